@@ -1,16 +1,16 @@
-# Builds, checks and installs Spinwire. `make help` lists what it can do.
+# Builds, checks and installs Spinwire. `make help` lists the targets.
 #
 #   V=1            show the commands
 #   CXX=           compiler (g++; clang++-14 works as well)
-#   CXXFLAGS=      optimisation and debug flags; what the code needs is added to them
-#   WERROR=        empty: warnings are no errors
+#   CXXFLAGS=      optimisation and debug flags; required flags are added to them
+#   WERROR=        empty: warnings are not errors
 #   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
-#   SHARDS=        processes that check, asan and tsan share the tests among (1)
+#   SHARDS=        processes that share the tests of check, asan and tsan (1)
 #   FILTER=        GoogleTest filter for check, asan and tsan; a pattern of names for test-softroce
-#   SOFTROCE=off   leave out what needs a machine with Soft-RoCE
+#   SOFTROCE=off   skip the tests that need a machine with Soft-RoCE
 #   PREFIX=, DESTDIR=, LIBDIR=    where to install
 
-# ---- how make itself behaves ------------------------------------------------------------------
+# ---- make itself ------------------------------------------------------------------------------
 
 SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
@@ -18,12 +18,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := all
 MAKEFLAGS += --no-builtin-rules
 
-# Use every core. A -j on the command line wins over this, and a sub-make shares its parent's.
+# Uses every core. A -j on the command line overrides this; a sub-make shares its parent's jobs.
 ifeq ($(MAKELEVEL),0)
   MAKEFLAGS += -j$(shell nproc)
 endif
 
-# `make clean all` has to finish one before it starts the other.
+# `make clean all` must finish clean before it starts all.
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
   .NOTPARALLEL:
 endif
@@ -46,13 +46,13 @@ CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
 WERROR ?= -Werror
 WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow
-# Held to the same rules as g++: its -Wconversion takes in less, and C++20 allows the other.
+# The rules of g++: its -Wconversion excludes sign conversions. C++20 allows empty variadic arguments.
 CLANG_WARNINGS := -Wno-sign-conversion -Wno-gnu-zero-variadic-macro-arguments
 CLANG_FLAGS := -std=c++20 $(WARNINGS) $(CLANG_WARNINGS)
 
-# One set of objects serves both libraries. Hidden symbols, no interposition, no PLT and a fixed
-# thread-local offset leave position-independent code with next to no cost, and none that the
-# linker does not take back in a static program.
+# One set of objects serves both libraries. With hidden symbols, no interposition, no PLT and a fixed
+# thread-local offset, position-independent code costs next to nothing, and nothing in a static program,
+# where the linker relaxes it.
 CODEGEN := -fPIC -fno-semantic-interposition -fno-plt -ftls-model=initial-exec \
   -fvisibility=hidden -fvisibility-inlines-hidden -fno-tree-slp-vectorize
 
@@ -68,11 +68,11 @@ else ifneq ($(filter asan tsan,$(VARIANT)),)
   # Instrumented tests take three times as long to optimise.
   TEST_OPT ?= -O0 -g1
   ifeq ($(VARIANT),asan)
-    # With the other compiler, so that both have judged all this.
+    # The other compiler, so that both compile all tests.
     CXX := $(CLANGXX)
     SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
   else
-    # Instrumented code misleads g++'s flow warnings; the plain build has judged the same sources.
+    # Instrumented code misleads g++'s flow warnings; the plain build checks the same sources.
     WERROR := -Wno-error
     SANITIZE := -fsanitize=thread $(if $(findstring clang,$(CXX)),,-Wno-tsan)
   endif
@@ -84,7 +84,7 @@ BASE_FLAGS := -std=c++20 $(CXXFLAGS) $(WARNINGS) $(WERROR) \
   $(if $(findstring clang,$(CXX)),$(CLANG_WARNINGS)) $(CODEGEN) $(SANITIZE)
 LIBS := -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread
 
-# What each part of the tree may include. Tools and examples see what users see.
+# Include paths of each part of the tree. Tools and examples have those of a user.
 GTEST := /usr/src/googletest/googletest
 INC_src := -Iinclude -Isrc
 INC_tools := -Iinclude -Itools
@@ -93,7 +93,7 @@ INC_bench := -Iinclude -Isrc -Ibench
 INC_test = -Iinclude -Isrc -Itest -I$(GEN) -isystem $(GTEST)/include -isystem $(GTEST)
 inc_of = $(INC_$(or $(filter preload,$(word 2,$(subst /, ,$(1)))),$(firstword $(subst /, ,$(1)))))
 
-# ---- sources and what they become -------------------------------------------------------------
+# ---- sources and targets ----------------------------------------------------------------------
 
 OBJ := $(BUILD)/obj
 BIN := $(BUILD)/bin
@@ -105,17 +105,17 @@ object = $(patsubst %.cc,$(OBJ)/%.o,$(1))
 # tools/spinwire_perf.cc -> spinwire-perf
 dashed = $(subst _,-,$(basename $(notdir $(1))))
 
-# Each folder directly below src/ is compiled as one unit, its subfolders included: its functions meet
-# the optimiser together, and headers, which take most of the time, are read once. The audits stay
-# apart, for the fuzzers.
+# Each folder directly below src/ is compiled as one unit, with its subfolders. So the optimiser sees all
+# its functions, and headers, which take most of the time, are read once. The audit stays apart, for the
+# fuzzers.
 LIB_APART := src/agent/audit.cc
 LIB_SRC := $(filter-out $(LIB_APART),$(call find,src,*.cc))
 unit_of = $(foreach d,$(patsubst %/,%,$(dir $(1))),$(if $(filter src/%,$(d)),\
   src/$(word 2,$(subst /, ,$(d))),$(d)))
 LIB_UNITS := $(sort $(foreach s,$(LIB_SRC),$(call unit_of,$(s))))
-# The longest first.
+# The slowest first.
 LIB_UNITS := $(filter src/engine,$(LIB_UNITS)) $(filter-out src/engine,$(LIB_UNITS))
-# The simulator is a library of its own, so that programs which do not simulate do not carry it.
+# The simulator is a separate library, so that other programs do not contain it.
 SIM_OBJ := $(OBJ)/src/sim.o
 LIB_OBJ := $(filter-out $(SIM_OBJ),$(LIB_UNITS:%=$(OBJ)/%.o)) $(call object,$(LIB_APART))
 LIB_SRC += $(LIB_APART)
@@ -129,24 +129,27 @@ SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
 BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
 BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
-PEER_SRC := $(wildcard bench/peers/*.cc)
+# Programs that link other libraries are built where these are installed (tools/install-deps.sh --bench).
+PEER_SRC := $(filter-out $(if $(wildcard /usr/include/ucp/api/ucp.h),,bench/peers/ucx.cc) \
+  $(if $(wildcard /usr/include/rdma/fabric.h),,bench/peers/libfabric.cc),$(wildcard bench/peers/*.cc))
+PEER_HARNESS_SRC := $(wildcard bench/peers/harness/*.cc)
 # So are the folders that programs share.
-SHARED_UNITS := tools/common tools/sim tools/preload bench/common
+SHARED_UNITS := tools/common tools/sim tools/preload bench/common bench/peers/harness
 UNITS := $(LIB_UNITS) $(SHARED_UNITS)
 UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(TOOL_SIM_SRC) $(PRELOAD_SRC) \
-  $(BENCH_COMMON_SRC)
+  $(BENCH_COMMON_SRC) $(PEER_HARNESS_SRC)
 # $(call sources_of,FOLDER), as its programs include them
 sources_of = $(patsubst $(firstword $(subst /, ,$(1)))/%,%,$(foreach s,$(UNIT_SRC),\
   $(if $(filter $(1),$(call unit_of,$(s))),$(s))))
 TEST_SRC := $(call find,test,*_test.cc)
 ifeq ($(VARIANT),tsan)
-  # Only suites named Threads... run there.
+  # Only suites named Threads... run under the thread sanitizer.
   TEST_SRC := $(shell grep -lE '^TEST(_F|_P)?.Threads' $(TEST_SRC))
 endif
 TEST_MAIN_SRC := test/test_main.cc test/heap_hooks.cc
 CASE_SRC := $(wildcard test/conformance/*_cases.cc)
 # The tests of a folder are compiled in units of up to eight files: a unit reads each header once, and
-# an edit compiles one unit. Units are named for their folder and a number, as engine_2.
+# an edit compiles one unit. A unit has the name of its folder and a number: engine_2.
 TEST_UNIT_LIST := $(shell printf '%s\n' $(TEST_SRC) | awk -F/ '\
   { n = count[$$2]++; print $$2 "_" int(n / 8) + 1 ":" $$0 }')
 TEST_UNITS := $(sort $(foreach e,$(TEST_UNIT_LIST),$(firstword $(subst :, ,$(e)))))
@@ -172,12 +175,12 @@ SHARED := $(LIB)/libspinwire.so.$(VERSION)
 PRELOAD := $(LIB)/libsoftverbs-preload.so
 PRELOAD_RUN := $(BIN)/softverbs-preload
 
-# ---- what can be asked for --------------------------------------------------------------------
+# ---- targets ----------------------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check \
-  check-tests bench peers count \
+  check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
-  count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects \
+  count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -186,12 +189,12 @@ all: libs tools examples preload
 libs: $(STATIC) $(SHARED) $(SIM)
 tools: $(TOOLS)
 examples: $(EXAMPLES)
-## preload: softverbs-preload, which shows the embedded device to programs for libibverbs
+## preload: softverbs-preload, which runs libibverbs programs on the embedded device
 preload: $(PRELOAD) $(PRELOAD_RUN)
 tests: $(TESTS)
 peers: $(PEERS)
 
-## everything: all that can be compiled: all, tests, benchmarks, comparators
+## everything: all, tests, benchmarks, comparators
 everything: all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE) \
   $(SOFTROCE_PROGRAMS)
 
@@ -200,7 +203,7 @@ demo: install-deps
 	+$(Q)$(MAKE) --no-print-directory all
 	@tools/dev/demo.sh
 
-## test: install what is missing, build, run the tests; closes with "N passed, N failed"
+## test: install what is missing, build, run the tests; ends with "N passed, N failed"
 test:
 	+@MAKE='$(MAKE)' tools/dev/run_tests.sh
 
@@ -208,21 +211,21 @@ test:
 verify:
 	+@MAKE='$(MAKE)' tools/dev/run_verify.sh
 
-## nightly: what takes hours (SIM_RUNS=, KILLS=, SOAK_SECONDS=, FUZZ_SECONDS=, REPEATS=)
+## nightly: tests that take hours (SIM_RUNS=, KILLS=, SOAK_SECONDS=, FUZZ_SECONDS=, REPEATS=)
 nightly:
 	+@MAKE='$(MAKE)' tools/dev/run_nightly.sh
 
-# What `make test` runs.
+# The programs that `make test` runs.
 test-build: $(TESTS) $(CONFORMANCE) $(PROBES) tools examples preload
 
-# Suites named Slow... are left to `make verify`; suites named Threads... are what tsan is for.
+# `make verify` runs the suites named Slow...; tsan runs the suites named Threads....
 QUICK := -Slow*:*/Slow*
 THREADED := Threads*:*/Threads*
 TEST_TIMEOUT ?= 1200
 GTEST_ARGS ?= --gtest_brief=1
-# Processes that share the tests; what a program printed is seen when it has ended if there are more.
+# Processes that share the tests. With more than one, output appears when they have ended.
 SHARDS ?= 1
-# A sanitizer that knows its shadow's place by heart needs an address space laid out as usual.
+# The thread sanitizer needs fixed addresses for its shadow, so address randomisation is disabled.
 TEST_RUN := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
@@ -235,9 +238,9 @@ check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFOR
 	@$(if $(filter-out 1,$(SHARDS)),tools/dev/run_shards.sh $(SHARDS)) timeout -k 10 \
 	  $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' $(GTEST_ARGS)
 
-# Knows nothing of Spinwire: any other device is tried by the program alone.
+# The program does not depend on Spinwire; it tests other devices without the preloaded library.
 RUN_CONFORMANCE := $(PRELOAD_RUN) $(CONFORMANCE) --device softverbs
-## conformance: tries softverbs by the specification, then each case on devices broken for it
+## conformance: test softverbs against the specification, then each case on broken devices
 conformance:
 	+$(Q)$(MAKE) --no-print-directory conformance-run
 	+$(Q)$(MAKE) --no-print-directory conformance-proof
@@ -246,14 +249,14 @@ conformance-run: $(CONFORMANCE) preload
 conformance-proof: $(CONFORMANCE) preload
 	@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) --prove
 
-# How long at most; a run that has begun is ended.
+# No run begins later than this; 0: no limit.
 SIM_SECONDS ?= 0
-## sim: simulated nodes over a bad network, and an account of every call (SEED=, RUNS=, JOBS=)
+## sim: simulate nodes over a faulty network and check every call (SEED=, RUNS=, JOBS=)
 sim: $(BIN)/spinwire-sim
 	@$< --seed $(or $(SEED),1) --runs $(or $(RUNS),200) --seconds $(SIM_SECONDS) --jobs $(or $(JOBS),1)
 
-# Links with the objects of the program and the library, but for the units that it breaks.
-## sim-proof: breaks the library in one way after the other; each has to be noticed (RUNS=, DEFECTS=)
+# Links the objects of the program and the library, except for the units that it breaks.
+## sim-proof: plant each defect in turn; simulations must notice it (RUNS=, DEFECTS=)
 sim-proof: $(BIN)/spinwire-sim
 	@COMPILE='$(CXX) $(BASE_FLAGS) $(LDFLAGS)' LINK='$(LIBS)' RUNS='$(RUNS)' SEED='$(SEED)' \
 	  tools/dev/sim_proof.sh $(BUILD) $(DEFECTS)
@@ -268,24 +271,33 @@ tsan:
 
 ## test-softroce: the tests that need a real RDMA device, in a machine with Linux' Soft-RoCE
 test-softroce: $(TESTS) $(CONFORMANCE) $(SOFTROCE_PROGRAMS) tools examples
-	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/run.sh $(BIN)
+	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/softroce_test.sh $(BIN)
 
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
 bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
-	@echo; $(BIN)/peer-compare --limit 10 $(PEER_ARGS)
+	@echo; bench/curve/run.py --bin $(BIN) --shapes --limit 40 $(PEER_ARGS)
 	@echo; $(BIN)/peer-large-messages
 	@echo; $(BIN)/peer-large-calls
+
+CURVE_REPS ?= 2
+CURVE_LIMIT ?= 540
+## bench-curve: all sizes beside UCX, libfabric, a ring and memcpy (CURVE_REPS=, CURVE_LIMIT=, CURVE_ARGS=)
+bench-curve:
+	@tools/install-deps.sh --bench || echo 'bench-curve: goes on with the libraries that are there' >&2
+	+$(Q)$(MAKE) --no-print-directory peers
+	@bench/curve/run.py --bin $(BIN) --out $(BUILD)/report --reps $(CURVE_REPS) --limit $(CURVE_LIMIT) \
+	  $(CURVE_ARGS)
 
 ## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf
 	@bench/softroce_compare.sh $(BIN)
 
-## count: instructions per operation, against bench/instructions.txt
+## count: instructions per operation, compared with bench/instructions.txt
 count: $(COUNTS)
 	@tools/dev/check_counts.sh $(BIN)
 
-## count-record: write what is counted now into bench/instructions.txt
+## count-record: write the current counts into bench/instructions.txt
 count-record: $(COUNTS)
 	@tools/dev/check_counts.sh --record $(BIN)
 
@@ -305,8 +317,8 @@ help:
 
 # ---- compiling --------------------------------------------------------------------------------
 
-# Writes the text in $(1) to the target only if that changes it, so what depends on the target is
-# rebuilt when the text changes and not whenever make runs.
+# Writes the text $(1) to the target only if that changes it. So dependents are rebuilt when the text
+# changes, not whenever make runs.
 write_if_changed = @mkdir -p $(@D); printf '%s\n' $(1) >$@.new; \
   if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
@@ -314,7 +326,7 @@ $(GEN)/flags: FORCE
 	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT)')
 $(GEN)/link: FORCE
 	$(call write_if_changed,'$(CXX) $(LDFLAGS) $(LIBS)')
-# An archive has to be made anew when a source goes away, too.
+# The list makes an archive depend on removed sources, too.
 $(GEN)/lib.list: FORCE
 	$(call write_if_changed,$(LIB_SRC))
 $(TEST_UNITS:%=$(GEN)/test/%.cc): $(GEN)/test/%.cc: FORCE
@@ -326,7 +338,7 @@ $(OBJ)/%.o: %.cc $(GEN)/flags
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$<) -MMD -MP -c $< -o $@
-# A folder of sources; that they are included is what is meant.
+# A unit includes the sources of its folder on purpose.
 $(UNITS:%=$(GEN)/%.cc): $(GEN)/%.cc: FORCE
 	$(call write_if_changed,$(patsubst %,'#include "%"  // NOLINT',$(call sources_of,$*)))
 $(UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
@@ -359,11 +371,11 @@ endef
 
 $(STATIC): $(LIB_OBJ) $(GEN)/lib.list
 	$(archive)
-# Linked ahead of the static library, whose insides it uses.
+# Linked before the static library, whose internal functions it uses.
 $(SIM): $(SIM_OBJ) $(GEN)/lib.list
 	$(archive)
 
-# Sources that several tools or benchmarks share; a program gets what it uses of them.
+# Sources that several tools or benchmarks share.
 TOOL_COMMON := $(OBJ)/tools/libcommon.a
 BENCH_COMMON := $(OBJ)/bench/libcommon.a
 $(TOOL_COMMON): $(OBJ)/tools/common.o
@@ -372,6 +384,9 @@ TOOL_SIM := $(OBJ)/tools/libsim.a
 $(TOOL_SIM): $(OBJ)/tools/sim.o
 	$(archive)
 $(BENCH_COMMON): $(OBJ)/bench/common.o
+	$(archive)
+PEER_HARNESS := $(OBJ)/bench/peers/libharness.a
+$(PEER_HARNESS): $(OBJ)/bench/peers/harness.o
 	$(archive)
 
 EXPORTS := tools/dev/spinwire.map
@@ -383,8 +398,8 @@ $(SHARED): $(LIB_OBJ) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
 	  $(filter %.o,$^) $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $(LIB)/$(SONAME) && ln -sf $(SONAME) $(LIB)/libspinwire.so
 
-# Preloaded into programs that need not know us: it takes of the library what it uses, shows
-# libibverbs' own names and nothing else, and always has libibverbs behind it.
+# Preloaded into unmodified programs. It contains the parts of the library that it uses, exports only
+# libibverbs' own names, and is linked with libibverbs.
 PRELOAD_EXPORTS := tools/preload/exports.map
 $(PRELOAD): $(OBJ)/tools/preload.o $(STATIC) $(GEN)/link $(PRELOAD_EXPORTS)
 	$(call say,LINK,$@)
@@ -411,13 +426,13 @@ $(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
 
 endef
 
-# Of the tools and examples, these simulate.
+# The tools and examples that simulate.
 SIM_PROGRAMS := tools/spinwire_sim.cc tools/examples/sim_test.cc
 $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),$(call program,$(call dashed,$(s)),$(s),\
   $(if $(filter $(s),$(SIM_PROGRAMS)),$(TOOL_SIM) $(SIM)) $(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
 $(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
-# Programs of tests that know nothing but libibverbs.
+# Test programs that use libibverbs only.
 define probe
 $(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
 	$$(call say,LINK,$$@)
@@ -426,30 +441,32 @@ $(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
 
 endef
 $(eval $(foreach s,$(PROBE_SRC),$(call probe,$(s))))
-# Nor does this one.
+# The conformance program also uses libibverbs only.
 $(CONFORMANCE): $(CONFORMANCE_OBJ) $(GEN)/link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) $(filter %.o,$^) -libverbs -lpthread -o $@
-# Comparators are the only programs that link what they compare with.
-$(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
-  -lucp -lucs)))
+# Each of these links the library that it is named for, and no other program does.
+PEER_LIBS_ucx := -lucp -lucs
+PEER_LIBS_libfabric := -lfabric
+$(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),\
+  $(PEER_HARNESS) $(BENCH_COMMON),$(PEER_LIBS_$(basename $(notdir $(s)))))))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
 $(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ) $(SIM)))
 
 # ---- fuzzing ----------------------------------------------------------------------------------
 
-# What the bytes of a peer reach is compiled once more, with clang, its fuzzer, two sanitizers and
-# counters; everything below comes from the ordinary library, and so does the audit, which would take
-# five times as long as all else.
+# The code that a peer's bytes reach is compiled again by clang, with fuzzer instrumentation, two
+# sanitizers and coverage. The lower layers come from the ordinary library, and so does the audit, which
+# instrumented would take five times as long as all else.
 FUZZ_DIR := $(BUILD)/fuzz
 FUZZ_SRC := $(wildcard test/fuzz/*_fuzz.cc)
-FUZZED := $(addprefix src/,engine agent memory wire)
+FUZZED := $(addprefix src/,engine agent rpc control memory wire)
 FUZZERS := $(patsubst test/fuzz/%_fuzz.cc,$(FUZZ_DIR)/bin/%,$(FUZZ_SRC))
 FUZZ_FLAGS = $(CLANG_FLAGS) $(WERROR) -O1 -gline-tables-only -fno-omit-frame-pointer -fPIC \
   -ftls-model=initial-exec -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
   -fprofile-instr-generate -fcoverage-mapping
-# The longest first, so that one does not run alone at the end.
+# The slowest first, so that it does not run alone at the end.
 FUZZ_NAMES := $(notdir $(FUZZERS))
 FUZZ_RUN = $(filter $(or $(FUZZ),%),$(filter agent,$(FUZZ_NAMES)) $(filter-out agent,$(FUZZ_NAMES)))
 FUZZ_SECONDS ?= 12
@@ -459,7 +476,7 @@ export FUZZ_SECONDS
 fuzz: $(FUZZERS)
 	@tools/dev/fuzz.sh $(FUZZ_DIR) $(FUZZ_RUN)
 
-## fuzz-coverage: the same, then how much of the decoders they have executed
+## fuzz-coverage: fuzz, then report the coverage of the decoders
 fuzz-coverage: fuzz
 	@tools/dev/fuzz.sh --coverage $(FUZZ_DIR) src/wire
 
@@ -493,21 +510,21 @@ CODE_DIRS := include src bench test tools
 ALL_CODE := $(call find,$(CODE_DIRS),*.cc) $(call find,$(CODE_DIRS),*.h)
 
 ## tidy: layers, words, public headers, format, diagrams, planted defects that apply, clang-tidy
-tidy: check-layers check-words check-headers check-format check-diagrams check-defects lint
+tidy: check-layers check-words check-headers check-format check-diagrams check-defects check-curve lint
 
 check-layers:
 	$(call say,CHECK,layers)
 	@tools/dev/check_layers.sh
 
-## check-words: finds words that the glossary has retired
+## check-words: find words that the glossary has retired
 check-words:
 	$(call say,CHECK,words)
 	@tools/dev/check_words.sh
 
-# The drawings of src/README.md. Graphviz' output differs from version to version, so a drawing ends
-# with the checksum of its source, and the check compares that.
+# The drawings of src/README.md. Graphviz' output depends on its version, so each drawing ends with the
+# checksum of its source, which the check compares.
 DIAGRAMS := $(wildcard src/diagrams/*.dot)
-## diagrams: draw src/diagrams anew
+## diagrams: redraw src/diagrams
 diagrams:
 	$(Q)for f in $(DIAGRAMS); do dot -Tsvg $$f | grep -v '^<!-- Generated by' >$${f%.dot}.svg; \
 	  echo "<!-- source: $$(cksum <$$f) -->" >>$${f%.dot}.svg; done
@@ -524,15 +541,19 @@ check-format:
 	$(call say,CHECK,format)
 	$(Q)$(CLANG_FORMAT) --dry-run --Werror $(ALL_CODE)
 
+check-curve:
+	$(call say,CHECK,curve)
+	$(Q)bench/curve/self_test.py 2>$(BUILD)/curve.err || { cat $(BUILD)/curve.err >&2; exit 1; }
+
 check-defects:
 	$(call say,CHECK,defects)
 	@tools/dev/sim_proof.sh --check
 
-## format: rewrite the sources as .clang-format has them
+## format: format the sources with .clang-format
 format:
 	$(Q)$(CLANG_FORMAT) -i $(ALL_CODE)
 
-# clang-tidy is slow, so each unit is judged again only when its object was: the object knows the
+# clang-tidy is slow, so a unit is checked only after its object was rebuilt, which depends on the
 # headers.
 define lint
 $(call say,TIDY,$*)
@@ -549,7 +570,7 @@ $(LINT_UNITS): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 $(LINT_FILES): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 	$(call lint,$*.cc)
 
-# clang's opinion of every source, without code. Like the objects, up to date until a source or a
+# Compiles every source with clang, for its warnings only. A result is up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) \
   $(PROBE_SRC) $(SOFTROCE_SRC) $(TEST_MAIN_SRC) test/conformance/conformance.cc
@@ -559,7 +580,7 @@ CLANG_TESTS := $(TEST_UNITS:%=$(BUILD)/clang/test/units/%.ok)
 
 ## clang: all sources through the other compiler's front end
 clang: $(CLANG_OK) $(CLANG_UNITS) $(CLANG_TESTS)
-# Those that it does not compile for asan.
+# The sources that asan's build does not compile.
 clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_APART) \
   test/test_main.cc),$(CLANG_OK)) $(SHARED_UNITS:%=$(BUILD)/clang/%.ok)
 define clang
@@ -588,7 +609,7 @@ INCLUDEDIR := $(PREFIX)/include
 BINDIR := $(PREFIX)/bin
 SHAREDIR := $(PREFIX)/share/spinwire
 CMAKEDIR := $(LIBDIR)/cmake/Spinwire
-# Relative, so that the CMake package still works where the tree was moved after installing.
+# Relative, so that the CMake package still works if the installed tree is moved.
 from_cmakedir = $(shell realpath -m --relative-to='$(CMAKEDIR)' '$(1)')
 
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \

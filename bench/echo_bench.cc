@@ -16,7 +16,7 @@ void BM_echo(benchmark::State& state) {
   const auto window = static_cast<std::uint32_t>(state.range(0));
   static EchoPair pair(spinwire::bench::hot_path_config());
   pair.warm_up(window);
-  // One iteration is a window's worth; what it does beyond that counts for the next.
+  // One iteration is one window. Round trips beyond it count for the next iteration.
   std::uint64_t end = pair.client.done();
   for (auto _ : state) {
     for (end += window; pair.client.done() < end;) pair.poll();

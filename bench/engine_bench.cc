@@ -1,4 +1,4 @@
-// What each turn of an application's loop pays: idle polls, buffers, callbacks.
+// The costs of each turn of an application's loop: idle polls, buffers, callbacks.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -12,11 +12,11 @@ using namespace spinwire;
 
 void BM_idle_poll(benchmark::State& state) {
   Config config = bench::hot_path_config();
-  config.queues.send_depth = 16;  // so that the completion queue has room for all connections
+  config.queues.send_depth = 16;  // the completion queue must fit all connections
   config.queues.completion_depth = 65536;
   bench::Pair pair(config, static_cast<std::uint32_t>(state.range(0)));
   for (auto _ : state) {
-    if (pair.near.poll() != 0) state.SkipWithError("there was something to do");
+    if (pair.near.poll() != 0) state.SkipWithError("an idle poll found work");
   }
 }
 BENCHMARK(BM_idle_poll)->Arg(1)->Arg(100)->Arg(1000)->ArgName("connections");
@@ -26,7 +26,7 @@ void BM_allocate(benchmark::State& state) {
   const auto size = static_cast<std::size_t>(state.range(0));
   for (auto _ : state) {
     Buffer buffer = engine.allocate(size);
-    if (!buffer) state.SkipWithError("the send pool is dry");
+    if (!buffer) state.SkipWithError("the send pool is empty");
     benchmark::DoNotOptimize(buffer.data());
   }
 }

@@ -20,7 +20,7 @@ Config config() {
   return c;
 }
 
-/// A buffer here and an exposed one at the peer, of the largest size; smaller ones are parts of it.
+/// A local buffer and an exposed one of the peer, both of the largest size.
 struct Ends {
   Ends()
       : pair(config()),

@@ -1,5 +1,5 @@
-// Calls of 32 bytes with both ends on one thread, so many under way, spread over sessions at
-// random.
+// Calls of 32 bytes with both ends on one thread. A given number is in flight, spread over sessions
+// at random.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -17,13 +17,13 @@ void BM_calls(benchmark::State& state) {
   const auto calls = static_cast<std::uint32_t>(state.range(1));
   const auto many = std::make_unique<ManySessions>(spinwire::Config{}, sessions, calls);
   std::uint64_t end = 4 * std::uint64_t{sessions};
-  while (many->done() < end) many->poll();  // every session has been in use
+  while (many->done() < end) many->poll();  // uses every session once
   for (auto _ : state) {
     for (end += calls; many->done() < end;) many->poll();
   }
   state.SetItemsProcessed(state.iterations() * calls);
 }
-// With more under way than there are receives for, most wait for their turn.
+// With more calls in flight than receives, most calls wait.
 BENCHMARK(BM_calls)
     ->Args({1, 32})
     ->Args({100, 32})

@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
-# Compares spinwire-perf with perftest on the kernel's Soft-RoCE device: both in turn, in one
-# machine, two processes each, with the same bytes.
+# Compares spinwire-perf with perftest on the kernel's Soft-RoCE device. Both run in turn, in one
+# virtual machine, with two processes each and messages of the same size.
 #
 #   bench/softroce_compare.sh [FOLDER OF THE PROGRAMS]       default: build/bin
 #
-#   RUNS=15        runs of each program and test; the machine is now fast, now slow, for seconds
-#   LATENCY=40000, RATE=40000       operations of a run
+#   RUNS=15        runs of each program and test; the machine's speed varies over seconds
+#   LATENCY=40000, RATE=40000       operations per run
 #   COMPARE='send write rate'
 #   CONF=          configuration of spinwire-perf (conf/softroce.toml)
 #
-# What is compared:
-#   send    ib_send_lat: messages there and back, seen by completions; perftest's typical (its
-#           median) is half of a round trip, so it is doubled. spinwire-perf lat --op send: p50 of
-#           the round trip. 32 bytes; ours carries a header of 8 more.
-#   write   ib_write_lat: writes there and back, each seen by looking at the memory they go to.
-#           spinwire-perf lat --op pong: the same. 32 bytes.
-#   rate    ib_send_bw: messages of 64 bytes in one direction, 128 outstanding, million/s.
-#           spinwire-perf rate: the same with a window of 128.
-# Ours checks all data, perftest none. The ratio of a run is that to the run of perftest right before
-# or after it, in turn; the verdict is by the medians of the ratios: latency at most 1.05, rate at
-# least 0.95. Exit status 1: not so.
+# Tests:
+#   send    Round trips of 32-byte messages. ib_send_lat reports half of a round trip (typical, its
+#           median), so it is doubled. spinwire-perf lat --op send: p50; its header adds 8 bytes.
+#   write   Round trips of 32-byte writes, detected by polling memory: ib_write_lat, doubled as
+#           well, and spinwire-perf lat --op pong.
+#   rate    Messages of 64 bytes in one direction, 128 outstanding, in million/s: ib_send_bw and
+#           spinwire-perf rate with a window of 128.
+# spinwire-perf checks all data, perftest none. Each run is compared with the run of perftest right
+# before or after it. The median of the ratios decides: latency at most 1.05, rate at least 0.95.
+# Exit status 1: a limit is missed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${1:-build/bin}
@@ -31,7 +30,7 @@ tests=${COMPARE:-send write rate}
 
 # ---- in the machine -----------------------------------------------------------------------------
 
-# Waits until somebody listens on the TCP port.
+# Waits until a process listens on the TCP port.
 wait_for_port() {
   local hex _
   hex=$(printf %04X "$1")
@@ -39,11 +38,11 @@ wait_for_port() {
     grep -qE "^ *[0-9]+: [0-9A-F]+:$hex [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6 && return
     sleep 0.05
   done
-  echo "nobody listens on port $1" >&2
+  echo "no process listens on port $1" >&2
   return 1
 }
 
-# perftest PROGRAM ARGUMENT...: the last line of the client's table.
+# perftest PROGRAM ARGUMENT...: prints the last line of the client's table.
 perftest() {
   local server
   timeout 60 taskset -c 1 "$@" -d rxe0 -x 1 -F >/dev/null &
@@ -53,7 +52,7 @@ perftest() {
   wait "$server"
 }
 
-# spinwire ARGUMENT...: the client's JSON.
+# spinwire ARGUMENT...: prints the client's JSON.
 spinwire() {
   local server
   timeout 60 "$bin/spinwire-perf" -c "$conf" --once -p 18516 --cpu 1 >/dev/null 2>/tmp/server &
@@ -70,7 +69,7 @@ field() {
   sed -E "s/.*\"$1\": ?([0-9.e+-]+).*/\1/"
 }
 
-# both THEIRS OURS: sets `theirs` and `ours`; who is first changes from run to run.
+# both THEIRS OURS: sets `theirs` and `ours`. The order alternates from run to run.
 # shellcheck disable=SC2034,SC2086
 both() {
   ((run % 2)) || theirs=$(perftest $1)
@@ -78,10 +77,10 @@ both() {
   ((run % 2 == 0)) || theirs=$(perftest $1)
 }
 
-# Prints: TEST THEIRS OURS; for latencies, in us of a round trip, the least of both as well.
+# Prints TEST THEIRS OURS and the minima of both, in us per round trip.
 compare_latency() {
   local test=$1 theirs ours typical least
-  # Few receives: those of one message are still in the cache when their turn comes again.
+  # Few receives, so that a receive is still in the cache when it is used again.
   export SPINWIRE_QUEUES_RECEIVE_DEPTH=64 SPINWIRE_CONNECTIONS_CREDITS=32
   both "$2 -s 32 -n $latency" "lat --op $3 -s 32 -n $latency"
   read -r typical least < <(awk '{print 2 * $5, 2 * $3}' <<<"$theirs")
@@ -91,7 +90,7 @@ compare_latency() {
 
 compare_rate() {
   local theirs ours
-  # perftest posts 512 receives for its one peer, so that bursts do not wait for the other end.
+  # perftest posts 512 receives for its one peer, so that bursts do not wait for credit.
   export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
   both "ib_send_bw -s 64 -n $rate" "rate --op send -s 64 -w 128 -n $rate"
   echo "rate $(awk '{print $5}' <<<"$theirs") $(field rate_mops <<<"$ours")"

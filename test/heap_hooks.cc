@@ -1,9 +1,9 @@
-// The C library's ways to the heap, replaced by functions that count calls, or fail, while a
-// test asks.
+// Replaces the C library's heap functions by versions that count calls, or fail, on a test's
+// request.
 #include "engine/zero_cost.h"
 
 #if SPINWIRE_TEST_COUNTS_HEAP
-// The C library's own entries, behind which every other way to the heap ends.
+// The C library's own functions, which all other heap functions end in.
 extern "C" {
 void* __libc_malloc(std::size_t size) noexcept;
 void* __libc_calloc(std::size_t count, std::size_t size) noexcept;

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs what building and testing Spinwire needs on Debian, and only what is missing. When
+# Installs the Debian packages that Spinwire's build and tests need and that are missing. When
 # nothing is missing it returns at once and does not run apt.
 #
 #   tools/install-deps.sh           install what is missing
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
+#   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 set -euo pipefail
 
-# One package a line; "a|b" is satisfied by either, and a is the one that gets installed.
+# One package per line. "a|b" is satisfied by either; a is installed.
 packages=(
   # to build
   g++ make 'pkg-config|pkgconf'
@@ -15,11 +16,15 @@ packages=(
   libhugetlbfs-dev libhugetlbfs0
   libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   # to test, check and measure
-  googletest libbenchmark-dev libucx-dev valgrind
+  googletest libbenchmark-dev valgrind python3
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest
   cmake git patch graphviz ca-certificates
 )
+
+# For `make bench-curve`: the libraries that Spinwire is compared with. Neither the library nor its
+# tests need them.
+bench_packages=(libucx-dev libfabric-dev)
 
 # For the machines with Soft-RoCE: what starts them, and what runs in them. The kernel is fetched
 # by tools/softroce-vm, for it needs no installing.
@@ -48,12 +53,12 @@ find_missing() {
   done
 }
 
-# Runs apt-get as root, never asking anything.
+# Runs apt-get as root and without questions.
 apt_get() {
   local as_root=()
   if [[ "$(id -u)" -ne 0 ]]; then
     as_root=(sudo)
-    [[ -t 0 ]] || as_root+=(-n)  # without a terminal a password prompt would wait for ever
+    [[ -t 0 ]] || as_root+=(-n)  # without a terminal a password prompt would hang
   fi
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -q -y -o DPkg::Lock::Timeout=120 "$@" </dev/null
@@ -71,13 +76,14 @@ main() {
   for option in "$@"; do
     case "$option" in
       --check) check=yes ;;
+      --bench) packages+=("${bench_packages[@]}") ;;
       --softroce) packages+=("${softroce_packages[@]}") ;;
       -h | --help)
-        sed -n '2,7s/^# \{0,1\}//p' "$0"
+        sed -n '2,8s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
       *)
-        echo "install-deps: unknown option '$option' (--check and --softroce are known)" >&2
+        echo "install-deps: unknown option '$option' (--check, --bench and --softroce are known)" >&2
         exit 2
         ;;
     esac
@@ -104,7 +110,7 @@ main() {
   echo "install-deps: installing ${missing[*]}"
   has_candidates "${missing[@]}" || apt_get update || true  # the retry below updates again
   if ! apt_get install --no-install-recommends "${missing[@]}"; then
-    # Old package lists name files that mirrors no longer have; new lists usually cure it.
+    # Old package lists name files that mirrors have removed; new lists usually help.
     echo "install-deps: apt failed; refreshing the package lists and trying once more" >&2
     sleep 5
     apt_get update || true

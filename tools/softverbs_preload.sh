@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a program that was built for libibverbs, unchanged, with the softverbs device beside the real
-# ones.
+# Runs an unmodified program for libibverbs with the softverbs device in addition to the real
+# devices.
 #
 #   softverbs-preload ibv_rc_pingpong -g 0               a server
 #   softverbs-preload ibv_rc_pingpong -g 0 localhost     its client
@@ -20,7 +20,7 @@ case "${1:-}" in
     ;;
 esac
 if [ ! -r "$library" ]; then
-  echo "softverbs-preload: $library is not there; 'make preload' builds it" >&2
+  echo "softverbs-preload: $library is missing; 'make preload' builds it" >&2
   exit 1
 fi
 LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}

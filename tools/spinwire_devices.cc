@@ -1,5 +1,5 @@
-// spinwire-devices: every device, port and GID that an engine could use, which one it would take,
-// and why none of the others.
+// spinwire-devices: lists every device, port and GID, marks the one that an engine would choose,
+// and says why the others were not chosen.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -63,7 +63,7 @@ int run(const Options& options) {
     chosen = chosen || candidate.chosen;
     fmt::print("{} {}\n", candidate.chosen ? '*' : ' ', candidate.text());
   }
-  if (!chosen) return fail(fmt::format("none of them is \"{}\"", config->device.name));
+  if (!chosen) return fail(fmt::format("no device is \"{}\"", config->device.name));
   return options.open ? show_opened(*config) : tools::kDone;
 }
 
@@ -73,13 +73,15 @@ int main(int argc, char** argv) {
   tools::set_program("spinwire-devices");
   tools::log_to_stderr();
   Options options;
-  CLI::App app("Lists the devices and which of them an engine would take.", "spinwire-devices");
+  CLI::App app("Lists the devices and marks the one that an engine would choose.",
+               "spinwire-devices");
   app.add_option("-c,--conf", options.file, "configuration file");
-  app.add_option("-d,--device", options.name, "device, instead of the configuration's; or auto");
-  app.add_option("-i,--port", options.port, "port of the device; 0: any");
-  app.add_option("-x,--gid-index", options.gid_index, "index of its GID; -1: any");
-  app.add_option("-a,--address", options.address, "IP address of this host whose GID is wanted");
-  app.add_flag("-o,--open", options.open, "open an engine on it and tell what it can do");
+  app.add_option("-d,--device", options.name, "device name or auto; overrides the configuration");
+  app.add_option("-i,--port", options.port, "port of the device; 0 chooses any");
+  app.add_option("-x,--gid-index", options.gid_index, "GID index; -1 chooses any");
+  app.add_option("-a,--address", options.address, "choose the GID of this local IP address");
+  app.add_flag("-o,--open", options.open,
+               "open an engine on the device and print its capabilities");
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code;
   return run(options);

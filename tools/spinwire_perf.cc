@@ -13,10 +13,11 @@
 
 #include "common/cli.h"
 #include "common/dialer.h"
-#include "common/json_line.h"
 #include "common/perf_calls.h"
 #include "common/perf_client.h"
 #include "common/perf_options.h"
+#include "common/perf_report.h"
+#include "common/perf_room.h"
 #include "common/perf_rpc.h"
 #include "common/perf_server.h"
 #include "common/spin.h"
@@ -26,31 +27,36 @@ namespace spinwire::tools {
 namespace {
 
 constexpr std::string_view kFooter = R"(
-Without a host it serves, with one it measures:
-  spinwire-perf                        # one terminal
-  spinwire-perf lat 127.0.0.1          # another
+Without a host spinwire-perf serves, with a host it measures:
+  spinwire-perf                        # in one terminal
+  spinwire-perf lat 127.0.0.1          # in another
   spinwire-perf rate --one-thread      # both ends in one thread
+  spinwire-perf bw --op send -a --one-thread
 
 Tests
-  lat   time of single operations, window 1 unless given. send: a message there and its echo
-        back; the whole round trip is reported, not half of it. write, read: from posting until
-        the completion is seen, which is a round trip as well. pong: a write there and the
-        server's write back; each end sees the other's by looking at its memory.
-  rate  many small operations, in millions a second; the percentiles are of the time from posting
-        to completion, read once per turn of the loop.
-  bw    large operations, in Gbit/s; percentiles as for rate.
-  rpc   remote calls: from calling until the reply is there, read in its callback with window 1,
-        else as for rate. --batch calls go out together as soon as as many may; they are spread over
-        --sessions; with --symmetric the server calls as well, and what we serve meanwhile is
-        counted, too. Bandwidth is that of requests and replies. A session has up to 64 calls under
-        way. What is longer than a datagram goes over the session's connection: requests are read
-        by the server, replies written into memory that the call has named.
+  lat   Time of single operations; window 1 by default. send: a message and its echo, measured as
+        the whole round trip, not half of it. write, read: from posting to completion, also a
+        round trip. pong: a write and the server's write back; each end polls its memory.
+  rate  Many small operations, in millions per second. Percentiles are of the time from posting
+        to completion; the clock is read once per turn of the loop.
+  bw    Large operations, in Gbit/s. Percentiles as for rate.
+  rpc   Remote calls. The time runs from the call to its reply; with window 1 the callback reads
+        the clock, otherwise as for rate. --batch calls are sent together, spread over --sessions.
+        With --symmetric the server calls as well, and the calls served meanwhile are counted.
+        Bandwidth counts requests and replies. A session has up to 64 calls in flight. A request
+        or reply longer than a datagram uses the session's connection: the server READs requests
+        and writes replies into memory that the call names.
 
-Data is checked: every message, reply and read by the number in its first and last bytes; messages
-of the warm-up as a whole, and at the end as a whole what the last writes and reads have left in
-each place of the memory they go to. Exit code 1 if anything differs.
+Data is checked. Every message, reply and read must have its number in the first and last bytes.
+Warm-up messages are checked as a whole; so is, at the end, all memory that writes and reads used.
+The exit code is 1 if anything differs.
 
-Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here.)";
+With -a, each power of two from 1 to 8 MiB is a measurement of its own, with fewer operations unless
+--count is given, and a line of a table. Windows that are not given follow the size.
+
+Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here. Pools and
+queues are sized for --size and --window, except those that the file or the environment sets. A server
+sizes its own if it is given -a, --size or --window.)";
 
 // ---- options ----------------------------------------------------------------------------------
 
@@ -60,7 +66,8 @@ struct Arguments {
   std::string op;
   std::string conf;
   std::string device;
-  bool sized = false;  ///< a size of replies was given
+  bool has_reply_size = false;  ///< given
+  bool has_warmup = false;      ///< given
   double wait = 10;
 };
 
@@ -71,28 +78,50 @@ const std::map<std::string, PerfOp> kOps{{"send", PerfOp::send},
                                          {"read", PerfOp::read},
                                          {"pong", PerfOp::pong}};
 
-/// Calls with more than this, bytes, are as many as operations of bw unless a number is given.
+/// Calls above this size in bytes take their default window and count from bw.
 constexpr std::uint64_t kLarge = std::uint64_t{64} << 10;
 
-/// What is not given depends on the test.
-void fill_in(Arguments& a) {
-  PerfOptions& o = a.perf;
+/// -a: sizes up to this, and for each at most so many operations and about so many bytes.
+constexpr std::uint64_t kLargestSize = std::uint64_t{8} << 20;
+constexpr std::uint64_t kSweepBytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t kSweepLeast = 32;
+/// What a server has room for if it is told a size and no window.
+constexpr std::uint32_t kServedWindow = 8;
+
+std::uint64_t default_count(const PerfOptions& o, bool is_large) {
+  const bool is_latency = o.test == PerfTest::lat;
+  if (!o.all_sizes) return is_latency ? 100'000 : is_large ? 4'000 : 2'000'000;
+  const std::uint64_t most = is_latency ? 10'000 : 100'000;
+  return std::clamp(kSweepBytes / std::max(o.size, o.reply_size), kSweepLeast, most);
+}
+
+/// The options of one measurement. Those that were not given depend on the test and the size.
+PerfOptions options_for(const Arguments& a, std::uint64_t size) {
+  PerfOptions o = a.perf;
   o.test = kTests.at(a.test);
   const bool bw = o.test == PerfTest::bw;
   const bool rpc = o.test == PerfTest::rpc;
-  const bool large = bw || (rpc && std::max(o.size, o.reply_size) > kLarge);
   o.op = rpc ? PerfOp::call : kOps.at(!a.op.empty() ? a.op : bw ? "write" : "send");
-  if (o.size == 0) o.size = !bw ? 32 : o.op == PerfOp::send ? 4096 : 1 << 20;
-  if (!a.sized) o.reply_size = o.size;
-  if (o.window == 0) o.window = o.test == PerfTest::lat ? 1 : large ? 8 : rpc ? 32 : 64;
-  if (o.count == 0) o.count = o.test == PerfTest::lat ? 100'000 : large ? 4'000 : 2'000'000;
+  o.size = size != 0 ? size : !bw ? 32 : o.op == PerfOp::send ? 4096 : 1 << 20;
+  if (!a.has_reply_size) o.reply_size = o.size;
+  const bool is_long = std::max(o.size, rpc ? o.reply_size : 0) > kLarge;
+  const bool is_large = (bw && !o.all_sizes) || ((bw || rpc) && is_long);
+  if (o.window == 0) {
+    o.window = o.test == PerfTest::lat ? 1 : is_large ? 8 : rpc ? 32 : 64;
+    if (o.all_sizes) o.window = std::max(o.window, o.batch);
+  }
+  if (o.count == 0) o.count = default_count(o, is_large);
+  if (!a.has_warmup) o.warmup = o.count / 20;
+  o.wait = std::chrono::milliseconds(static_cast<std::int64_t>(a.wait * 1000));
+  return o;
 }
 
-/// What of all this is no measurement; empty if nothing is.
-std::string misuse(const Arguments& a, const CLI::App& app) {
-  const PerfOptions& o = a.perf;
+/// Why the options do not fit together; empty if they do.
+std::string misuse(const Arguments& a, const PerfOptions& o, const CLI::App& app) {
+  if (o.all_sizes && a.perf.size != 0) return "--size and --all exclude each other";
+  if (o.all_sizes && o.histogram) return "--histogram draws one size; it does not go with --all";
   if (o.one_thread && !o.host.empty())
-    return "--one-thread measures within this process: give no host";
+    return "--one-thread measures within this process; do not give a host";
   if (o.op == PerfOp::pong && (o.test != PerfTest::lat || o.window != 1))
     return "--op pong is a test of latency with window 1";
   if (o.test == PerfTest::rpc) {
@@ -101,9 +130,8 @@ std::string misuse(const Arguments& a, const CLI::App& app) {
       return fmt::format("--batch {} is more than --window {}", o.batch, o.window);
     const std::uint64_t most = std::uint64_t{o.sessions} * CallShape::kSessionWindow;
     if (o.window <= most) return {};
-    return fmt::format(
-        "--window {} is more than the {} calls that --sessions {} can have under way", o.window,
-        most, o.sessions);
+    return fmt::format("--window {} exceeds the {} calls that --sessions {} can have in flight",
+                       o.window, most, o.sessions);
   }
   for (const char* name : {"--reply-size", "--batch", "--sessions", "--symmetric"}) {
     if (app.get_option(name)->count() != 0) return fmt::format("{} is for rpc", name);
@@ -111,152 +139,66 @@ std::string misuse(const Arguments& a, const CLI::App& app) {
   return {};
 }
 
-/// True: go on.
+/// Returns true if the program should go on.
 bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   PerfOptions& o = a.perf;
   CLI::App app("Measures latency, message rate and bandwidth of Spinwire connections.",
                "spinwire-perf");
   app.footer(std::string(kFooter));
-  app.add_option("test", a.test, "lat, rate, bw or rpc; lat if not given")
-      ->check(CLI::IsMember(kTests));
-  app.add_option("host", o.host, "the server to measure against; serve if not given");
-  app.add_option("-o,--op", a.op, "send, write, read or pong; bw writes, others send")
+  app.add_option("test", a.test, "lat, rate, bw or rpc (lat)")->check(CLI::IsMember(kTests));
+  app.add_option("host", o.host, "the server to measure; without one, serve");
+  app.add_option("-o,--op", a.op, "send, write, read or pong (bw: write, others: send)")
       ->check(CLI::IsMember(kOps));
-  app.add_option("-s,--size", o.size, "bytes per operation, 4KiB and so on accepted (32; bw 1MiB)")
+  app.add_option("-s,--size", o.size, "bytes per operation, e.g. 4KiB (32; bw 1MiB, bw send 4KiB)")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{1}, PerfRequest::kLongest));
+  app.add_flag("-a,--all", o.all_sizes, "all sizes from 1 to 8MiB, a line each; not with --size");
   app.add_option("-w,--window", o.window,
                  "operations in flight (lat 1, rate 64, bw 8, rpc 32, above 64KiB 8)")
       ->check(CLI::Range(1u, PerfRequest::kWidest));
   app.add_option("-n,--count", o.count,
                  "operations (lat 100000, rate and rpc 2000000, bw and large rpc 4000)")
       ->check(CLI::Range(kOne, kMostCount));
-  CLI::Option* warmup = app.add_option("--warmup", o.warmup, "operations before those (count/20)");
+  CLI::Option* warmup =
+      app.add_option("--warmup", o.warmup, "operations before the measurement (count/20)");
   CLI::Option* reply_size =
       app.add_option("--reply-size", o.reply_size, "rpc: bytes of a reply (as --size)")
           ->transform(CLI::AsSizeValue(false))
           ->check(CLI::Range(std::uint64_t{1}, PerfRequest::kLongest));
-  app.add_option("--batch", o.batch, "rpc: calls that go out together")
+  app.add_option("--batch", o.batch, "rpc: calls that are sent together")
       ->default_val(1)
       ->check(CLI::Range(1u, PerfRequest::kWidest));
-  app.add_option("--sessions", o.sessions, "rpc: sessions that calls are spread over")
+  app.add_option("--sessions", o.sessions, "rpc: sessions that share the calls")
       ->default_val(1)
       ->check(CLI::Range(1u, CallShape::kMostSessions));
   app.add_flag("--symmetric", o.symmetric, "rpc: both ends call");
   app.add_option("-c,--conf", a.conf, "configuration file");
-  app.add_option("-d,--device", a.device, "device to open, instead of the configuration's");
-  app.add_option("-p,--port", o.port, "TCP port; a server takes a free one for 0")
+  app.add_option("-d,--device", a.device, "device to open; overrides the configuration");
+  app.add_option("-p,--port", o.port, "TCP port; 0: a server chooses a free one")
       ->default_val(kDefaultPort)
       ->check(CLI::Range(0, 65535));
-  app.add_option("--bind", o.bind, "address to serve on, also for calls of --symmetric")
+  app.add_option("--bind", o.bind, "address to serve on, also for --symmetric")
       ->default_val(std::string(kDefaultBind));
-  app.add_option("--wait", a.wait, "seconds to wait for the server to be up")
+  app.add_option("--wait", a.wait, "seconds to wait for the server to come up")
       ->default_val(10)
       ->check(CLI::Range(0.0, 86400.0));
   app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::Range(0, kMostCpu));
-  app.add_flag("--once", o.once, "serve one client, then end");
+  app.add_flag("--once", o.once, "serve one client, then end; each size of -a is a client");
   app.add_flag("--one-thread", o.one_thread, "both ends in one thread of this process");
-  app.add_flag("--json", o.json, "print one JSON object and nothing else on stdout");
+  app.add_flag("--json", o.json, "print one JSON object, with -a one a line, and nothing else");
+  app.add_flag("--histogram", o.histogram, "draw how the times are distributed");
   if (!parse_arguments(app, argc, argv, code)) return false;
-  a.sized = reply_size->count() != 0;
-  fill_in(a);
-  if (const std::string wrong = misuse(a, app); !wrong.empty()) {
+  a.has_reply_size = reply_size->count() != 0;
+  a.has_warmup = warmup->count() != 0;
+  if (const std::string wrong = misuse(a, options_for(a, o.size), app); !wrong.empty()) {
     fail(wrong);
     code = kMisused;
     return false;
   }
-  o.wait = std::chrono::milliseconds(static_cast<std::int64_t>(a.wait * 1000));
-  if (warmup->count() == 0) o.warmup = o.count / 20;
   return true;
 }
 
-/// Pools with room for what is asked; the configuration's if that is more.
-void make_room(Config& config, const PerfOptions& o) {
-  if (o.op == PerfOp::send) return;
-  if (o.op == PerfOp::call) {
-    config.rpc.sessions = std::max(config.rpc.sessions, o.sessions);
-    config.rpc.sessions_per_source = config.rpc.sessions;  // one client has them all
-    make_room_for_calls(config, o.size, o.reply_size, o.window);
-    return;
-  }
-  // Pools are cut into chunks; one more for blocks' headroom and one for the dialogue's messages.
-  constexpr std::uint64_t kChunk = 2u << 20;
-  const std::uint64_t wanted = (o.window * perf_stride(o.size) / kChunk + 3) * kChunk;
-  config.memory.send_bytes = std::max(config.memory.send_bytes, wanted);
-  if (o.one_thread) config.memory.lease_bytes = std::max(config.memory.lease_bytes, wanted);
-}
-
 // ---- results ----------------------------------------------------------------------------------
-
-struct Report {
-  const PerfOptions& options;
-  const Histogram& durations;
-  double seconds;
-  const Clock& clock;
-  std::string_view device;
-  std::uint64_t served;  ///< calls of the other end's
-
-  [[nodiscard]] double ns(std::uint64_t ticks) const {
-    return static_cast<double>(ticks) / clock.ticks_per_ns();
-  }
-  [[nodiscard]] double percentile(double percent) const {
-    return ns(durations.percentile(percent));
-  }
-  [[nodiscard]] double rate_mops() const {
-    return static_cast<double>(options.count) / seconds / 1e6;
-  }
-  [[nodiscard]] bool rpc() const { return options.test == PerfTest::rpc; }
-  /// Of one operation.
-  [[nodiscard]] std::uint64_t bytes() const {
-    return options.size + (rpc() ? options.reply_size : 0);
-  }
-  [[nodiscard]] double served_mops() const { return static_cast<double>(served) / seconds / 1e6; }
-  [[nodiscard]] double gbit_per_s() const {
-    return rate_mops() * static_cast<double>(bytes()) * 8 / 1e3;
-  }
-
-  void print_json() const {
-    JsonLine json;
-    json.add("test", to_string(options.test))
-        .add("op", to_string(options.op))
-        .add("size_bytes", options.size)
-        .add("window", options.window)
-        .add("count", options.count)
-        .add("seconds", seconds)
-        .add("rate_mops", rate_mops())
-        .add("gbit_per_s", gbit_per_s())
-        .add("min_ns", ns(durations.min()))
-        .add("p50_ns", percentile(50))
-        .add("p90_ns", percentile(90))
-        .add("p99_ns", percentile(99))
-        .add("p999_ns", percentile(99.9))
-        .add("max_ns", ns(durations.max()))
-        .add("device", device);
-    if (rpc()) {
-      json.add("reply_size_bytes", options.reply_size)
-          .add("batch", options.batch)
-          .add("sessions", options.sessions)
-          .add("served_mops", served_mops());
-    }
-    fmt::print("{}\n", json.str());
-  }
-
-  void print_text() const {
-    const std::string more =
-        rpc() ? fmt::format(", replies of {}, {} session{}, batches of {}", options.reply_size,
-                            options.sessions, options.sessions == 1 ? "" : "s", options.batch)
-              : "";
-    fmt::print("{} {}, {} bytes{}, window {}, {} operations in {:.3f} s on {}{}\n",
-               to_string(options.test), to_string(options.op), options.size, more, options.window,
-               options.count, seconds, device, options.one_thread ? ", one thread" : "");
-    fmt::print("  {:.3f} million/s, {:.3f} Gbit/s{}\n", rate_mops(), gbit_per_s(),
-               options.symmetric ? fmt::format("; {:.3f} million/s served", served_mops()) : "");
-    fmt::print(
-        "  {}: min {:.0f}  p50 {:.0f}  p90 {:.0f}  p99 {:.0f}  p99.9 {:.0f}  max {:.0f} ns\n",
-        options.test == PerfTest::lat || rpc() ? "round trip" : "completion", ns(durations.min()),
-        percentile(50), percentile(90), percentile(99), percentile(99.9), ns(durations.max()));
-  }
-};
 
 std::uint64_t served_by(const PerfClient&) { return 0; }
 std::uint64_t served_by(const RpcPerfClient& client) { return client.served(); }
@@ -266,9 +208,9 @@ int finish(const PerfOptions& options, const Client& client) {
   if (stop_requested()) return fail("interrupted");
   if (!client.fault().empty()) return fail(client.fault());
   const Engine& engine = client.engine();
-  const Report report{options,        client.durations(),   client.seconds(),
-                      engine.clock(), engine.device_name(), served_by(client)};
-  options.json ? report.print_json() : report.print_text();
+  PerfReport(options, client.durations(), client.seconds(), engine.clock(), engine.device_name(),
+             served_by(client))
+      .print();
   return std::fflush(stdout) == 0 ? kDone : fail("cannot write the results");
 }
 
@@ -337,16 +279,7 @@ int measure_in_one_thread(Engine engine, const PerfOptions& options) {
   return finish(options, *client);
 }
 
-int run(Arguments& arguments) {
-  PerfOptions& options = arguments.perf;
-  auto config = Config::load(arguments.conf);
-  if (!config) return fail(config.error());
-  if (!arguments.device.empty()) config->device.name = arguments.device;
-  if (options.one_thread || !options.host.empty()) make_room(*config, options);
-  options.config = *config;
-  if (options.cpu >= 0) {
-    if (auto pinned = pin_to_cpu(options.cpu); !pinned) return fail(pinned.error());
-  }
+int measure_once(const PerfOptions& options) {
   auto engine = Engine::open(options.config);
   if (!engine) return fail(engine.error());
   const bool rpc = options.test == PerfTest::rpc;
@@ -354,9 +287,46 @@ int run(Arguments& arguments) {
     return rpc ? measure_in_one_thread<RpcPerfClient>(std::move(*engine), options)
                : measure_in_one_thread<PerfClient>(std::move(*engine), options);
   }
-  if (options.host.empty()) return serve(std::move(*engine), options);
   return rpc ? measure<RpcPerfClient>(std::move(*engine), options)
              : measure<PerfClient>(std::move(*engine), options);
+}
+
+int measure_all(const Arguments& arguments, const Config& config, const GivenSettings& given) {
+  for (std::uint64_t size = 1; size <= kLargestSize; size *= 2) {
+    PerfOptions options = options_for(arguments, size);
+    options.config = config;
+    make_room(options.config, options, given);
+    if (size == 1 && !options.json) PerfReport::print_head(options);
+    if (const int code = measure_once(options); code != kDone) return code;
+    log_errors_to_stderr();  // the first engine's warnings hold for all
+  }
+  return kDone;
+}
+
+int run(const Arguments& arguments) {
+  auto config = Config::load(arguments.conf);
+  if (!config) return fail(config.error());
+  if (!arguments.device.empty()) config->device.name = arguments.device;
+  const GivenSettings given(arguments.conf);
+  if (arguments.perf.cpu >= 0) {
+    if (auto pinned = pin_to_cpu(arguments.perf.cpu); !pinned) return fail(pinned.error());
+  }
+  const bool is_server = arguments.perf.host.empty() && !arguments.perf.one_thread;
+  if (!is_server && arguments.perf.all_sizes) return measure_all(arguments, *config, given);
+
+  const bool all_sizes = arguments.perf.all_sizes;
+  PerfOptions options = options_for(arguments, all_sizes ? kLargestSize : arguments.perf.size);
+  options.config = *config;
+  if (!is_server) {
+    make_room(options.config, options, given);
+    return measure_once(options);
+  }
+  if (all_sizes || arguments.perf.size != 0 || arguments.perf.window != 0) {
+    if (arguments.perf.window == 0) options.window = kServedWindow;
+    make_room_for_all(options.config, options, given);
+  }
+  auto engine = Engine::open(options.config);
+  return engine ? serve(std::move(*engine), options) : fail(engine.error());
 }
 
 }  // namespace

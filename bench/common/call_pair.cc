@@ -9,11 +9,11 @@ namespace {
 void answer_call(Request& request) {
   EchoBody body{};
   if (request.bytes().size() != sizeof body) [[unlikely]]
-    give_up("a call is not of the length sent");
+    give_up("a call has a wrong length");
   std::memcpy(&body, request.bytes().data(), sizeof body);
   ++body.number;
   if (request.reply(std::as_bytes(std::span(&body, 1))) != Status::ok) [[unlikely]]
-    give_up("a reply was not accepted");
+    give_up("the library refused a reply");
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ CallServer::CallServer(const Config& config) : engine_(open_engine(config)) {
 }
 
 CallClient::CallClient(Config config, std::string_view address) {
-  // Until the server has granted the whole window, calls wait here.
+  // Calls wait in the backlog until the server has granted the whole window.
   config.rpc.backlog = kMostWindow;
   engine_ = open_engine(config);
   SessionOptions options;
@@ -51,12 +51,12 @@ void CallClient::call_next() noexcept {
 
 void CallClient::take(std::uint64_t number, const Reply& reply) noexcept {
   ++done_;
-  if (reply.status() == Status::flushed) return;  // the engine goes
+  if (reply.status() == Status::flushed) return;  // the engine is closing
   std::uint64_t answer = 0;
   if (reply.bytes().size() == sizeof(EchoBody)) [[likely]]
     std::memcpy(&answer, reply.bytes().data(), sizeof answer);
   if (answer != number + 1) [[unlikely]]
-    give_up("a reply is not that of its call");
+    give_up("a reply does not match its call");
   if (running_) call_next();
 }
 

@@ -1,5 +1,5 @@
-// Remote calls as echo_pair.h sends messages: a client that keeps a window of 32-byte calls under
-// way on one session, and a server that answers each.
+// Remote calls of 32 bytes: a client that keeps a window of calls in flight on one session, and a
+// server that replies to each. The counterpart of echo_pair.h.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class CallServer {
   Listener listener_;
 };
 
-/// Each reply is checked against its call.
+/// Checks each reply against its call.
 class CallClient {
  public:
   /// Begins to open the session; poll until ready().
@@ -36,9 +36,9 @@ class CallClient {
   [[nodiscard]] bool ready() const noexcept { return session_.ready(); }
   [[nodiscard]] Engine& engine() noexcept { return engine_; }
 
-  /// From now on `window` calls are under way at any time. None may be at the call.
+  /// Keeps `window` calls in flight from now on. Needs outstanding() to be 0.
   void start(std::uint32_t window) noexcept;
-  /// No further calls; poll until outstanding() is 0.
+  /// Stops new calls; poll until outstanding() is 0.
   void stop() noexcept { running_ = false; }
   [[nodiscard]] std::uint64_t done() const noexcept { return done_; }
   [[nodiscard]] std::uint64_t outstanding() const noexcept { return sent_ - done_; }
@@ -48,7 +48,7 @@ class CallClient {
   void take(std::uint64_t number, const Reply& reply) noexcept;
   void call_next() noexcept;
 
-  // Before the engine, which ends calls when it goes.
+  // Declared before the engine, whose destructor ends calls.
   std::uint64_t sent_ = 0;
   std::uint64_t done_ = 0;
   bool running_ = false;

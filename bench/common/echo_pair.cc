@@ -15,7 +15,7 @@ void check_sent(Status status) {
 EchoServer::EchoServer(const Config& config) : engine_(open_engine(config)) {
   for (Buffer& reply : replies_) {
     reply = engine_.allocate(sizeof(EchoBody));
-    if (!reply) give_up("the send pool has no room for the replies");
+    if (!reply) give_up("the send pool is too small for the replies");
   }
   ListenOptions options;
   options.handlers.on_message = [this](Connection c, Message& m) { answer(c, m); };
@@ -24,8 +24,8 @@ EchoServer::EchoServer(const Config& config) : engine_(open_engine(config)) {
 
 void EchoServer::answer(Connection connection, Message& request) {
   if (request.size() != sizeof(EchoBody)) [[unlikely]]
-    give_up("a request is not of the length sent");
-  // Into a buffer of the server's own, as the programs compared with do.
+    give_up("a request has a wrong length");
+  // Into a buffer of the server's own, as in the programs that are compared.
   Buffer& reply = replies_[next_reply_++ % kReplies];
   std::memcpy(reply.data(), request.data(), sizeof(EchoBody));
   std::uint64_t number = 0;
@@ -56,7 +56,7 @@ EchoClient::EchoClient(const Config& config, std::string_view address)
     : engine_(open_engine(config)) {
   for (Buffer& request : requests_) {
     request = engine_.allocate(sizeof(EchoBody));
-    if (!request) give_up("the send pool has no room for the requests");
+    if (!request) give_up("the send pool is too small for the requests");
     std::memset(request.data(), 0x5a, sizeof(EchoBody));
   }
   ConnectOptions options;
@@ -77,14 +77,14 @@ void EchoClient::take(const Message& reply) noexcept {
   std::uint64_t number = 0;
   std::memcpy(&number, reply.data(), sizeof number);
   if (reply.size() != sizeof(EchoBody) || number != done_ + 1) [[unlikely]]
-    give_up("a reply is not the one to be expected");
+    give_up("a reply does not match its request");
   ++done_;
   if (!running_) return;
   if (unsent_ != 0 || !send_next()) ++unsent_;
 }
 
 bool EchoClient::send_next() noexcept {
-  // Its last use was answered, so the device is done with it.
+  // The device no longer uses this request, as it was answered.
   Buffer& request = requests_[sent_ % kMostWindow];
   std::memcpy(request.data(), &sent_, sizeof sent_);
   const Status status = connection_.send(request);

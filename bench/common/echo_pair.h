@@ -1,4 +1,4 @@
-// A client that keeps a window of 32-byte requests under way, and a server that sends each back.
+// A client that keeps a window of 32-byte requests in flight, and a server that sends each back.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace spinwire::bench {
 
 inline constexpr std::uint32_t kMostWindow = 64;
 
-/// Request and reply: a number, which the server raises by one, and ballast.
+/// Request and reply: a number, which the server increments, and padding.
 struct EchoBody {
   std::uint64_t number;
   std::uint64_t ballast[3];
@@ -52,7 +52,7 @@ class EchoServer {
   std::deque<Reply> unsent_;  ///< while the client grants no credit
 };
 
-/// Replies come in the order of the requests; each is checked.
+/// Replies arrive in the order of the requests. Each is checked.
 class EchoClient {
  public:
   /// Begins to connect; poll until ready().
@@ -63,9 +63,9 @@ class EchoClient {
   [[nodiscard]] bool ready() const noexcept { return connection_.ready(); }
   [[nodiscard]] Engine& engine() noexcept { return engine_; }
 
-  /// From now on `window` requests are under way at any time. None may be at the call.
+  /// Keeps `window` requests in flight from now on. Needs outstanding() to be 0.
   void start(std::uint32_t window) noexcept;
-  /// No further requests; poll until outstanding() is 0.
+  /// Stops new requests; poll until outstanding() is 0.
   void stop() noexcept { running_ = false; }
   [[nodiscard]] std::uint64_t done() const noexcept { return done_; }
   [[nodiscard]] std::uint64_t outstanding() const noexcept { return sent_ - done_; }
@@ -84,7 +84,7 @@ class EchoClient {
   Connection connection_;
   std::uint64_t sent_ = 0;
   std::uint64_t done_ = 0;
-  std::uint32_t unsent_ = 0;  ///< of the window, for want of credit
+  std::uint32_t unsent_ = 0;  ///< requests of the window that lack credit
   bool running_ = false;
   std::array<Buffer, kMostWindow> requests_;
 };
@@ -98,9 +98,9 @@ class EchoPair {
     client.poll();
     server.poll();
   }
-  /// Has `window` requests under way, and all caches and credits settled.
+  /// Starts `window` requests and polls until caches and credits are in a steady state.
   void warm_up(std::uint32_t window);
-  /// Ends what warm_up() began.
+  /// Stops the requests and polls until none is in flight.
   void settle();
 
   EchoServer server;

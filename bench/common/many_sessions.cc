@@ -36,7 +36,7 @@ ManySessions::~ManySessions() {
 }
 
 void ManySessions::open(std::uint32_t sessions) {
-  constexpr std::uint32_t kAtOnce = 32;  // the server limits how many handshakes may be under way
+  constexpr std::uint32_t kAtOnce = 32;  // the server limits concurrent handshakes
   SessionOptions options;
   options.on_ready = [this](Session) { ++ready_; };
   options.on_closed = [](Session, const Error& why) {

@@ -1,5 +1,5 @@
-// Two engines of this thread with many sessions between them, and calls of 32 bytes spread over
-// them at random.
+// Two engines on one thread with many sessions between them, and calls of 32 bytes spread over the
+// sessions at random.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace spinwire::bench {
 
 class ManySessions {
  public:
-  /// Opens the sessions; `window` calls are under way at any time from then on.
+  /// Opens the sessions and then keeps `window` calls in flight.
   ManySessions(Config config, std::uint32_t sessions, std::uint32_t window);
   ManySessions(const ManySessions&) = delete;
   ManySessions& operator=(const ManySessions&) = delete;
@@ -38,7 +38,7 @@ class ManySessions {
   std::uint64_t done_ = 0;
   std::uint64_t random_ = 88172645463325252;
   std::vector<Session> sessions_;
-  Session next_;  ///< called next: its records are asked for one call ahead
+  Session next_;  ///< called next; prefetched one call ahead
   std::uint32_t ready_ = 0;
   Config config_;
   Engine server_;

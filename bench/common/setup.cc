@@ -22,6 +22,16 @@ namespace {
 bool time_is_stepped = false;
 }
 
+Config many_connections_config(std::uint32_t connections) {
+  Config config = hot_path_config();
+  config.connections.maximum = connections;
+  config.queues.send_depth = 16;  // the completion queue must fit all connections
+  config.queues.completion_depth = 1u << 20;
+  config.queues.receive_depth = 16384;  // one at least for each connection
+  config.memory.receive_bytes = 96u << 20;
+  return config;
+}
+
 Engine open_engine(const Config& config) {
   return must(Engine::open(config, time_is_stepped ? Clock::manual(&stepped_time) : Clock::real()));
 }
@@ -30,7 +40,7 @@ void step_time() { time_is_stepped = true; }
 
 void drive(Engine& engine) {
   advance_time();
-  if (engine.poll() < 0) give_up("an engine refuses to be polled");
+  if (engine.poll() < 0) give_up("poll() failed");
   if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
 }
 
@@ -41,13 +51,15 @@ bool WaitLimit::over() const noexcept { return clock_.now() > end_; }
 
 Pair::Pair(const Config& config, std::uint32_t count)
     : near(open_engine(config)), far(open_engine(config)) {
-  listener_ = must(far.listen("127.0.0.1:0", {}));
+  ListenOptions listening;
+  listening.handlers.on_message = [this](Connection, Message&) { ++arrived; };
+  listener_ = must(far.listen("127.0.0.1:0", listening));
   ConnectOptions options;
   options.handlers.on_ready = [this](Connection) { ++ready_; };
   options.handlers.on_closed = [](Connection, const Error& why) {
     if (why.status != Status::ok) give_up(why.message());
   };
-  // A few at a time: the far end limits how many handshakes may be under way.
+  // Opens a few at a time: the server limits concurrent handshakes.
   constexpr std::uint32_t kAtOnce = 16;
   const auto step = [this] {
     drive(near);
@@ -60,7 +72,7 @@ Pair::Pair(const Config& config, std::uint32_t count)
   }
   run_until("connections are being made", step,
             [&] { return ready_ == count && far.stats().accepted == count; });
-  for (int i = 0; i < 1000; ++i) step();  // what follows the handshakes
+  for (int i = 0; i < 1000; ++i) step();  // lets work after the handshakes finish
 }
 
 std::uint64_t operations_asked(int argc, char** argv) {

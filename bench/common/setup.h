@@ -1,4 +1,4 @@
-// Where every benchmark, counting program and comparator begins: engines that are connected.
+// The base of every benchmark, counting program and comparator: connected engines.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace spinwire::bench {
 
-/// Ends the program: a measurement that cannot be set up has nothing to tell.
+/// Prints the reason and ends the program.
 [[noreturn]] void give_up(std::string_view why);
 
 template <typename T>
@@ -22,12 +22,14 @@ T must(Result<T> result) {
   return std::move(*result);
 }
 
-/// What servers of calls answer by echoing.
+/// The method that echoes calls.
 inline constexpr Method kEcho = 1;
 
-/// The defaults, with the control step left to the caller, so that what is measured is the hot path
-/// alone.
+/// The defaults, but the caller takes control steps, so that only the hot path is measured.
 Config hot_path_config();
+
+/// The same for so many connections.
+Config many_connections_config(std::uint32_t connections);
 
 /// Opens an engine with the real clock, or with stepped time once step_time() was called.
 Engine open_engine(const Config& config);
@@ -38,14 +40,15 @@ void step_time();
 inline std::uint64_t stepped_time = 0;  ///< nanoseconds
 inline void advance_time() noexcept { stepped_time += 1000; }
 
-/// A poll, and a control step where the configuration leaves that to the caller. Set-up.
+/// Polls, and takes a control step if the configuration leaves it to the caller. Set-up.
 void drive(Engine& engine);
 
-/// Repeats `step` until `done()`; gives up after ten seconds, naming what it waited for. Set-up.
+/// Repeats `step` until `done()`. Gives up after ten seconds and prints `what`. Set-up.
 template <typename Step, typename Done>
 void run_until(std::string_view what, Step&& step, Done&& done);
 
-/// Two engines of this thread with connections from `near` to `far`. No messages are taken.
+/// Two engines on one thread with connections from `near` to `far`. `far` counts the messages that
+/// arrive.
 class Pair {
  public:
   explicit Pair(const Config& config, std::uint32_t connections = 1);
@@ -55,14 +58,15 @@ class Pair {
   Engine near;
   Engine far;
   std::vector<Connection> connections;
+  std::uint64_t arrived = 0;
 
  private:
   Listener listener_;
   std::uint32_t ready_ = 0;
 };
 
-/// Calls `work` so many times. tools/dev/check_counts.sh counts what runs inside of this function
-/// and nothing else, so it has to stay a function of its own.
+/// Calls `work` `count` times. tools/dev/check_counts.sh counts only what runs inside this
+/// function, so it must not be inlined.
 template <typename Work>
 #if defined(__clang__)
 __attribute__((noinline))
@@ -73,12 +77,12 @@ void measured(std::uint64_t times, Work& work) {
   for (; times != 0; --times) work();
 }
 
-/// The number of operations that a counting program was asked for: its last argument.
+/// The number of operations to do: the last argument of a counting program.
 std::uint64_t operations_asked(int argc, char** argv);
 
 // ---- implementation ---------------------------------------------------------------------------
 
-/// A point in time after which waiting is given up.
+/// A limit on waiting.
 class WaitLimit {
  public:
   WaitLimit() noexcept;

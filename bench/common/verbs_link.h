@@ -1,4 +1,5 @@
-// Two contexts of the embedded device with one connected pair of queue pairs, driven by bare verbs.
+// Two contexts of the embedded device, connected by one pair of queue pairs and driven by bare
+// verbs.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -10,13 +11,13 @@
 
 namespace spinwire::bench {
 
-/// A reliable connection with `depth` work requests that completes to `cq`; its receives come from
-/// `srq`, or are its own when that is null. Never null: what fails ends the program.
+/// Creates an RC queue pair with `depth` work requests that completes to `cq`. Its receives come
+/// from `srq`, or are its own if `srq` is null. Never returns null: a failure ends the program.
 ibv_qp* make_queue_pair(ibv_pd* pd, ibv_cq* cq, ibv_srq* srq, std::uint32_t depth);
-/// Takes a fresh queue pair to RTS, connected with the one of that number on a device.
+/// Takes a new queue pair to RTS, connected to queue pair `qp_num` of the device of `to`.
 void connect_queue_pair(ibv_qp* qp, ibv_context* to, std::uint32_t qp_num);
 
-/// One end: `kSlots` receives are kept posted, and what arrives is sent back or counted.
+/// One end. Keeps `kSlots` receives posted; sends arriving messages back or counts them.
 class VerbsEnd {
  public:
   static constexpr std::uint32_t kSlots = 128;
@@ -28,10 +29,10 @@ class VerbsEnd {
   ~VerbsEnd();
 
   void connect(const VerbsEnd& to);
-  /// Opens what the other end made for us.
+  /// Takes a control step, which opens the peer's shared memory.
   void settle();
   /// Takes up to 32 completions, reposts their receives and sends as many messages with one
-  /// doorbell; answers how many messages arrived. Hot.
+  /// doorbell. Returns the number of messages that arrived. Hot.
   std::uint32_t step() noexcept;
   /// Posts `count` messages (at most 32) with one doorbell. Hot.
   void send(std::uint32_t count) noexcept;

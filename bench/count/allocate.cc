@@ -1,4 +1,4 @@
-// Counts taking a buffer of the send pool and giving it back: count-allocate BYTES OPERATIONS.
+// Counts allocating and freeing a buffer of the send pool: count-allocate BYTES OPERATIONS.
 #include <cstdlib>
 
 #include "common/setup.h"
@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
   if (bytes == 0) bench::give_up("arguments: BYTES OPERATIONS");
   Engine engine = bench::open_engine(bench::hot_path_config());
   const auto work = [&engine, bytes] {
-    if (!engine.allocate(bytes)) bench::give_up("the send pool is dry");
+    if (!engine.allocate(bytes)) bench::give_up("the send pool is empty");
   };
   for (int i = 0; i < 64; ++i) work();
   bench::measured(operations, work);

@@ -1,5 +1,6 @@
-// Counts remote calls of 32 bytes, client and server on one thread: count-call WINDOW [verbs]
-// OPERATIONS. With `verbs`, datagrams go by work requests, as on devices that have nothing else.
+// Counts remote calls whose request and reply have SIZE bytes, client and server on one thread:
+// count-call WINDOW SIZE [verbs] OPERATIONS. With `verbs`, datagrams use work requests, as on
+// devices without direct datagrams.
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -12,22 +13,23 @@ using namespace spinwire;
 
 namespace {
 
-/// Calls again whenever one has ended.
+/// Makes a new call whenever one ends.
 struct Caller {
   void next() {
-    const std::span<const std::byte> bytes(request);
+    const std::span<const std::byte> bytes(request.data(), size);
     const Status status = session.call(1, bytes, [this](Reply& reply) { take(reply); });
-    if (status != Status::ok) bench::give_up("a call was refused");
+    if (status != Status::ok) bench::give_up("the library refused a call");
   }
   void take(const Reply& reply) {
-    if (reply.status() == Status::flushed) return;  // the engine ends
-    if (reply.bytes().size() != request.size()) bench::give_up("a call was not answered");
+    if (reply.status() == Status::flushed) return;  // the engine is closing
+    if (reply.bytes().size() != size) bench::give_up("a call got no valid reply");
     ++done;
     next();
   }
 
   Session session;
-  std::array<std::byte, 32> request{};
+  std::size_t size = 0;
+  std::array<std::byte, 4096> request{};
   std::uint64_t done = 0;
 };
 
@@ -36,16 +38,19 @@ struct Caller {
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
   bench::step_time();
-  const bool verbs = argc == 4 && std::string_view(argv[2]) == "verbs";
+  const bool verbs = argc == 5 && std::string_view(argv[3]) == "verbs";
   const auto window =
-      static_cast<std::uint32_t>(argc == 3 || verbs ? std::strtoul(argv[1], nullptr, 10) : 0);
+      static_cast<std::uint32_t>(argc == 4 || verbs ? std::strtoul(argv[1], nullptr, 10) : 0);
   if (window == 0 || window > 64 || operations % window != 0)
-    bench::give_up("arguments: WINDOW (a power of two, 1 to 64) [verbs] OPERATIONS (a multiple)");
+    bench::give_up(
+        "arguments: WINDOW (a power of two, 1 to 64) SIZE [verbs] OPERATIONS (a multiple)");
   Caller caller;  // outlives the engines
+  caller.size = std::strtoul(argv[2], nullptr, 10);
+  if (caller.size > caller.request.size()) bench::give_up("SIZE is at most 4096");
   Config config = bench::hot_path_config();
   config.rpc.backlog = 64;
-  if (verbs) config.rpc.direct_datagrams = DirectDatagrams::off;
-  config.rpc.target_rtt = std::chrono::seconds(1);  // whatever is slow here is no network
+  if (verbs) config.rpc.direct_datagrams = DirectPath::off;
+  config.rpc.target_rtt = std::chrono::seconds(1);  // delays here do not show congestion
   Engine server = bench::open_engine(config);
   Engine client = bench::open_engine(config);
   const Listener listener = bench::must(server.listen("127.0.0.1:0", {}));

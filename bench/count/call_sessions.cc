@@ -1,5 +1,5 @@
-// Counts calls of 32 bytes, 32 under way, spread over sessions at random:
-// count-call-sessions SESSIONS OPERATIONS.
+// Counts calls of 32 bytes, 32 in flight, spread over sessions at random: count-call-sessions
+// SESSIONS OPERATIONS.
 #include <cstdlib>
 #include <memory>
 
@@ -21,6 +21,6 @@ int main(int argc, char** argv) {
     bench::advance_time();
     for (end += kWindow; many->done() < end;) many->poll();
   };
-  work();  // every session has been in use
+  work();  // uses every session once
   bench::measured(operations / kWindow, work);
 }

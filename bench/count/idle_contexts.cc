@@ -1,5 +1,5 @@
-// Counts a poll of the embedded device that finds nothing while other contexts, all of which have
-// talked once, are connected: count-idle-contexts CONTEXTS QUEUE_PAIRS OPERATIONS.
+// Counts a poll of the embedded device that finds nothing. Other contexts are connected and have
+// each sent a message: count-idle-contexts CONTEXTS QUEUE_PAIRS OPERATIONS.
 #include <sys/resource.h>
 
 #include <cstdint>
@@ -33,13 +33,13 @@ struct Node {
   }
 };
 
-/// Every context takes two descriptors.
+/// Raises the limit of open files: every context uses two descriptors.
 void allow_descriptors(std::uint64_t contexts) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max < 4 * contexts + 64)
-    bench::give_up("the limit of open files is too low (ulimit -n)");
+    bench::give_up("the limit of open files is too low (see ulimit -n)");
 }
 
 void connect(Node& hub, Node& other) {
@@ -49,7 +49,7 @@ void connect(Node& hub, Node& other) {
   bench::connect_queue_pair(there, hub.context, here->qp_num);
 }
 
-/// An empty message from the first queue pair of `other` to its opposite.
+/// Sends an empty message from the first queue pair of `other` to its peer.
 void talk(Node& hub, Node& other, ibv_qp* at_hub) {
   ibv_recv_wr receive{};
   ibv_recv_wr* bad_receive = nullptr;
@@ -59,7 +59,7 @@ void talk(Node& hub, Node& other, ibv_qp* at_hub) {
   ibv_send_wr* bad_send = nullptr;
   if (ibv_post_recv(at_hub, &receive, &bad_receive) != 0 ||
       ibv_post_send(other.queue_pairs.front(), &send, &bad_send) != 0)
-    bench::give_up("a message cannot be posted");
+    bench::give_up("cannot post a message");
   bench::run_until(
       "a message arrives", [&] { sv::control_device(hub.context); },
       [&] { return hub.poll() == 1; });
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   const std::uint64_t contexts = std::strtoull(argv[1], nullptr, 10);
   const std::uint64_t queue_pairs = std::strtoull(argv[2], nullptr, 10);
   if (contexts == 0 || queue_pairs % contexts != 0)
-    bench::give_up("QUEUE_PAIRS is to be a multiple of CONTEXTS");
+    bench::give_up("QUEUE_PAIRS must be a multiple of CONTEXTS");
   allow_descriptors(contexts);
   Node hub;
   std::vector<Node> others(contexts);
@@ -84,9 +84,9 @@ int main(int argc, char** argv) {
     for (std::uint64_t i = 0; i < queue_pairs / contexts; ++i) connect(hub, other);
     talk(hub, other, hub.queue_pairs[first]);
   }
-  for (int i = 0; i < 1000; ++i) sv::control_device(hub.context);  // idle lanes go to sleep
+  for (int i = 0; i < 1000; ++i) sv::control_device(hub.context);  // puts idle lanes to sleep
   int events = 0;
   const auto work = [&] { events |= hub.poll(); };
   bench::measured(operations, work);
-  if (events != 0) bench::give_up("there was something to do");
+  if (events != 0) bench::give_up("an idle poll found work");
 }

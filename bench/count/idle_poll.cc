@@ -1,4 +1,4 @@
-// Counts a poll that finds nothing to do: count-idle-poll CONNECTIONS OPERATIONS.
+// Counts a poll that finds no work: count-idle-poll CONNECTIONS OPERATIONS.
 #include <cstdlib>
 
 #include "common/setup.h"
@@ -9,16 +9,16 @@ int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
   if (argc != 3) bench::give_up("arguments: CONNECTIONS OPERATIONS");
   Config config = bench::hot_path_config();
-  config.queues.send_depth = 16;  // so that the completion queue has room for all connections
+  config.queues.send_depth = 16;  // the completion queue must fit all connections
   config.queues.completion_depth = 65536;
   bench::Pair pair(config, static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)));
-  // Several polls to a turn of the loop, so that the loop's own instructions count for little.
+  // Several polls per turn, so that the loop's own instructions hardly count.
   constexpr std::uint64_t kPolls = 16;
   const auto work = [&pair] {
     int events = 0;
 #pragma GCC unroll 16
     for (std::uint64_t i = 0; i < kPolls; ++i) events |= pair.near.poll();
-    if (events != 0) bench::give_up("there was something to do");
+    if (events != 0) bench::give_up("an idle poll found work");
   };
   bench::measured(operations / kPolls, work);
 }

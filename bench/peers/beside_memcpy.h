@@ -1,5 +1,5 @@
-// Ways to move many bytes, beside memcpy of as many between the same memory: all live on one thread
-// and take turns, so that each meets the same machine.
+// Compares ways to move many bytes with memcpy between the same buffers. All run on one thread and
+// take turns, so that they meet the same load of the machine.
 #pragma once
 
 #include <fmt/core.h>
@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "peers/report.h"
+#include "peers/harness/quantile.h"
+#include "spinwire/config.h"
 
 namespace spinwire::bench {
 
@@ -20,21 +21,33 @@ struct Sizes {
 };
 
 inline void add_sizes(CLI::App& app, Sizes& sizes, const std::string& what, int most) {
-  app.add_option("--size", sizes.mebibytes, "of " + what + ", MiB")
+  app.add_option("--size", sizes.mebibytes, "size of " + what + " in MiB")
       ->check(CLI::Range(1, most))
       ->capture_default_str();
-  app.add_option("--rounds", sizes.rounds, "to take the median of")
+  app.add_option("--rounds", sizes.rounds, "number of rounds; medians are reported")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
 }
 
+/// Settings for messages of `bytes` bytes, with room for so many in the send and rendezvous pools.
+inline Config config_for(std::size_t bytes, std::size_t sends, std::size_t arrivals) {
+  Config c;
+  const std::size_t room = bytes + (4u << 20);  // whole chunks, and the block's header
+  c.memory.send_bytes = sends * room;
+  c.memory.lease_bytes = room;
+  c.memory.rendezvous_bytes = arrivals * room;
+  c.connections.max_message_bytes = static_cast<std::uint32_t>(bytes);
+  c.connections.maximum = 16;
+  return c;
+}
+
 struct Way {
   const char* name;
-  std::function<double()> move;  ///< answers nanoseconds for sizes.bytes()
+  std::function<double()> move;  ///< returns nanoseconds for sizes.bytes()
 };
 
-/// The first of the ways is memcpy. `begin_round` hears whether its times are left out: the first
-/// rounds touch memory that the others find mapped.
+/// The first way is memcpy. `begin_round` gets true for rounds that are not counted: the first
+/// rounds also pay for page faults.
 inline void compare_with_memcpy(const Sizes& sizes, const std::vector<Way>& ways,
                                 const std::function<void(bool)>& begin_round) {
   constexpr std::size_t kFirst = 2;

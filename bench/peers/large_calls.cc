@@ -1,37 +1,27 @@
-// Compares remote calls with long requests, or replies, with memcpy of as many bytes.
+// Compares remote calls that have long requests or replies with memcpy of as many bytes.
 #include <cstring>
 
 #include "common/setup.h"
 #include "peers/beside_memcpy.h"
-#include "peers/placement.h"
+#include "peers/harness/placement.h"
 
 namespace spinwire::bench {
 namespace {
 
 enum Methods : Method { kTake = 1, kGive = 2 };
 
-Config config_for(std::size_t bytes) {
-  Config c;
-  const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
-  c.memory.send_bytes = 2 * room;
-  c.memory.lease_bytes = room;
-  c.memory.rendezvous_bytes = 4 * room;
-  c.connections.max_message_bytes = static_cast<std::uint32_t>(bytes);
-  c.connections.maximum = 16;
-  return c;
-}
-
-/// A client and a server, which looks at both ends of what it gets, and gives what it has.
+/// A client and a server. The server checks a request's length and first byte, or replies with its
+/// buffer.
 class Ends {
  public:
   explicit Ends(std::size_t bytes)
       : bytes_(bytes),
-        client_(must(Engine::open(config_for(bytes)))),
-        server_(must(Engine::open(config_for(bytes)))),
+        client_(must(Engine::open(config_for(bytes, 2, 4)))),
+        server_(must(Engine::open(config_for(bytes, 2, 4)))),
         from_(client_.allocate(bytes)),
         to_(client_.allocate(bytes, Pool::lease)),
         has_(server_.allocate(bytes)) {
-    if (!from_ || !to_ || !has_) give_up("the pools have no room");
+    if (!from_ || !to_ || !has_) give_up("the pools are too small");
     std::memset(from_.data(), 1, bytes);
     std::memset(to_.data(), 2, bytes);
     std::memset(has_.data(), 3, bytes);
@@ -46,7 +36,7 @@ class Ends {
         "the session is being opened", [this] { poll(); }, [this] { return session_.ready(); });
   }
 
-  /// Nanoseconds for so many calls, `window` of them at a time.
+  /// Nanoseconds for `calls` calls, `window` of them at a time.
   double call(Method method, std::size_t calls, std::size_t window) {
     const std::size_t end = ended_ + calls;
     std::size_t begun = ended_;
@@ -57,8 +47,9 @@ class Ends {
       poll();
     }
     const double took = nanoseconds_now() - start;
-    if (method == kTake && arrived_ != calls) give_up("a request is not what was sent");
-    if (method == kGive && to_.data()[bytes_ - 1] != std::byte{3}) give_up("a reply is not there");
+    if (method == kTake && arrived_ != calls) give_up("a request differs from what was sent");
+    if (method == kGive && to_.data()[bytes_ - 1] != std::byte{3})
+      give_up("a reply did not arrive");
     return took / static_cast<double>(calls);
   }
   double copy(std::size_t times) {
@@ -123,9 +114,9 @@ int compare(const Sizes& sizes, std::size_t calls) {
 int main(int argc, char** argv) {
   spinwire::bench::Sizes sizes{8};
   std::size_t calls = 16;
-  CLI::App app("Remote calls with long requests and replies beside memcpy");
+  CLI::App app("Compares remote calls that have long requests or replies with memcpy");
   add_sizes(app, sizes, "a request or reply", 256);
-  app.add_option("--calls", calls, "that each way is timed over at once")
+  app.add_option("--calls", calls, "calls per measurement")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

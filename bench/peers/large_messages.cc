@@ -3,36 +3,26 @@
 
 #include "common/setup.h"
 #include "peers/beside_memcpy.h"
-#include "peers/placement.h"
+#include "peers/harness/placement.h"
 
 namespace spinwire::bench {
 namespace {
 
-Config config_for(std::size_t bytes) {
-  Config c;
-  const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
-  c.memory.send_bytes = c.memory.lease_bytes = c.memory.rendezvous_bytes = room;
-  c.connections.max_message_bytes = static_cast<std::uint32_t>(bytes);
-  c.connections.maximum = 16;
-  return c;
-}
-
-/// A sender, and a receiver that has messages arrive in a buffer of its own or where the engine
-/// puts them.
+/// A sender, and a receiver that names a buffer of its own or lets the engine place messages.
 class Ends {
  public:
   explicit Ends(std::size_t bytes)
       : bytes_(bytes),
-        sender_(must(Engine::open(config_for(bytes)))),
-        receiver_(must(Engine::open(config_for(bytes)))),
+        sender_(must(Engine::open(config_for(bytes, 1, 1)))),
+        receiver_(must(Engine::open(config_for(bytes, 1, 1)))),
         from_(sender_.allocate(bytes)),
         to_(receiver_.allocate(bytes, Pool::lease)) {
-    if (!from_ || !to_) give_up("the pools have no room");
+    if (!from_ || !to_) give_up("the pools are too small");
     for (std::size_t i = 0; i < bytes; ++i) from_.data()[i] = std::byte(i * 7 + (i >> 12));
     std::memset(to_.data(), 2, bytes);
     ListenOptions listening;
     listening.handlers.on_offer = [this](Connection, Offer& o) {
-      if (named_ && !o.place(to_.slice())) give_up("the message has no place");
+      if (named_ && o.place(to_) != Status::ok) give_up("the message cannot be placed");
     };
     listening.handlers.on_message = [this](Connection, Message& m) {
       arrived_ = m.size() == bytes_ && m.data()[0] == mark() && m.data()[bytes_ - 1] == mark();
@@ -49,7 +39,7 @@ class Ends {
         [this] { return connection_.ready() && receiver_.stats().accepted == 1; });
   }
 
-  /// Nanoseconds from send() until both ends have been told.
+  /// Nanoseconds from send() until both callbacks have run.
   double send(bool named) {
     named_ = named;
     arrived_ = sent_ = false;
@@ -61,7 +51,7 @@ class Ends {
     run_until(
         "a message is on the way", [this] { poll(); }, [this] { return arrived_ && sent_; });
     const double took = nanoseconds_now() - begun;
-    if (!whole_) give_up("a message is not what was sent");
+    if (!whole_) give_up("a message differs from what was sent");
     return took;
   }
   /// Whether the receiver compares every byte.
@@ -71,7 +61,7 @@ class Ends {
     const double begun = nanoseconds_now();
     std::memcpy(to_.data(), from_.data(), bytes_);
     const double took = nanoseconds_now() - begun;
-    if (to_.data()[bytes_ - 1] != mark()) give_up("memcpy has not copied");
+    if (to_.data()[bytes_ - 1] != mark()) give_up("memcpy did not copy");
     return took;
   }
 
@@ -113,7 +103,7 @@ int compare(const Sizes& sizes) {
 
 int main(int argc, char** argv) {
   spinwire::bench::Sizes sizes{64};
-  CLI::App app("Long messages beside memcpy");
+  CLI::App app("Compares long messages with memcpy");
   add_sizes(app, sizes, "a message", 512);
   CLI11_PARSE(app, argc, argv);
   return spinwire::bench::compare(sizes);

@@ -1,5 +1,5 @@
-// What remote calls with long requests, or replies, are worth when the network loses packets: both
-// engines live on one thread, one call is under way, and every byte of every call is looked at.
+// Measures remote calls with long requests or replies while the network loses packets. Both engines
+// run on one thread with one call in flight, and every byte is checked.
 #include <fmt/core.h>
 #include <xxhash.h>
 
@@ -13,8 +13,8 @@
 #include "base/internals.h"
 #include "common/setup.h"
 #include "engine/engine_core.h"
-#include "peers/placement.h"
-#include "peers/report.h"
+#include "peers/harness/placement.h"
+#include "peers/harness/quantile.h"
 #include "softverbs/faults/fault_plan.h"
 
 namespace spinwire::bench {
@@ -22,10 +22,10 @@ namespace {
 
 struct Options {
   std::size_t mebibytes = 8;
-  std::size_t calls = 1000;  ///< of each kind, at each probability
+  std::size_t calls = 1000;  ///< of each kind, for each probability
   std::vector<double> drop = {0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3};
   std::uint64_t seed = 1;
-  double gbit = 0;  ///< of each end's link; 0: as fast as memory
+  double gbit = 0;  ///< of each end's link; 0: no limit
   std::uint32_t ack_timeout = Config{}.queue_pair.ack_timeout;
 };
 
@@ -36,7 +36,7 @@ Config config_for(const Options& o) {
   Config c;
   const std::size_t bytes = o.mebibytes << 20;
   c.device.name = "softverbs";
-  const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
+  const std::size_t room = bytes + (4u << 20);  // whole chunks, and the block's header
   c.memory.send_bytes = 2 * room;
   c.memory.lease_bytes = room;
   c.memory.rendezvous_bytes = 4 * room;
@@ -46,7 +46,7 @@ Config config_for(const Options& o) {
   return c;
 }
 
-/// Other bytes for each call, everywhere: each page begins with the call's number and its own.
+/// Gives each call different bytes: each page begins with the number of its call and its own.
 void stamp(std::span<std::byte> bytes, std::uint64_t call) {
   for (std::size_t at = 0; at < bytes.size(); at += 4096) {
     const std::uint64_t word = call << 24 | at >> 12;
@@ -57,14 +57,14 @@ std::uint64_t sum_of(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-/// What came of some calls.
+/// Results of some calls.
 struct Tally {
-  std::vector<double> took;    ///< nanoseconds of each, without what looking at the bytes takes
-  std::vector<double> copies;  ///< by memcpy, now and then
+  std::vector<double> took;    ///< nanoseconds of each, without the time to check bytes
+  std::vector<double> copies;  ///< of memcpy, every fourth call
   std::uint64_t served = 0;
   std::uint64_t failed = 0;
   std::uint64_t wrong = 0;
-  std::uint64_t lost = 0, resent = 0, timeouts = 0;  ///< packets, packets, losses
+  std::uint64_t lost = 0, retransmitted = 0, timeouts = 0;  ///< packets, packets, ACK timeouts
 
   [[nodiscard]] bool good() const { return failed == 0 && wrong == 0 && served == took.size(); }
   [[nodiscard]] double mean() const {
@@ -83,7 +83,7 @@ class Ends {
         from_(client_.allocate(o.mebibytes << 20)),
         to_(client_.allocate(o.mebibytes << 20, Pool::lease)),
         has_(server_.allocate(o.mebibytes << 20)) {
-    if (!from_ || !to_ || !has_) give_up("the pools have no room");
+    if (!from_ || !to_ || !has_) give_up("the pools are too small");
     std::memset(from_.data(), 1, from_.size());
     std::memset(to_.data(), 2, to_.size());
     std::memset(has_.data(), 3, has_.size());
@@ -101,12 +101,12 @@ class Ends {
     tally_ = &tally;
     for (std::size_t i = 0; i < calls; ++i) {
       tally.took.push_back(call_once(method));
-      if (i % 4 == 0) tally.copies.push_back(copy());  // so that both meet the same machine
+      if (i % 4 == 0) tally.copies.push_back(copy());  // so that both meet the same load
     }
     for (std::size_t end = 0; end < 2; ++end) {
       const softverbs::FaultStatistics now = softverbs::fault_statistics(device(end));
       tally.lost += now.packets_lost - before[end].packets_lost;
-      tally.resent += now.packets_resent - before[end].packets_resent;
+      tally.retransmitted += now.packets_retransmitted - before[end].packets_retransmitted;
       tally.timeouts += now.loss_timeouts - before[end].loss_timeouts;
     }
     return tally;
@@ -119,7 +119,7 @@ class Ends {
   [[nodiscard]] ibv_context* device(std::size_t end) const {
     return spinwire::detail::core_of(end == 0 ? client_ : server_)->context.device->context();
   }
-  /// Without loss and limit the device is the plain one.
+  /// Without loss and limit the device has no fault injection.
   std::array<softverbs::FaultStatistics, 2> set_loss(double drop) {
     std::array<softverbs::FaultStatistics, 2> before;
     for (std::size_t end = 0; end < 2; ++end) {
@@ -202,8 +202,8 @@ class Ends {
 
   const Options& options_;
   std::uint64_t number_ = 0;
-  std::uint64_t expected_ = 0;  ///< sum of what is on its way
-  double looked_ = 0;           ///< nanoseconds that the present call's bytes were looked at
+  std::uint64_t expected_ = 0;  ///< sum of the bytes in flight
+  double looked_ = 0;           ///< nanoseconds spent on checking the current call
   Tally* tally_ = nullptr;
   Engine client_;
   Engine server_;
@@ -215,10 +215,10 @@ class Ends {
 };
 
 void print_head(const Options& o) {
-  fmt::print("{} MiB at a time, replies of 32 bytes or requests of none, one call under way\n",
+  fmt::print("{} MiB per call with replies of 32 bytes or empty requests, one call in flight\n",
              o.mebibytes);
   fmt::print("{:<7} {:<9} {:>6} {:>7} {:>9} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8}\n", "drop", "way",
-             "calls", "GB/s", "median", "/memcpy", "p99 ms", "max ms", "lost", "resent",
+             "calls", "GB/s", "median", "/memcpy", "p99 ms", "max ms", "lost", "retrans",
              "timeouts");
 }
 
@@ -230,7 +230,7 @@ void print(double drop, const char* way, Tally& t, double bytes) {
   fmt::print(
       "{:<7g} {:<9} {:>6} {:>7.2f} {:>9.2f} {:>9.2f} {:>8.3f} {:>8.3f} {:>7} {:>8} {:>8}  {}\n",
       drop, way, t.took.size(), bytes / t.mean(), bytes / at(0.5), median(t.copies) / at(0.5),
-      at(0.99) / 1e6, at(1) / 1e6, t.lost, t.resent, t.timeouts,
+      at(0.99) / 1e6, at(1) / 1e6, t.lost, t.retransmitted, t.timeouts,
       t.good() ? "all whole"
                : fmt::format("{} served, {} failed, {} wrong", t.served, t.failed, t.wrong));
   std::fflush(stdout);
@@ -257,32 +257,31 @@ int measure(const Options& o) {
 
 int main(int argc, char** argv) {
   spinwire::bench::Options options;
-  CLI::App app("Remote calls with long requests and replies while packets are lost, on softverbs");
+  CLI::App app(
+      "Measures remote calls with long requests or replies while packets are lost, on softverbs");
   app.footer(
-      "GB/s: of all calls together; median: of the median call, which is compared with memcpy. "
-      "The\n"
-      "time in which the bytes are looked at is taken out. resent: packets that go again, the "
-      "lost\n"
-      "ones and those behind them; timeouts: losses that only the ACK timeout has shown. Exit "
-      "code\n"
-      "1 if a call was lost, or a byte was wrong.");
-  app.add_option("--drop", options.drop, "probabilities that a packet is lost")
+      "GB/s: all calls together. median: the median call, compared with memcpy. Both exclude the\n"
+      "time to check the bytes. retrans: retransmitted packets, which are the lost ones and those\n"
+      "that followed. timeouts: losses detected only by the ACK timeout. The exit code is 1 if a\n"
+      "call was lost or a byte was wrong.");
+  app.add_option("--drop", options.drop, "probabilities of losing a packet")
       ->check(CLI::Range(0.0, 1.0))
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--size", options.mebibytes, "of a request or reply, MiB")
+  app.add_option("--size", options.mebibytes, "size of a request or reply in MiB")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
-  app.add_option("--calls", options.calls, "of each kind, at each probability")
+  app.add_option("--calls", options.calls, "calls of each kind, for each probability")
       ->check(CLI::Range(1, 10000000))
       ->capture_default_str();
-  app.add_option("--gbit", options.gbit, "Gbit/s of each end's link; 0: no limit")
+  app.add_option("--gbit", options.gbit, "speed of each end's link in Gbit/s; 0: no limit")
       ->check(CLI::Range(0.0, 10000.0))
       ->capture_default_str();
-  app.add_option("--ack-timeout", options.ack_timeout, "4.096 us * 2^this")
+  app.add_option("--ack-timeout", options.ack_timeout, "ACK timeout: 4.096 us * 2^N")
       ->check(CLI::Range(1, 31))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "which packets are lost")->capture_default_str();
+  app.add_option("--seed", options.seed, "seed that decides which packets are lost")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   return spinwire::bench::measure(options);
 }

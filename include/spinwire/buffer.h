@@ -1,6 +1,6 @@
 // Registered memory: buffers from the engine's pools, and slices of them. Reference counts are not
-// atomic: use and drop buffers on the engine's thread, and not in a forked child. They may outlive
-// their engine.
+// atomic: use and drop buffers on the engine's thread, and not in a forked child. Buffers may
+// outlive their engine.
 #pragma once
 
 #include <cstddef>
@@ -17,15 +17,14 @@ class BufferSlice;
 
 namespace detail {
 
-/// Control words of a block of registered memory. In a slab it lies in the 64 bytes of headroom
-/// right before the payload, whose last 16 bytes are kept for a protocol header, so that header and
-/// payload are adjacent.
+/// Control words of a block of registered memory. In a slab, the block lies in the 64 bytes of
+/// headroom before the payload. `header` is last, so that header and payload are adjacent.
 struct alignas(64) Block {
   std::uint32_t refs;           ///< handles and operations in flight
-  std::uint32_t lkey;           ///< local key of the registration the payload lies in
+  std::uint32_t lkey;           ///< local key of the payload's registration
   std::uint64_t capacity;       ///< payload bytes
   std::byte* payload;           ///< first payload byte
-  void (*recycle)(Block*);      ///< called when the last reference goes
+  void (*recycle)(Block*);      ///< called when the last reference is dropped
   void* owner;                  ///< arena or registration, for `recycle`
   std::uint32_t link;           ///< free-list link while in the pool
   std::uint16_t header_in_use;  ///< 1 while an operation in flight uses `header`
@@ -43,9 +42,12 @@ inline void release(Block* block) noexcept {
 
 /// Part of a buffer or of registered memory. Holds a reference: the memory stays valid while a
 /// slice of it exists or an operation on it is in flight. Copyable. Hot.
+///
+/// A Buffer converts to a slice of its bytes, so each function that takes a slice takes a buffer.
 class BufferSlice {
  public:
   BufferSlice() noexcept = default;
+  BufferSlice(const Buffer& buffer) noexcept;
   BufferSlice(const BufferSlice& other) noexcept
       : block_(other.block_), data_(other.data_), size_(other.size_) {
     if (block_ != nullptr) detail::retain(block_);
@@ -70,7 +72,7 @@ class BufferSlice {
   /// False for a default-constructed slice and for one that was out of bounds.
   explicit operator bool() const noexcept { return block_ != nullptr; }
 
-  /// Bytes [offset, offset + length) of this slice; empty (false) if they do not lie within it.
+  /// Bytes [offset, offset + length) of this slice; empty (false) if out of bounds.
   [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
     if (block_ == nullptr || offset > size_ || length > size_ - offset) return {};
     return BufferSlice(block_, data_ + offset, length);
@@ -117,12 +119,12 @@ class Buffer {
   }
   /// Bytes in use: as allocated or resized, or the length of the received message.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// Bytes the block has room for, at least size().
+  /// Bytes that the block has room for, at least size().
   [[nodiscard]] std::size_t capacity() const noexcept {
     return block_ != nullptr ? block_->capacity : 0;
   }
-  /// Changes size(); false, and no change, above capacity().
-  bool resize(std::size_t size) noexcept {
+  /// Changes size(). Returns false, and changes nothing, above capacity().
+  [[nodiscard]] bool resize(std::size_t size) noexcept {
     if (size > capacity()) return false;
     size_ = size;
     return true;
@@ -138,8 +140,8 @@ class Buffer {
     return slice().slice(offset, length);
   }
 
-  /// Whether nothing else holds the memory: no slice of it exists, and no operation on it is in
-  /// flight. A reply's buffer may then be written again.
+  /// True if nothing else holds the memory: no other slice and no operation in flight. The buffer
+  /// of a reply may then be written again.
   [[nodiscard]] bool unique() const noexcept { return block_ != nullptr && block_->refs == 1; }
 
   /// Releases the block. Does nothing when empty.
@@ -158,6 +160,8 @@ class Buffer {
   detail::Block* block_ = nullptr;
   std::size_t size_ = 0;
 };
+
+inline BufferSlice::BufferSlice(const Buffer& buffer) noexcept : BufferSlice(buffer.slice()) {}
 
 /// Remote access rights of exposed or registered memory; combine with |.
 enum class Access : std::uint8_t {
@@ -178,20 +182,20 @@ constexpr bool allows(Access have, Access want) noexcept {
 
 /// Which peers can use a key.
 enum class KeyScope : std::uint8_t {
-  domain,      ///< every peer of the engine; for a connection with its own domain, its peer
+  domain,      ///< every peer of the engine; for a connection with its own domain, that peer only
   connection,  ///< the peer of one connection; the device refuses the key to others
 };
 
 /// Exposed memory of a peer: its address and the key that opens it. Plain data: the owner sends it
-/// to the peer that is to use it.
+/// to the peer that will use the memory.
 struct RemoteRegion {
   std::uint64_t address = 0;
   std::uint64_t length = 0;  ///< bytes
   std::uint32_t rkey = 0;
   Access access = Access::local;
-  std::uint32_t lease = 0;  ///< the lease that it is part of, in place of a key; see RemoteMemory
+  std::uint32_t lease = 0;  ///< the lease that grants access instead of a key; see RemoteMemory
 
-  /// Bytes [offset, offset + size) of the region; empty (false) if they do not lie within it.
+  /// Bytes [offset, offset + size) of the region; empty (false) if out of bounds.
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     if (offset > length || size > length - offset) return {};
     return {address + offset, size, rkey, access, lease};

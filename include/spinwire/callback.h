@@ -13,7 +13,7 @@ namespace spinwire {
 
 namespace detail {
 /// Logs the exception being handled, which has left a callback.
-SPINWIRE_API void report_exception() noexcept;
+SPINWIRE_API void log_callback_exception() noexcept;
 }  // namespace detail
 
 template <typename Signature>
@@ -24,9 +24,13 @@ class Callback;
 /// an empty callback is undefined; test it first. Hot.
 ///
 /// Callbacks should not throw. An exception that leaves a callback is caught and logged as an
-/// error. The library then closes the Connection or Session that is the callback's first argument,
-/// if there is one, and refuses a Request that was not answered. What the callback reported counts
-/// as reported: the callback does not run again.
+/// error. Then the library gives up what the callback was to handle:
+///   - A Connection or Session that is the first argument is closed. In on_accept, the peer is
+///     refused.
+///   - A Request that was not answered is refused.
+///   - Memory that was not moved out of a LeaseReply is released.
+/// Other callbacks (a Completion, Reply, RawReceive or DeviceEvent, and RawPostedCallback) only
+/// report: the operation or call has ended, and its connection or session stays.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:
@@ -59,7 +63,7 @@ class Callback<R(Args...)> {
       try {
         return callable(std::forward<Args>(args)...);
       } catch (...) {
-        detail::report_exception();
+        detail::log_callback_exception();
         if constexpr (sizeof...(Args) != 0) close_first(args...);
         if constexpr (!std::is_void_v<R>) return R{};
       }

@@ -10,15 +10,15 @@ namespace spinwire {
 
 using Nanoseconds = std::chrono::nanoseconds;
 
-/// Monotonic time in ticks. The real clock reads the time-stamp counter, calibrated once for each
-/// process against CLOCK_MONOTONIC; it reads clock_gettime if the counter is not invariant and the
-/// kernel does not use it. A manual clock is for tests and simulations. Any thread. Hot, but for
-/// the first real().
+/// Monotonic time in ticks. The real clock reads the time-stamp counter, calibrated once per
+/// process against CLOCK_MONOTONIC. If the counter is not invariant and the kernel does not use it,
+/// the real clock reads clock_gettime. A manual clock is for tests and simulations. Any thread.
+/// Hot, except for the first real().
 class SPINWIRE_API Clock {
  public:
   /// The process's real clock.
   static Clock real() noexcept;
-  /// A clock that reads `*ticks`, one tick a nanosecond. The caller keeps and advances it.
+  /// A clock that reads `*ticks`, one tick per nanosecond. The caller owns and advances `*ticks`.
   static Clock manual(const std::uint64_t* ticks) noexcept;
 
   [[nodiscard]] std::uint64_t now() const noexcept {
@@ -28,15 +28,16 @@ class SPINWIRE_API Clock {
 #endif
     return read_slow();
   }
-  /// As now(). A counter that has stepped back since `last`, as that of a virtual machine that was
-  /// restored does, goes on from there: deadlines in ticks stay right.
+  /// Reads the clock like now(), but never answers less than `last`. When the counter has stepped
+  /// back (a restored virtual machine), time continues from `last`, so deadlines in ticks stay
+  /// valid.
   [[nodiscard]] std::uint64_t now_from(std::uint64_t last) noexcept {
     const std::uint64_t read = now();
     if (read >= last) [[likely]]
       return read;
     return go_on_from(last, read);
   }
-  /// Conversions, rounded down; saturating.
+  /// Conversions round down and saturate.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
   [[nodiscard]] Nanoseconds duration(std::uint64_t ticks) const noexcept;
   [[nodiscard]] double ticks_per_ns() const noexcept { return ticks_per_ns_; }
@@ -45,9 +46,9 @@ class SPINWIRE_API Clock {
   [[nodiscard]] std::uint64_t read_slow() const noexcept;
   std::uint64_t go_on_from(std::uint64_t last, std::uint64_t read) noexcept;
 
-  const std::uint64_t* source_ = nullptr;  ///< null: the counter, which has not stepped back
+  const std::uint64_t* source_ = nullptr;  ///< null: the time-stamp counter without steps back
   double ticks_per_ns_ = 1.0;
-  std::uint64_t offset_ = 0;  ///< what steps back have taken away
+  std::uint64_t offset_ = 0;  ///< sum of all steps back, in ticks
 };
 
 }  // namespace spinwire

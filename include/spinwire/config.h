@@ -20,9 +20,9 @@ enum class LockPolicy : std::uint8_t { require, prefer, off };
 enum class SharedReceiveQueue : std::uint8_t { automatic, off };
 enum class ControlMode : std::uint8_t { automatic, manual };
 enum class RpcTransport : std::uint8_t { automatic, datagram, connection };
-enum class DirectDatagrams : std::uint8_t { automatic, off };
+enum class DirectPath : std::uint8_t { automatic, off };
 
-/// Limits on leases, for each connection.
+/// Limits on the leases of one connection.
 struct LeaseLimits {
   std::uint32_t count = 64;               ///< leases at once, each way; 0 … 65536
   std::uint64_t max_bytes = 16u << 20;    ///< of one lease that a peer requests; 0 … 1 GiB
@@ -48,19 +48,18 @@ struct Config {
     std::uint64_t send_bytes = 32u << 20;     ///< send pool; 2 MiB … 1 TiB
     std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
     std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
-    std::uint64_t rendezvous_bytes = 66u << 20;  ///< pool that receives messages above
-                                                 ///< connections.eager_bytes; 0 … 1 TiB
-    /// Memory windows. A rendezvous message or a lease uses one; when none is free, or the device
-    /// has none, it costs a registration. 0 … 65536
+    std::uint64_t rendezvous_bytes = 66u << 20;  ///< receives rendezvous messages; 0 … 1 TiB
+    /// Memory windows. A rendezvous message or a lease uses one. Without a free window, it needs a
+    /// registration. 0 … 65536
     std::uint32_t windows = 256;
   } memory;
 
   struct Queues {
     std::uint32_t send_depth = 128;      ///< send work requests per connection; 16 … 32768
     std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
-    /// automatic: all connections share one receive queue if the device has shared receive queues.
-    /// off, or without: each connection has receive_depth / connections.maximum receives of its
-    /// own, at least 8, so that fewer connections may fit.
+    /// automatic: all connections share one receive queue if the device supports that. Otherwise,
+    /// and with off, each connection has receive_depth / connections.maximum receives of its own,
+    /// at least 8, so fewer connections may fit.
     SharedReceiveQueue shared_receive_queue = SharedReceiveQueue::automatic;
     std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
     std::uint32_t operations = 4096;      ///< operations in flight, all connections; 16 … 1048576
@@ -71,23 +70,30 @@ struct Config {
 
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
+    /// Accepted connections that one peer host may have, so that it cannot keep others out; 0:
+    /// three quarters of `maximum`. Peers on this host are not limited. At most 65536
+    std::uint32_t maximum_per_source = 0;
     /// How many of them may have ConnectionSettings::own_domain at a time. With a shared receive
     /// queue, each adds `credits` + queues.receive_postlist receives. 0 … 65536
     std::uint32_t own_domains = 0;
-    /// Unfinished handshakes at once, inbound and outbound each; 1 … 4096
+    /// Unfinished handshakes at once, inbound and outbound each; 1 … 4096. Inbound connections
+    /// among them hold at most a quarter of `maximum`; further ones wait.
     std::uint32_t handshakes = 64;
     /// A longer message is a rendezvous message: the receiver READs it. 64 … 1 MiB - 64
     std::uint32_t eager_bytes = 4096;
     std::uint32_t max_message_bytes = 64u << 20;  ///< longest message; eager_bytes … 1 GiB
-    /// How long a rendezvous message waits for a block of the receiver's pool before the receiver
+    /// How long a rendezvous message waits for a block of the receiver's pool. Then the receiver
     /// refuses it. 1ms … 1h
     Nanoseconds rendezvous_timeout = std::chrono::seconds(1);
+    /// automatic: short messages go without work requests, and are read where they arrive, where
+    /// the device can do that, as the embedded one does. off: all messages go by work requests.
+    DirectPath direct_messages = DirectPath::automatic;
     std::uint32_t credits = 64;  ///< most receives reserved for one peer; 1 … 32768
     std::uint32_t mtu = 4096;    ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
     Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< outbound, until ready; 1ms … 1h
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
-    Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between signs of life; 1ms … 1h
+    Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between keepalives; 1ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);       ///< silence until lost; 1ms … 1h
     /// Unused credit returns to the engine after this time; 1ms … 1h
     Nanoseconds credit_idle_timeout = std::chrono::seconds(1);
@@ -96,42 +102,44 @@ struct Config {
   /// Defaults for each connection; ConnectionSettings::leases overrides them.
   struct Leases : LeaseLimits {
     std::uint32_t maximum = 1024;  ///< of the engine at once, each way; 0 … 32768
-    /// No operation on a peer's memory starts within this time of the lease's end. Set it longer
-    /// than an operation takes to reach the peer. 1us … 1s
+    /// No operation on leased memory starts within this time of the lease's end. Set it longer than
+    /// an operation takes to reach the peer. 1us … 1s
     Nanoseconds guard = std::chrono::milliseconds(1);
   } leases;
 
   struct QueuePair {
     std::uint32_t ack_timeout = 14;    ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
     std::uint32_t retry_count = 7;     ///< 0 … 7
-    std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7 retries without end
+    std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7: retry without end
     std::uint32_t min_rnr_timer = 12;  ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
-    std::uint32_t rd_atomic = 128;     ///< READs and atomics at once, or the device's; 1 … 128
-    std::uint32_t service_level = 0;   ///< 0 … 15
-    std::uint32_t traffic_class = 0;   ///< of the GRH; on RoCEv2 DSCP and ECN; 0 … 255
-    std::uint32_t flow_label = 0;      ///< of the GRH; on RoCEv2 picks the UDP source port; 20 bits
-    std::uint32_t hop_limit = 255;     ///< of the GRH, TTL on RoCEv2; 1 … 255
-    std::uint32_t pkey_index = 0;      ///< in the port's table of partition keys; 0 … 65535
-    std::uint32_t src_path_bits = 0;   ///< added to the port's LID (InfiniBand, LMC); 0 … 127
-    std::uint32_t static_rate = 0;     ///< IB encoding of a rate; 0: the port's own; 0, 2 … 24
-    std::int32_t psn = -1;             ///< number of the first packet, 24 bits; -1: random
+    std::uint32_t rd_atomic = 128;  ///< READs and atomics at once, limited by the device; 1 … 128
+    std::uint32_t service_level = 0;  ///< 0 … 15
+    std::uint32_t traffic_class = 0;  ///< of the GRH; DSCP and ECN on RoCEv2; 0 … 255
+    std::uint32_t flow_label = 0;     ///< of the GRH; picks the UDP source port on RoCEv2; 20 bits
+    std::uint32_t hop_limit = 255;    ///< of the GRH, TTL on RoCEv2; 1 … 255
+    std::uint32_t pkey_index = 0;     ///< in the port's table of partition keys; 0 … 65535
+    std::uint32_t src_path_bits = 0;  ///< added to the port's LID (InfiniBand, LMC); 0 … 127
+    std::uint32_t static_rate = 0;    ///< IB encoding of a rate; 0: the port's own; 0, 2 … 24
+    std::int32_t psn = -1;            ///< number of the first packet, 24 bits; -1: random
     /// Most rights that any key may give a peer. Atomic rights have no effect on a device without
     /// atomics.
     Access access = Access::remote_all;
   } queue_pair;
 
-  /// Remote calls; see rpc.h. The engine uses these from the first method or session on.
+  /// Remote calls; see rpc.h. They take effect at the engine's first method or session.
   struct Rpc {
-    /// How calls travel. automatic: short calls go by datagram if both ends' devices have
-    /// datagrams; otherwise each session has a connection, counted in `connections.maximum`, for
-    /// all of its calls. datagram: as automatic, but a device without datagrams is an error.
-    /// connection: all calls go over connections; the engine opens nothing for datagrams.
+    /// How calls travel.
+    ///   automatic   inline calls by datagram if both devices have datagrams; otherwise all calls
+    ///   of
+    ///               a session over a connection, which counts in `connections.maximum`
+    ///   datagram    like automatic, but a device without datagrams is an error
+    ///   connection  all calls over connections; the engine opens no datagram queue pair
     RpcTransport transport = RpcTransport::automatic;
-    /// automatic: short datagrams go without work requests where the device can do that, as the
-    /// embedded one does. off: all datagrams go by work requests.
-    DirectDatagrams direct_datagrams = DirectDatagrams::automatic;
+    /// automatic: datagrams go without work requests if the device supports that; softverbs does.
+    /// off: all datagrams use work requests.
+    DirectPath direct_datagrams = DirectPath::automatic;
     std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
-    /// Served sessions that one client host may have, so that it cannot keep others out; 0: three
+    /// Served sessions of one client host, so that one host cannot exclude others. 0: three
     /// quarters of `sessions`. Clients on this host are not limited. At most 1048575
     std::uint32_t sessions_per_source = 0;
     std::uint32_t window = 8;    ///< calls of a session at once; a power of two, 1 … 64
@@ -139,30 +147,33 @@ struct Config {
     /// Datagrams being sent by work requests; a power of two, 64 … 32768
     std::uint32_t send_depth = 256;
     std::uint32_t receive_depth = 1024;  ///< posted receives for datagrams; 64 … 32768
-    /// Shortest retransmission time-out of a request; the time-out follows the measured round trip
-    /// above it. 10us … 10s
+    /// Shortest retransmission time-out of a request. Above it, the time-out follows the measured
+    /// round trip. 10us … 10s
     Nanoseconds min_rto = std::chrono::milliseconds(2);
-    Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls without their own; 1us … 1h
-    /// Target round trip of congestion control, without the server's time: a session shrinks its
-    /// congestion window while round trips exceed this, or twice the shortest round trip seen if
-    /// that is more. 0 disables congestion control; at most 1s
+    Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls that name none; 1us … 1h
+    /// Target round trip of congestion control, without the server's time. A session shrinks its
+    /// congestion window while round trips exceed this and twice the shortest round trip seen. 0
+    /// disables congestion control; at most 1s
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 
   struct Engine {
-    ControlMode control = ControlMode::automatic;  ///< manual: only poll_control() takes the step
+    ControlMode control = ControlMode::automatic;  ///< manual: poll() takes no control step
     Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s
   } engine;
 
   /// Reads the defaults, then `file` unless it is empty, then the environment. Set-up; any thread.
-  /// Errors: bad_config naming file, line, key, the nearest known key, and the range.
+  /// Errors: bad_config, which names file, line, key, the nearest known key, and the range.
   [[nodiscard]] SPINWIRE_API static Result<Config> load(const std::filesystem::path& file = {});
   /// Reads the defaults, then `toml`, then the environment. `origin` names the text in errors.
+  /// Set-up; any thread. Errors: bad_config, which names origin, line, key, the nearest known key,
+  /// and the range.
   [[nodiscard]] SPINWIRE_API static Result<Config> parse(std::string_view toml,
                                                          std::string_view origin);
-  /// Checks every range and the relations between settings. Engine::open calls it.
+  /// Checks every range and the relations between settings. Engine::open() calls it. Set-up; any
+  /// thread. Errors: bad_config.
   [[nodiscard]] SPINWIRE_API Result<void> check() const;
-  /// Returns one line of TOML per setting, with its range as a comment.
+  /// Returns one line of TOML per setting, with its range as a comment. Set-up; any thread.
   [[nodiscard]] SPINWIRE_API std::string to_toml() const;
 };
 

@@ -1,4 +1,4 @@
-// Settings of one connection, in place of its engine's.
+// Settings that one connection uses instead of its engine's.
 #pragma once
 
 #include <cstdint>
@@ -10,37 +10,38 @@
 
 namespace spinwire {
 
-/// Attributes of a connection's queue pair. An empty member takes the engine's setting. Each has
-/// the meaning, unit and range of the key of the same name under `queues`, `connections`,
-/// `queue_pair` or `device`. All are checked at once, against these ranges and the device.
+/// Attributes of a connection's queue pair. An empty member takes the engine's setting. Each member
+/// has the meaning, unit and range of its namesake under `queues`, `connections`, `queue_pair` or
+/// `device`. All are checked together, against these ranges and the device.
 struct ConnectionSettings {
   // Sizes.
   std::optional<std::uint32_t> send_depth;    ///< send work requests; 16 … 32768
   std::optional<std::uint32_t> inline_bytes;  ///< payloads up to this length go inline; 0 … 1024
-  std::optional<std::uint32_t> mtu;           ///< 256, 512, 1024, 2048 or 4096 bytes; least wins
-  std::optional<std::uint32_t> rd_atomic;     ///< READs and atomics at once, each way; 1 … 128
+  std::optional<std::uint32_t> mtu;  ///< 256, 512, 1024, 2048 or 4096 bytes; the smaller end's
+  std::optional<std::uint32_t> rd_atomic;  ///< READs and atomics at once, each way; 1 … 128
   // Retries.
   std::optional<std::uint32_t> ack_timeout;    ///< 4.096 us * 2^n; 1 … 31
   std::optional<std::uint32_t> retry_count;    ///< 0 … 7
-  std::optional<std::uint32_t> rnr_retry;      ///< 0 … 7; 7 retries for ever
+  std::optional<std::uint32_t> rnr_retry;      ///< 0 … 7; 7: retry without end
   std::optional<std::uint32_t> min_rnr_timer;  ///< IB encoding; 1 … 31
-  std::optional<std::uint32_t> psn;            ///< first one sent, else random; 24 bits
-  // The path. With rdma_cm, which knows the path, only values other than the defaults count.
+  std::optional<std::uint32_t> psn;  ///< first packet sequence number, 24 bits; else random
+  // The path. rdma_cm finds the path itself; there, only values other than the defaults apply.
   std::optional<std::uint32_t> service_level;  ///< 0 … 15
   std::optional<std::uint32_t> traffic_class;  ///< 0 … 255
   std::optional<std::uint32_t> flow_label;     ///< 20 bits
   std::optional<std::uint32_t> hop_limit;      ///< 1 … 255
   std::optional<std::uint32_t> src_path_bits;  ///< 0 … 127
   std::optional<std::uint32_t> static_rate;    ///< IB encoding; 0, 2 … 24
-  // The place. Not with rdma_cm, which finds it by the addresses.
+  // The place. Not with rdma_cm, which finds the place by the addresses.
   std::optional<std::uint32_t> port;        ///< of the engine's device; 1 … 255
   std::optional<std::uint32_t> gid_index;   ///< in the port's table; 0 … 255
   std::optional<std::uint32_t> pkey_index;  ///< in the port's table; 0 … 65535
   /// The peer's rights through this connection. Without remote_read the queue pair refuses all
-  /// READs, without remote_atomic all atomics. WRITEs always work, as the peer writes credit to a
-  /// cell of 8 bytes; without remote_write, Connection::expose() makes no key for WRITEs.
+  /// READs, without remote_atomic all atomics. The queue pair always allows WRITEs, because the
+  /// peer writes credit to a cell of 8 bytes. Without remote_write, Connection::expose() makes no
+  /// key for WRITEs.
   std::optional<Access> access;
-  /// Limits on leases, in place of those under `leases`. `access` bounds the peer's rights.
+  /// Limits on leases, instead of the engine's `leases`. `access` bounds the peer's rights.
   std::optional<LeaseLimits> leases;
   /// Gives the connection a protection domain of its own. Keys made elsewhere do not open memory to
   /// its peer, and its own keys do not open memory to peers of other connections: the device
@@ -51,8 +52,8 @@ struct ConnectionSettings {
   ///   - Open memory with Connection::expose(), and register your own with
   ///     Connection::register_memory(). Operations answer invalid_argument for memory that was
   ///     registered elsewhere; memory registered here ends other connections (local_error).
-  ///   - The keys end with the connection, also if it is made again.
-  ///   - It has receives of its own, and operations take some more instructions.
+  ///   - The keys end with the connection, even if it reconnects.
+  ///   - The connection has its own receives, and operations take some more instructions.
   ///
   /// If connections.own_domains are in use, or the device has no more, the connection ends with
   /// `limit`.

@@ -1,4 +1,4 @@
-// The device that an engine opened, and those that it could have opened.
+// The device that an engine opened, and the candidates it chose from.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ enum class LinkLayer : std::uint8_t { unknown, infiniband, ethernet };
 /// Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(LinkLayer layer) noexcept;
 
-/// A place that an engine could use: an entry of a port's GID table. With a `gid_index` of -1 it is
-/// a port, with a `port` of 0 a device, that was not examined further.
+/// An entry of a port's GID table that an engine could use. A `gid_index` of -1 stands for a port,
+/// a `port` of 0 for a device, that was not examined further.
 struct DeviceCandidate {
   std::string provider;  ///< "rdma-core" or "softverbs"
-  std::string device;    ///< as for config.device.name
+  std::string device;    ///< the name that config.device.name takes
   std::uint8_t port = 0;
   int gid_index = -1;
-  std::string gid;     ///< as an IPv6 address, RoCEv2's mapped ones as a.b.c.d
-  std::string netdev;  ///< of the GID, if the system knows it
+  std::string gid;     ///< as an IPv6 address; RoCEv2's mapped addresses as a.b.c.d
+  std::string netdev;  ///< network interface of the GID, if the system knows it
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;
   bool usable = false;
@@ -36,7 +36,7 @@ struct DeviceCandidate {
   [[nodiscard]] SPINWIRE_API std::string text() const;
 };
 
-/// The device that an engine has open. Sizes are those in force.
+/// The device that an engine has open. Sizes are those in effect.
 struct DeviceInfo {
   std::string provider;
   std::string name;
@@ -46,21 +46,22 @@ struct DeviceInfo {
   std::string netdev;
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;
-  std::uint32_t mtu = 0;           ///< active, bytes
+  std::uint32_t mtu = 0;           ///< active path MTU, bytes
   std::uint32_t inline_bytes = 0;  ///< payloads up to this length are sent inline
-  std::uint32_t rd_atomic = 0;     ///< READs and atomics of a connection outstanding at once
-  bool shared_receives = false;    ///< one queue of receives for all connections
-  std::uint32_t own_receives = 0;  ///< else each connection has a queue of this many
-  std::uint32_t max_sge = 0;       ///< elements of a raw connection's work requests
-  bool memory_windows = false;     ///< type 2B
-  bool datagrams = false;          ///< unreliable ones, which remote calls go over
-  bool atomics = false;            ///< atomic against other work of this device at least
+  std::uint32_t rd_atomic = 0;     ///< outstanding READs and atomics of one connection
+  bool shared_receives = false;    ///< all connections share one receive queue
+  std::uint32_t own_receives = 0;  ///< receives of each connection's own queue, if not shared
+  std::uint32_t max_sge = 0;       ///< scatter/gather elements of a raw connection's work requests
+  bool memory_windows = false;     ///< type 2B windows
+  bool datagrams = false;          ///< unreliable datagrams, which remote calls use
+  bool atomics = false;            ///< atomic at least against other work of this device
   bool single_threaded = false;    ///< the device omits its locks for us
   std::vector<DeviceCandidate> candidates;  ///< all that were examined, including the chosen one
 };
 
 /// Lists all devices, ports and GIDs, and marks the one that Engine::open() would choose with
-/// `config.device`; none if open() would fail. Set-up; any thread. Errors: bad_config, system.
+/// `config.device`. Marks none if open() would fail. Set-up; any thread. Errors: bad_config,
+/// system.
 [[nodiscard]] SPINWIRE_API Result<std::vector<DeviceCandidate>> list_devices(
     const Config& config = {});
 

@@ -30,34 +30,34 @@ class EngineCore;
 
 enum class Pool : std::uint8_t {
   send,
-  lease,  ///< memory that is exposed or leased to peers
-  large,  ///< memory that receives messages above connections.eager_bytes
+  lease,       ///< memory that is exposed or leased to peers
+  rendezvous,  ///< receives messages above connections.eager_bytes
 };
 
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
-  std::uint64_t completions = 0;  ///< drained; one completion may stand for many direct datagrams
+  std::uint64_t completions = 0;        ///< drained ones; one may stand for many direct datagrams
   std::uint64_t stale_completions = 0;  ///< completions of operations that had ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
-  /// Violations of the protocol by peers, each of which ended its connection.
+  /// Violations of the protocol by peers. Each ended its connection.
   std::uint64_t bad_messages = 0;
   std::uint64_t doorbells = 0;  ///< posts of send work requests
   std::uint64_t receives_posted = 0;
   std::uint64_t accepted = 0;            ///< inbound connections that became ready
   std::uint64_t connected = 0;           ///< outbound connections that became ready
-  std::uint64_t handshakes_refused = 0;  ///< inbound ones that failed
+  std::uint64_t handshakes_refused = 0;  ///< inbound handshakes that failed
   std::uint64_t peers_lost = 0;
   std::uint64_t closed = 0;
-  std::uint32_t connections = 0;      ///< in any state, including those of sessions
-  std::uint32_t operations = 0;       ///< in flight, including offered long messages
-  std::uint32_t receives = 0;         ///< posted now
-  std::uint32_t credits_granted = 0;  ///< receives reserved for peers now
-  std::uint32_t windows_free = 0;     ///< unused memory windows
+  std::uint32_t connections = 0;        ///< in any state, including those of sessions
+  std::uint32_t operations = 0;         ///< in flight, including offered rendezvous messages
+  std::uint32_t receives = 0;           ///< posted now
+  std::uint32_t reserved_receives = 0;  ///< receives reserved for peers now
+  std::uint32_t windows_free = 0;       ///< unused memory windows
   std::uint32_t own_domains = 0;  ///< connections' own protection domains, including closing ones
-  /// Keys of the application and one for each connection, without those of the pools; includes keys
-  /// that are being revoked.
+  /// Keys of the application and one for each connection, including keys that are being revoked.
+  /// Excludes the pools' keys.
   std::uint32_t registrations = 0;
 };
 
@@ -69,8 +69,8 @@ struct MemoryStats {
   std::uint64_t refusals = 0;  ///< allocations that answered no_buffer
 };
 
-/// The application's own memory, registered for operations. Dropping it deregisters the memory,
-/// after the last operation on it has ended. Hot.
+/// The application's own memory, registered for operations. Dropping the region deregisters the
+/// memory after the last operation on it has ended. Hot.
 class SPINWIRE_API MemoryRegion {
  public:
   MemoryRegion() noexcept = default;
@@ -106,13 +106,14 @@ struct ListenOptions {
   ConnectionSettings settings{};  ///< of all accepted connections; see Connection::configure()
 };
 
-/// How a connection is made again when it could not be made or was lost. Operations that were
-/// outstanding have ended by then, and keys that the peer made for the old connection are closed. A
-/// goodbye, a final refusal or another protocol ends the connection at once.
+/// Makes a connection again that could not be made or was lost. Outstanding operations have ended
+/// by then, and keys that the peer made for the old connection are closed. A goodbye, a final
+/// refusal or a protocol mismatch ends the connection without a further attempt.
 struct Reconnect {
-  std::uint32_t attempts = 0;  ///< in a row without lasting success; 0: no reconnecting
-  /// Pause before the first attempt. It doubles with each further attempt up to `max_delay`, less a
-  /// random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h each.
+  std::uint32_t attempts = 0;  ///< in a row without lasting success; 0: do not reconnect
+  /// Pause before the first attempt. The pause doubles with each further attempt up to `max_delay`,
+  /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h
+  /// each.
   Nanoseconds first_delay = std::chrono::milliseconds(10);
   Nanoseconds max_delay = std::chrono::seconds(5);
 };
@@ -135,14 +136,15 @@ struct PrepareOptions {
   ConnectionSettings settings{};
 };
 
-/// A listening address. Dropping it stops listening; accepted connections stay. Set-up.
+/// A listening address. Dropping it stops listening; accepted connections stay. Drop it on the
+/// engine's thread: dropped elsewhere, the address stays in use until the engine ends. Set-up.
 class SPINWIRE_API Listener {
  public:
   Listener() noexcept = default;
   Listener(Listener&& other) noexcept;
   Listener& operator=(Listener&& other) noexcept;
   ~Listener();
-  /// The bound "address:port"; if port 0 was asked for, the port that was taken.
+  /// The bound "address:port"; for port 0, with the port that the system chose.
   [[nodiscard]] std::string address() const;
   explicit operator bool() const noexcept { return slot_ != nullptr; }
 
@@ -161,8 +163,13 @@ class SPINWIRE_API Listener {
 /// calls poll(). spinwire.h has the rules for all functions.
 class SPINWIRE_API Engine {
  public:
-  /// Opens the device, registers all memory, and posts the receives. The calling thread becomes the
-  /// engine's. Set-up. Errors: bad_config, no_device, no_memory, limit, system.
+  /// Opens the device, registers all memory, and posts the receives. The engine belongs to the
+  /// calling thread. Set-up. Errors:
+  ///   bad_config  a setting is out of range, or does not fit the others
+  ///   no_device   no such device, port or GID
+  ///   no_memory   not enough memory, hugepages or locked memory
+  ///   limit       the device or the system has less than the settings ask
+  ///   system      the operating system refused a call
   [[nodiscard]] static Result<Engine> open(const Config& config,
                                            const Clock& clock = Clock::real());
 
@@ -170,50 +177,57 @@ class SPINWIRE_API Engine {
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
   /// Ends all connections and sessions at once: each outstanding operation and call ends as
-  /// `flushed`, and each on_closed runs. What the callbacks capture must still exist. Memory that
-  /// buffers still hold is freed when they are dropped. Not from inside a callback.
+  /// `flushed`, and each on_closed runs. The captures of callbacks must still be valid. Memory that
+  /// buffers still hold is freed when they are dropped. Not allowed inside a callback.
   ~Engine();
 
-  /// Drains completions, runs callbacks, reposts receives, rings doorbells and, each
-  /// engine.control_interval unless engine.control is manual, takes a control step. Never blocks.
-  /// Answers the number of events, 0 when idle, or minus a Status: not_connected (an empty engine),
-  /// wrong_thread, reentrant (inside a callback), forked_child. Hot, but for control steps.
+  /// Drains completions, runs callbacks, reposts receives and rings doorbells. Takes a control step
+  /// every engine.control_interval, unless engine.control is manual. Never blocks. Answers the
+  /// number of events, 0 when idle, or minus a Status: not_connected (an empty engine),
+  /// wrong_thread, reentrant (inside a callback), forked_child. Hot, except for control steps.
   int poll() noexcept;
-  /// Takes one control step: sockets, liveness, timers, and at most one control verb. Answers as
+  /// Takes one control step: sockets, liveness, timers, and at most one control verb. Answers like
   /// poll(). Set-up.
   int poll_control() noexcept;
   /// Posts all deferred operations. Hot.
   Status flush() noexcept;
 
   /// Listens for connections and sessions on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free
-  /// one. Set-up. Errors:
+  /// port. Set-up. Errors:
   ///   invalid_argument  the address, or a setting out of range
   ///   in_use            something else listens there
-  ///   limit             files or epoll entries are used up; the device has less than a setting
-  ///   asks no_device         the device is gone, or a setting names a port or GID that does not
-  ///   exist unsupported       rdma_cm on this device, this IP version on this host, or atomics
+  ///   limit             files or epoll entries are used up, or the device has less than a setting
+  ///                     asks
+  ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   unsupported       rdma_cm on this device, this IP version on this host, or atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
   ///   invalid_argument  the address, a time or a setting out of range
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
-  ///   up;
-  ///                     the device has less than a setting asks
-  ///   no_device         as for listen()
-  ///   unsupported       as for listen()
-  ///   refused, timed_out, peer_lost, system
-  ///                     the operating system refused at once
+  ///                     up, or the device has less than a setting asks
+  ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   unsupported       rdma_cm on this device, this IP version on this host, or atomics
+  ///   refused           the operating system knows at once that nothing listens there
+  ///   timed_out         the operating system knows at once that the host does not answer
+  ///   peer_lost         the operating system knows at once that the peer closed the connection
+  ///   system            there is no route, or the operating system refused
   [[nodiscard]] Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
-  /// Prepares a connection whose endpoints the application exchanges by its own means
-  /// (out-of-band): on_endpoint gives our endpoint; Connection::join() takes the peer's. Set-up.
-  /// Errors: invalid_argument, limit, no_device and unsupported as for connect().
+  /// Prepares a connection whose endpoints the application exchanges out-of-band. on_endpoint gives
+  /// our endpoint; Connection::join() takes the peer's. Set-up. Errors:
+  ///   invalid_argument  a time or a setting out of range
+  ///   limit             connections.maximum or receives are used up, or the device has less than a
+  ///                     setting asks
+  ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   unsupported       the settings give the peer atomics, and the device has none
+  ///   system            the device refused
   [[nodiscard]] Result<Connection> prepare(const PrepareOptions& options);
 
-  // Remote calls, see rpc.h.
+  // Remote calls; see rpc.h.
   /// Runs `handler` for each call of `method`, in sessions through any listener of this engine. An
-  /// empty handler ends that. The first call takes the memory that remote calls need. Set-up.
-  /// Errors:
+  /// empty handler ends the method. The first serve() takes the memory that remote calls need.
+  /// Set-up. Errors:
   ///   reentrant    inside a callback
   ///   limit        the completion queue or a pool has not enough room
   ///   unsupported  rpc.transport is "datagram", and the device has no datagrams
@@ -221,21 +235,37 @@ class SPINWIRE_API Engine {
   ///   system       the device refused
   [[nodiscard]] Result<void> serve(Method method, const MethodHandler& handler);
   /// Opens a session with the engine that listens at `address`. on_ready or on_closed reports the
-  /// result. Set-up. Errors: those of serve() except reentrant; those of connect(); also
-  /// invalid_argument (the window), limit (rpc.sessions are open).
+  /// result. Set-up. Errors:
+  ///   invalid_argument  the address, the time-out or the window
+  ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
+  ///                     completion queue or a pool has not enough room
+  ///   unsupported       rpc.transport is "datagram", and the device has no datagrams; or this IP
+  ///                     version on this host
+  ///   no_device         the device is gone
+  ///   refused           the operating system knows at once that nothing listens there
+  ///   timed_out         the operating system knows at once that the host does not answer
+  ///   peer_lost         the operating system knows at once that the peer closed the connection
+  ///   system            there is no route, or the device or the operating system refused
   [[nodiscard]] Result<Session> open_session(std::string_view address,
                                              const SessionOptions& options);
+  /// Counts of remote calls. Hot.
   [[nodiscard]] RpcStats rpc_stats() const noexcept;
 
   /// Takes a block with room for `size` bytes, which are not zeroed. Empty if that fails;
   /// allocate_status() says why. Hot.
   [[nodiscard]] Buffer allocate(std::size_t size, Pool pool = Pool::send) noexcept;
-  /// Why the last allocate() that failed did so: no_buffer, or invalid_argument (0 bytes, or more
-  /// than the pool has). Hot.
+  /// Why allocate() last failed: no_buffer, or invalid_argument (0 bytes, or more than the pool
+  /// has). Hot.
   [[nodiscard]] Status allocate_status() const noexcept;
 
-  /// Registers memory of the application, which must stay mapped until the region is dropped and
-  /// its operations have ended. Set-up. Errors: those of expose().
+  /// Registers memory of the application. The memory must stay mapped until the region is dropped
+  /// and its operations have ended. Set-up. Errors:
+  ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
+  ///                     memory that cannot be registered
+  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///   limit             no more registrations
+  ///   no_memory         the registration failed
+  ///   system            the registration failed
   [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
   /// Opens exactly the bytes of `slice` to peers, under a new key, until revoke(). Holds a
   /// reference to the memory. Set-up (a registration). Errors:
@@ -243,19 +273,20 @@ class SPINWIRE_API Engine {
   ///                     memory that cannot be registered, or of another engine
   ///   unsupported       Access::remote_atomic, and the device has no atomics
   ///   limit             no more registrations
-  ///   no_memory, system the registration failed
+  ///   no_memory         the registration failed
+  ///   system            the registration failed
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
-  /// Closes the key of an exposure; call it, between polls, until it answers something other than
+  /// Closes the key of an exposure. Call it, between polls, until it answers something other than
   /// would_block. Runs no callback. Set-up. Answers:
   ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
-  ///                     answered once for a key
+  ///                     answered once for each key
   ///   would_block       the key is closing, and an access may be under way; call again
   ///   local_error       the device refused to deregister the memory, which stays held; call again
-  ///   invalid_argument  no exposure of this engine, or revoked already
+  ///   invalid_argument  not an exposure of this engine, or revoked already
   Status revoke(const RemoteRegion& region);
 
-  /// Sets the callback for events of the device; an empty one drops them. An event of a connection
-  /// is reported before the connection ends because of it. Set-up.
+  /// Sets the callback for events of the device; an empty callback drops events. An event of a
+  /// connection is reported before the connection ends because of the event. Set-up.
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
   /// Checks that the engine's records are consistent: operations, credit, receives, leases,
@@ -264,13 +295,17 @@ class SPINWIRE_API Engine {
   /// a defect of the library, or overwritten memory), reentrant (inside a callback).
   [[nodiscard]] Result<void> audit() const;
 
+  /// The settings in effect. Hot.
   [[nodiscard]] const Config& config() const noexcept;
+  /// The clock in use: the one given to open(), or the real one. Hot.
   [[nodiscard]] const Clock& clock() const noexcept;
+  /// Sums over all connections. Set-up.
   [[nodiscard]] EngineStats stats() const noexcept;
+  /// What a pool has and has done. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;
-  /// The name of the opened device, such as "softverbs".
+  /// The name of the opened device, such as "softverbs". Hot.
   [[nodiscard]] std::string_view device_name() const noexcept;
-  /// The opened device, and why it was chosen.
+  /// The opened device, and why it was chosen. Hot.
   [[nodiscard]] const DeviceInfo& device() const noexcept;
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
@@ -279,7 +314,7 @@ class SPINWIRE_API Engine {
 
   explicit Engine(std::unique_ptr<detail::EngineCore> core) noexcept;
 
-  detail::EngineSlot* slot_;  ///< base::no_engine if there is none
+  detail::EngineSlot* slot_;  ///< never null: without an engine, that of a closed one
   std::unique_ptr<detail::EngineCore> core_;
 };
 

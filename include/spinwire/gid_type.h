@@ -1,4 +1,4 @@
-// What packets to a GID look like.
+// The packet format of a GID.
 #pragma once
 
 #include <cstdint>

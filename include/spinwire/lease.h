@@ -1,5 +1,4 @@
-// Leases: memory of a peer that we may use for a limited time, and memory of ours that a peer may
-// use.
+// Leases: a peer's memory that we may use for a limited time, and our memory that a peer may use.
 #pragma once
 
 #include <cstddef>
@@ -16,39 +15,40 @@
 
 namespace spinwire {
 
-/// Why the owner refused a lease. The Status in brackets comes with it.
+/// Why the owner refused a lease. The Status in brackets accompanies the reason.
 enum class LeaseRefusal : std::uint8_t {
   none = 0,
-  too_long,    ///< more bytes than the owner's leases.max_bytes (limit)
-  misaligned,  ///< no power of two, or above the owner's leases.max_alignment (limit)
-  too_many,    ///< the owner's leases.count is reached (limit)
-  too_much,    ///< the owner's leases.total_bytes is reached (limit)
-  no_room,     ///< the owner's pool memory.lease_bytes, keys or records are used up (no_buffer)
-  no_right,    ///< the owner gives none of the rights (remote_access)
-  bad_time,    ///< 0, or longer than the owner's leases.max_duration (limit)
-  over,        ///< the lease has ended (lease_expired)
-  unwanted,    ///< the peer's application did not take the memory (refused)
-  closing,     ///< the connection is closing (flushed)
+  too_long,      ///< longer than the owner's leases.max_bytes (limit)
+  misaligned,    ///< no power of two, or above the owner's leases.max_alignment (limit)
+  too_many,      ///< the owner's leases.count is reached (limit)
+  too_much,      ///< the owner's leases.total_bytes is reached (limit)
+  no_room,       ///< the owner's pool memory.lease_bytes, keys or records are used up (no_buffer)
+  no_right,      ///< the owner gives none of the rights (remote_access)
+  bad_duration,  ///< 0, or longer than the owner's leases.max_duration (limit)
+  over,          ///< the lease has ended (lease_expired)
+  unwanted,      ///< the peer's application did not take the memory (refused)
+  closing,       ///< the connection is closing (flushed)
 };
 SPINWIRE_API std::string_view to_string(LeaseRefusal refusal) noexcept;
 
 /// Terms of a lease.
 struct LeaseOptions {
   Access access = Access::remote_read_write;
-  Nanoseconds time = std::chrono::seconds(60);  ///< more than leases.guard, up to 1 h
-  std::uint32_t alignment = 8;                  ///< of requested memory, in bytes; a power of two
+  Nanoseconds duration = std::chrono::seconds(60);  ///< more than leases.guard, up to 1 h
+  std::uint32_t alignment = 8;  ///< of requested memory, in bytes; a power of two
 };
 
-/// Names memory that we have leased to a peer, until it has come back.
+/// Names memory that we have leased to a peer, until that memory has come back.
 struct LeaseId {
   std::uint32_t value = ~std::uint32_t{0};
   explicit operator bool() const noexcept { return value != ~std::uint32_t{0}; }
   friend bool operator==(const LeaseId&, const LeaseId&) noexcept = default;
 };
 
-/// Memory of a peer that is leased to us. Owns the lease: dropping it releases the memory, after
-/// all operations that were started on it. Empty once the lease was returned or the connection has
-/// ended. Move-only. All functions may be called from callbacks. Hot.
+/// Memory of a peer that is leased to us. Owns the lease: dropping the handle releases the memory,
+/// after all operations that were started on it. Drop it on the engine's thread: dropped elsewhere,
+/// the lease lasts until its time is over or the connection ends. Empty once the lease was returned
+/// or the connection has ended. Move-only. All functions may be called from callbacks. Hot.
 class SPINWIRE_API RemoteMemory {
  public:
   RemoteMemory() noexcept = default;
@@ -66,41 +66,43 @@ class SPINWIRE_API RemoteMemory {
   RemoteMemory& operator=(const RemoteMemory&) = delete;
   ~RemoteMemory() { release(); }
 
-  /// Whether there is a lease, also if its time is over.
+  /// True while there is a lease, even if its time is over.
   explicit operator bool() const noexcept { return static_cast<bool>(region()); }
   /// The memory, or a part of it, for operations on the lease's connection. Empty if there is no
-  /// lease, or the part does not lie within it. The region names the lease instead of a key: see
-  /// detach() for a region to pass on.
+  /// lease, or if the part is out of bounds. The region names the lease instead of a key; detach()
+  /// answers a region to pass on.
   [[nodiscard]] RemoteRegion region() const noexcept;
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     return region().slice(offset, size);
   }
-  /// Bytes.
+  /// Length of the memory, in bytes.
   [[nodiscard]] std::uint64_t size() const noexcept { return region().length; }
-  /// The rights that the owner gave: at most those that were asked for.
+  /// The rights that the owner gave: at most the requested ones.
   [[nodiscard]] Access access() const noexcept { return region().access; }
-  /// How long operations may still be started; 0 if no longer. This is leases.guard less than what
-  /// is left of the lease, counted from the request or the arrival.
+  /// How long operations may still be started; 0 if no longer. This is the rest of the lease,
+  /// counted from the request or the arrival, minus leases.guard.
   [[nodiscard]] Nanoseconds time_left() const noexcept;
   [[nodiscard]] Connection connection() const noexcept;
 
-  /// Asks for `time` from now on. `done` reports whether it was granted; if not, the lease ends as
-  /// before. If the lease is released or recalled first, `done` runs with cancelled or
-  /// lease_expired. Errors:
-  ///   invalid_argument  a time not above leases.guard
+  /// Asks for `duration` from now on. `done` reports whether the owner granted it; if not, the
+  /// lease ends as before. If the lease is released or recalled first, `done` runs with cancelled
+  /// or lease_expired. Errors:
+  ///   invalid_argument  a duration not above leases.guard, or above 1 h
   ///   lease_expired     time_left() is 0
   ///   would_block       another renewal is under way, or too many control messages wait
   ///   not_connected     no lease, or the connection is not ready
-  Status renew(Nanoseconds time, const LeaseCallback& done = {});
+  Status renew(Nanoseconds duration, const LeaseCallback& done = {});
   /// Gives the memory back to the owner's application, whose on_returned runs after all our writes
-  /// have arrived. Empties the handle if it answers ok. Errors: those of renew() except
-  /// invalid_argument.
+  /// have arrived. Empties the handle if it answers ok. Errors:
+  ///   lease_expired  time_left() is 0
+  ///   would_block    a renewal is under way, or too many control messages wait
+  ///   not_connected  no lease, or the connection is not ready
   Status give_back(const LeaseCallback& done = {});
-  /// Releases the memory, as dropping the handle does. Does nothing when empty. Runs no callback.
+  /// Releases the memory, as dropping the handle does. Does nothing if empty. Runs no callback.
   void release() noexcept;
   /// Forgets the lease without returning it, and answers the region with its key, which can be
-  /// passed on as bytes. The lease still ends in time; using the key after that ends the
-  /// connection. Empties the handle. Empty if there is no lease, or a renewal is under way.
+  /// passed on as bytes. The lease still ends in time; using the key later ends the connection.
+  /// Empties the handle. Answers an empty region if there is no lease, or a renewal is under way.
   [[nodiscard]] RemoteRegion detach() noexcept;
 
  private:
@@ -115,11 +117,20 @@ class SPINWIRE_API RemoteMemory {
 
 /// How a request about a lease ended.
 struct LeaseReply {
+  /// One of:
+  ///   ok             granted, taken or given back
+  ///   limit          a limit of the owner; see `refusal`
+  ///   no_buffer      the owner has no memory, keys or records for it
+  ///   remote_access  the owner gives none of the rights
+  ///   refused        the peer's application did not take the memory
+  ///   lease_expired  the lease was over, or was recalled first
+  ///   cancelled      the lease was released first
+  ///   flushed        the connection ended first
   Status status = Status::ok;
   LeaseRefusal refusal = LeaseRefusal::none;
-  LeaseId lease;        ///< of Connection::lease(), if ok
-  Nanoseconds time{0};  ///< granted
-  RemoteMemory memory;  ///< of Connection::request_memory(): move it out, else it is released
+  LeaseId lease;            ///< the new lease, if Connection::lease() succeeded
+  Nanoseconds duration{0};  ///< granted
+  RemoteMemory memory;      ///< from Connection::request_memory(): move it out, else it is released
 };
 
 /// Why leased memory came back.
@@ -133,11 +144,11 @@ enum class ReturnedBy : std::uint8_t {
 };
 SPINWIRE_API std::string_view to_string(ReturnedBy how) noexcept;
 
-/// Memory of ours that has come back: no peer can reach it any more. Valid during its callback.
+/// Our memory that has come back: no peer can reach it any more. Valid during its callback.
 struct Returned {
   LeaseId lease;
   ReturnedBy how = ReturnedBy::release;
-  bool requested = false;  ///< from our pool, at the peer's request; else leased by lease()
+  bool requested = false;  ///< from our pool, at the peer's request; else given to lease()
   BufferSlice memory;      ///< copy the slice to keep the memory
 };
 

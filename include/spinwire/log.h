@@ -13,9 +13,9 @@ enum class LogLevel : std::uint8_t { debug, info, warning, error };
 
 using LogCallback = Callback<void(LogLevel, std::string_view)>;
 
-/// Sets the process's callback for messages of level `least` and above; an empty one drops them.
-/// Call it before the first engine is opened. The callback may run on any thread that calls the
-/// library, and must not call the library. Set-up.
+/// Sets the process's callback for messages of level `least` and above; an empty callback drops
+/// all. Call it before the first engine is opened. The callback may run on any thread that calls
+/// the library, and must not call the library. Set-up.
 SPINWIRE_API void set_log(LogCallback callback, LogLevel least = LogLevel::warning) noexcept;
 
 }  // namespace spinwire

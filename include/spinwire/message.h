@@ -8,10 +8,15 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/export.h"
+#include "spinwire/status.h"
 
 namespace spinwire {
 
 /// An inbound message. Valid during its callback. Hot.
+///
+/// A short message may lie where the peer has written it (connections.direct_messages), and a
+/// hostile peer can change it there at any time. If you do not trust the peer, copy the bytes, or
+/// take() them, before you validate them.
 class Message {
  public:
   /// The payload; empty if is_write().
@@ -25,12 +30,14 @@ class Message {
     return has_immediate_ ? std::optional<std::uint32_t>(immediate_) : std::nullopt;
   }
   /// True if this reports the peer's write_with_imm(): size() is the number of bytes written, and
-  /// data() is null, as the peer chose where to write.
+  /// data() is null, because the peer chose where to write.
   [[nodiscard]] bool is_write() const noexcept { return is_write_; }
-  /// Takes the buffer with the received bytes, to keep it beyond the callback. The engine replaces
-  /// it from the receive pool, as long as that has blocks. Empty if is_write(), if Offer::place()
-  /// chose the place, and when called again.
+  /// Returns the received bytes as a buffer of the receive pool, to keep them beyond the callback.
+  /// The buffer is the block that received the message; the engine replaces it while the pool has
+  /// blocks. A message in the device's memory is copied. The result is empty if is_write(), if
+  /// Offer::place() chose the memory, and when called again.
   [[nodiscard]] Buffer take() noexcept {
+    if (engine_ != nullptr) return take_copy();
     Buffer taken(block_, block_ != nullptr ? size_ : 0);
     block_ = nullptr;
     return taken;
@@ -47,6 +54,17 @@ class Message {
         immediate_(immediate),
         has_immediate_(has_immediate),
         is_write_(is_write) {}
+  /// A message in the device's memory.
+  Message(void* engine, const std::byte* data, std::size_t size) noexcept
+      : block_(nullptr),
+        data_(data),
+        size_(size),
+        immediate_(0),
+        has_immediate_(false),
+        is_write_(false),
+        engine_(engine) {}
+  /// take() of a message in the device's memory.
+  SPINWIRE_API Buffer take_copy() noexcept;
 
   detail::Block* block_;
   const std::byte* data_;
@@ -54,32 +72,34 @@ class Message {
   std::uint32_t immediate_;
   bool has_immediate_;
   bool is_write_;
+  void* engine_ = nullptr;  ///< of a message in the device's memory: provides take() with a block
 };
 
-/// A message longer than connections.eager_bytes, which the engine is about to read from its
-/// sender. Valid during its callback. Hot.
+/// A message longer than connections.eager_bytes, which the engine will read from its sender. Valid
+/// during its callback. Hot.
 class Offer {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// The sender's 32-bit immediate, in host order.
   [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept { return immediate_; }
   /// Receives the message into the first size() bytes of `to`, which are undefined until on_message
-  /// runs. Without place(), it arrives in a block of the pool memory.rendezvous_bytes. False, and
-  /// no change, if `to` is empty or shorter than size().
-  bool place(const BufferSlice& to) noexcept {
-    if (!to || to.size() < size_) return false;
-    to_ = to;
-    return true;
-  }
+  /// runs. Holds a reference to the memory until then. Without place(), or if it answers an error,
+  /// the message arrives in a block of the pool memory.rendezvous_bytes. Errors:
+  ///   out_of_bounds     `to` is empty or shorter than size()
+  ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
+  SPINWIRE_API Status place(const BufferSlice& to) noexcept;
   /// Refuses the message: the sender's operation ends as `refused`, and on_message does not run.
   void refuse() noexcept { refused_ = true; }
 
  private:
   friend struct detail::Internals;
 
-  Offer(std::size_t size, std::optional<std::uint32_t> immediate) noexcept
-      : size_(size), immediate_(immediate) {}
+  Offer(const void* engine, const void* connection, std::size_t size,
+        std::optional<std::uint32_t> immediate) noexcept
+      : engine_(engine), connection_(connection), size_(size), immediate_(immediate) {}
 
+  const void* engine_;      ///< whose memory place() takes
+  const void* connection_;  ///< that the message arrives on
   std::size_t size_;
   std::optional<std::uint32_t> immediate_;
   BufferSlice to_;

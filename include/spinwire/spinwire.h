@@ -1,29 +1,32 @@
-// All of the public API. include/README.md is the user's guide. These rules hold for every
-// function:
+// The whole public API. include/README.md is the user's guide. These rules hold for every function:
 //
 // Threads. An engine and its handles belong to the thread that opened the engine. A call from
 // another thread answers wrong_thread, a call in a forked child forked_child; both change nothing.
+// There, functions that answer neither a Status nor a Result answer an empty value, as if the
+// engine were gone, and dropping a Listener or a RemoteMemory releases nothing. Only functions
+// marked "any thread" may be called from other threads.
 //
 // Cost. A function marked "Hot" allocates nothing, makes no system call and takes bounded time. A
 // function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
 // pause does no harm.
-// Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
-// inside cancel(), close(), recall() or revoke(). They may call everything except
-// poll(), poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not
-// destroy their engine. See callback.h for exceptions.
 //
-// Handles. Connection, Session, PendingCall, Listener and RemoteMemory may outlive what they name.
-// Once the connection, session, call or engine is gone, functions that answer a Status or a Result
-// answer not_connected, and other functions answer an empty value (`closed`, 0, {}). A moved Engine
-// keeps its handles. An Engine that is empty or was moved from answers not_connected. Buffer,
+// Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
+// inside cancel(), close(), recall() or revoke(). They may call everything except poll(),
+// poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not destroy
+// their engine. See callback.h for exceptions.
+//
+// Handles. Connection, Session, PendingCall, Listener and RemoteMemory may outlive the objects they
+// name. Once the connection, session, call or engine is gone, functions that answer a Status or a
+// Result answer not_connected, and other functions answer an empty value (`closed`, 0, {}). A moved
+// Engine keeps its handles. An empty or moved-from Engine answers not_connected. Buffer,
 // BufferSlice and MemoryRegion keep their memory beyond their engine.
 //
 // Ownership. A call that does not answer ok has taken nothing. An accepted operation or call holds
 // a reference to its memory until its callback has run.
 //
-// Errors. Each function lists its errors, except wrong_thread, forked_child and not_connected (what
-// the handle names is gone), which every function may answer. A function that answers a Result may
-// also answer no_memory.
+// Errors. Each function lists its errors, except wrong_thread, forked_child and not_connected (the
+// named object is gone), which every function may answer. A function that answers a Result may also
+// answer no_memory.
 #pragma once
 
 #include "spinwire/buffer.h"
@@ -32,6 +35,7 @@
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/connection_settings.h"
+#include "spinwire/connection_state.h"
 #include "spinwire/device.h"
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
@@ -40,6 +44,7 @@
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
 #include "spinwire/message.h"
+#include "spinwire/operation.h"
 #include "spinwire/raw.h"
 #include "spinwire/rpc.h"
 #include "spinwire/sim.h"

@@ -19,7 +19,7 @@ enum class [[nodiscard]] Status : std::uint8_t{
     would_block,       ///< A queue or the peer's credit is used up; try again after poll().
     no_buffer,         ///< The pool has no free block; it gets some as buffers are released.
     invalid_argument,  ///< An argument is outside its documented range.
-    out_of_bounds,     ///< A slice does not lie within its buffer or remote region.
+    out_of_bounds,     ///< A slice exceeds its buffer or remote region, or is empty.
     message_too_long,  ///< Longer than the connection's message limit.
     not_connected,     ///< The connection or session is not `ready`, or its engine is gone.
     wrong_thread,      ///< Called from another thread than the one that opened the engine.
@@ -33,7 +33,7 @@ enum class [[nodiscard]] Status : std::uint8_t{
     remote_error,   ///< The peer's device answered with an error of its own.
     local_error,    ///< Our device refused: local key, length or queue-pair state.
     timed_out,      ///< A deadline passed.
-    refused,        ///< The peer said no.
+    refused,        ///< The peer refused.
     protocol,       ///< The peer sent bytes that are not a valid message.
     // Set-up.
     bad_config,  ///< A setting is unknown, malformed or out of range.
@@ -45,21 +45,21 @@ enum class [[nodiscard]] Status : std::uint8_t{
 
     cancelled,  ///< The application cancelled the accepted operation or call.
 
-    lease_expired,  ///< The lease's time is over, or nearly.
+    lease_expired,  ///< The lease has expired, or is about to.
 };
 inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
 
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;
 
-/// A part of an error's text. Never throws: where memory has run out it is empty.
+/// A part of an error's text. Never throws: the text is empty if memory has run out.
 struct ErrorText {
   ErrorText() noexcept = default;
   ErrorText(const char* text) noexcept : ErrorText(std::string_view(text)) {}
   ErrorText(std::string_view text) noexcept {
     try {
       value = text;
-    } catch (...) {  // the status says enough
+    } catch (...) {  // the status is enough
     }
   }
   ErrorText(const std::string& text) noexcept : ErrorText(std::string_view(text)) {}
@@ -68,8 +68,8 @@ struct ErrorText {
   std::string value;
 };
 
-/// Why a set-up call failed: what was asked for, what was found, and what to do about it. To make
-/// and to copy one never throws: where memory has run out, texts are empty.
+/// Why a set-up call failed: what was asked for, what was found, and what to do about it. Making
+/// and copying an Error never throws: the texts are empty if memory has run out.
 struct Error {
   Error() noexcept = default;
   Error(Status what, ErrorText ask, ErrorText find, ErrorText advice) noexcept

@@ -1,7 +1,7 @@
 // Dropping all callbacks, as if the process had died: simulations end engines in this way. Cold.
 #include "agent/agent.h"
 #include "agent/lease_table.h"
-#include "agent/raw.h"
+#include "agent/raw_queue.h"
 #include "agent/rendezvous.h"
 
 namespace spinwire::agent {
@@ -16,8 +16,8 @@ void drop_callbacks(RawQueue& queue) noexcept {
   queue.callbacks_due = 0;
 }
 
-template <typename T, base::Reuse reuse>
-void drop_callbacks(base::IndexPool<T, reuse>& records) noexcept {
+template <typename Records>
+void drop_callbacks(Records& records) noexcept {
   for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).done = nullptr;
 }
 

@@ -1,11 +1,12 @@
-// Functions on an agent: operations out, completions in, and its stages. Credit is in credit.h,
-// acceptance of operations in submit.h.
+// Functions on an agent: operations, completions and stages. credit.h has its credit, submit.h
+// accepts operations.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "agent/credit.h"
 #include "agent/engine_context.h"
@@ -58,10 +59,12 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
   return a.attributes.queue_pair.send_depth - kControlRequests - kRendezvousRequests -
          kLeaseRequests;
 }
+/// SendQueue::direct_limit of a ready connection.
+[[nodiscard]] std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcept;
 /// Whether no operation is outstanding.
 inline bool idle(const Agent& a) noexcept { return a.send_queue.used == 0; }
-/// Whether a connection that ends waits for no operation. A goodbye may wait to be posted while the
-/// queue pair takes it.
+/// Whether a connection that ends has no operation to wait for. While the queue pair is up, a
+/// deferred goodbye still counts.
 inline bool is_drained(const Agent& a) noexcept {
   return a.state != ConnectionState::ready && a.send_queue.posted == nullptr &&
          (a.send_queue.deferred == nullptr || a.stage != Stage::up);
@@ -74,13 +77,32 @@ void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::
 void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
                    const wire::MessageHeader& header, std::span<const std::byte> body) noexcept;
 /// Appends one of the agent's own operations. False: all records are in use.
-bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
-                    std::uint16_t credits = 0) noexcept;
+bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
+                     std::uint16_t credits = 0) noexcept;
 /// Posts the agent's deferred operations with one doorbell. Always ok: operations that the device
 /// refuses end with that error.
 Status flush(EngineContext& ctx, Agent& a) noexcept;
-/// Posts the deferred operations of all agents.
-void flush_queued_agents(EngineContext& ctx) noexcept;
+/// Shows the peers what direct sends have written.
+inline void publish_direct(EngineContext& ctx) noexcept {
+  if (!std::exchange(ctx.direct_unpublished, false)) return;
+  if (ctx.direct->publish(ctx.device->context())) ++ctx.stats.doorbells;
+}
+/// Posts the deferred operations of all agents, and publishes direct messages.
+void flush_listed_agents(EngineContext& ctx) noexcept;
+inline void flush_queued_agents(EngineContext& ctx) noexcept {
+  if (ctx.flush_queue.count() != 0 || ctx.direct_unpublished) flush_listed_agents(ctx);
+}
+/// Posts what the application has deferred, receives first: on one connection, or on all.
+inline Status flush_application(EngineContext& ctx, Agent& a) noexcept {
+  if (ctx.queued_agents != 0 && a.raw != nullptr) [[unlikely]]
+    post_raw_receives_now(ctx, a);
+  return flush(ctx, a);
+}
+inline void flush_application(EngineContext& ctx) noexcept {
+  if (ctx.queued_agents != 0 && ctx.raw != nullptr) [[unlikely]]
+    post_queued_raw_receives(ctx);
+  flush_queued_agents(ctx);
+}
 /// Ends deferred operations that will not be posted, once the posted ones have ended.
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept;
 /// Ends every operation as flushed. The queue pair must be gone.
@@ -92,7 +114,7 @@ void flush_all_operations(EngineContext& ctx, Agent& a) noexcept;
 bool cancel(EngineContext& ctx, Agent& a, std::uint64_t id) noexcept;
 /// Runs the callbacks of cancelled operations.
 void run_cancel_callbacks(EngineContext& ctx) noexcept;
-/// The device is done with a cancelled operation.
+/// The device has finished a cancelled operation.
 void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
 /// The id of the newest operation of the application that has not ended; empty if there is none.
 OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
@@ -101,15 +123,35 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
 
 /// Handles completions in order. Returns the number of events.
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
+/// Has messages delivered in blocks, not where they lie in the device's memory.
+inline void deliver_in_blocks(Agent& a) noexcept { a.slow_path |= kNeedsBlock; }
+/// Returns the lines of the messages of a batch that were read in place to their senders.
+inline void release_in_place(EngineContext& ctx) noexcept {
+  ctx.in_place_seen = false;
+  if (ctx.spare_blocks.count != SpareBlocks::kMost) [[unlikely]]
+    fill_spare_blocks(ctx);
+  ctx.direct->release(ctx.device->context(), ctx.spare_blocks.count);
+}
 /// Gives a message to the application.
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;
-/// The end of a poll: refills and posts receives, flushes operations, advertises credit.
-void finish_poll(EngineContext& ctx) noexcept;
-/// Not 0 if finish_poll() has anything to do.
+/// Refills and posts receives, flushes operations, advertises credit.
+void run_deferred_work(EngineContext& ctx) noexcept;
+/// 0 if run_deferred_work() has nothing to do, unless this poll handles completions.
 inline std::uint64_t listed_work(const EngineContext& ctx) noexcept {
   return std::bit_cast<std::uint64_t>(ctx.work);
 }
-inline bool has_work(const EngineContext& ctx) noexcept { return listed_work(ctx) != 0; }
+/// Whether anything is deferred to the end of a poll.
+inline bool has_deferred_work(const EngineContext& ctx) noexcept {
+  return listed_work(ctx) != 0 || ctx.queued_agents != 0;
+}
+/// The end of a poll.
+inline void end_poll(EngineContext& ctx) noexcept {
+  const bool idle = (listed_work(ctx) | ctx.queued_agents | ctx.receive_shortage) == 0 &&
+                    ctx.receives.count() < ctx.list_length && !ctx.direct_unpublished;
+  if (!idle) run_deferred_work(ctx);
+}
+/// The part of a control step that looks for missing blocks and lost peers, before set-up steps.
+void run_upkeep(EngineContext& ctx) noexcept;
 /// A receive ended with an error at the device. Cold.
 void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept;
 /// An operation ended with an error at the device. Cold.
@@ -118,28 +160,24 @@ void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
 
 // Stages: lifecycle.cc. Cold.
 
-/// A new agent in `state`, which has to be ready within `timeout`, by default the configured one.
-/// Null: connections.maximum or the receives are used up.
-Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
-               Nanoseconds timeout = {}) noexcept;
 /// Gives an agent without a queue pair its attributes.
 inline void set_attributes(Agent& a, const config::ConnectionAttributes& attributes) noexcept {
   a.attributes = attributes;
-  a.send_queue.inline_bytes = attributes.queue_pair.inline_bytes;
+  a.send_queue.inline_bytes = static_cast<std::uint16_t>(attributes.queue_pair.inline_bytes);
 }
-/// Prepares the timers of a new agent, or of one that connects again.
+/// Prepares the timers of a new agent, or of an agent that reconnects.
 void prepare_timers(Agent& a) noexcept;
 /// The only writer of Agent::state; sets the deadline of the new state.
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept;
 /// The only writer of Agent::stage.
 void set_stage(Agent& a, Stage stage) noexcept;
-/// What happens outside of an agent and moves it to another stage.
+/// Events that move an agent to another stage.
 enum class Event : std::uint8_t {
   route_resolved,     ///< rdma_cm knows the device and the route
   endpoint_received,  ///< accept_endpoint() has taken the peer's endpoint
   peer_ready,         ///< the handshake is complete at the peer
   timeout,            ///< Setup::deadline has passed
-  aborted,            ///< the engine ends and waits for nothing
+  aborted,            ///< the engine ends without waiting
 };
 /// Moves the agent on after an event that came from the engine or the control port.
 void advance(EngineContext& ctx, Agent& a, Event event) noexcept;
@@ -150,27 +188,29 @@ bool run_setup_step(EngineContext& ctx, Agent& a) noexcept;
 bool bring_up(EngineContext& ctx, Agent& a) noexcept;
 /// Queues the agent for run_setup_step() in a control step.
 void queue_setup(EngineContext& ctx, Agent& a) noexcept;
-/// Ends the connection. `cause` is its cause if it has none yet.
+/// Ends the connection. `cause` is the reported cause unless an earlier one exists.
 void fail(EngineContext& ctx, Agent& a, Error cause) noexcept;
-/// Ends the connection because of a message that no peer of this protocol sends, and counts it.
-void fail_bad(EngineContext& ctx, Agent& a, Error cause) noexcept;
+/// Ends the connection, and counts it, because the peer's message violates the protocol.
+void fail_protocol(EngineContext& ctx, Agent& a, Error cause) noexcept;
 /// The application closes.
 void close(EngineContext& ctx, Agent& a) noexcept;
 /// The peer closes.
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept;
 /// The last outstanding operation ended while the connection drains.
-void on_drained(EngineContext& ctx, Agent& a) noexcept;
-void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept;
+void continue_close(EngineContext& ctx, Agent& a) noexcept;
+/// Handles a timer of an agent or a lease. Returns an agent whose backoff is over, which the caller
+/// connects again.
+Agent* on_timer(EngineContext& ctx, const base::Timer& timer) noexcept;
 /// The handshake is done at both ends.
 void become_ready(EngineContext& ctx, Agent& a) noexcept;
-/// A message arrived before the handshake's end, which it stands for.
+/// A message arrived before the end of the handshake, and completes the handshake.
 void on_early_message(EngineContext& ctx, Agent& a) noexcept;
-/// Tells the application that the connection has ended, and frees the record.
+/// Reports the end to the application, and frees the record.
 void finish(EngineContext& ctx, Agent& a) noexcept;
-/// Installs the handlers that the application set while one of the old may have been running.
-inline void replace_handlers(Agent& a) noexcept {
+/// Installs the handlers that set_handlers() has left, because an old one may have been running.
+inline void install_next_handlers(Agent& a) noexcept {
   a.handlers = a.next_handlers;
-  a.detour &= static_cast<std::uint8_t>(~kReplaced);
+  a.slow_path &= static_cast<std::uint8_t>(~kHandlersReplaced);
 }
 
 /// This end of the handshake.
@@ -189,7 +229,7 @@ inline Agent* find_by_qpn(EngineContext& ctx, std::uint32_t qp_num) noexcept {
   if (a == nullptr && ctx.own_queues != nullptr) a = ctx.own_queues->by_qpn.find(qp_num);
   return a == nullptr && ctx.raw != nullptr ? ctx.raw->by_qpn.find(qp_num) : a;
 }
-/// Where the agent's own keys are registered; null: in the engine's protection domain.
+/// The registrations of the agent's own domain; null: the keys are in the engine's domain.
 inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexcept {
   return a.domain != nullptr ? &a.domain->registrations : nullptr;
 }
@@ -198,29 +238,51 @@ inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexce
 
 /// Checks the peer at intervals from now on, while the connection is ready.
 void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept;
-/// connections.peer_timeout, for the peer.
+/// connections.peer_timeout in ms, for the peer.
 std::uint32_t peer_timeout_ms(const EngineContext& ctx) noexcept;
-/// Takes over how long a silence the peer accepts, in ms.
-void set_beat_interval(const EngineContext& ctx, Agent& a, std::uint32_t peer_timeout) noexcept;
+/// Sets the interval of keepalives from the peer's longest accepted silence, in ms.
+void set_keepalive_interval(const EngineContext& ctx, Agent& a,
+                            std::uint32_t peer_timeout) noexcept;
 /// Ends the connection if its peer has been silent for too long.
 void check_liveness(EngineContext& ctx, Agent& a) noexcept;
+/// Ends the connections whose peers ended without having taken a direct message.
+void end_lost_connections(EngineContext& ctx) noexcept;
 /// The peer is dead, hung or out of reach: ends the connection with Status::peer_lost.
 void peer_lost(EngineContext& ctx, Agent& a, std::string asked, std::string found,
                const char* remedy) noexcept;
 
-/// Drops all callbacks, as if the process had died: abort.cc.
+// For the public API: statistics.cc and peer_access.cc.
+
+ConnectionStats stats(const Agent& a) noexcept;
+ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept;
+/// All counters but those of the polls and the control port.
+EngineStats stats(const EngineContext& ctx) noexcept;
+inline ConnectionState state_of(const Agent& a) noexcept { return a.state; }
+inline bool has_queue_pair(const Agent& a) noexcept { return a.qp != nullptr; }
+/// The state that the device reports of the agent's queue pair. Errors: system.
+Result<QueuePairState> query_state(const EngineContext& ctx, const Agent& a);
+/// Longest message that may be sent now, bytes; 0 unless the connection is ready.
+inline std::size_t max_message_now(const Agent& a) noexcept {
+  return a.state == ConnectionState::ready ? a.max_message : 0;
+}
+/// Replaces the handlers: at once, or before the next callback if one may be running.
+void set_handlers(Agent& a, const ConnectionHandlers& handlers, bool polling) noexcept;
+/// Opens memory to the peers of the agent's domain. Errors: those of Connection::expose().
+Result<RemoteRegion> expose(EngineContext& ctx, Agent& a, const BufferSlice& slice, Access access);
+/// Opens memory to the agent's peer alone. Errors: those of Connection::expose().
+Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& slice,
+                                    Access access);
+/// Registers memory in the agent's domain. Errors: those of Connection::register_memory().
+Result<memory::RegisteredMemory> register_memory(EngineContext& ctx, Agent& a,
+                                                 std::span<std::byte> bytes, Access access);
+/// The agent's queue pair if the key works for no other; else 0.
+std::uint32_t qp_bound_to(const Agent& a, std::uint32_t rkey) noexcept;
+/// Errors: invalid_argument (memory of another engine).
+Result<void> check_owner(const EngineContext& ctx, const BufferSlice& slice);
+
+/// Drops all callbacks, as if the process had died. In abort.cc.
 void abort(EngineContext& ctx) noexcept;
 /// Checks that the agents' counts agree with their lists; see Engine::audit().
 Result<void> audit(EngineContext& ctx);
-
-// In bring_up.cc.
-/// Errors: limit, naming what is used up.
-Error no_more_connections(const EngineContext& s, std::string asked);
-/// The peer's name for errors and Connection::peer().
-void name_peer(Agent& a, std::string_view text) noexcept;
-/// How the control port names an agent.
-inline std::uint64_t subject_of(const Agent& a) noexcept {
-  return std::uint64_t{a.generation} << 32 | a.index;
-}
 
 }  // namespace spinwire::agent

@@ -1,4 +1,4 @@
-// Atomics, and the end of operations that are not plain.
+// Accepts atomics.
 #include <cstring>
 
 #include "agent/completion.h"
@@ -9,27 +9,11 @@ namespace {
 
 constexpr std::size_t kAtomicBytes = 8;
 
-std::byte* staging_of(const EngineContext& ctx, const Operation& op) noexcept {
-  return ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
-}
-
 Status check_atomic(const EngineContext& ctx, const RemoteRegion& remote) noexcept {
   if (!ctx.device->info().atomics) return Status::unsupported;
   if (!remote || remote.length != kAtomicBytes) return Status::out_of_bounds;
   if (remote.address % kAtomicBytes != 0) return Status::invalid_argument;
   return allows(remote.access, Access::remote_atomic) ? Status::ok : Status::remote_access;
-}
-
-/// The value that the atomic found, in host order: drivers of devices with another order report no
-/// atomics.
-std::uint64_t found_by(const EngineContext& ctx, const Operation& op) noexcept {
-  std::uint64_t value = 0;
-  std::memcpy(&value, staging_of(ctx, op), sizeof value);
-  return value;
-}
-
-bool is_atomic(OperationKind kind) noexcept {
-  return kind == OperationKind::compare_swap || kind == OperationKind::fetch_add;
 }
 
 }  // namespace
@@ -70,62 +54,5 @@ template Status submit_atomic<OperationKind::compare_swap>(EngineContext&, Agent
                                                            const AtomicRequest&) noexcept;
 template Status submit_atomic<OperationKind::fetch_add>(EngineContext&, Agent&,
                                                         const AtomicRequest&) noexcept;
-
-namespace {
-
-/// What the end of one of the agent's own brings about.
-void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t length,
-            Status status) noexcept {
-  switch (kind) {
-    case OperationKind::credit_write:
-      a.credit.write_pending = false;
-      break;
-    case OperationKind::rendezvous_read:
-      on_rendezvous_read(ctx, a, length, status);
-      break;
-    case OperationKind::control_message:
-      on_control_message_done(ctx, a);
-      break;
-    case OperationKind::rendezvous_unbind:
-      on_control_message_done(ctx, a);
-      on_rendezvous_unbound(ctx, a, length, status);
-      break;
-    case OperationKind::lease_bind:
-      on_lease_bound(ctx, a);
-      break;
-    case OperationKind::lease_unbind:
-      on_lease_unbound(ctx, a, length, status);
-      break;
-    default:
-      break;
-  }
-}
-
-}  // namespace
-
-void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
-  if (op.kind == OperationKind::cancelled) return end_cancelled(ctx, a, op, status);
-  --a.send_queue.used;
-  Completion completion;
-  completion.status = status;
-  count_end(a, op, status == Status::ok);
-  if (status == Status::ok) {
-    completion.bytes = op.length;
-    if (is_atomic(op.kind)) completion.value = found_by(ctx, op);
-  }
-  const OperationKind kind = op.kind;
-  const std::uint32_t length = op.length;
-  const std::uint32_t list = is_raw(kind) ? detach_elements(a, op) : kNone;
-  Block* const block = op.block;
-  if (op.header_in_headroom) block->header_in_use = 0;
-  const bool calls_back = op.calls_back;
-  CompletionCallback done;
-  if (calls_back) done = op.done;
-  ctx.operations.release(op);
-  if (calls_back) done(completion);
-  if (block != nullptr) detail::release(block);
-  if (list != kNone) release_elements(a, list);
-  follow(ctx, a, kind, length, status);
-}
 
 }  // namespace spinwire::agent

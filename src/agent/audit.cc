@@ -1,14 +1,11 @@
 // Checks that the agents' counts agree with their lists and records. Cold.
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
-#include "base/error.h"
+#include "base/auditor.h"
 
 namespace spinwire::agent {
 namespace {
@@ -16,14 +13,14 @@ namespace {
 using KindCounts = std::array<std::uint64_t, kOperationKinds>;
 
 /// Checks everything and stops at the first fault.
-class Auditor {
+class AgentAuditor : public base::Auditor {
  public:
-  explicit Auditor(EngineContext& ctx)
+  explicit AgentAuditor(EngineContext& ctx)
       : ctx_(ctx), records_(ctx.operations.capacity(), false), slots_(ctx.receives.size(), false) {}
 
-  Result<void> run() {
-    for (std::uint32_t i = 0; i < ctx_.agents.capacity() && ok(); ++i) {
-      if (ctx_.agents.in_use(i)) check_agent(ctx_.agents.at(i));
+  std::string run() {
+    for (const Agent& a : ctx_.agents) {
+      if (ok()) check_agent(a);
     }
     if (ok()) check_cancelled_sends();
     if (ok()) check_windows();
@@ -33,23 +30,12 @@ class Auditor {
     if (ok()) check_slots();
     if (ok()) check_receives();
     if (ok()) check_credit();
-    if (ok()) return {};
-    return base::fail(Status::system, "audit of the engine", std::move(fault_),
-                      "memory was overwritten, or the library has a defect");
+    return take_fault();
   }
 
  private:
-  [[nodiscard]] bool ok() const noexcept { return fault_.empty(); }
-
-  /// Records the first fault. Returns `condition`.
-  template <typename... Args>
-  bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
-    if (!condition && ok()) fault_ = where_ + fmt::vformat(format, fmt::make_format_args(args...));
-    return condition;
-  }
-
   void check_agent(const Agent& a) {
-    where_ = base::format("connection {}: ", a.index);
+    set_place(base::format("connection {}: ", a.index));
     expect(a.generation == ctx_.agents.generation(a.index), "its handle names another");
     expect(a.qp == nullptr || find_by_qpn(ctx_, a.qp->qp_num) == &a,
            "its queue pair is not its own");
@@ -63,7 +49,7 @@ class Auditor {
       const std::string raw = audit_raw(ctx_, a);
       expect(raw.empty(), "{}", raw);
     }
-    where_.clear();
+    set_place({});
   }
 
   /// Rendezvous messages that have not ended.
@@ -81,12 +67,11 @@ class Auditor {
       }
       expect(t->block != nullptr && t->block->refs != 0,
              "rendezvous message {} uses memory that is free", t->index);
-      expect(t->cancelled || !(t->cancel_pending || t->never_posted),
-             "a callback is due for nothing");
-      expect(!t->cancel_pending || a.credit.in_credit_queue,
+      expect(t->cancelled || !(t->due || t->never_posted), "a callback is due for nothing");
+      expect(!t->due || a.credit.in_end_of_poll_list,
              "no poll will run the callback of what was cancelled");
       windows_ += t->key.is_window() ? 1 : 0;
-      cancelled_sends_ += t->cancel_pending ? 1 : 0;
+      cancelled_sends_ += t->due ? 1 : 0;
       ++sends_;
     }
     expect(count == a.rendezvous.send_count, "{} rendezvous messages are outstanding, {} counted",
@@ -98,15 +83,14 @@ class Auditor {
            "{} rendezvous messages are outstanding, {} recorded", sends_,
            ctx_.rendezvous->sends.size());
     std::uint32_t count = 0;
-    const RendezvousSend* last = nullptr;
-    const auto& pending = ctx_.rendezvous->pending_cancellations;
-    for (const RendezvousSend& t : pending) {
-      if (!expect(count++ < cancelled_sends_ && t.cancel_pending,
+    const Cancellation* last = nullptr;
+    for (const Cancellation& each : ctx_.cancellations) {
+      if (!expect(!each.of_send || (count++ < cancelled_sends_ && each.due),
                   "the list of cancelled messages is broken"))
         return;
-      last = &t;
+      last = &each;
     }
-    expect(count == cancelled_sends_ && (count == 0 || &pending.back() == last),
+    expect(count == cancelled_sends_ && (last == nullptr || &ctx_.cancellations.back() == last),
            "{} callbacks of cancelled messages are due, {} listed", cancelled_sends_, count);
   }
 
@@ -144,7 +128,7 @@ class Auditor {
     }
   }
 
-  /// One of the agent's lists, up to `last` or, if that is null, to its end.
+  /// Walks one of the agent's lists, up to `last` or, if that is null, to its end.
   std::uint32_t walk(const Agent& a, const Operation* first, const Operation* last,
                      const char* what, KindCounts& kinds) {
     std::uint32_t count = 0;
@@ -161,19 +145,19 @@ class Auditor {
     return count;
   }
 
-  /// Cancelled operations that were never posted, which wait for their callback.
+  /// Cancelled operations that were never posted and wait for their callback.
   std::uint32_t walk_cancelled(const Agent& a, KindCounts& kinds) {
     std::uint32_t count = 0;
     std::uint32_t left = ctx_.operations.capacity();
-    for (const Operation& each : ctx_.cancelled_operations) {
-      const Operation* const op = &each;
+    for (const Cancellation& each : ctx_.cancellations) {
+      if (each.of_send) continue;
+      const Operation* const op = &Operation::of(each);
       if (!ok()) return count;
       if (!expect(ctx_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
         return count;
-      expect(op->callback_pending && op->kind == OperationKind::cancelled,
-             "a callback is due for nothing");
+      expect(each.due && op->kind == OperationKind::cancelled, "a callback is due for nothing");
       if (op->agent != &a) continue;
-      expect(a.credit.in_credit_queue, "no poll will run the callback of what was cancelled");
+      expect(a.credit.in_end_of_poll_list, "no poll will run the callback of what was cancelled");
       if (op->with_device) continue;
       if (!count_record(a, op, "cancelled", kinds)) return count;
       ++count;
@@ -211,12 +195,15 @@ class Auditor {
     expect(static_cast<std::int32_t>(a.credit.granted - a.credit.advertised) >= 0,
            "the peer was told of {} credits, {} are granted", a.credit.advertised,
            a.credit.granted);
+    expect(!a.credit.by_messages.ask_due || a.credit.in_end_of_poll_list || a.stage != Stage::up ||
+               a.goodbye_sent,
+           "no poll will ask the peer for credit");
     expect(peer_credits(a) <= a.credit.reserved,
            "the peer has {} credits, {} receives are kept for it", peer_credits(a),
            a.credit.reserved);
   }
 
-  /// The agent's counts of leases.
+  /// Checks the agent's counts of leases.
   void check_leases_of(const Agent& a) {
     const LeaseTable& leases = a.leases;
     std::uint64_t granted_count = 0, granted_bytes = 0, requested = 0, held_count = 0,
@@ -286,19 +273,18 @@ class Auditor {
     check_list(
         ctx_.flush_queue, [](const Agent& a) { return a.in_flush_queue; }, "deferred operations");
     check_list(
-        ctx_.credit_queue, [](const Agent& a) { return a.credit.in_credit_queue; },
+        ctx_.end_of_poll_list, [](const Agent& a) { return a.credit.in_end_of_poll_list; },
         "credit to advertise");
     check_list(
         ctx_.receive_waiters, [](const Agent& a) { return a.credit.waits_for_receives; },
         "credit that waits for receives");
   }
 
-  /// Every agent whose flag says that it is in the list is there, once.
+  /// Checks that every agent whose flag is set is in the list, once.
   template <typename Flag>
   void check_list(AgentList& list, Flag is_flagged, const char* what) {
     std::uint32_t flagged = 0;
-    for (std::uint32_t i = 0; i < ctx_.agents.capacity(); ++i)
-      flagged += ctx_.agents.in_use(i) && is_flagged(ctx_.agents.at(i)) ? 1 : 0;
+    for (const Agent& a : ctx_.agents) flagged += is_flagged(a) ? 1 : 0;
     expect(flagged == list.count(), "{} connections have {}, {} are listed", flagged, what,
            list.count());
     for (std::uint32_t i = 0; i < list.count() && ok(); ++i) {
@@ -334,7 +320,7 @@ class Auditor {
            "two receives go into one block");
   }
 
-  /// The slots of a chain of receives to post.
+  /// Checks the slots of a chain of receives to post.
   void check_chain(const verbs::ReceiveChain& chain, std::uint32_t from, std::uint32_t to) {
     const ibv_recv_wr* wr = chain.first();
     for (std::uint32_t i = 0; i < chain.count(); ++i, wr = wr->next) {
@@ -347,19 +333,17 @@ class Auditor {
     }
   }
 
-  /// Shared receives come first, then those of each connection that has its own.
+  /// Shared receives come first, then the receives of each connection with its own queue.
   void check_receives() {
     const std::uint32_t shared =
         ctx_.own_queues == nullptr ? ctx_.receives.size() : ctx_.own_queues->first;
     check_chain(ctx_.receives.chain(), 0, shared);
     std::uint32_t posted = unmarked(0, shared);
-    for (std::uint32_t i = 0; i < ctx_.agents.capacity() && ok(); ++i) {
-      if (!ctx_.agents.in_use(i)) continue;
-      const Agent& a = ctx_.agents.at(i);
+    for (const Agent& a : ctx_.agents) {
       if (a.raw != nullptr) posted += raw_receives_posted(a);
       if (a.own_queue == kNone) continue;
       OwnQueue& queue = ctx_.own_queues->queues.at(a.own_queue);
-      expect(queue.agent == &a, "connection {} has the receives of another", i);
+      expect(queue.agent == &a, "connection {} has the receives of another", a.index);
       const std::uint32_t from =
           ctx_.own_queues->first + a.own_queue * ctx_.own_queues->share.slots;
       const std::uint32_t to = from + ctx_.own_queues->share.slots;
@@ -375,23 +359,22 @@ class Auditor {
         std::count(slots_.begin() + from, slots_.begin() + to, false));
   }
 
-  /// Credit of all peers is covered by receives that are posted or in the chain.
+  /// Posted or chained receives must cover the credit of all peers.
   void check_credit() {
     std::uint64_t own = 0;
     std::uint64_t shared = 0;
     std::uint64_t credits = 0;
-    for (std::uint32_t i = 0; i < ctx_.agents.capacity(); ++i) {
-      if (!ctx_.agents.in_use(i)) continue;
-      const Agent& a = ctx_.agents.at(i);
+    for (const Agent& a : ctx_.agents) {
       (a.own_queue != kNone ? own : shared) += a.credit.reserved + held_back(a);
       credits += peer_credits(a);
     }
-    expect(shared == ctx_.reserved_receives, "{} receives are kept for peers, {} counted", shared,
-           ctx_.reserved_receives);
+    expect(shared == ctx_.reserved_receives, "{} receives are reserved for peers, {} counted",
+           shared, ctx_.reserved_receives);
     const std::uint64_t counted =
         ctx_.own_queues != nullptr ? ctx_.own_queues->reserved_receives : 0;
-    expect(own == counted, "{} receives of their own are kept for peers, {} counted", own, counted);
-    expect(shared <= ctx_.reservable_receives, "{} receives are kept for peers, of {}", shared,
+    expect(own == counted, "{} receives of their own are reserved for peers, {} counted", own,
+           counted);
+    expect(shared <= ctx_.reservable_receives, "{} receives are reserved for peers, of {}", shared,
            ctx_.reservable_receives);
     // While the application keeps many messages, credit exceeds the receives.
     const bool plenty =
@@ -400,7 +383,7 @@ class Auditor {
            "peers have {} credits, {} receives are posted", credits, ctx_.posted_receives);
   }
 
-  /// Reserved receives of an agent that held messages use.
+  /// Reserved receives of an agent that its held messages use.
   static std::uint32_t held_back(const Agent& a) {
     std::uint32_t count = 0;
     for (const RendezvousReceive& r : a.rendezvous.receives) count += r.credited ? 1 : 0;
@@ -411,16 +394,16 @@ class Auditor {
   std::vector<bool> records_;          ///< found in some list
   std::vector<bool> slots_;            ///< missing, or waiting to be posted
   std::uint32_t sends_ = 0;            ///< rendezvous messages found
-  std::uint32_t cancelled_sends_ = 0;  ///< of those, with a callback that is due
+  std::uint32_t cancelled_sends_ = 0;  ///< found, with a callback that is due
   std::uint64_t windows_ = 0;          ///< in use
   std::uint64_t leases_granted_ = 0;   ///< found
   std::uint64_t leases_held_ = 0;      ///< found
-  std::string where_;
-  std::string fault_;
 };
 
 }  // namespace
 
-Result<void> audit(EngineContext& ctx) { return Auditor(ctx).run(); }
+Result<void> audit(EngineContext& ctx) {
+  return base::run_audit("audit of the engine", [&] { return AgentAuditor(ctx).run(); });
+}
 
 }  // namespace spinwire::agent

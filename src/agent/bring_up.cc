@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "base/random.h"
+#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 namespace {
@@ -21,28 +22,6 @@ bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
   return true;
 }
 
-bool step_expose(EngineContext& ctx, Agent& a) noexcept {
-  if (a.raw != nullptr) {  // there is no credit
-    set_stage(a, Stage::create);
-    return false;
-  }
-  a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
-  if (a.credit_cells.block == nullptr) {
-    return set_up_failed(ctx, a,
-                         {Status::limit, "keep a credit cell for the connection",
-                          "the control pool is used up", "lower connections.maximum"});
-  }
-  a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
-  const BufferSlice cell = detail::make<BufferSlice>(
-      a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
-  auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
-  if (!exposed) return set_up_failed(ctx, a, exposed.error());
-  a.credit_cells.region = *exposed;
-  a.credit.token = static_cast<std::uint32_t>(base::random_seed()) | 1;
-  set_stage(a, Stage::create);
-  return true;
-}
-
 bool step_create(EngineContext& ctx, Agent& a) noexcept {
   ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
   const auto made = base::no_throw("make a queue pair", [&]() -> Result<void> {
@@ -50,13 +29,37 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
     if (!qp) return tl::unexpected(qp.error());
     a.qp = *qp;
     qpn_map_of(ctx, a).set(a.qp->qp_num, &a);
+    if (ctx.direct != nullptr && a.raw == nullptr) ctx.direct->receive_in_place(a.qp);
     return {};
   });
   if (!made) return set_up_failed(ctx, a, made.error());
   const std::int32_t psn = a.attributes.psn;
   a.setup.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
                                                     : base::random_seed() & 0xffffff);
+  set_stage(a, Stage::register_cell);
+  return true;
+}
+
+bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   set_stage(a, a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init);
+  if (a.raw != nullptr) return false;  // there is no credit
+  a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
+  if (a.credit_cells.block == nullptr) {
+    return set_up_failed(ctx, a,
+                         {Status::limit, "keep a credit cell for the connection",
+                          "the control pool is used up", "lower connections.maximum"});
+  }
+  a.credit.token = static_cast<std::uint32_t>(base::random_seed()) | 1;
+  a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
+  // Also what is there before the peer's first word is a word, so that any other is not genuine.
+  a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);
+  a.credit.cell->word.store(a.liveness.cell_word, std::memory_order_relaxed);
+  const BufferSlice cell = detail::make<BufferSlice>(
+      a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
+  auto exposed =
+      ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a));
+  if (!exposed) return set_up_failed(ctx, a, exposed.error());
+  a.credit_cells.region = *exposed;
   return true;
 }
 
@@ -75,7 +78,7 @@ Result<void> modify(const EngineContext& ctx, const Agent& a, ibv_qp_state state
   return ctx.device->to_rts(a.qp, options, a.setup.psn, a.peer.queue_pair);
 }
 
-/// Settings that are not the default replace what rdma_cm found.
+/// Settings other than the defaults replace the values that rdma_cm found.
 void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
   constexpr verbs::PathOptions kDefault;
   const auto take = [](auto& found, auto wanted, auto standard) {
@@ -151,13 +154,13 @@ GidType gid_type(const Agent& a) noexcept {
 bool bring_up(EngineContext& ctx, Agent& a) noexcept {
   switch (a.stage) {
     case Stage::domain:
-      return a.attributes.own_domain ? step_domain(ctx, a) : step_expose(ctx, a);
+      return a.attributes.own_domain ? step_domain(ctx, a) : step_create(ctx, a);
     case Stage::slab:
       return step_slab(ctx, a);
-    case Stage::expose:
-      return step_expose(ctx, a);
     case Stage::create:
       return step_create(ctx, a);
+    case Stage::register_cell:
+      return step_register_cell(ctx, a);
     default:
       return step_up(ctx, a);
   }
@@ -180,9 +183,9 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.max_message = ctx.config.connections.max_message_bytes;
   info.eager_bytes = ctx.config.connections.eager_bytes;
   info.credits = a.credit.granted;
-  info.control_address = reinterpret_cast<std::uint64_t>(a.credit.cell);
-  info.control_rkey = a.credit_cells.region.rkey;
-  info.control_token = a.credit.token;
+  info.credit_cell_address = a.credit_cells.region.address;
+  info.credit_cell_rkey = a.credit_cells.region.rkey;
+  info.credit_cell_token = a.credit.token;
   info.peer_timeout_ms = peer_timeout_ms(ctx);
   return info;
 }
@@ -216,39 +219,17 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
     return {};
   }
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
-  // The peer READs rendezvous messages, so it needs the right to.
+  // The peer READs rendezvous messages, so it needs remote_read.
   a.max_message = allows(a.attributes.access, Access::remote_read)
                       ? std::min(peer.max_message, ctx.config.connections.max_message_bytes)
                       : a.send_queue.max_eager;
   a.credit.granted_to_us = a.credit.send_limit = peer.credits;
   a.credit.header_granted = static_cast<std::uint16_t>(peer.credits);
-  a.credit_cells.peer_address = peer.control_address;
-  a.credit_cells.peer_key = peer.control_rkey;
-  a.credit_cells.peer_token = peer.control_token;
-  set_beat_interval(ctx, a, peer.peer_timeout_ms);
+  a.credit_cells.peer_address = peer.credit_cell_address;
+  a.credit_cells.peer_key = peer.credit_cell_rkey;
+  a.credit_cells.peer_token = peer.credit_cell_token;
+  set_keepalive_interval(ctx, a, peer.peer_timeout_ms);
   return {};
-}
-
-Error no_more_connections(const agent::EngineContext& s, std::string asked) {
-  if (s.device->srq() == nullptr && !s.agents.full()) {
-    const std::uint32_t count = s.agents.size() + 1;
-    return {Status::limit, std::move(asked),
-            base::format("asked {} receives for {} connections, have {}",
-                         s.own_queues->share.slots * count, count,
-                         s.receives.size() - s.receive_shortage),
-            "without a shared receive queue each connection has its own: raise "
-            "queues.receive_depth there; messages that are kept count, too"};
-  }
-  return {Status::limit, std::move(asked),
-          base::format("{} connections, {} of {} receives reserved", s.agents.size(),
-                       s.reserved_receives, s.reservable_receives),
-          "raise connections.maximum or queues.receive_depth there"};
-}
-
-void name_peer(Agent& a, std::string_view text) noexcept {
-  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
-  std::copy_n(text.begin(), n, a.peer.name.begin());
-  a.peer.name[n] = '\0';
 }
 
 }  // namespace spinwire::agent

@@ -9,16 +9,21 @@
 namespace spinwire::agent {
 namespace {
 
-/// Its callback runs at the end of the next poll, which visits the agent in the credit queue.
+/// Schedules the callback for the end of the next poll, which visits the agent in the credit queue.
+void report_later(EngineContext& ctx, Agent& a, Cancellation& cancellation) noexcept {
+  cancellation.due = true;
+  cancellation.round = ctx.cancellation_round;
+  ctx.cancellations.push_back(cancellation);
+  visit_at_end_of_poll(ctx, a);
+}
+
 void mark_cancelled(EngineContext& ctx, Agent& a, Operation& op, bool with_device) noexcept {
   op.was = op.kind;
   op.kind = OperationKind::cancelled;
   op.with_device = with_device;
   op.succeeded = false;
-  op.callback_pending = true;
-  ctx.cancelled_operations.push_back(op);
-  ++ctx.pending_cancellations;
-  queue_credit(ctx, a);
+  op.cancellation.of_send = false;
+  report_later(ctx, a, op.cancellation);
 }
 
 /// Takes a deferred operation out of its agent's order.
@@ -52,7 +57,7 @@ Block* free_record(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   return block;
 }
 
-// A rendezvous message outlives the work request of its offer. Its id is that of its record, with a
+// A rendezvous message outlives the work request of its offer. Its id is the record's id, with a
 // low bit that no operation's id has.
 
 OperationId name_of(const EngineContext& ctx, const RendezvousSend& t) noexcept {
@@ -80,8 +85,8 @@ void drop_unposted(EngineContext& ctx, Agent& a, Operation* before, Operation& o
   if (Block* const block = free_record(ctx, a, op); block != nullptr) detail::release(block);
 }
 
-/// Drops an offer that is still deferred, with the binding of its window right before it. False:
-/// the offer is posted.
+/// Drops an offer that is still deferred, with the binding of its window right before it. Returns
+/// false if the offer is posted.
 bool drop_deferred_offer(EngineContext& ctx, Agent& a, const RendezvousSend& t) noexcept {
   Operation* before_bind = nullptr;
   Operation* before = nullptr;
@@ -105,10 +110,8 @@ bool cancel_rendezvous(EngineContext& ctx, Agent& a, std::uint64_t name) noexcep
   RendezvousSend* const t = find_cancellable_send(ctx, a, name);
   if (t == nullptr) return false;
   if (drop_deferred_offer(ctx, a, *t)) drop_unposted_offer(ctx, *t);
-  t->cancelled = t->cancel_pending = true;
-  ctx.rendezvous->pending_cancellations.push_back(*t);
-  ++ctx.pending_cancellations;
-  queue_credit(ctx, a);
+  t->cancelled = true;
+  report_later(ctx, a, *t);
   return true;
 }
 
@@ -121,19 +124,8 @@ void run_cancel_callback(EngineContext& ctx, RendezvousSend& t) noexcept {
   if (done) done(completion);
 }
 
-/// Runs at most `most` callbacks, because callbacks may cancel more sends and end others.
-void run_send_callbacks(EngineContext& ctx, std::uint32_t most) noexcept {
-  auto& pending = ctx.rendezvous->pending_cancellations;
-  for (; most != 0 && !pending.empty(); --most) {
-    RendezvousSend& t = pending.pop_front();
-    t.cancel_pending = false;
-    run_cancel_callback(ctx, t);
-  }
-}
-
 void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
   Agent& a = *op.agent;
-  op.callback_pending = false;
   const bool calls_back = op.calls_back;
   CompletionCallback done;
   if (calls_back) done = op.done;
@@ -145,7 +137,7 @@ void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) release_elements(a, list);
-  if (over && is_drained(a)) on_drained(ctx, a);
+  if (over && is_drained(a)) continue_close(ctx, a);
 }
 
 }  // namespace
@@ -173,17 +165,20 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
 }
 
 void run_cancel_callbacks(EngineContext& ctx) noexcept {
-  const std::uint32_t due = std::exchange(ctx.pending_cancellations, 0);
   // What callbacks cancel is due in the next poll.
-  auto operations = std::exchange(ctx.cancelled_operations, {});
-  while (!operations.empty()) run_cancel_callback(ctx, operations.pop_front());
-  run_send_callbacks(ctx, due);
+  ctx.cancellation_round = !ctx.cancellation_round;
+  while (!ctx.cancellations.empty() && ctx.cancellations.front()->round != ctx.cancellation_round) {
+    Cancellation& next = ctx.cancellations.pop_front();
+    next.due = false;
+    next.of_send ? run_cancel_callback(ctx, static_cast<RendezvousSend&>(next))
+                 : run_cancel_callback(ctx, Operation::of(next));
+  }
 }
 
 void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   op.succeeded = status == Status::ok;
   op.with_device = false;
-  if (op.callback_pending) return;  // it ends when its callback has run
+  if (op.cancellation.due) return;  // it ends when its callback has run
   if (const std::uint32_t list = is_raw(op.was) ? detach_elements(a, op) : kNone; list != kNone)
     release_elements(a, list);
   if (Block* const block = free_record(ctx, a, op); block != nullptr) detail::release(block);
@@ -215,7 +210,7 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept {
   if (last != nullptr && (a.send_queue.deferred != nullptr || a.send_queue.posted != nullptr) &&
       is_users(last->kind))
     return {last->wr.wr_id};
-  // Operations of the agent may be the newest.
+  // The newest operations may be the agent's own.
   OperationId found;
   const auto look = [&](const Operation& op) {
     if (const OperationId name = name_of(ctx, a, op)) found = name;
@@ -224,7 +219,7 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept {
   for (const Operation* op = a.send_queue.deferred; op != nullptr;
        op = op == a.send_queue.deferred_last ? nullptr : op->next())
     look(*op);
-  // Messages whose offers have completed are older than what the device has.
+  // A message whose offer has completed is older than all operations at the device.
   return found ? found : last_rendezvous(ctx, a);
 }
 

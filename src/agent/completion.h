@@ -7,7 +7,12 @@
 
 namespace spinwire::agent {
 
-/// What a completion's status means to the application.
+/// Where the device writes the value that an atomic found.
+inline std::byte* staging_of(const EngineContext& ctx, const Operation& op) noexcept {
+  return ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
+}
+
+/// Translates a completion's status for the application.
 Status status_of(ibv_wc_status status) noexcept;
 
 inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
@@ -68,7 +73,7 @@ inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) no
     end_posted(ctx, a, status_of(wc.status));
   }
   if (is_drained(a)) [[unlikely]]
-    on_drained(ctx, a);
+    continue_close(ctx, a);
   return ended;
 }
 

@@ -1,4 +1,4 @@
-// What a failed completion means for its connection, and the text of its error. Cold.
+// Failed completions: their effect on the connection, and the text of the error. Cold.
 
 #include <utility>
 
@@ -27,6 +27,8 @@ const char* kind_text(OperationKind kind) noexcept {
       return "an atomic";
     case OperationKind::credit_write:
       return "the WRITE of a credit";
+    case OperationKind::credit_message:
+      return "a message about credit";
     case OperationKind::rendezvous_read:
       return "the READ of a rendezvous message";
     case OperationKind::rendezvous_bind:
@@ -46,7 +48,7 @@ const char* kind_text(OperationKind kind) noexcept {
   return "a control message";
 }
 
-/// The likely cause of a completion status, and what to check.
+/// The likely cause of a completion status, and the remedy.
 const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcept {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -102,7 +104,7 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
 }
 
 /// Why a receive failed. A message longer than its receive is the peer's fault; other errors are
-/// local. Soft-RoCE reports both with the same status.
+/// local. Soft-RoCE reports both with one status.
 Error receive_error(const Agent& a, const ibv_wc& wc) {
   const bool peers = wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR ||
                      wc.status == IBV_WC_REM_INV_REQ_ERR;
@@ -119,14 +121,14 @@ Error receive_error(const Agent& a, const ibv_wc& wc) {
 
 void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
                          const ibv_wc& wc) noexcept {
-  if (kind == OperationKind::goodbye) return;  // the peer was gone first; on_drained goes on
+  if (kind == OperationKind::goodbye) return;  // the peer was gone first; continue_close() follows
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
     // The peer's device refuses the key that the peer offered: the peer is at fault.
     const bool offered =
         kind == OperationKind::rendezvous_read && wc.status == IBV_WC_REM_ACCESS_ERR;
     Error cause = operation_error(ctx, a, kind, wc);
-    offered ? fail_bad(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
+    offered ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
     fail(ctx, a, base::out_of_memory());
   }
@@ -138,7 +140,7 @@ void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept 
   try {
     Error cause = receive_error(a, wc);
     const bool peers = cause.status == Status::protocol;
-    peers ? fail_bad(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
+    peers ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
     fail(ctx, a, base::out_of_memory());
   }

@@ -16,17 +16,19 @@ bool can_post(const Agent& a) noexcept {
 }
 
 /// The application's operations wait while control messages lack credit.
-void block_application(Agent& a, bool blocked) noexcept {
-  if (a.state == ConnectionState::ready) send_limit_of(a) = blocked ? 0 : max_send_limit(a);
+void block_application(const EngineContext& ctx, Agent& a, bool blocked) noexcept {
+  if (a.state != ConnectionState::ready) return;
+  send_limit_of(a) = blocked ? 0 : max_send_limit(a);
+  a.send_queue.direct_limit = blocked ? std::uint16_t{0} : max_direct_limit(ctx, a);
 }
 
 void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
                    bool wants_credit) noexcept {
   if (message.unbind != nullptr) {
-    begin_own(a, op, OperationKind::rendezvous_unbind, message.unbind->id);
+    begin_internal(a, op, OperationKind::rendezvous_unbind, message.unbind->id);
     return memory::unbind_window(message.unbind->key, op.wr);
   }
-  begin_own(a, op, OperationKind::control_message);
+  begin_internal(a, op, OperationKind::control_message);
   const bool invalidates = message.invalidate != 0 && ctx.clock.now() < message.invalidate_until;
   op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
   if (invalidates) op.wr.invalidate_rkey = message.invalidate;
@@ -38,20 +40,20 @@ void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMes
   if (message.fence) op.wr.send_flags |= IBV_SEND_FENCE;
 }
 
-/// False: credit or a record is missing.
+/// Posts a message; an unbinding costs no credit. False: credit or a record is missing.
 bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) noexcept {
-  const bool takes_credit = message.unbind == nullptr;
-  if (takes_credit && a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return false;
+  const bool costs_credit = message.unbind == nullptr;
+  if (costs_credit && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a)) return false;
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   bool wants_credit = false;
-  if (takes_credit) {
-    if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+  if (costs_credit) {
+    if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
     a.liveness.last_sent = ctx.now;
   }
   build_message(ctx, a, *op, message, wants_credit);
   append(a, *op);
-  defer(ctx, a);
+  queue_flush(ctx, a);
   ++a.control_queue.outstanding;
   return true;
 }
@@ -70,32 +72,32 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
                               2 * (a.leases.granted_count + a.leases.held_count);
   const std::uint32_t index = queue.waiting < limit ? ctx.control_messages.acquire() : kNone;
   if (index == kNone) {
-    return fail_bad(ctx, a,
-                    {Status::protocol, "answer the peer",
-                     base::format("{} answers wait for its credit", queue.waiting),
-                     "the peer grants no credit for answers: it is broken or hostile"});
+    return fail_protocol(ctx, a,
+                         {Status::protocol, "answer the peer",
+                          base::format("{} answers wait for its credit", queue.waiting),
+                          "the peer grants no credit for answers: it is broken or hostile"});
   }
   ++queue.waiting;
   ControlMessage& message = ctx.control_messages.at(index);
   message = what;
   message.index = index;
   queue.messages.push_back(message);
-  queue_credit(ctx, a);
+  visit_at_end_of_poll(ctx, a);
 }
 
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
   while (!queue.messages.empty() && can_post(a)) {
-    // The end of an outstanding message goes on from here.
+    // The completion of an outstanding message posts further ones.
     if (queue.outstanding >= kControlMessagesAtOnce) return true;
     if (!post_message(ctx, a, *queue.messages.front())) {
-      block_application(a, true);
+      block_application(ctx, a, true);
       return false;
     }
     ctx.control_messages.release(queue.messages.pop_front().index);
     --queue.waiting;
   }
-  block_application(a, false);
+  block_application(ctx, a, false);
   return true;
 }
 
@@ -106,7 +108,7 @@ void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
 
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
   --a.control_queue.outstanding;
-  if (!a.control_queue.messages.empty()) queue_credit(ctx, a);
+  if (!a.control_queue.messages.empty()) visit_at_end_of_poll(ctx, a);
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {

@@ -1,5 +1,5 @@
 // Control messages of the protocol: answers to rendezvous offers, and all messages about leases.
-// They cost credit like the application's messages. While they wait for credit, the application's
+// They use credit like the application's messages. While they wait for credit, the application's
 // operations wait behind them.
 #pragma once
 
@@ -18,18 +18,18 @@ struct Agent;
 struct EngineContext;
 struct RendezvousSend;
 
-/// Control messages of one connection that the device has at once.
+/// Control messages of one connection that the device may have at once.
 inline constexpr std::uint32_t kControlMessagesAtOnce = 2;
 
-/// Control messages of one connection that may wait, whatever else is outstanding.
+/// Control messages of one connection that may always wait.
 inline constexpr std::uint32_t kControlMessagesPerAgent = 64;
 
 /// A control message that waits for credit, or a window that waits to be unbound.
 struct ControlMessage {
   ControlMessage* next = nullptr;
-  RendezvousSend* unbind = nullptr;  ///< unbind its window; then there is no message
+  RendezvousSend* unbind = nullptr;  ///< send whose window to unbind; then there is no message
   std::uint32_t invalidate = 0;      ///< key that the message invalidates at the peer; 0: none
-  std::uint64_t invalidate_until = ~std::uint64_t{0};  ///< tick after which that key may be dead
+  std::uint64_t invalidate_until = ~std::uint64_t{0};  ///< tick after which that key may be closed
   bool fence = false;                                  ///< wait for the READs and atomics before it
   wire::MessageKind kind = wire::MessageKind::rendezvous_answer;
   std::uint32_t size = 0;
@@ -59,20 +59,20 @@ using ControlMessagePool = base::IndexPool<ControlMessage>;
 
 /// Puts a message into the agent's queue; the end of the poll posts it.
 void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept;
-/// Queues a message of one of the bodies of wire/.
+/// Queues a message with a body of wire/.
 template <typename Body>
 void send_control_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                           const Body& body) noexcept {
   queue_control_message(ctx, a, make_control_message(kind, encode(body)));
 }
-/// Whether the queue has room for one more message that the application asks for.
+/// Whether the application may queue one more message.
 bool can_queue_control(const Agent& a) noexcept;
-/// Posts messages as far as credit allows. False: credit or a record is missing; the next poll
-/// tries again.
+/// Posts messages while there is credit. False: credit or a record is missing; the next poll tries
+/// again.
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept;
 /// Posts the messages that a call outside of poll() has queued, and rings the doorbell.
 void flush_control_messages(EngineContext& ctx, Agent& a) noexcept;
-/// The device is done with a message.
+/// The device has finished a message.
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept;
 /// Empties the queue.
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept;

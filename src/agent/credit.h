@@ -1,5 +1,5 @@
-// Credit: a peer may send as many messages as this engine has granted it receives for, and the
-// other way round. Hot, but for what credit.cc holds.
+// Credit: the number of messages that a peer may send. Each end grants the other as many as it has
+// reserved receives. Hot, except for the functions of credit.cc.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@ namespace spinwire::agent {
 
 // Credit to send.
 
-/// Counts the grants in the headers of the peer's messages. False: all known credit is used.
-inline bool learn_credit(Agent& a) noexcept {
+/// Counts the grants in the headers of the peer's messages. Returns false if all known credit is
+/// used.
+inline bool count_header_grants(Agent& a) noexcept {
   const auto news = static_cast<std::uint16_t>(a.credit.header_granted -
                                                static_cast<std::uint16_t>(a.credit.granted_to_us));
   if (news < 0x8000) {  // else the header is older than the credit cell
@@ -23,12 +24,16 @@ inline bool learn_credit(Agent& a) noexcept {
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
   return a.credit.send_limit - a.credit.sent;
 }
-/// Credit to send, with grants in headers and in the credit cell that are not counted yet.
+/// Counts the grants in the last header. Whether there is more than the last credit.
+[[nodiscard]] inline bool learns_credits(Agent& a) noexcept {
+  return count_header_grants(a) && send_credits(a) > 1;
+}
+/// Credit to send, including uncounted grants in headers and in the credit cell.
 std::uint32_t visible_credits(const Agent& a) noexcept;
-/// Counts the grants in headers and in the credit cell. False: there is no credit.
-bool find_credit(EngineContext& ctx, Agent& a) noexcept;
-/// Counts the grants that the peer wrote into the credit cell. False: the cell held a count that no
-/// peer of this protocol writes, and the connection ends.
+/// Counts the grants in headers and in the credit cell. Returns false if there is no credit.
+bool count_grants(EngineContext& ctx, Agent& a) noexcept;
+/// Reads the word that the peer wrote into the credit cell, checks its proof, and counts its
+/// grants. Returns false, and ends the connection, if the count violates the protocol.
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 
 // Credit that the peer has.
@@ -36,7 +41,8 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.credit.granted - a.credit.returned - a.credit.received;
 }
-/// Of those, what the peer knows of. Below 0: it has used some that it was not told of.
+/// The peer's credit as far as the peer knows it. Negative if the peer has used unadvertised
+/// credit.
 [[nodiscard]] inline std::int32_t advertised_credits(const Agent& a) noexcept {
   return static_cast<std::int32_t>(a.credit.advertised - a.credit.returned - a.credit.received);
 }
@@ -44,22 +50,42 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 inline std::uint32_t& reserved_total(EngineContext& ctx, const Agent& a) noexcept {
   return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;
 }
-/// Reserves a new connection's first receive. False: none is left.
+/// Reserves a new connection's first receive. Returns false if none is left.
 [[nodiscard]] bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept;
-/// Reserves up to `wanted` receives for the peer, as many as the budget has.
+/// Reserves up to `wanted` receives for the peer, within the budget.
 void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept;
-/// While receives are short: takes one from an agent that has more than its fair share.
+/// Takes a receive from an agent that has more than its fair share while receives are short.
 void yield_credit(EngineContext& ctx, Agent& a) noexcept;
 /// Lists the agent for the end of the poll, which advertises its credit and posts its control
 /// messages.
-void queue_credit(EngineContext& ctx, Agent& a) noexcept;
+void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept;
 /// Advertises the credit of listed agents that no message carried, and posts their control
 /// messages.
-void advertise_credit(EngineContext& ctx) noexcept;
+void visit_listed_agents(EngineContext& ctx) noexcept;
 /// Grants the credit that waited for receives.
 void grant_to_waiters(EngineContext& ctx) noexcept;
+/// Writes what is granted, and a sign of our polls, into the peer's credit cell, or sends a message
+/// in its place. False: that has to wait.
+[[nodiscard]] bool write_credit(EngineContext& ctx, Agent& a) noexcept;
 /// The peer returns credit, by a message that used one itself.
 void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept;
+
+// Credit by messages: credit_by_messages.cc.
+
+/// Our credit cell holds a word that the peer did not write: reads the cell no more, and asks the
+/// peer for messages.
+void distrust_cell(EngineContext& ctx, Agent& a) noexcept;
+/// Advertises credit, and asks for it, where either is done by messages. `posted`: no control
+/// message waits. False: the agent stays listed for the next poll.
+bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news, bool posted) noexcept;
+/// Sends `credit` or `credit_ask`. False: all records are in use.
+[[nodiscard]] bool submit_credit_message(EngineContext& ctx, Agent& a,
+                                         wire::MessageKind kind) noexcept;
+/// The device is done with it.
+void on_credit_message_sent(Agent& a, wire::MessageKind kind) noexcept;
+/// The peer asks for a message, or has sent one. False: it may not.
+bool on_credit_ask(EngineContext& ctx, Agent& a) noexcept;
+bool on_credit_message(EngineContext& ctx, Agent& a) noexcept;
 
 /// Whether fewer receives are posted than this agent's peer might be granted.
 [[nodiscard]] inline bool has_receive_shortage(EngineContext& ctx, const Agent& a) noexcept {
@@ -68,22 +94,22 @@ void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexc
 }
 /// Defers a grant until receives are posted for it.
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept;
-/// Raises the grant to the reserved receives. False: it is there already.
+/// Raises the grant to the reserved receives. Returns false if there is nothing to raise.
 inline bool raise_grant(Agent& a) noexcept {
   const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
   if (static_cast<std::int32_t>(target - a.credit.granted) <= 0) return false;
   a.credit.granted = target;
   return true;
 }
-/// Grants the peer all receives that are reserved for it, as far as they are posted.
+/// Grants the peer all receives that are reserved for it, if they are posted.
 inline void grant_credit(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.receive_shortage > ctx.shortage_allowed && has_receive_shortage(ctx, a)) [[unlikely]]
     return wait_for_receives(ctx, a);
   if (!raise_grant(a)) return;
-  // A message may carry the news. Half of the reserved receives are worth a write of their own.
+  // A message may carry the grant. For half of the reserved receives, write it at once.
   if (a.credit.peer_needs_credit ||
       (a.credit.granted - a.credit.advertised) * 2 > a.credit.reserved)
-    queue_credit(ctx, a);
+    visit_at_end_of_poll(ctx, a);
 }
 
 }  // namespace spinwire::agent

@@ -1,4 +1,4 @@
-// The record of one connection, and what the agents of one engine share.
+// The record of one connection, and the state that all agents of an engine share.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,21 +9,23 @@
 #include <cstdint>
 #include <memory>
 
+#include "agent/cm_link.h"
 #include "agent/control_messages.h"
+#include "agent/in_place.h"
 #include "agent/lease_table.h"
 #include "agent/operation_pool.h"
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
 #include "agent/qpn_map.h"
-#include "agent/raw.h"
+#include "agent/raw_queue.h"
 #include "agent/reconnect.h"
 #include "agent/rendezvous.h"
 #include "base/index_pool.h"
+#include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
-#include "config/connection_settings.h"
+#include "config/connection_attributes.h"
 #include "config/queue_sizing.h"
 #include "control/owners.h"
-#include "control/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration_table.h"
 #include "memory/remote_key.h"
@@ -44,21 +46,22 @@ inline constexpr std::uint32_t kNone = ~0u;
 /// from it. set_stage() is the only writer.
 enum class Stage : std::uint8_t {
   idle,
-  domain,   ///< make its own protection domain, if it has one
-  slab,     ///< register the pools in that domain
-  expose,   ///< register the credit cell
-  create,   ///< make the queue pair
-  resolve,  ///< through rdma_cm: wait for the route to the peer
-  init,     ///< to INIT; then the handshake goes on
-  wait,     ///< wait for the peer's endpoint
+  domain,         ///< make its own protection domain, if it has one
+  slab,           ///< register the pools in that domain
+  create,         ///< make the queue pair
+  register_cell,  ///< register the credit cell, for the queue pair alone where the device can do
+                  ///< that
+  resolve,        ///< through rdma_cm: wait for the route to the peer
+  init,           ///< to INIT; then the handshake continues
+  wait,           ///< wait for the peer's endpoint
   rtr,
   rts,
   up,
-  error,  ///< move to ERR
-  drain,  ///< wait for flushed completions
+  error,        ///< move the queue pair to ERR
+  await_flush,  ///< wait for flushed completions
   destroy,
-  conceal,  ///< deregister the credit cell
-  leave,    ///< end its own domain, with what is registered there
+  deregister_cell,  ///< deregister the credit cell
+  end_domain,       ///< end its own domain, with its registrations
   over,
 };
 
@@ -75,17 +78,11 @@ struct Tally {
   std::uint64_t bytes = 0;  ///< moved by the operations that are done
 };
 
-/// What rdma_cm knows of a connection that it brings up.
-struct CmLink {
-  control::CmId id;
-  bool resolved = false;        ///< device and route are known
-  bool handshake_sent = false;  ///< the request or the answer is sent
-};
-
-/// Bits of Agent::detour: why messages cannot go straight to the handler.
-inline constexpr std::uint8_t kReplaced =
+/// Bits of Agent::slow_path: why messages cannot go straight to the handler.
+inline constexpr std::uint8_t kHandlersReplaced =
     1;  ///< `next_handlers` take effect before the next callback
-inline constexpr std::uint8_t kNotReady = 4;  ///< the state is not `ready`
+inline constexpr std::uint8_t kNotReady = 4;    ///< the state is not `ready`
+inline constexpr std::uint8_t kNeedsBlock = 8;  ///< the handler needs messages in a block
 inline constexpr std::uint8_t kRendezvousAhead =
     2;  ///< an earlier rendezvous message is being fetched
 
@@ -101,30 +98,50 @@ struct SendQueue {
   std::uint32_t limit = 0;         ///< of `used`, for the application; 0 unless the connection
                                    ///< is ready and has neither a `domain` nor a `raw` queue
   std::uint32_t max_eager = 0;     ///< longest message sent as one SEND, bytes
-  std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
+  std::uint16_t inline_bytes = 0;  ///< sent inline up to this many, header included
+  /// Shorter messages go without a work request; 0 unless the connection is ready and has neither.
+  std::uint16_t direct_limit = 0;
+};
+
+/// Credit by messages in place of words in a credit cell. If another peer overwrites the credit
+/// cell, its owner stops reading it and requests credit by messages, one at a time. Each request
+/// allows one answer, so neither end has more than one of them to receive, and they need no credit.
+/// Both bits of an end stay set until the connection ends.
+struct CreditByMessages {
+  // Our cell is overwritten.
+  bool asks : 1 = false;
+  bool ask_due : 1 = false;          ///< to be sent at the end of the poll
+  bool ask_outstanding : 1 = false;  ///< with the device
+  bool awaits_message : 1 = false;   ///< the peer may send one
+  // The peer's is.
+  bool answers : 1 = false;
+  bool may_send : 1 = false;  ///< the peer has asked since our last message
+
+  [[nodiscard]] bool any() const noexcept { return asks || answers; }
 };
 
 /// Credit in both directions. All counts run from the start, modulo 2^32.
 struct Credit {
-  // What we may spend: granted_to_us - returned_by_us - sent.
+  // Our credit: granted_to_us - returned_by_us - sent.
   std::uint32_t sent = 0;
-  std::uint32_t send_limit = 0;      ///< granted_to_us - returned_by_us, as far as counted
+  std::uint32_t send_limit = 0;      ///< granted_to_us - returned_by_us, as of the last count
   std::uint16_t header_granted = 0;  ///< low bits of the total in the last message's header
-  bool in_credit_queue = false;      ///< in EngineContext::credit_queue
+  bool in_end_of_poll_list = false;  ///< in EngineContext::end_of_poll_list
   bool peer_needs_credit = false;    ///< the peer asked for credit
   bool write_pending = false;        ///< a credit write is outstanding
-  bool write_again = false;          ///< the message that advertised the latest was cancelled
+  bool write_again = false;          ///< the message that advertised the latest grant was cancelled
   bool waits_for_receives = false;   ///< in EngineContext::receive_waiters
+  CreditByMessages by_messages;
   std::uint32_t granted_to_us = 0;
   std::uint32_t returned_by_us = 0;
-  // What the peer may spend: granted - returned - received.
+  // The peer's credit: granted - returned - received.
   std::uint32_t received = 0;
   std::uint32_t granted = 0;
   std::uint32_t returned = 0;
-  std::uint32_t advertised = 0;  ///< of `granted`, known to the peer
+  std::uint32_t advertised = 0;  ///< the part of `granted` that the peer knows
   std::uint32_t reserved = 0;    ///< receives reserved for the peer
-  std::uint32_t token = 0;       ///< that a word in the cell carries, if the peer wrote it
-  CreditCell* cell = nullptr;    ///< where the peer writes its grants
+  std::uint32_t token = 0;       ///< that a word in the cell proves to know, if the peer wrote it
+  CreditCell* cell = nullptr;    ///< where the peer writes its grants; null once it is overwritten
 };
 
 /// The application's operations and messages, counted.
@@ -137,15 +154,20 @@ struct Traffic {
 /// When the peer was last heard, and how long it has been silent. Ticks.
 struct Liveness {
   std::uint64_t last_heard = 0;  ///< when the peer's process was heard: its polls, not its device
-  std::uint64_t last_completion = 0;  ///< when its device answered
-  std::uint64_t last_sent = 0;        ///< of the last use of credit
-  std::uint64_t last_beat = 0;        ///< when we last wrote to the peer's credit cell
-  std::uint64_t beat_interval = 0;    ///< between two such writes, at most
+  std::uint64_t last_completion = 0;     ///< when its device answered
+  std::uint64_t last_sent = 0;           ///< of the last use of credit
+  std::uint64_t last_credit_write = 0;   ///< when we last wrote to the peer's credit cell
+  std::uint64_t keepalive_interval = 0;  ///< longest time between two such writes
   std::uint64_t last_check = 0;
   std::uint64_t silent_ticks = 0;
   std::uint64_t cell_word = 0;  ///< the credit cell at the last check
   base::Timer timer;            ///< of the next check
 };
+
+/// Asking why a peer was lost: see engine/loss_probes.h.
+enum class LossProbe : std::uint8_t { none, under_way, over };
+
+Agent*& next_in_setup_queue(Agent& a) noexcept;
 
 /// Bringing a connection up and taking it down. Cold.
 struct Setup {
@@ -153,7 +175,7 @@ struct Setup {
   base::Timer timer;
   Nanoseconds timeout{0};          ///< from the first attempt to `ready`
   control::HandshakeId handshake;  ///< at the control port; may be over
-  std::uint32_t next = kNone;      ///< in the setup queue
+  Agent* next = nullptr;           ///< in EngineContext::setup_queue
   std::uint32_t psn = 0;
   bool in_queue = false;  ///< waits for a control verb
   bool outbound = false;
@@ -161,6 +183,7 @@ struct Setup {
   bool out_of_band = false;         ///< the application exchanges the endpoints
   bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
   bool address_pending = false;     ///< out-of-band: the peer's address is being resolved
+  LossProbe probe = LossProbe::none;
   Callback<void(Connection, const Endpoint&)> on_endpoint;
   std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
 };
@@ -180,7 +203,7 @@ struct CreditCells {
   std::uint64_t peer_address = 0;
   std::uint32_t peer_key = 0;
   std::uint32_t peer_token = 0;
-  std::uint8_t beat = 0;  ///< of the last word written
+  std::uint8_t sequence = 0;  ///< of the last word written
 };
 
 /// One connection. The fields that every operation touches are in the first two cache lines.
@@ -191,8 +214,8 @@ struct alignas(64) Agent {
   bool in_flush_queue = false;  ///< in EngineContext::flush_queue
   bool goodbye_sent = false;
   bool goodbye_received = false;
-  bool closing = false;             ///< either application closes: errors are no fault any more
-  std::uint8_t detour = kNotReady;  ///< 0: messages go straight to the handler
+  bool closing = false;                ///< either application closes: errors are no fault any more
+  std::uint8_t slow_path = kNotReady;  ///< 0: messages go straight to the handler
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
   SendQueue send_queue;
@@ -243,7 +266,7 @@ class AgentList {
 /// Numbers of agents listed for the end of the poll: one word, so that one compare finds none.
 struct alignas(8) Work {
   std::uint32_t flush = 0;
-  std::uint32_t credit = 0;
+  std::uint32_t end_of_poll = 0;
 };
 
 using config::kControlRequests;
@@ -257,56 +280,23 @@ inline constexpr std::uint32_t kRendezvousRequests =
 /// control message, or the result of an atomic.
 inline constexpr std::size_t kStagingBytes = 64;
 
-struct EngineContext {
-  EngineContext(const Config& settings, const Clock& time);
+/// Parts of an engine that agents, remote calls and the engine itself use.
+struct EngineParts {
+  EngineParts(const Config& settings, const Clock& time);
 
   Config config;
   Clock clock;
-  detail::EngineSlot* slot = nullptr;  ///< what handles point to
+  detail::EngineSlot* slot = nullptr;  ///< the target of handles
   std::uint64_t now = 0;               ///< tick of the current or the last poll
-  // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
   std::unique_ptr<memory::RegistrationTable> registrations;
-  base::IndexPool<Agent> agents;
-  OperationPool operations;
-  QpnMap by_qpn;                        ///< agents that share the receive queue
-  verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
-  Work work;
-  std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
-  AgentList flush_queue;            ///< with deferred operations
-  AgentList credit_queue;           ///< with credit to advertise
-  std::uint32_t posted_receives = 0;
-  std::uint32_t list_length = 0;                 ///< receives that are posted together
-  std::uint32_t shortage_allowed = 0;            ///< receive_shortage from which grants wait
-  std::unique_ptr<std::uint32_t[]> empty_slots;  ///< slots without a block; `receive_shortage` many
-  std::uint32_t receive_shortage = 0;
-  std::uint32_t reserved_receives = 0;  ///< of the shared queue, for all peers
-  bool reservations_refused = false;    ///< peers with more than their share yield receives
-  std::byte* staging = nullptr;         ///< kStagingBytes for each operation
-  Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
-  config::ConnectionAttributes attributes;  ///< default of connections
-  base::TimerWheel timers;
-  std::uint32_t setup_first = kNone;  ///< agents with a set-up step to do
-  std::uint32_t setup_last = kNone;
-  std::uint64_t incarnation = 0;
-  std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
   memory::WindowPool windows;
-  std::unique_ptr<RendezvousPool> rendezvous;
-  ControlMessagePool control_messages;
-  std::unique_ptr<LeasePool> leases;
-  std::unique_ptr<OwnQueues>
-      own_queues;                  ///< of connections with own receives; null if there are none
-  std::uint32_t own_domains = 0;   ///< connections that have one
-  std::unique_ptr<RawShared> raw;  ///< from the first raw connection on
-  /// Cancelled operations and rendezvous messages whose callback is due. Their agents are in
-  /// `credit_queue`.
-  std::uint32_t pending_cancellations = 0;
-  base::IntrusiveQueue<&Operation::next_cancelled> cancelled_operations;  ///< the oldest first
-  std::uint32_t receive_waiter_count = 0;
-  AgentList receive_waiters;  ///< with credit to grant once receives are posted again
+  base::TimerWheel timers;
+  config::ConnectionAttributes attributes;  ///< default of connections
+  std::uint64_t incarnation;
 
   /// Where keys to the engine's memory come from.
   [[nodiscard]] memory::KeySource keys() noexcept {
@@ -316,6 +306,58 @@ struct EngineContext {
   [[nodiscard]] bool owns(const detail::Block& block) const noexcept {
     return block.owner == arena.get() || registrations->owns(&block);
   }
+};
+
+/// Receives of the shared queue, and the slots of all receives.
+struct ReceiveState {
+  verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
+  std::uint32_t posted_receives = 0;
+  std::uint32_t list_length = 0;                 ///< receives that are posted together
+  std::uint32_t shortage_allowed = 0;            ///< receive_shortage from which grants wait
+  std::unique_ptr<std::uint32_t[]> empty_slots;  ///< slots without a block; `receive_shortage` many
+  std::uint32_t receive_shortage = 0;
+  std::uint32_t reserved_receives = 0;    ///< of the shared queue, for all peers
+  bool reservations_refused = false;      ///< peers with more than their share yield receives
+  std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
+};
+
+/// Messages that the device carries without work requests.
+struct DirectState {
+  const verbs::DirectMessages* direct = nullptr;  ///< null: messages go by work requests
+  bool direct_unpublished = false;  ///< a direct message may wait for publish_direct()
+  bool in_place_seen = false;       ///< the batch has messages that are read in place
+  SpareBlocks spare_blocks;
+};
+
+struct EngineContext : EngineParts, ReceiveState, DirectState {
+  EngineContext(const Config& settings, const Clock& time);
+
+  // Hot.
+  base::IndexPool<Agent> agents;
+  OperationPool operations;
+  QpnMap by_qpn;  ///< agents that share the receive queue
+  Work work;
+  std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
+  AgentList flush_queue;            ///< with deferred operations
+  AgentList end_of_poll_list;       ///< with credit, control messages, receives or callbacks due
+  std::byte* staging = nullptr;     ///< kStagingBytes for each operation
+  Block* staging_block = nullptr;
+  // Cold.
+  base::IntrusiveQueue<next_in_setup_queue> setup_queue;  ///< agents with a set-up step to do
+  std::unique_ptr<RendezvousPool> rendezvous;
+  ControlMessagePool control_messages;
+  std::unique_ptr<LeasePool> leases;
+  std::unique_ptr<OwnQueues>
+      own_queues;                  ///< of connections with own receives; null if there are none
+  std::uint32_t own_domains = 0;   ///< connections that have one
+  std::unique_ptr<RawShared> raw;  ///< from the first raw connection on
+  /// Cancelled operations and rendezvous messages whose callback is due, the oldest first. Their
+  /// agents are in `end_of_poll_list`.
+  base::IntrusiveQueue<&Cancellation::next> cancellations;
+  bool cancellation_round = false;  ///< changes before callbacks run: newer ones wait
+  std::uint32_t receive_waiter_count = 0;
+  AgentList receive_waiters;  ///< with credit to grant once receives are posted again
+
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     if (index >= agents.capacity()) [[unlikely]]
       return nullptr;
@@ -325,7 +367,7 @@ struct EngineContext {
 };
 
 /// Kinds of an agent's timers; see Timer::kind.
-enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kIdleTimer = 2 };
+enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kLivenessTimer = 2 };
 
 constexpr std::uint64_t receive_id(std::uint32_t slot) noexcept {
   return std::uint64_t{slot} << 1 | 1;

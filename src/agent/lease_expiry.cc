@@ -1,5 +1,5 @@
-// When leases expire. The owner counts from the grant and adds the time for which a device may
-// repeat an operation; the holder counts from its request and stops leases.guard early. Cold.
+// The end of leases. The owner counts from the grant and adds the time for which a device may
+// repeat an operation. The holder counts from its request and stops leases.guard early. Cold.
 #include <algorithm>
 #include <utility>
 
@@ -13,9 +13,9 @@ std::uint64_t after(const EngineContext& ctx, std::uint64_t ticks) noexcept {
   return ctx.clock.now() + ticks;
 }
 
-/// Longest time that a posted operation may still be under way, in ticks. A device repeats it for
-/// 4.096 us * 2^ack_timeout, up to four times that (InfiniBand specification, 9.7.6.1.3), and
-/// retry_count times more. Both ends are expected to have the same settings.
+/// Longest time for which a posted operation may still be under way, in ticks. A device repeats it
+/// for 4.096 us * 2^ack_timeout, up to four times that (InfiniBand specification, 9.7.6.1.3), and
+/// retry_count times more. Assumes that both ends have equal settings.
 std::uint64_t max_retry_ticks(const EngineContext& ctx, const Agent& a) noexcept {
   const verbs::RetryOptions& retry = a.attributes.queue_pair.retry;
   const std::uint64_t once = std::uint64_t{4096} << retry.ack_timeout;

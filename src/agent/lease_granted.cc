@@ -1,4 +1,4 @@
-// The owner's side of leases: memory is granted, and returns to its pool or to the application when
+// The owner's side of leases: grants memory, and returns it to its pool or to the application when
 // no peer can reach it any more.
 #include <algorithm>
 #include <bit>
@@ -19,7 +19,7 @@ using wire::LeaseAction;
 using wire::LeaseVerdict;
 
 constexpr std::uint32_t kBlockAlignment = 64;
-/// Bytes that are zeroed while a request is handled; more are zeroed in control steps.
+/// Bytes zeroed while a request is handled; control steps zero the rest.
 constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
 
 bool is_ending(const LeaseGranted& lease) noexcept {
@@ -52,12 +52,19 @@ void complete_grant(LeaseGranted& lease, LeaseVerdict verdict) noexcept {
   reply.refusal = refusal_of(verdict);
   if (verdict == LeaseVerdict::granted) {
     reply.lease.value = lease.id;
-    reply.time = lease.time;
+    reply.duration = lease.time;
   }
   done(reply);
 }
 
-/// The rights asked for that the connection and the device allow.
+/// What the callback of grant_lease() reports of a lease that ended before the peer had it.
+LeaseVerdict verdict_of(ReturnedBy how) noexcept {
+  return how == ReturnedBy::refusal  ? LeaseVerdict::unwanted
+         : how == ReturnedBy::recall ? LeaseVerdict::over
+                                     : LeaseVerdict::closing;
+}
+
+/// The requested rights that the connection and the device allow.
 Access allowed_rights(const EngineContext& ctx, const Agent& a, std::uint8_t asked) noexcept {
   auto rights = static_cast<std::uint8_t>(asked & static_cast<std::uint8_t>(a.attributes.access));
   if (!ctx.device->info().atomics)
@@ -76,7 +83,7 @@ LeaseVerdict check_limits(const EngineContext& ctx, const Agent& a,
       allowed_rights(ctx, a, r.access) == Access::local)
     return LeaseVerdict::no_right;
   if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.max_duration.count()))
-    return LeaseVerdict::bad_time;
+    return LeaseVerdict::bad_duration;
   if (a.leases.granted_count >= most.count) return LeaseVerdict::too_many;
   if (r.bytes > most.total_bytes - std::min(a.leases.requested_bytes, most.total_bytes))
     return LeaseVerdict::too_much;
@@ -101,6 +108,7 @@ void on_push_answered(EngineContext& ctx, Agent& a, LeaseGranted* lease,
   }
   lease->state = State::open;
   ctx.timers.reschedule(lease->timer, expiry_of(ctx, *lease));
+  if (lease->recalled) expire_recalled(ctx, *lease);
   complete_grant(*lease, LeaseVerdict::granted);
 }
 
@@ -108,7 +116,7 @@ void renew(EngineContext& ctx, Agent& a, LeaseGranted& lease,
            const wire::LeaseCall& call) noexcept {
   if (call.time == 0 ||
       call.time > static_cast<std::uint64_t>(a.attributes.leases.max_duration.count()))
-    return send_reply(ctx, a, call.id, LeaseVerdict::bad_time);
+    return send_reply(ctx, a, call.id, LeaseVerdict::bad_duration);
   if (lease.recalled) return send_reply(ctx, a, call.id, LeaseVerdict::over);
   lease.time = duration_of(call.time);
   ctx.timers.reschedule(lease.timer, expiry_of(ctx, lease));
@@ -118,7 +126,7 @@ void renew(EngineContext& ctx, Agent& a, LeaseGranted& lease,
 }  // namespace
 
 LeaseGranted* find_lease_granted(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
-  LeaseGranted* const lease = find_named(ctx.leases->granted, id);
+  LeaseGranted* const lease = ctx.leases->granted.find(id);
   return lease != nullptr && lease->agent == &a ? lease : nullptr;
 }
 
@@ -130,7 +138,7 @@ LeaseGranted* make_lease_granted(EngineContext& ctx, Agent& a, const memory::Key
   lease.~LeaseGranted();
   new (&lease) LeaseGranted();
   lease.index = lease.timer.index = index;
-  lease.id = name_of(ctx.leases->granted, index);
+  lease.id = ctx.leases->granted.name(index);
   lease.timer.kind = kLeaseGrantedTimer;
   lease.target = target;
   detail::retain(target.block);
@@ -210,11 +218,10 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   returned.requested = lease.origin == Origin::requested;
   if (lease.key.state != memory::KeyState::closing)
     returned.memory = detail::make<BufferSlice>(target.block, target.data, target.bytes);
-  complete_grant(lease,
-                 lease.how == ReturnedBy::refusal ? LeaseVerdict::unwanted : LeaseVerdict::closing);
+  complete_grant(lease, verdict_of(lease.how));
   drop_lease_granted(ctx, lease);
   if (reply_to && a.stage == Stage::up) send_reply(ctx, a, *reply_to, LeaseVerdict::granted);
-  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (tells && a.handlers.on_returned) a.handlers.on_returned(handle(ctx, a), returned);
 }
 
@@ -244,7 +251,7 @@ void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
                            lease->origin == Origin::exposed))
     return fail_lease_protocol(ctx, a, "it calls about a lease that it does not have");
   if (lease == nullptr || lease->state != State::open) {
-    // A release that has crossed the lease's end needs no reply.
+    // A release that crossed the lease's end needs no reply.
     if (call.action == LeaseAction::release) return;
     return send_reply(ctx, a, call.id, LeaseVerdict::over);
   }
@@ -262,21 +269,22 @@ void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
 }
 
 Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
-                   const LeaseOptions& options, const LeaseCallback& done) noexcept {
+                   const LeaseOptions& options, const LeaseCallback& done, LeaseId* id) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   if (!memory || memory.size() == 0) return Status::out_of_bounds;
   const auto asked = static_cast<std::uint8_t>(options.access);
   if (!wire::is_remote_access(asked) || allowed_rights(ctx, a, asked) != options.access ||
-      !is_lease_time(ctx, options.time))
+      !is_lease_time(ctx, options.duration))
     return Status::invalid_argument;
   if (!can_queue_control(a)) return Status::would_block;
   LeaseGranted* const lease = make_lease_granted(
       ctx, a, {detail::block_of(memory), memory.data(), memory.size(), options.access},
       Origin::pushed);
   if (lease == nullptr) return Status::would_block;
-  lease->time = options.time;
+  lease->time = options.duration;
   lease->done = done;
+  if (id != nullptr) id->value = lease->id;
   prepare_or_queue(ctx, *lease, 0);
   return Status::ok;
 }

@@ -1,5 +1,6 @@
-// The holder's side of leases: memory of the peer is requested or pushed, used until shortly before
-// its time is over, and returned. Cold, but for resolve_leased().
+// The holder's side of leases: requests or accepts memory of the peer, uses it until shortly before
+// the lease ends, and returns it. Cold, except for resolve_leased().
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -19,6 +20,13 @@ LeaseHeld* find_held(EngineContext& ctx, const Agent& a, std::uint32_t id) noexc
   return h != nullptr && h->agent == &a ? h : nullptr;
 }
 
+LeaseReply make_reply(LeaseVerdict verdict) noexcept {
+  LeaseReply reply;
+  reply.status = status_of(verdict);
+  reply.refusal = refusal_of(verdict);
+  return reply;
+}
+
 LeaseHeld* make_lease_held(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
   auto& all = ctx.leases->held;
   const std::uint32_t index = all.acquire();
@@ -27,7 +35,7 @@ LeaseHeld* make_lease_held(EngineContext& ctx, Agent& a, std::uint64_t bytes) no
   h.~LeaseHeld();
   new (&h) LeaseHeld();
   h.index = index;
-  h.id = name_of(all, index);
+  h.id = all.name(index);
   h.timer.index = index;
   h.timer.kind = kLeaseHeldTimer;
   h.agent = &a;
@@ -91,7 +99,7 @@ Status check_call(const EngineContext& ctx, const LeaseHeld& h) noexcept {
 }  // namespace
 
 LeaseHeld* find_lease_held(EngineContext& ctx, std::uint32_t id) noexcept {
-  return find_named(ctx.leases->held, id);
+  return ctx.leases->held.find(id);
 }
 
 void forget_lease_held(EngineContext& ctx, LeaseHeld& h) noexcept {
@@ -102,6 +110,23 @@ void forget_lease_held(EngineContext& ctx, LeaseHeld& h) noexcept {
   a.leases.held_bytes -= h.region.length;
   h.id = 0;
   ctx.leases->held.release(h.index);
+}
+
+RemoteRegion region_of(const LeaseHeld& h) noexcept {
+  if (h.state != LeaseHeld::State::held) return {};
+  return {h.region.address, h.region.length, 0, h.region.access, h.id};
+}
+
+Nanoseconds time_left(const EngineContext& ctx, const LeaseHeld& h) noexcept {
+  if (h.state != LeaseHeld::State::held) return {};
+  return ctx.clock.duration(h.until - std::min(ctx.clock.now(), h.until));
+}
+
+bool detach_lease(EngineContext& ctx, LeaseHeld& h, RemoteRegion& region) noexcept {
+  if (h.state != LeaseHeld::State::held || h.call_pending) return false;
+  region = h.region;
+  forget_lease_held(ctx, h);
+  return true;
 }
 
 Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
@@ -123,18 +148,18 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   const auto access = static_cast<std::uint8_t>(options.access);
-  if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.time))
+  if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.duration))
     return Status::invalid_argument;
   if (!can_queue_control(a)) return Status::would_block;
   LeaseHeld* const h = make_lease_held(ctx, a, bytes);
   if (h == nullptr) return Status::would_block;
   h->region.access = options.access;
   h->done = done;
-  h->until = last_use_of(ctx, h->start, options.time);
+  h->until = last_use_of(ctx, h->start, options.duration);
   await_reply(ctx, *h);
   wire::LeaseRequest r;
   r.bytes = bytes;
-  r.time = static_cast<std::uint64_t>(options.time.count());
+  r.time = static_cast<std::uint64_t>(options.duration.count());
   r.id = h->id;
   r.alignment = options.alignment;
   r.access = access;
@@ -146,10 +171,8 @@ void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant)
   LeaseHeld* const h = find_held(ctx, a, grant.id);
   if (h == nullptr || h->state != LeaseHeld::State::requested)
     return fail_lease_protocol(ctx, a, "it answers no request");
-  LeaseReply reply;
+  LeaseReply reply = make_reply(grant.verdict);
   if (grant.verdict != LeaseVerdict::granted) {
-    reply.status = status_of(grant.verdict);
-    reply.refusal = refusal_of(grant.verdict);
     h->state = LeaseHeld::State::returning;
     return end_call(ctx, *h, reply);
   }
@@ -159,7 +182,7 @@ void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant)
       last_use_of(ctx, h->start, time) > h->until)
     return fail_lease_protocol(ctx, a, "it grants what was not asked for");
   start_lease(ctx, *h, grant);
-  reply.time = time;
+  reply.duration = time;
   reply.memory = detail::make<RemoteMemory>(ctx.slot, h->id);
   end_call(ctx, *h, reply);
 }
@@ -168,11 +191,11 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
   if (grant.verdict != LeaseVerdict::granted)
     return fail_lease_protocol(ctx, a, "it leases nothing");
   LeaseVerdict verdict = LeaseVerdict::granted;
-  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (!a.handlers.on_lease) {
     verdict = LeaseVerdict::unwanted;
   } else if (duration_of(grant.time) <= ctx.config.leases.guard) {
-    verdict = LeaseVerdict::bad_time;
+    verdict = LeaseVerdict::bad_duration;
   } else if (a.leases.held_count >= a.attributes.leases.count) {
     verdict = LeaseVerdict::too_many;
   }
@@ -195,31 +218,27 @@ void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) 
   for (LeaseHeld& h : a.leases.held) {
     if (h.peer_id != call.lease || h.state != LeaseHeld::State::held) continue;
     if (h.call_pending) {
-      LeaseReply reply;
-      reply.status = Status::lease_expired;
-      reply.refusal = LeaseRefusal::over;
+      LeaseReply reply = make_reply(LeaseVerdict::over);
       const std::uint32_t id = h.id;
       end_call(ctx, h, reply);
       if (h.id != id || h.state != LeaseHeld::State::held) return;  // the callback returned it
     }
     return release_lease(ctx, h);
   }
-  // The recall of a lease that was just returned has no effect.
+  // A recall that crossed the lease's return has no effect.
 }
 
 void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& answer) noexcept {
   LeaseHeld* const h = find_held(ctx, a, answer.id);
   if (h == nullptr || !h->call_pending || h->state == LeaseHeld::State::requested) {
-    // A recall or a release has ended the call.
+    // A recall or a release has ended the call before.
     if (h == nullptr || h->state == LeaseHeld::State::released) return;
     return fail_lease_protocol(ctx, a, "it replies to no call");
   }
-  LeaseReply reply;
-  reply.status = status_of(answer.verdict);
-  reply.refusal = refusal_of(answer.verdict);
+  LeaseReply reply = make_reply(answer.verdict);
   if (h->state == LeaseHeld::State::held && answer.verdict == LeaseVerdict::granted) {
-    reply.time = duration_of(answer.time);
-    const std::uint64_t until = last_use_of(ctx, h->renewal_start, reply.time);
+    reply.duration = duration_of(answer.time);
+    const std::uint64_t until = last_use_of(ctx, h->renewal_start, reply.duration);
     if (until > h->renewal_until)
       return fail_lease_protocol(ctx, a, "it grants what was not asked for");
     h->until = until;
@@ -250,7 +269,7 @@ Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& do
 
 void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
   if (h.state != LeaseHeld::State::held) return;
-  // The reply to a pending renewal finds no lease.
+  // The reply to a pending renewal will find no lease.
   if (h.agent->state == ConnectionState::ready) send_call(ctx, h, LeaseAction::release, true);
   if (!h.call_pending || !h.done) return forget_lease_held(ctx, h);
   h.state = LeaseHeld::State::released;
@@ -261,9 +280,7 @@ void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept {
   while (!a.leases.held.empty()) {
     LeaseHeld& h = *a.leases.held.front();
-    LeaseReply reply;
-    reply.status = Status::flushed;
-    reply.refusal = LeaseRefusal::closing;
+    LeaseReply reply = make_reply(LeaseVerdict::closing);
     const LeaseCallback done = std::exchange(h.done, {});
     forget_lease_held(ctx, h);
     if (done) done(reply);

@@ -1,5 +1,5 @@
-// The keys of granted leases, and of memory exposed to one peer: a window of the engine where one
-// fits and is free, else a registration, which a control step opens and closes.
+// The keys of granted leases, and of memory exposed to one peer: a free window if one fits, else a
+// registration, which a control step opens and closes.
 #include <algorithm>
 #include <cstring>
 
@@ -18,21 +18,21 @@ using State = LeaseGranted::State;
 /// Bytes that one control step zeroes.
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
 
-/// A work request for the lease's window; null if none can be had now.
+/// A work request for the lease's window; null if none is available now.
 Operation* begin_window_request(EngineContext& ctx, OperationKind kind,
                                 const LeaseGranted& lease) noexcept {
   Agent& a = *lease.agent;
   if (a.stage != Stage::up || a.leases.bindings_outstanding >= kLeaseRequests) return nullptr;
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return nullptr;
-  begin_own(a, *op, kind, lease.id);
+  begin_internal(a, *op, kind, lease.id);
   ++a.leases.bindings_outstanding;
   return op;
 }
 
 void post_window_request(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   append(a, op);
-  defer(ctx, a);
+  queue_flush(ctx, a);
 }
 
 KeyStep open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
@@ -51,7 +51,7 @@ KeyStep open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcep
   return opened == Status::ok ? KeyStep::used_verb : KeyStep::failed;
 }
 
-/// The exposure to the peer with this key, open or closing; null if there is none.
+/// The exposure to the peer under this key, open or closing; null if there is none.
 LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
   for (LeaseGranted& lease : a.leases.granted) {
     if (lease.origin == LeaseGranted::Origin::exposed && lease.key.rkey == rkey) return &lease;
@@ -59,7 +59,7 @@ LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
   return nullptr;
 }
 
-void leave_work_queue(EngineContext& ctx, LeaseGranted& lease) noexcept {
+void remove_from_work_queue(EngineContext& ctx, LeaseGranted& lease) noexcept {
   for (LeaseGranted& each : ctx.leases->work_queue) {
     if (&each == &lease) return ctx.leases->work_queue.erase(lease);
   }
@@ -92,7 +92,7 @@ KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allow
     memory::unbind_window(lease.key, op->wr);
     post_window_request(ctx, *lease.agent, *op);
     lease.state = State::unbinding;
-    // A peer that blocks the send queue must not keep the memory.
+    // The timer bounds the time: a peer that blocks the send queue must not keep the memory.
     ctx.timers.reschedule(lease.timer,
                           ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.close_timeout));
     return KeyStep::done;
@@ -127,10 +127,12 @@ LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
   return waits && lease.zeroed != zeroed ? LeaseWork::some : LeaseWork::none;
 }
 
+bool has_lease_work(const EngineContext& ctx) noexcept { return !ctx.leases->work_queue.empty(); }
+
 bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
   LeaseGranted* const lease = a.leases.granted.front();
   if (lease == nullptr) return true;
-  leave_work_queue(ctx, *lease);
+  remove_from_work_queue(ctx, *lease);
   if (lease->state != State::closing && lease->state != State::unbinding)
     lease->how = ReturnedBy::end;
   const bool uses_verb = lease->key.state == KeyState::open;
@@ -148,7 +150,7 @@ void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
   on_lease_bound(ctx, a);
   LeaseGranted* const lease = status == Status::ok ? find_lease_granted(ctx, a, id) : nullptr;
-  if (lease == nullptr) return;  // the connection ends, and its leases with it
+  if (lease == nullptr) return;  // the connection ends and takes its leases with it
   memory::on_window_unbound(ctx.keys(), lease->key);
   finish_lease(ctx, *lease);
 }
@@ -178,7 +180,7 @@ Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
 
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
   LeaseGranted* const lease = find_exposure(a, rkey);
-  // A key of the engine's or the connection's domain, or one that this function has closed.
+  // The key is of the engine's or the connection's domain, or was closed here before.
   if (lease == nullptr) return ctx.registrations->revoke(rkey);
   lease->revoked = true;
   close_lease(ctx, *lease, ReturnedBy::recall);

@@ -1,4 +1,4 @@
-// Leases: what the owner and the holder have in common. Cold.
+// Parts of leases that the owner and the holder share. Cold.
 #include "agent/lease_table.h"
 
 #include "agent/agent.h"
@@ -21,7 +21,7 @@ void with_body(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes,
 }  // namespace
 
 void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept {
-  fail_bad(
+  fail_protocol(
       ctx, a,
       {Status::protocol, "handle a message about a lease", found, "the peer is broken or hostile"});
 }
@@ -44,7 +44,7 @@ Status status_of(wire::LeaseVerdict verdict) noexcept {
     case wire::LeaseVerdict::misaligned:
     case wire::LeaseVerdict::too_many:
     case wire::LeaseVerdict::too_much:
-    case wire::LeaseVerdict::bad_time:
+    case wire::LeaseVerdict::bad_duration:
       break;
   }
   return Status::limit;

@@ -1,5 +1,5 @@
 // Leases: memory that a peer may use for a limited time. The owner's record is a LeaseGranted, the
-// holder's a LeaseHeld. Each side measures time with its own clock; the holder's time starts no
+// holder's a LeaseHeld. Each side measures time with its own clock. The holder's time starts no
 // later than the owner's.
 #pragma once
 
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
@@ -27,22 +29,22 @@ inline constexpr std::uint32_t kLeaseRequests = 2;
 /// Memory of this engine that the peer may use.
 struct LeaseGranted {
   enum class State : std::uint8_t {
-    waiting,   ///< in LeasePool::work_queue, to be zeroed and opened
-    offered,   ///< pushed to the peer; until the peer answers
-    open,      ///< until the peer returns it or it expires
-    closing,   ///< in LeasePool::work_queue, for its key to be closed
+    waiting,   ///< in LeasePool::work_queue, for zeroing and opening
+    offered,   ///< pushed to the peer, which has not answered
+    open,      ///< usable until the peer returns it or it expires
+    closing,   ///< in LeasePool::work_queue, for closing its key
     unbinding  ///< the device unbinds its window
   };
   enum class Origin : std::uint8_t {
-    pushed,     ///< by the application; the peer may refuse it
+    pushed,     ///< by the application; the peer may refuse the lease
     requested,  ///< by the peer; the memory is the engine's
-    exposed,    ///< by open_key(); the protocol of leases does not know it
+    exposed,    ///< by open_key(); the lease protocol does not know it
   };
   memory::KeyTarget target;  ///< holds a reference to its block
   memory::RemoteKey key;
   std::uint64_t zeroed = 0;  ///< bytes zeroed so far, of a requested lease that waits
   Nanoseconds time{0};
-  std::uint32_t id = 0;  ///< its name in the protocol
+  std::uint32_t id = 0;  ///< the lease's name in the protocol
   std::uint32_t index = 0;
   std::uint32_t request = 0;  ///< the peer's id of its request
   State state = State::waiting;
@@ -61,25 +63,25 @@ struct LeaseGranted {
 /// Memory of the peer that this engine may use.
 struct LeaseHeld {
   enum class State : std::uint8_t {
-    requested,  ///< until the peer grants it
-    held,       ///< until we return it
-    returning,  ///< until the peer replies to give_back
-    released    ///< given up amid a renewal; until its timer runs the renewal's callback
+    requested,  ///< the peer has not granted it yet
+    held,       ///< in use until we return it
+    returning,  ///< the peer has not replied to give_back yet
+    released    ///< ended during a renewal; its timer runs the renewal's callback
   };
   RemoteRegion region;              ///< with the key
   std::uint64_t start = 0;          ///< tick at which its time starts
   std::uint64_t until = 0;          ///< tick from which no operation may start
-  std::uint64_t renewal_start = 0;  ///< tick at which the pending renewal was sent
+  std::uint64_t renewal_start = 0;  ///< tick when the pending renewal was sent
   std::uint64_t renewal_until = 0;  ///< `until` if the pending renewal is granted in full
   std::uint32_t peer_id = 0;        ///< the owner's id
-  std::uint32_t id = 0;             ///< its name in the protocol
+  std::uint32_t id = 0;             ///< the lease's name in the protocol
   std::uint32_t index = 0;
   State state = State::requested;
   bool invalidate = false;    ///< returning it invalidates the key
   bool call_pending = false;  ///< a request or call waits for its reply
   Agent* agent = nullptr;
   base::IntrusiveLinks<LeaseHeld> links;  ///< in LeaseTable::held
-  base::Timer timer;                      ///< by when the peer must have replied; see `released`
+  base::Timer timer;                      ///< deadline of the peer's reply; see `released`
   LeaseCallback done;
 };
 
@@ -90,35 +92,87 @@ struct LeaseTable {
   std::uint32_t granted_count = 0;
   std::uint32_t held_count = 0;
   std::uint64_t granted_bytes = 0;
-  std::uint64_t requested_bytes = 0;  ///< of granted_bytes, those that the peer requested
+  std::uint64_t requested_bytes = 0;  ///< the part of granted_bytes that the peer requested
   std::uint64_t held_bytes = 0;
   std::uint32_t bindings_outstanding = 0;  ///< bindings and unbindings with the device
+};
+
+/// The records of leases, granted or held. Each use of a record has a name, which stands for it in
+/// the protocol and in handles. Names are counted for all records together, so a name comes again
+/// after some 2^32 leases, whichever records they use. One thread. O(1), no allocation.
+template <typename Lease>
+class LeaseRecords {
+ public:
+  static constexpr std::uint32_t kNone = base::IndexPool<Lease>::kNone;
+
+  /// May throw std::bad_alloc. `first` is the first name.
+  explicit LeaseRecords(std::uint32_t capacity, std::uint32_t first = 1)
+      : records_(capacity),
+        names_(capacity),
+        buckets_(std::bit_ceil(std::size_t{capacity} + 1), kNone),
+        next_name_(first) {}
+
+  /// Takes a record under a new name; kNone when all are in use.
+  [[nodiscard]] std::uint32_t acquire() noexcept {
+    const std::uint32_t index = records_.acquire();
+    if (index == kNone) return kNone;
+    do {
+      names_[index].name = next_name_++;
+    } while (is_reserved(names_[index].name) || find(names_[index].name) != nullptr);
+    names_[index].next = std::exchange(bucket(names_[index].name), index);
+    return index;
+  }
+  /// Ends the record's use, and its name.
+  void release(std::uint32_t index) noexcept {
+    std::uint32_t* link = &bucket(names_[index].name);
+    while (*link != index) link = &names_[*link].next;
+    *link = names_[index].next;
+    records_.release(index);
+  }
+  /// The name of a record in use.
+  [[nodiscard]] std::uint32_t name(std::uint32_t index) const noexcept {
+    return names_[index].name;
+  }
+  /// The record of a name; null if that use of the record has ended. Accepts any number.
+  [[nodiscard]] Lease* find(std::uint32_t name) noexcept {
+    std::uint32_t index = bucket(name);
+    while (index != kNone && names_[index].name != name) index = names_[index].next;
+    return index != kNone ? &records_.at(index) : nullptr;
+  }
+
+  [[nodiscard]] Lease& at(std::uint32_t index) noexcept { return records_.at(index); }
+  [[nodiscard]] bool in_use(std::uint32_t index) const noexcept { return records_.in_use(index); }
+  [[nodiscard]] std::uint32_t size() const noexcept { return records_.size(); }
+  [[nodiscard]] std::uint32_t capacity() const noexcept { return records_.capacity(); }
+
+ private:
+  struct Name {
+    std::uint32_t name = 0;
+    std::uint32_t next = kNone;  ///< record in the same bucket
+  };
+  /// No lease, in RemoteRegion and in LeaseId.
+  static constexpr bool is_reserved(std::uint32_t name) noexcept {
+    return name == 0 || name == ~std::uint32_t{0};
+  }
+  [[nodiscard]] std::uint32_t& bucket(std::uint32_t name) noexcept {
+    return buckets_[name & (buckets_.size() - 1)];
+  }
+
+  base::IndexPool<Lease> records_;
+  std::vector<Name> names_;             ///< by record
+  std::vector<std::uint32_t> buckets_;  ///< records by the low bits of their names
+  std::uint32_t next_name_;
 };
 
 /// The records of all leases of an engine.
 struct LeasePool {
   /// May throw std::bad_alloc.
   explicit LeasePool(std::uint32_t limit) : granted(limit), held(limit) {}
-  base::IndexPool<LeaseGranted, base::Reuse::oldest> granted;
-  base::IndexPool<LeaseHeld, base::Reuse::oldest> held;
+  LeaseRecords<LeaseGranted> granted;
+  LeaseRecords<LeaseHeld> held;
   /// Leases that a control step has to zero, open or close.
   base::IntrusiveQueue<&LeaseGranted::next_work> work_queue;
 };
-
-/// The name of a record's present use, in the protocol and in handles; never 0. The index takes no
-/// more bits than the pool needs and records are used in turn, so a name comes again after some
-/// 2^32 leases.
-template <typename T, base::Reuse reuse>
-std::uint32_t name_of(const base::IndexPool<T, reuse>& pool, std::uint32_t index) noexcept {
-  return (index + 1) | pool.generation(index) << std::bit_width(pool.capacity());
-}
-/// The record of a name; null if that use of the record has ended. Accepts any number.
-template <typename T, base::Reuse reuse>
-T* find_named(base::IndexPool<T, reuse>& pool, std::uint32_t name) noexcept {
-  const std::uint32_t mask = (1u << std::bit_width(pool.capacity())) - 1;
-  const std::uint32_t index = (name & mask) - 1;
-  return pool.in_use(index) && name_of(pool, index) == name ? &pool.at(index) : nullptr;
-}
 
 /// Kinds of timers of leases; see Timer::kind.
 inline constexpr std::uint16_t kLeaseGrantedTimer = 4;
@@ -128,7 +182,7 @@ inline constexpr std::uint16_t kLeaseHeldTimer = 5;
 void on_lease_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                       std::span<const std::byte> body, std::uint32_t invalidated) noexcept;
 /// Ends all leases of the agent. Its queue pair must be in ERR, and is destroyed next. Returns
-/// false while control verbs are left to be done; each call does at most one.
+/// false while control verbs remain; each call does at most one.
 bool end_leases(EngineContext& ctx, Agent& a) noexcept;
 /// Ends the connection because the peer violates the protocol.
 void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept;
@@ -142,14 +196,14 @@ constexpr Nanoseconds duration_of(std::uint64_t ns) noexcept {
 
 // Time: lease_expiry.cc.
 
-/// Whether `time` is longer than the guard and within what a message can carry.
+/// Whether `time` exceeds the guard and fits into a message.
 bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept;
 /// Expires a lease, or ends the connection when the peer does not answer in time.
 void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept;
-/// The tick at which a lease granted now expires: no operation that the peer started in its time
-/// can be under way then.
+/// The tick at which a lease granted now expires. From then on, no operation that the peer started
+/// in time can be under way.
 std::uint64_t expiry_of(const EngineContext& ctx, const LeaseGranted& lease) noexcept;
-/// Shortens the lease to the time that a recalled lease has.
+/// Shortens the lease to the time that a recalled lease gets.
 void expire_recalled(EngineContext& ctx, LeaseGranted& lease) noexcept;
 /// The tick from which the holder starts no operation on a lease of `time` that started at `start`.
 std::uint64_t last_use_of(const EngineContext& ctx, std::uint64_t start, Nanoseconds time) noexcept;
@@ -158,35 +212,36 @@ void await_lease_answer(EngineContext& ctx, base::Timer& timer) noexcept;
 
 // The owner: lease_granted.cc.
 
-/// Grants a lease that the peer has not asked for. Errors: those of Connection::lease().
+/// Grants a lease that the peer has not asked for. `id`, unless null, receives its id. Errors:
+/// those of Connection::lease().
 Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
-                   const LeaseOptions& options, const LeaseCallback& done) noexcept;
+                   const LeaseOptions& options, const LeaseCallback& done, LeaseId* id) noexcept;
 /// Asks the peer to return a lease.
 Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept;
 void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept;
 void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
                    std::uint32_t invalidated) noexcept;
-/// The agent's lease of this id; null if it has ended. Accepts any number.
+/// The agent's lease of this id; null if it has ended. Safe for any number.
 LeaseGranted* find_lease_granted(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept;
-/// A record, which takes a reference to the target's block; null if all are in use.
+/// Takes a record and a reference to the target's block; null if all records are in use.
 LeaseGranted* make_lease_granted(EngineContext& ctx, Agent& a, const memory::KeyTarget& target,
                                  LeaseGranted::Origin origin) noexcept;
-/// Frees the record, and the reference to its block.
+/// Frees the record and its reference to the block.
 void drop_lease_granted(EngineContext& ctx, LeaseGranted& lease) noexcept;
-/// The lease has its key: tells the peer.
+/// Sends the lease, whose key is open, to the peer.
 void announce_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
-/// No key can be had for the lease.
+/// Refuses the lease, because no key is available.
 void refuse_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
-/// The lease is over. `invalidated` is whether the peer has closed its key already.
+/// Ends the lease. `invalidated`: the peer has closed the key already.
 void close_lease(EngineContext& ctx, LeaseGranted& lease, ReturnedBy how,
                  bool invalidated = false) noexcept;
-/// The key is closed, or an access is under way and the key's source keeps the memory: tells the
-/// application and frees the record.
+/// Reports the end to the application and frees the record. The key is closed, or its source keeps
+/// the memory while an access is under way.
 void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
 
-// Their keys: lease_key.cc.
+// Keys of granted leases: lease_key.cc.
 
-/// What became of a step towards a lease's key.
+/// The outcome of a step towards opening or closing a lease's key.
 enum class KeyStep : std::uint8_t { done, later, used_verb, failed };
 /// Zeroes up to `most` bytes of a requested lease; opens the key once all are zeroed.
 KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
@@ -200,6 +255,8 @@ enum class LeaseWork : std::uint8_t {
 /// Takes the next step of the first lease in the work queue: at most one control verb, and none
 /// unless `verb_allowed`.
 LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept;
+/// Whether a lease waits for advance_leases().
+bool has_lease_work(const EngineContext& ctx) noexcept;
 /// Ends one granted lease. Returns false if that took a control verb.
 bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept;
 /// The device has bound a window.
@@ -214,7 +271,7 @@ Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access 
 Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Connection::revoke(), which documents the answers.
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
-/// Whether open_key() has bound a window under this key for the agent, and it is open.
+/// Whether open_key() has bound a window under this key for the agent, and the window is open.
 bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept;
 
 // The holder: lease_held.cc.
@@ -227,6 +284,14 @@ LeaseHeld* find_lease_held(EngineContext& ctx, std::uint32_t id) noexcept;
 /// Checks that an operation may start on a leased region, and fills in the region with its key.
 Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
                       RemoteRegion& real) noexcept;
+/// The region of a lease in use, which operations accept; empty for another.
+RemoteRegion region_of(const LeaseHeld& lease) noexcept;
+/// The time for which operations may start; 0 unless the lease is in use.
+Nanoseconds time_left(const EngineContext& ctx, const LeaseHeld& lease) noexcept;
+/// The connection that holds the lease.
+inline Agent& holder_of(const LeaseHeld& lease) noexcept { return *lease.agent; }
+/// Drops the record of a lease in use without a pending call, and gives its region with the key.
+bool detach_lease(EngineContext& ctx, LeaseHeld& lease, RemoteRegion& region) noexcept;
 Status renew_lease(EngineContext& ctx, LeaseHeld& lease, Nanoseconds time,
                    const LeaseCallback& done) noexcept;
 Status give_back_lease(EngineContext& ctx, LeaseHeld& lease, const LeaseCallback& done) noexcept;

@@ -1,16 +1,14 @@
-// A connection's stages, from its record to its end. bring_up.cc has the steps to RTS,
-// completion_errors.cc what failed completions mean, liveness.cc how a peer's death is noticed.
-// Cold: each step uses at most one control verb.
+// A connection's stages, from its record to its end. Other parts are in bring_up.cc (steps to RTS),
+// completion_errors.cc (failed completions) and liveness.cc (death of a peer). Cold: each step uses
+// at most one control verb.
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "agent/agent.h"
 #include "agent/completion.h"
 #include "base/error.h"
 #include "base/random.h"
-#include "wire/cm_data.h"
 
 namespace spinwire::agent {
 namespace {
@@ -19,23 +17,9 @@ std::uint64_t after(const EngineContext& ctx, Nanoseconds delay) noexcept {
   return ctx.clock.now() + ctx.clock.ticks(delay);
 }
 
-/// Disconnects through rdma_cm, or rejects a peer that waits for an answer.
-void leave_cm(Agent& a) noexcept {
-  if (a.setup.cm == nullptr) return;
-  if (!a.setup.outbound && !a.setup.cm->handshake_sent) {
-    const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
-    const wire::Frame refusal = wire::encode_cm_refusal(wire::make_refuse(
-        status, a.cause.found.empty() ? "the application refused" : a.cause.found));
-    a.setup.cm->id.reject(refusal.bytes());
-  } else if (a.setup.was_ready) {
-    a.setup.cm->id.disconnect();
-  }
-  a.setup.cm.reset();
-}
-
-/// Whether the device, whose queue pair is in ERR, has nothing of the agent any more. A receive
-/// that completed after its queue pair is gone would use an entry of the completion queue that is
-/// not counted.
+/// Whether the device, whose queue pair is in ERR, has completed everything of the agent. A receive
+/// that completed after its queue pair is gone would use an uncounted entry of the completion
+/// queue.
 bool is_flushed(EngineContext& ctx, const Agent& a) noexcept {
   return idle(a) && (a.own_queue == kNone || own_receives_posted(ctx, a) == 0) &&
          (a.raw == nullptr || raw_receives_posted(a) == 0);
@@ -44,33 +28,33 @@ bool is_flushed(EngineContext& ctx, const Agent& a) noexcept {
 bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   // Windows go before their queue pair.
   if (!end_rendezvous_sends(ctx, a) || !end_leases(ctx, a)) return true;
-  leave_cm(a);
+  end_cm(a);
   qpn_map_of(ctx, a).clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_all_operations(ctx, a);
   if (a.raw != nullptr) flush_raw_receives(ctx, a);
   drop_rendezvous_receives(ctx, a);
-  set_stage(a, Stage::conceal);
+  set_stage(a, Stage::deregister_cell);
   return true;
 }
 
-bool step_conceal(EngineContext& ctx, Agent& a) noexcept {
-  leave_cm(a);
+bool step_deregister_cell(EngineContext& ctx, Agent& a) noexcept {
+  end_cm(a);
   const bool exposed = static_cast<bool>(a.credit_cells.region);
   // While a write of the peer to the cell is under way, the registration keeps the block.
   if (exposed) (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey);
   if (a.credit_cells.block != nullptr)
     detail::release(std::exchange(a.credit_cells.block, nullptr));
   a.credit.cell = nullptr;
-  set_stage(a, a.domain != nullptr ? Stage::leave : Stage::over);
+  set_stage(a, a.domain != nullptr ? Stage::end_domain : Stage::over);
   return exposed;
 }
 
 /// Starts the tear-down, unless it has started.
 void start_teardown(Agent& a) noexcept {
   if (a.stage >= Stage::error) return;
-  set_stage(a, a.qp != nullptr ? Stage::error : Stage::conceal);
+  set_stage(a, a.qp != nullptr ? Stage::error : Stage::deregister_cell);
 }
 
 /// Limit of rendezvous messages outstanding to peers.
@@ -87,16 +71,19 @@ std::uint32_t max_rendezvous_receives(const Config& c) noexcept {
 
 }  // namespace
 
-EngineContext::EngineContext(const Config& settings, const Clock& time)
+EngineParts::EngineParts(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
+      timers(time.ticks(std::chrono::microseconds(100)), time.now()),
+      incarnation(base::random_seed() | 1) {}
+
+EngineContext::EngineContext(const Config& settings, const Clock& time)
+    : EngineParts(settings, time),
       agents(settings.connections.maximum),
       operations(settings.queues.operations,
                  kControlRequests * settings.connections.maximum + kRendezvousRecords),
       flush_queue(settings.connections.maximum, work.flush),
-      credit_queue(settings.connections.maximum, work.credit),
-      timers(time.ticks(std::chrono::microseconds(100)), time.now()),
-      incarnation(base::random_seed() | 1),
+      end_of_poll_list(settings.connections.maximum, work.end_of_poll),
       rendezvous(std::make_unique<RendezvousPool>(max_rendezvous_sends(settings),
                                                   max_rendezvous_receives(settings))),
       control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +
@@ -107,43 +94,25 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
 void prepare_timers(Agent& a) noexcept {
   a.setup.timer.index = a.liveness.timer.index = a.index;
   a.setup.timer.kind = kDeadlineTimer;
-  a.liveness.timer.kind = kIdleTimer;
+  a.liveness.timer.kind = kLivenessTimer;
   a.cause.status = Status::ok;
 }
 
-Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
-               Nanoseconds timeout) noexcept {
-  const std::uint32_t index = ctx.agents.acquire();
-  if (index == kNone) return nullptr;
-  Agent& a = ctx.agents.at(index);
-  a.~Agent();
-  new (&a) Agent();
-  a.index = index;
-  a.generation = ctx.agents.generation(index);
-  a.setup.outbound = outbound;
-  prepare_timers(a);
-  set_attributes(a, ctx.attributes);
-  if (!reserve_first_receive(ctx, a)) {
-    a.generation = 0;
-    ctx.agents.release(index);
-    return nullptr;
-  }
-  a.setup.timeout = timeout.count() != 0 ? timeout
-                    : outbound           ? ctx.config.connections.connect_timeout
-                                         : ctx.config.connections.handshake_timeout;
-  set_stage(a, Stage::domain);
-  enter(ctx, a, state);
-  queue_setup(ctx, a);
-  return &a;
+std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcept {
+  if (ctx.direct == nullptr || a.raw != nullptr || a.domain != nullptr) return 0;
+  const std::uint32_t longest = ctx.direct->longest - verbs::kDirectMessageHeader;
+  return static_cast<std::uint16_t>(std::min(a.send_queue.max_eager, longest) + 1);
 }
 
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   const bool ready = state == ConnectionState::ready;
-  a.detour = static_cast<std::uint8_t>(ready ? a.detour & ~kNotReady : a.detour | kNotReady);
+  a.slow_path =
+      static_cast<std::uint8_t>(ready ? a.slow_path & ~kNotReady : a.slow_path | kNotReady);
   if (a.reconnect != nullptr && state != ConnectionState::resolving)
     a.reconnect->backing_off = false;
   send_limit_of(a) = ready ? max_send_limit(a) : 0;
+  a.send_queue.direct_limit = ready ? max_direct_limit(ctx, a) : std::uint16_t{0};
   ctx.timers.cancel(a.setup.timer);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {
@@ -153,7 +122,7 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
                                                                         : a.setup.timeout);
       break;
     case ConnectionState::exchanging:
-      // After `resolving`, the deadline of the whole attempt stays.
+      // After `resolving`, keep the deadline of the whole attempt.
       if (a.setup.deadline == 0) a.setup.deadline = after(ctx, a.setup.timeout);
       break;
     case ConnectionState::draining:
@@ -166,18 +135,6 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
       return;
   }
   ctx.timers.schedule(a.setup.timer, a.setup.deadline);
-}
-
-void queue_setup(EngineContext& ctx, Agent& a) noexcept {
-  if (a.setup.in_queue) return;
-  a.setup.in_queue = true;
-  a.setup.next = kNone;
-  if (ctx.setup_last == kNone) {
-    ctx.setup_first = a.index;
-  } else {
-    ctx.agents.at(ctx.setup_last).setup.next = a.index;
-  }
-  ctx.setup_last = a.index;
 }
 
 namespace {
@@ -217,10 +174,10 @@ void advance(EngineContext& ctx, Agent& a, Event event) noexcept {
     case Event::timeout:
       if (a.state != ConnectionState::draining) return fail(ctx, a, set_up_timed_out(a));
       // Completions of the device, or an answer of the peer, are missing: stop waiting for them.
-      set_stage(a, a.qp != nullptr ? Stage::destroy : std::max(a.stage, Stage::conceal));
+      set_stage(a, a.qp != nullptr ? Stage::destroy : std::max(a.stage, Stage::deregister_cell));
       return queue_setup(ctx, a);
     case Event::aborted:
-      return set_stage(a, a.qp != nullptr ? Stage::destroy : Stage::conceal);
+      return set_stage(a, a.qp != nullptr ? Stage::destroy : Stage::deregister_cell);
   }
 }
 
@@ -228,26 +185,26 @@ bool run_setup_step(EngineContext& ctx, Agent& a) noexcept {
   switch (a.stage) {
     case Stage::domain:
     case Stage::slab:
-    case Stage::expose:
     case Stage::create:
+    case Stage::register_cell:
     case Stage::init:
     case Stage::rtr:
     case Stage::rts:
       return bring_up(ctx, a);
     case Stage::error:
-      set_stage(a, Stage::drain);
+      set_stage(a, Stage::await_flush);
       (void)ctx.device->to_error(a.qp);
       return true;
-    case Stage::drain:
+    case Stage::await_flush:
       flush_unposted(ctx, a);
       if (is_flushed(ctx, a)) set_stage(a, Stage::destroy);
       return false;
     case Stage::destroy:
       return step_destroy(ctx, a);
-    case Stage::conceal:
-      return step_conceal(ctx, a);
-    case Stage::leave:
-      return step_leave(ctx, a);
+    case Stage::deregister_cell:
+      return step_deregister_cell(ctx, a);
+    case Stage::end_domain:
+      return step_end_domain(ctx, a);
     case Stage::idle:
     case Stage::resolve:
     case Stage::wait:
@@ -260,7 +217,7 @@ bool run_setup_step(EngineContext& ctx, Agent& a) noexcept {
 
 namespace {
 
-void drain(EngineContext& ctx, Agent& a) noexcept {
+void tear_down(EngineContext& ctx, Agent& a) noexcept {
   start_teardown(a);
   if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
   queue_setup(ctx, a);
@@ -274,47 +231,59 @@ void fail(EngineContext& ctx, Agent& a, Error cause) noexcept {
     if (cause.status == Status::peer_lost) ++ctx.stats.peers_lost;
     a.cause = std::move(cause);
   }
-  drain(ctx, a);
+  tear_down(ctx, a);
 }
 
-void fail_bad(EngineContext& ctx, Agent& a, Error cause) noexcept {
+void fail_protocol(EngineContext& ctx, Agent& a, Error cause) noexcept {
   ++ctx.stats.bad_messages;
   fail(ctx, a, std::move(cause));
 }
 
 void close(EngineContext& ctx, Agent& a) noexcept {
   a.closing = true;
-  if (a.state != ConnectionState::ready) return drain(ctx, a);
+  if (a.state != ConnectionState::ready) return tear_down(ctx, a);
   enter(ctx, a, ConnectionState::draining);
   refuse_rendezvous_receives(ctx, a);
-  if (idle(a)) on_drained(ctx, a);
+  if (idle(a)) continue_close(ctx, a);
 }
 
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept {
   a.goodbye_received = true;
   a.closing = true;  // errors that the device reports from now on are no fault
-  drain(ctx, a);
+  tear_down(ctx, a);
 }
 
-void on_drained(EngineContext& ctx, Agent& a) noexcept {
+void continue_close(EngineContext& ctx, Agent& a) noexcept {
   const bool can_send = a.stage == Stage::up && a.raw == nullptr;
   if (can_send && a.closing && !a.goodbye_sent && !a.goodbye_received) {
-    // Offers of both ends are answered first.
+    // The offers of both ends must be answered first.
     if (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()) return;
     a.goodbye_sent = true;
-    if (submit_control(ctx, a, OperationKind::goodbye)) return;
+    if (submit_internal(ctx, a, OperationKind::goodbye)) return;
   }
   start_teardown(a);
   queue_setup(ctx, a);
 }
 
-void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept {
-  kind == kDeadlineTimer ? advance(ctx, a, Event::timeout) : check_liveness(ctx, a);
+Agent* on_timer(EngineContext& ctx, const base::Timer& timer) noexcept {
+  if (timer.kind == kLeaseGrantedTimer || timer.kind == kLeaseHeldTimer) {
+    on_lease_timer(ctx, timer);
+    return nullptr;
+  }
+  Agent& a = ctx.agents.at(timer.index);
+  if (timer.kind == kLivenessTimer) {
+    check_liveness(ctx, a);
+    return nullptr;
+  }
+  if (a.reconnect != nullptr && a.reconnect->backing_off) return &a;
+  advance(ctx, a, Event::timeout);
+  return nullptr;
 }
 
 void become_ready(EngineContext& ctx, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
-  // An early message made it ready, and its handler closed it before the peer's last frame came.
+  // An early message made the connection ready, and its handler closed the connection before the
+  // peer's last frame came.
   if (a.state == ConnectionState::draining) return;
   a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
   a.setup.was_ready = true;
@@ -324,7 +293,7 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
   }
   enter(ctx, a, ConnectionState::ready);
   ++(a.setup.outbound ? ctx.stats.connected : ctx.stats.accepted);
-  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
 }
 
@@ -341,12 +310,13 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
   if (a.raw != nullptr) {
     flush_raw_receives(ctx, a);
-    leave_raw_queue(ctx, a);
+    remove_from_raw_queue(ctx, a);
   }
+  if (ctx.direct != nullptr) (void)ctx.direct->publish(ctx.device->context());
   ctx.flush_queue.remove(a);
-  ctx.credit_queue.remove(a);
+  ctx.end_of_poll_list.remove(a);
   ctx.receive_waiters.remove(a);
-  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (can_reconnect(a)) return back_off(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);

@@ -1,4 +1,4 @@
-// How the death of a peer is noticed. A connection ends with Status::peer_lost when
+// Detects the death of a peer. A connection ends with Status::peer_lost when
 //
 //   the device          fails an operation after its last retry: see completion_errors.cc
 //   the liveness timer  has not heard the peer's process for connections.peer_timeout
@@ -6,7 +6,8 @@
 //
 // A device answers for a process that hangs. What counts as heard is therefore what the peer's
 // polls bring about: messages, and words in our credit cell (wire/credit_word.h). Each end writes
-// such a word at least four times within the silence that the other accepts. A raw connection has
+// such a word, or sends a message in its place (credit_by_messages.cc), at least four times within
+// the silence that the other accepts. A raw connection has
 // no cell: there the device's answers to outstanding operations count.
 //
 // Cold.
@@ -24,28 +25,32 @@ namespace {
 Nanoseconds check_interval(const EngineContext& ctx, const Agent& a) noexcept {
   const Config::Connections& c = ctx.config.connections;
   const Nanoseconds least = std::min({c.keepalive_interval, c.peer_timeout, c.credit_idle_timeout});
-  const Nanoseconds beat = ctx.clock.duration(a.liveness.beat_interval);
-  return a.raw != nullptr ? least / 2 : std::min(least / 2, std::max(beat, Nanoseconds(1)));
+  const Nanoseconds keepalive = ctx.clock.duration(a.liveness.keepalive_interval);
+  return a.raw != nullptr ? least / 2 : std::min(least / 2, std::max(keepalive, Nanoseconds(1)));
 }
 
 /// Whether the peer's process was heard since the last check.
-bool hears_peer(Agent& a, std::uint64_t now) noexcept {
+bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   const std::uint64_t check = a.liveness.last_check;
   if (a.raw != nullptr)
     return idle(a) || std::max(a.liveness.last_heard, a.liveness.last_completion) >= check;
-  const std::uint64_t word = a.credit.cell->word.load(std::memory_order_relaxed);
-  const bool beats = std::exchange(a.liveness.cell_word, word) != word &&
-                     wire::decode_credit_word(word).token == a.credit.token;
-  if (beats) a.liveness.last_heard = now;
+  if (a.credit.cell != nullptr) {
+    const std::uint64_t word = a.credit.cell->word.load(std::memory_order_relaxed);
+    if (!wire::is_genuine(word, a.credit.token)) {
+      distrust_cell(ctx, a);
+    } else if (std::exchange(a.liveness.cell_word, word) != word) {
+      a.liveness.last_heard = now;
+    }
+  }
   return a.liveness.last_heard >= check;
 }
 
-/// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll says
-/// nothing about the peer, so one check adds no more than two intervals.
+/// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll does
+/// not count, so one check adds at most two intervals.
 bool is_peer_silent(EngineContext& ctx, Agent& a) noexcept {
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t most = 2 * ctx.clock.ticks(check_interval(ctx, a));
-  if (hears_peer(a, now)) {
+  if (hears_peer(ctx, a, now)) {
     a.liveness.silent_ticks = 0;
   } else {
     a.liveness.silent_ticks += std::min(now - std::min(a.liveness.last_check, now), most);
@@ -54,12 +59,13 @@ bool is_peer_silent(EngineContext& ctx, Agent& a) noexcept {
   return a.liveness.silent_ticks > ctx.clock.ticks(ctx.config.connections.peer_timeout);
 }
 
-void lose_silent_peer(EngineContext& ctx, Agent& a) noexcept {
+void report_silent_peer(EngineContext& ctx, Agent& a) noexcept {
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
-  // The device of a peer that hangs answers; the embedded one tells of a dead process by itself.
+  // The device of a hanging peer answers. The embedded device reports a dead process by itself.
   const bool hangs = ctx.device->place().gid_type == GidType::embedded ||
                      (a.raw == nullptr && !a.credit.write_pending);
+  if (hangs) a.setup.probe = LossProbe::over;  // the peer's control port has no further information
   const char* const found = hangs ? "its device answers, but its process has not polled"
                                   : "neither its process nor its device has answered";
   peer_lost(ctx, a, base::format("stay connected to {}", a.peer.name.data()),
@@ -68,16 +74,16 @@ void lose_silent_peer(EngineContext& ctx, Agent& a) noexcept {
                   : "the peer's host or the network between is down");
 }
 
-/// Returns credit that was not used for long.
+/// Returns credit that has been unused for long.
 void return_unused_credit(EngineContext& ctx, Agent& a) noexcept {
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.credit_idle_timeout);
   if (now - std::min(a.liveness.last_sent, now) <= timeout) return;
-  (void)learn_credit(a);
+  (void)count_header_grants(a);
   if (!read_credit_cell(ctx, a) || send_credits(a) < 2) return;
-  // The return takes a credit itself and leaves one.
-  (void)submit_control(ctx, a, OperationKind::credit_return,
-                       static_cast<std::uint16_t>(send_credits(a) - 2));
+  // The return uses one credit, and one is left.
+  (void)submit_internal(ctx, a, OperationKind::credit_return,
+                        static_cast<std::uint16_t>(send_credits(a) - 2));
 }
 
 }  // namespace
@@ -88,9 +94,10 @@ std::uint32_t peer_timeout_ms(const EngineContext& ctx) noexcept {
   return static_cast<std::uint32_t>(ms.count());
 }
 
-void set_beat_interval(const EngineContext& ctx, Agent& a, std::uint32_t peer_timeout) noexcept {
+void set_keepalive_interval(const EngineContext& ctx, Agent& a,
+                            std::uint32_t peer_timeout) noexcept {
   const Nanoseconds quarter = std::chrono::milliseconds(peer_timeout) / 4;
-  a.liveness.beat_interval =
+  a.liveness.keepalive_interval =
       ctx.clock.ticks(std::min(ctx.config.connections.keepalive_interval, quarter));
 }
 
@@ -102,12 +109,24 @@ void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept {
 void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return;
   start_liveness_checks(ctx, a);
-  if (is_peer_silent(ctx, a)) return lose_silent_peer(ctx, a);
+  if (is_peer_silent(ctx, a)) return report_silent_peer(ctx, a);
   if (a.raw != nullptr) return;
   const std::uint64_t now = ctx.clock.now();
-  const bool due = now - std::min(a.liveness.last_beat, now) >= a.liveness.beat_interval;
-  if (due && !a.credit.write_pending) (void)submit_control(ctx, a, OperationKind::credit_write);
+  const bool due =
+      now - std::min(a.liveness.last_credit_write, now) >= a.liveness.keepalive_interval;
+  if (due) (void)write_credit(ctx, a);
   if (idle(a)) return_unused_credit(ctx, a);
+}
+
+void end_lost_connections(EngineContext& ctx) noexcept {
+  if (ctx.direct == nullptr) return;
+  while (const std::uint32_t qp_num = ctx.direct->take_lost(ctx.device->context())) {
+    Agent* const a = find_by_qpn(ctx, qp_num);
+    if (a == nullptr) continue;
+    peer_lost(ctx, *a, base::format("send a message to {}", a->peer.name.data()),
+              base::format("its end of the connection ended before it took the message"),
+              "the peer's process is gone, has closed its device, or its queue pair has failed");
+  }
 }
 
 void peer_lost(EngineContext& ctx, Agent& a, std::string asked, std::string found,

@@ -1,6 +1,7 @@
-// How messages are received: completions of receives, and the end of a poll. Hot.
+// Receives messages: completions of receives. Hot.
 #include <endian.h>
 
+#include <cstring>
 #include <string>
 
 #include "agent/agent.h"
@@ -13,10 +14,12 @@ namespace {
 
 inline bool is_success(const ibv_wc& wc) noexcept { return wc.status == IBV_WC_SUCCESS; }
 
-inline bool rendezvous_ahead(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
+inline bool rendezvous_ahead(const Agent& a) noexcept {
+  return (a.slow_path & kRendezvousAhead) != 0;
+}
 
 /// Counts the credit that a message used. process_receives_of() grants it again, once for all
-/// messages of a batch. A message that is held keeps its receive.
+/// messages of a batch. A held message keeps its receive.
 inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
   ++a.credit.received;
   if (held) [[unlikely]]
@@ -30,14 +33,22 @@ inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held)
 }
 
 void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
-  fail_bad(ctx, a,
-           {Status::protocol, base::format("receive a message of {} bytes", bytes),
-            "no valid header in front of it", "the peer is broken or hostile"});
+  fail_protocol(ctx, a,
+                {Status::protocol, base::format("receive a message of {} bytes", bytes),
+                 "no valid header in front of it", "the peer is broken or hostile"});
 }
 
-/// Whether a message is a control message that costs credit.
+/// Whether a message is a control message that uses credit.
 constexpr bool is_control_kind(wire::MessageKind kind) noexcept {
   return wire::body_bytes(kind) != 0;
+}
+
+/// Whether a message is about credit, and costs none.
+constexpr bool is_credit_kind(wire::MessageKind kind) noexcept {
+  return kind == wire::MessageKind::credit_ask || kind == wire::MessageKind::credit;
+}
+bool on_credit_kind(EngineContext& ctx, Agent& a, wire::MessageKind kind) noexcept {
+  return kind == wire::MessageKind::credit ? on_credit_message(ctx, a) : on_credit_ask(ctx, a);
 }
 
 void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
@@ -54,7 +65,7 @@ void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
   on_lease_message(ctx, a, header.kind, body, invalidates ? wc.invalidated_rkey : 0);
 }
 
-/// The peer closes. Its goodbye takes effect when all messages before it are delivered.
+/// Handles the peer's goodbye, which takes effect when all messages before it are delivered.
 void on_goodbye_message(EngineContext& ctx, Agent& a) noexcept {
   if (!rendezvous_ahead(a)) return on_goodbye(ctx, a);
   if (a.goodbye_received) return malformed(ctx, a, wire::kMessageHeaderBytes);
@@ -65,8 +76,8 @@ void on_goodbye_message(EngineContext& ctx, Agent& a) noexcept {
   queue_receive(ctx, a, goodbye);
 }
 
-/// Holds a message, or without a block the notice of a WRITE, behind a rendezvous message. Returns
-/// whether it is held.
+/// Holds a message, or (without a block) the notice of a WRITE, behind a rendezvous message.
+/// Returns whether the arrival is held.
 bool hold_message(EngineContext& ctx, Agent& a, Block* block, std::uint32_t length,
                   const ibv_wc& wc) noexcept {
   RendezvousReceive held;
@@ -80,7 +91,7 @@ bool hold_message(EngineContext& ctx, Agent& a, Block* block, std::uint32_t leng
   return queue_receive(ctx, a, held) != nullptr;
 }
 
-/// A message with its header in the block. Returns whether the block was kept.
+/// Handles a message, whose header is in the block. Returns whether the block was kept.
 bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   wire::MessageHeader header{};
   const std::byte* at = block->payload - wire::kMessageHeaderBytes;
@@ -94,8 +105,10 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
       on_control_message(ctx, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
       on_goodbye_message(ctx, a);
+    } else if (is_credit_kind(header.kind)) {
+      if (!on_credit_kind(ctx, a, header.kind)) malformed(ctx, a, wc.byte_len);
     } else if (static_cast<std::int64_t>(header.length) >= advertised_credits(a)) {
-      // The return takes a credit itself, and what was not advertised nobody can return.
+      // The return uses a credit itself, and a correct peer returns only advertised credit.
       malformed(ctx, a, wc.byte_len);
     } else {
       on_credit_return(ctx, a, header.length);
@@ -103,7 +116,7 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
     return false;
   }
   if (peer_credits(a) == 0) [[unlikely]] {
-    malformed(ctx, a, wc.byte_len);  // sent without credit
+    malformed(ctx, a, wc.byte_len);  // the peer sent without credit
     return false;
   }
   use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, rendezvous_ahead(a));
@@ -116,11 +129,11 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
   return detail::block_of(message) == nullptr;
 }
 
-/// A peer's WRITE with immediate: the receive carries no bytes.
+/// Handles a peer's WRITE with immediate: the receive carries no bytes.
 void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) [[unlikely]]
     return malformed(ctx, a, wc.byte_len);
-  // There is no header with a request for more credit: the peer used its last one.
+  // A WRITE has no header to request credit with, so the last credit requests more.
   use_credit(ctx, a, peer_credits(a) == 1, rendezvous_ahead(a));
   if (rendezvous_ahead(a)) [[unlikely]]
     return (void)hold_message(ctx, a, nullptr, wc.byte_len, wc);
@@ -134,20 +147,24 @@ void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
   ++a.traffic.messages_received;
   a.traffic.bytes_received += message.size();
-  if ((a.detour & kReplaced) != 0) [[unlikely]]
-    replace_handlers(a);
+  if ((a.slow_path & kHandlersReplaced) != 0) [[unlikely]]
+    install_next_handlers(a);
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
 }
 
 namespace {
 
-/// A message that arrives while the connection drains is dropped, but for the peer's goodbye and
-/// its answers to rendezvous offers, for which it needs credit.
+/// Drops a message that arrives while the connection drains, except the peer's goodbye and its
+/// answers to rendezvous offers, for which the peer needs credit.
 void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
                                const ibv_wc& wc) noexcept {
   wire::MessageHeader header{};
   if (!wire::decode(block->payload - wire::kMessageHeaderBytes, wc.byte_len, header)) return;
   if (header.kind == wire::MessageKind::goodbye) return on_goodbye(ctx, a);
+  if (is_credit_kind(header.kind)) {
+    a.credit.header_granted = header.granted;
+    return (void)on_credit_kind(ctx, a, header.kind);
+  }
   if (peer_credits(a) == 0) return;
   ++a.credit.received;
   if (!a.rendezvous.sends.empty()) grant_credit(ctx, a);
@@ -158,9 +175,10 @@ void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
     on_rendezvous_answer(ctx, a, wc, {block->payload, header.length});
 }
 
-/// A receive that is not a message on a ready connection. Returns whether the block was kept.
+/// Handles a receive that is not a message on a ready connection. Returns whether the block was
+/// kept.
 bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
-  if (a.stage == Stage::drain) queue_setup(ctx, a);  // this receive may be the last to drain
+  if (a.stage == Stage::await_flush) queue_setup(ctx, a);  // this receive may be the last to drain
   if (wc.status != IBV_WC_SUCCESS) {
     on_receive_failed(ctx, a, wc);
     return false;
@@ -178,7 +196,7 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
   return false;
 }
 
-/// A receive that is not a plain message. Returns whether the block was kept.
+/// Handles a receive that is not a plain message. Returns whether the block was kept.
 [[gnu::noinline]] bool on_unusual_receive(EngineContext& ctx, Agent& a, Block* block,
                                           const ibv_wc& wc) noexcept {
   const bool message =
@@ -186,27 +204,31 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
   return message ? on_message_received(ctx, a, block, wc) : on_other_receive(ctx, a, block, wc);
 }
 
-/// A receive of a queue pair that is gone. A slot of the connection's own queue went back to that
-/// queue with it, and may be posted to another queue pair by now.
+/// Handles a receive of a queue pair that is gone. A slot of the connection's own queue returned to
+/// that queue earlier, and may be posted to another queue pair by now.
 [[gnu::cold, gnu::noinline]] void on_stale_receive(EngineContext& ctx, const ibv_wc& wc) noexcept {
   ++ctx.stats.stale_completions;
+  if (verbs::is_in_place(wc.wr_id)) {
+    ctx.in_place_seen = true;
+    return;
+  }
   if (is_own_slot(ctx, slot_of(wc.wr_id))) return;
   --ctx.posted_receives;
   recycle_slot<false>(ctx, slot_of(wc.wr_id));
 }
 
-/// Devices may set other flags, such as IBV_WC_GRH on RoCE.
+/// Devices may also set other flags, such as IBV_WC_GRH on RoCE.
 constexpr unsigned kUnusualFlags = IBV_WC_WITH_IMM | IBV_WC_WITH_INV;
 
 /// Whether the message with `header` only needs to be delivered.
 inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
   return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
-         wire::is_plain(header, wc.byte_len) && a.detour == 0 && peer_credits(a) != 0 &&
+         wire::is_plain(header, wc.byte_len) && a.slow_path == 0 && peer_credits(a) != 0 &&
          !ctx.reservations_refused;
 }
 
-/// Returns whether the block was kept.
+/// Handles a receive. Returns whether the block was kept.
 inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   const std::uint64_t header =
       wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
@@ -223,13 +245,45 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   return detail::block_of(message) == nullptr;
 }
 
-/// Handles receives of one queue pair in a row: the agent is looked up and credit granted once.
+/// A message in the device's memory that is not plain, or is longer than agreed: handled as if it
+/// had come by a receive.
+[[gnu::noinline]] void on_unusual_in_place(EngineContext& ctx, Agent& a, const std::byte* at,
+                                           const ibv_wc& wc) noexcept {
+  if (wc.byte_len > ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes)
+    return malformed(ctx, a, wc.byte_len);
+  Block* const block = block_for_kept(ctx);
+  if (block == nullptr) return malformed(ctx, a, wc.byte_len);
+  std::memcpy(block->payload - wire::kMessageHeaderBytes, at, wc.byte_len);
+  if (!on_unusual_receive(ctx, a, block, wc)) detail::release(block);
+}
+
+/// The peer can write where the message lies, so its header is read once.
+inline void on_receive_in_place(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
+  const std::byte* const at = verbs::in_place_bytes(wc.wr_id);
+  ctx.in_place_seen = true;
+  const std::uint64_t header = wire::get(at);
+  const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
+  if (!is_plain(ctx, a, wc, header) || size > ctx.config.connections.eager_bytes) [[unlikely]]
+    return on_unusual_in_place(ctx, a, at, wc);
+  a.credit.header_granted = wire::granted_of(header);
+  ++a.credit.received;
+  ++a.traffic.messages_received;
+  a.traffic.bytes_received += size;
+  Message message = detail::make<Message>(&ctx, at + wire::kMessageHeaderBytes, size);
+  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+}
+
+/// Handles consecutive receives of one queue pair: looks the agent up and grants credit once.
 /// Returns the first completion after them.
 template <bool own>
 inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
                                          const ibv_wc* end) noexcept {
   const std::uint32_t qp_num = wc->qp_num;
   do {
+    if (verbs::is_in_place(wc->wr_id)) {
+      on_receive_in_place(ctx, a, *wc);
+      continue;
+    }
     const std::uint32_t slot = slot_of(wc->wr_id);
     Block* const block = ctx.receives.memory(slot);
     --ctx.posted_receives;
@@ -263,11 +317,21 @@ const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_w
 
 }  // namespace
 
+namespace {
+
+inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
+  for (; wc < end; ++wc) {
+    if (is_receive(wc->wr_id) && !verbs::is_in_place(wc->wr_id))
+      __builtin_prefetch(ctx.receives.memory(slot_of(wc->wr_id)));
+  }
+}
+
+}  // namespace
+
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
-  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
-    if (is_receive(wc->wr_id)) __builtin_prefetch(ctx.receives.memory(slot_of(wc->wr_id)));
-  }
+  // A message that is read in place is in the cache: the device has looked at it.
+  if (!verbs::is_in_place(wcs->wr_id)) prefetch_blocks(ctx, wcs + 1, end);
   std::uint32_t events = 0;
   for (const ibv_wc* wc = wcs; wc != end;) {
     if (!is_receive(wc->wr_id)) {
@@ -278,26 +342,8 @@ std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int cou
     events += static_cast<std::uint32_t>(behind - wc);
     wc = behind;
   }
+  if (ctx.in_place_seen) release_in_place(ctx);
   return events;
-}
-
-void finish_poll(EngineContext& ctx) noexcept {
-  if (ctx.receive_shortage != 0) [[unlikely]]
-    fill_empty_slots(ctx);
-  // Receives first, because credit is advertised for them.
-  if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
-  if (ctx.queued_agents != 0) [[unlikely]] {
-    if (ctx.raw != nullptr) post_queued_raw_receives(ctx);
-    post_rendezvous_reads(ctx);
-  }
-  flush_queued_agents(ctx);
-  if (ctx.credit_queue.count() != 0) {
-    advertise_credit(ctx);
-    // Last, so that operations that callbacks cancel are listed for the next poll.
-    if (ctx.pending_cancellations != 0) run_cancel_callbacks(ctx);
-    if (ctx.raw != nullptr) run_posted_callbacks(ctx);
-    flush_queued_agents(ctx);
-  }
 }
 
 }  // namespace spinwire::agent

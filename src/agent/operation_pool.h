@@ -37,6 +37,7 @@ enum class OperationKind : std::uint8_t {
   rendezvous_unbind,  ///< unbinds the window of a rendezvous message
   lease_bind,         ///< binds the window of a lease
   lease_unbind,       ///< unbinds the window of a lease
+  credit_message,     ///< stands in for a credit write, or asks for one: see CreditByMessages
   cancelled,          ///< an operation of the application, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
@@ -48,41 +49,53 @@ constexpr bool is_raw(OperationKind kind) {
 constexpr bool takes_users_record(OperationKind kind) {
   return kind <= OperationKind::rendezvous_offer_imm;
 }
-inline constexpr std::size_t kOperationKinds = 22;
+inline constexpr std::size_t kOperationKinds = 23;
 
 struct Agent;
 
-/// An accepted operation, until its completion callback. It holds the work request that the device
-/// gets; deferred operations are linked by `wr.next` and posted as one list. Posting and ending
+/// The part of an operation or a rendezvous message whose cancellation is reported later.
+struct Cancellation {
+  Cancellation* next;
+  bool due;      ///< the callback is due: in EngineContext::cancellations
+  bool of_send;  ///< of a RendezvousSend
+  bool round;    ///< EngineContext::cancellation_round of then
+};
+
+/// An accepted operation, until its completion callback. The record holds the work request for the
+/// device. Deferred operations are linked by `wr.next` and posted as one list. Posting and ending
 /// touch two cachelines; the callback has a third.
 struct alignas(64) Operation {
   ibv_send_wr wr;  ///< `wr_id`: generation and index; `next`: the agent's order, or the free list
   ibv_sge sges[2];
   Agent* agent;
   detail::Block* block;
-  std::uint32_t length;  ///< of the payload
+  std::uint32_t length;  ///< payload, bytes
   OperationKind kind;
-  bool header_in_headroom;  ///< one element takes header and payload
+  bool header_in_headroom;  ///< one element holds header and payload
   bool calls_back;          ///< `done` is set
-  // While `kind` is `cancelled`.
+  // The rest is valid while `kind` is `cancelled`.
   OperationKind was;
   bool with_device;
-  bool succeeded;         ///< there
-  bool callback_pending;  ///< in EngineContext::cancelled_operations
+  bool succeeded;  ///< at the device
   alignas(64) CompletionCallback done;
-  Operation* next_cancelled;
+  Cancellation cancellation;
 
   [[nodiscard]] Operation* next() const noexcept { return of(wr.next); }
   /// `wr` is the first member.
   [[nodiscard]] static Operation* of(ibv_send_wr* request) noexcept {
     return reinterpret_cast<Operation*>(request);
   }
+  [[nodiscard]] static Operation& of(const Cancellation& cancellation) noexcept;
 };
 static_assert(std::is_standard_layout_v<Operation> && offsetof(Operation, wr) == 0);
 static_assert(offsetof(Operation, done) == 192 && sizeof(Operation) == 256);
+inline Operation& Operation::of(const Cancellation& cancellation) noexcept {
+  return *reinterpret_cast<Operation*>(reinterpret_cast<std::uintptr_t>(&cancellation) -
+                                       offsetof(Operation, cancellation));
+}
 
 /// A fixed number of records. The record freed last is used first, while it is in the cache. Agents
-/// have records of their own, so that the application cannot use them up.
+/// have their own records, so that the application cannot exhaust them.
 class OperationPool {
  public:
   /// May throw std::bad_alloc. Set-up.
@@ -101,7 +114,8 @@ class OperationPool {
   [[nodiscard]] Operation* acquire() noexcept { return take(users_); }
   [[nodiscard]] Operation* acquire_for_agent() noexcept { return take(agents_); }
 
-  [[nodiscard]] bool empty() const noexcept { return users_ == nullptr; }  ///< for the application
+  /// Whether the application has no free record.
+  [[nodiscard]] bool empty() const noexcept { return users_ == nullptr; }
 
   /// Frees the record; its work-request id becomes stale.
   void release(Operation& op) noexcept {

@@ -22,8 +22,8 @@ inline void join_deferred(Agent& a) noexcept {
   a.send_queue.deferred = nullptr;
 }
 
-/// The device took the operations before `bad`. None of them need be signaled, so the queue pair
-/// goes to ERR, which flushes them; the others end after that, or at the close time-out.
+/// The device took the operations before `bad`, possibly all unsignaled. So the queue pair moves to
+/// ERR, which flushes them. The rest end after that, or at the close time-out.
 [[gnu::cold, gnu::noinline]] void on_post_failed(EngineContext& ctx, Agent& a, ibv_send_wr* bad,
                                                  int error) noexcept {
   a.send_queue.deferred = Operation::of(bad);
@@ -73,11 +73,11 @@ void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::
                 ctx.staging_block->lkey};
   const std::uint32_t length = op.length;
   const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
-  const bool brief = bytes <= a.send_queue.inline_bytes;
-  op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
+  const bool fits_inline = bytes <= a.send_queue.inline_bytes;
+  op.wr.send_flags = fits_inline ? unsigned{IBV_SEND_INLINE} : 0u;
   if (length == 0) return;
-  if (brief && bytes <= kStagingBytes) {
-    // The device would gather the payload anyway.
+  if (fits_inline && bytes <= kStagingBytes) {
+    // The device would gather the payload in any case.
     std::memcpy(at + wire::kMessageHeaderBytes, data, length);
     op.sges[0].length = bytes;
   } else {
@@ -100,13 +100,13 @@ void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, op);
 }
 
-bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
-                    std::uint16_t credits) noexcept {
+bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
+                     std::uint16_t credits) noexcept {
   Operation* const acquired = ctx.operations.acquire_for_agent();
   if (acquired == nullptr) [[unlikely]]
     return false;
   Operation& op = *acquired;
-  begin_own(a, op, kind);
+  begin_internal(a, op, kind);
   op.wr.num_sge = 1;
   op.wr.wr.rdma.remote_addr = a.credit_cells.peer_address;
   op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
@@ -122,8 +122,8 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   if (kind == OperationKind::credit_write) {
     // The second cacheline of the cell's block holds the value to write.
     auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
-    *value = wire::encode(
-        wire::CreditWord{a.credit.granted, ++a.credit_cells.beat, a.credit_cells.peer_token});
+    *value = wire::encode(wire::CreditWord{a.credit.granted, ++a.credit_cells.sequence},
+                          a.credit_cells.peer_token);
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
                   a.credit_cells.block->lkey};
     if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
@@ -131,7 +131,7 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
     detail::retain(op.block);
     a.credit.advertised = a.credit.granted;
     a.credit.write_pending = true;
-    a.liveness.last_beat = ctx.now;
+    a.liveness.last_credit_write = ctx.now;
   } else if (kind == OperationKind::credit_return) {
     ++a.credit.sent;
     a.credit.returned_by_us += credits;
@@ -140,7 +140,7 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   if (a.domain != nullptr) [[unlikely]]
     use_own_key(ctx, *a.domain, op);
   append(a, op);
-  defer(ctx, a);
+  queue_flush(ctx, a);
   return true;
 }
 
@@ -167,18 +167,44 @@ inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
 
 }  // namespace
 
+bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
+                          const CompletionCallback& done) noexcept {
+  if (a.send_queue.deferred != nullptr || a.send_queue.used >= a.send_queue.limit ||
+      ctx.operations.empty() || (send_credits(a) <= 1 && !learns_credits(a)))
+    return false;
+  Operation& op = *ctx.operations.acquire();
+  if (ctx.direct->send(a.qp, build_header(a, p.size, false), p.data, p.size, op.wr.wr_id) ==
+      verbs::Sent::refused) {
+    op.kind = OperationKind::send;
+    ctx.operations.release(op);
+    return false;
+  }
+  begin<OperationKind::send>(a, op, p.block, p.size, done);
+  op.header_in_headroom = false;
+  ctx.direct_unpublished = true;
+  a.credit.advertised = a.credit.granted;
+  ++a.credit.sent;
+  a.liveness.last_sent = ctx.now;
+  append(a, op);
+  join_deferred(a);
+  publish_direct(ctx);
+  return true;
+}
+
 Status flush(EngineContext& ctx, Agent& a) noexcept {
   flush_one(ctx, a);
+  publish_direct(ctx);
   return Status::ok;
 }
 
-void flush_queued_agents(EngineContext& ctx) noexcept {
+void flush_listed_agents(EngineContext& ctx) noexcept {
   for (std::uint32_t i = 0; i < ctx.flush_queue.count(); ++i) {
     Agent& a = ctx.flush_queue[i];
     a.in_flush_queue = false;
     flush_one(ctx, a);
   }
   ctx.flush_queue.cut(0);
+  publish_direct(ctx);
 }
 
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept {

@@ -72,16 +72,16 @@ bool step_slab(EngineContext& ctx, Agent& a) noexcept {
   }
   a.domain->lkey = mr->lkey;
   if (a.own_queue != kNone) aim_own_receives(ctx, a, mr->lkey);
-  set_stage(a, Stage::expose);
+  set_stage(a, Stage::create);
   return true;
 }
 
-bool step_leave(EngineContext& ctx, Agent& a) noexcept {
+bool step_end_domain(EngineContext& ctx, Agent& a) noexcept {
   OwnDomain& own = *a.domain;
   if (ctx.registrations->end_next(own.registrations)) return true;
   const bool more = ctx.device->end_domain(own.domain);
   if (more && own.domain.pd != nullptr) return true;
-  if (!more) ctx.device->leave_domain(own.domain);
+  if (!more) ctx.device->retire_domain(own.domain);
   a.domain.reset();
   --ctx.own_domains;
   set_stage(a, Stage::over);

@@ -27,7 +27,8 @@ bool takes_receives(const OwnQueue& queue) noexcept {
   return a.stage >= Stage::wait && a.stage <= Stage::up && !queue.failed;
 }
 
-/// Receives that the device refuses wait for the next call; the peer has no credit for them.
+/// Posts the queue's receives. Receives that the device refuses wait for the next call; the peer
+/// has no credit for them.
 int post(EngineContext& ctx, OwnQueue& queue) noexcept {
   const std::uint32_t before = queue.back.count();
   const int error = queue.back.post(queue.agent->qp);
@@ -54,8 +55,8 @@ void aim(EngineContext& ctx, std::uint32_t index, std::uint32_t lkey) noexcept {
   }
 }
 
-/// Fills the chain with the slots that have a block. False: too few for a connection, because the
-/// application keeps the other blocks.
+/// Fills the chain with the slots that have a block. Returns false if a connection needs more,
+/// because the application keeps the other blocks.
 bool fill_chain(EngineContext& ctx, std::uint32_t index) noexcept {
   constexpr std::uint32_t kLeast = 2;  // one for credit, one for a goodbye
   OwnQueue& queue = ctx.own_queues->queues.at(index);

@@ -1,6 +1,6 @@
-// Receives of connections with their own queue: all connections without a shared receive queue,
-// else those with their own protection domain. Each queue has an equal number of the engine's
-// slots, and a peer is granted no more than its queue holds.
+// Receives of connections with their own queue: all connections if there is no shared receive
+// queue, else those with their own protection domain. Each queue has an equal number of the
+// engine's slots, and a peer is granted no more than its queue holds.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct OwnShare {
   std::uint32_t postlist = 0;  ///< receives that are posted together
   std::uint32_t credits = 0;   ///< most credit of the peer; one more receive is always posted
 };
-/// The part of a connection whose queue has `slots` slots. Devices are asked for own_slots().
+/// The share of a connection whose queue has `slots` slots. own_slots() is the number to ask a
+/// device for.
 OwnShare own_share(const Config& config, std::uint32_t slots) noexcept;
 std::uint32_t own_slots(const Config& config) noexcept;
 
@@ -41,7 +42,7 @@ struct OwnQueues {
   OwnShare share;
   QpnMap by_qpn;                        ///< the agents that have a queue
   std::uint32_t first = 0;              ///< slot of the first queue; slots before it are shared
-  std::uint32_t reserved_receives = 0;  ///< of these queues, for all peers together
+  std::uint32_t reserved_receives = 0;  ///< receives of these queues reserved for all peers
   base::IndexPool<OwnQueue> queues;
 };
 

@@ -9,8 +9,8 @@ namespace spinwire::agent {
 
 struct Agent;
 
-/// Which agent a receive's completion belongs to, by queue-pair number: two
-/// loads, no hashing. Pages are made at connect time.
+/// Maps a queue-pair number to its agent: two loads, no hashing. Pages are allocated at connect
+/// time.
 class QpnMap {
  public:
   [[nodiscard]] Agent* find(std::uint32_t qpn) const noexcept {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "agent/agent.h"
-#include "agent/raw.h"
+#include "agent/raw_queue.h"
 #include "base/error.h"
 
 namespace spinwire::agent {
@@ -32,7 +32,7 @@ std::string audit_receives(RawQueue& q) {
                       q.callbacks_due);
 }
 
-/// Each list is free, or of one operation.
+/// Each list is free, or belongs to one operation.
 std::string audit_lists(const EngineContext& ctx, const Agent& a) {
   const RawQueue& q = *a.raw;
   std::uint32_t found = 0;
@@ -44,7 +44,9 @@ std::string audit_lists(const EngineContext& ctx, const Agent& a) {
   for (const Operation* op = a.send_queue.deferred; op != nullptr;
        op = op == a.send_queue.deferred_last ? nullptr : op->next())
     count(*op);
-  for (const Operation& op : ctx.cancelled_operations) {
+  for (const Cancellation& each : ctx.cancellations) {
+    if (each.of_send) continue;
+    const Operation& op = Operation::of(each);
     if (op.agent == &a && !op.with_device) count(op);
   }
   if (found == q.lists()) return {};
@@ -61,7 +63,7 @@ std::string audit_raw(EngineContext& ctx, const Agent& a) {
   for (const Agent& each : ctx.raw->queue) listed |= &each == &a;
   if (listed != q.in_queue) return "its receives are listed wrongly";
   const bool waits = takes_raw_receives(a) && (q.posted != q.accepted || q.callbacks_due != 0);
-  if (waits && (!listed || !a.credit.in_credit_queue))
+  if (waits && (!listed || !a.credit.in_end_of_poll_list))
     return "receives wait and no poll will post them";
   return {};
 }

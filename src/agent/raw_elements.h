@@ -5,12 +5,12 @@
 #include <span>
 
 #include "agent/engine_context.h"
-#include "agent/raw.h"
+#include "agent/raw_queue.h"
 #include "base/internals.h"
 
 namespace spinwire::agent {
 
-/// Bytes of a list of elements, or what is wrong with the list.
+/// Bytes of a list of elements, or the list's error.
 struct Extent {
   Status status = Status::ok;
   std::uint32_t bytes = 0;
@@ -20,7 +20,7 @@ struct Extent {
 inline bool has_key(const EngineContext& ctx, const Agent& a, const Block& block) noexcept {
   if (!ctx.owns(block)) return false;
   if (!a.attributes.own_domain) return true;
-  // Before its domain is made, nothing can be registered there.
+  // Nothing can be registered in a domain that is not made yet.
   return a.domain != nullptr ? reaches(ctx, *a.domain, block)
                              : block.lkey == ctx.staging_block->lkey;
 }

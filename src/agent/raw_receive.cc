@@ -14,14 +14,14 @@ namespace {
 /// Lists the agent for the end of the poll, which posts its receives and runs their callbacks.
 void queue_receives(EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
-  queue_credit(ctx, a);
+  visit_at_end_of_poll(ctx, a);
   if (q.in_queue) return;
   q.in_queue = true;
   ctx.raw->queue.push_back(a);
   ++ctx.queued_agents;
 }
 
-/// Replaces the key to the pools by that of the agent's own domain.
+/// Replaces the engine's key to the pools by the key of the agent's own domain.
 void use_own_keys(const EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
   for (std::uint32_t i = q.posted; i != q.accepted; ++i) {
@@ -76,7 +76,7 @@ inline void notify_next_posted(RawQueue& q) noexcept {
 }
 
 void run_posted_callbacks_of(RawQueue& q) noexcept {
-  // Those that the callbacks post meanwhile are notified of by the next poll.
+  // The next poll notifies of receives that these callbacks post.
   for (const std::uint32_t end = q.posted; q.notified != end;) notify_next_posted(q);
 }
 
@@ -94,7 +94,7 @@ std::uint32_t raw_receives_posted(const Agent& a) noexcept {
   return a.raw->posted - a.raw->completed;
 }
 
-void leave_raw_queue(EngineContext& ctx, Agent& a) noexcept {
+void remove_from_raw_queue(EngineContext& ctx, Agent& a) noexcept {
   if (!std::exchange(a.raw->in_queue, false)) return;
   --ctx.queued_agents;
   ctx.raw->queue.erase(a);
@@ -120,7 +120,7 @@ Status post_receive(EngineContext& ctx, Agent& a, const RawPost& r) noexcept {
   if (r.defer && takes_raw_receives(a)) {
     queue_receives(ctx, a);
   } else {
-    post_or_fail(ctx, a);  // before INIT, it waits for that
+    post_or_fail(ctx, a);  // before INIT, the receive waits
   }
   return Status::ok;
 }
@@ -144,7 +144,7 @@ Error receive_error(const Agent& a, const ibv_wc& wc, Status status) {
       remedy);
 }
 
-/// Soft-RoCE reports a message that is too long like other faults of the queue pair.
+/// Soft-RoCE reports an overlong message like other faults of the queue pair.
 Status receive_status(ibv_wc_status status) noexcept {
   const bool too_long = status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
                         status == IBV_WC_REM_INV_REQ_ERR;
@@ -179,7 +179,7 @@ inline void on_raw_receive(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexc
     ++ctx.stats.stale_completions;
     return;
   }
-  if (a.stage == Stage::drain) [[unlikely]]
+  if (a.stage == Stage::await_flush) [[unlikely]]
     queue_setup(ctx, a);  // this receive may be the last to drain
   if (q.notified == q.completed) notify_next_posted(q);
   RawReceive how;
@@ -224,7 +224,7 @@ void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept {
       ++q.posted;
       ++ctx.posted_receives;
     }
-    if (q.notified == q.completed) {  // never notified, if not posted
+    if (q.notified == q.completed) {  // flushed before it was posted
       if (q.slot(q.notified++).on_posted) --q.callbacks_due;
     }
     end_receive(ctx, q, how);

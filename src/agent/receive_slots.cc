@@ -13,7 +13,7 @@ bool fill_any_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   return is_own_slot(ctx, slot) ? fill_slot<true>(ctx, slot) : fill_slot<false>(ctx, slot);
 }
 
-/// Without a shared queue, each slot is some connection's own.
+/// Without a shared queue, each slot belongs to some connection's own queue.
 void make_receives(EngineContext& ctx) {
   const std::uint32_t depth = ctx.config.queues.receive_depth;
   if (ctx.device->srq() == nullptr) {
@@ -39,7 +39,7 @@ void make_receives(EngineContext& ctx) {
 
 void post_receives(EngineContext& ctx) noexcept {
   const std::uint32_t before = ctx.receives.count();
-  // The queue has room for all slots. What the device refuses waits for the next call.
+  // The queue has room for all slots. Receives that the device refuses wait for the next call.
   (void)ctx.receives.chain().post(ctx.device->srq());
   const std::uint32_t posted = before - ctx.receives.count();
   ctx.posted_receives += posted;
@@ -67,6 +67,27 @@ Result<void> post_first_receives(EngineContext& ctx) {
   }
   post_receives(ctx);
   return {};
+}
+
+std::uint64_t staging_bytes(const EngineContext& ctx) noexcept {
+  return std::uint64_t{ctx.operations.capacity()} * kStagingBytes;
+}
+
+bool open_staging(EngineContext& ctx) noexcept {
+  ctx.staging_block = ctx.arena->allocate(memory::PoolId::control, staging_bytes(ctx));
+  if (ctx.staging_block == nullptr) return false;
+  ctx.staging = ctx.staging_block->payload;
+  return true;
+}
+
+void release_blocks(EngineContext& ctx) noexcept {
+  const auto release = [](Block* block) {
+    if (block != nullptr) detail::release(block);
+  };
+  SpareBlocks& spare = ctx.spare_blocks;
+  while (spare.count != 0) release(spare.blocks[--spare.count]);
+  for (std::uint32_t i = 0; i < ctx.receives.size(); ++i) release(ctx.receives.memory(i));
+  release(ctx.staging_block);
 }
 
 }  // namespace spinwire::agent

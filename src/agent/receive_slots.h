@@ -1,5 +1,5 @@
-// The slots of receives: each has a block for the next message, waits to be posted, or is with the
-// device. Most slots are of the shared receive queue; own_receives.h has the others. Hot.
+// The slots of receives: each has a block for the next message, waits to be posted, or is at the
+// device. Most slots belong to the shared receive queue; own_receives.h has the others. Hot.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,31 @@ namespace spinwire::agent {
 /// Makes the slots, and fills the shared receive queue if there is one. Errors: no_memory when the
 /// receive pool is short.
 Result<void> post_first_receives(EngineContext& ctx);
-/// Fills the slots that lack a block, as far as the pool has blocks.
+/// Fills the slots that lack a block while the pool has blocks.
 void fill_empty_slots(EngineContext& ctx) noexcept;
-/// Posts the chain of receives that wait.
+/// Posts the chain of waiting receives.
 void post_receives(EngineContext& ctx) noexcept;
 
-/// Whether the slot is of one connection's own queue.
+/// Bytes of the staging room of all operations.
+std::uint64_t staging_bytes(const EngineContext& ctx) noexcept;
+/// Allocates the staging room. False: the control pool is used up. Set-up.
+bool open_staging(EngineContext& ctx) noexcept;
+/// Releases the blocks of all receives, spare ones included, and the staging room. Set-up.
+void release_blocks(EngineContext& ctx) noexcept;
+
+/// Whether the slot belongs to one connection's own queue.
 inline bool is_own_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   return ctx.receives.queue(slot) != kNone;
 }
-/// Aims the slot at a block: the header goes into the headroom. `lkey` opens the block to the queue
-/// pair.
+/// Aims the slot at a block: the header goes into the headroom. `lkey` gives the queue pair access
+/// to the block.
 inline void aim_receive(EngineContext& ctx, std::uint32_t slot, const Block& block,
                         std::uint32_t lkey) noexcept {
   const std::uint32_t bytes =
       ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
   ctx.receives.aim(slot, block.payload - wire::kMessageHeaderBytes, bytes, lkey);
 }
-/// Adds a slot to the receives that wait to be posted. `own`: is_own_slot(), which the caller
-/// knows.
+/// Adds a slot to the chain of receives to post. `own`: is_own_slot(), which the caller knows.
 template <bool own>
 inline void recycle_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   if constexpr (own) {

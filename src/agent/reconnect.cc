@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/connecting.h"
 #include "base/error.h"
 
 namespace spinwire::agent {
@@ -26,7 +27,7 @@ bool is_permanent(Status status) noexcept {
          status == Status::invalid_argument || status == Status::remote_access;
 }
 
-/// Resets the agent, but for what belongs to the connection rather than to an attempt.
+/// Resets the agent, except for the parts that belong to the connection rather than to an attempt.
 void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
@@ -92,13 +93,16 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
     a.handlers.on_interrupted(handle(ctx, a), state.last);
 }
 
-bool start_attempt(EngineContext& ctx, Agent& a) noexcept {
+Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   a.reconnect->backing_off = false;
-  if (!reserve_first_receive(ctx, a)) return false;
+  if (!reserve_first_receive(ctx, a)) {
+    return tl::unexpected(
+        no_more_connections(ctx, base::format("connect to {} again", peer_name(a))));
+  }
   set_stage(a, Stage::domain);
   enter(ctx, a, ConnectionState::resolving);
   queue_setup(ctx, a);
-  return true;
+  return ReconnectWay{a.reconnect->address, a.reconnect->via, a.setup.timeout};
 }
 
 Error final_cause(Agent& a) noexcept {

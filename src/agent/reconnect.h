@@ -1,4 +1,4 @@
-// Outbound connections that reconnect, with backoff, when they are lost or could not be made. Cold.
+// Outbound connections that reconnect, with backoff, after a loss or a failed attempt. Cold.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace spinwire::agent {
 struct Agent;
 struct EngineContext;
 
-/// What a reconnecting connection keeps from one attempt to the next.
+/// State that a reconnecting connection keeps between attempts.
 struct ReconnectState {
   ReconnectState(const Reconnect& settings, const control::Address& to, Via how) noexcept
       : options(settings), address(to), via(how), random(base::random_seed()) {}
@@ -27,16 +27,22 @@ struct ReconnectState {
   std::uint64_t ready_at = 0;           ///< tick of becoming ready; 0 before that
   Nanoseconds delay{0};                 ///< backoff before the next attempt
   bool backing_off = false;             ///< `delay` runs
-  bool permanent =
-      false;  ///< another attempt would fail, too: the peer refused, or the device is lost
+  /// Another attempt would also fail: the peer refused, or the device is lost.
+  bool permanent = false;
 };
 
-/// Whether the connection that has just ended is made again.
+/// Whether the connection that has just ended reconnects.
 [[nodiscard]] bool can_reconnect(const Agent& a) noexcept;
 /// Drops this attempt, runs on_interrupted, and waits for the next attempt.
 void back_off(EngineContext& ctx, Agent& a) noexcept;
-/// Starts the next attempt. False: no receive is left to reserve.
-[[nodiscard]] bool start_attempt(EngineContext& ctx, Agent& a) noexcept;
+/// How to reach the peer again.
+struct ReconnectWay {
+  const control::Address& to;
+  Via via;
+  Nanoseconds timeout;
+};
+/// Starts the next attempt. Errors: limit (no receive is left to reserve).
+[[nodiscard]] Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a);
 /// The error that on_closed reports after the last attempt.
 [[nodiscard]] Error final_cause(Agent& a) noexcept;
 

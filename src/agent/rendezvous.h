@@ -1,6 +1,6 @@
 // Rendezvous: messages above the eager limit. The sender opens the message to the peer and offers
-// it; the receiver fetches it with READs and answers. Whatever arrives behind such a message waits
-// until the message is delivered, so that the order is kept.
+// it; the receiver fetches the message with READs and answers. Later arrivals wait until the
+// message is delivered, which keeps the order.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "agent/operation_pool.h"
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "memory/remote_key.h"
@@ -19,51 +20,48 @@
 namespace spinwire::agent {
 
 struct Agent;
-struct Operation;
 struct EngineContext;
 struct Request;
 
 /// Bytes of one READ. Connections take turns READ by READ.
 inline constexpr std::uint32_t kRendezvousReadBytes = 128u << 10;
-/// Outstanding READs of the engine. It bounds the time of a poll, because the embedded device
-/// copies in post_send.
+/// Outstanding READs of the engine. The limit bounds the time of a poll, because the embedded
+/// device copies in post_send.
 inline constexpr std::uint32_t kRendezvousReads = 4;
 /// Outstanding READs of one connection.
 inline constexpr std::uint32_t kRendezvousReadsPerAgent = 2;
 
-/// A message that the peer is to fetch.
-struct RendezvousSend {
+/// A message for the peer to fetch.
+struct RendezvousSend : Cancellation {
   detail::Block* block = nullptr;  ///< holds a reference
   std::uint32_t length = 0;        ///< bytes
   memory::RemoteKey key;
   wire::RendezvousVerdict verdict = wire::RendezvousVerdict::received;
   bool answered = false;
   bool cancelled = false;                      ///< by the application
-  bool cancel_pending = false;                 ///< in RendezvousPool::pending_cancellations
   bool never_posted = false;                   ///< cancelled before its offer was posted
   base::IntrusiveLinks<RendezvousSend> links;  ///< in Rendezvous::sends
   std::uint32_t index = 0;
-  std::uint32_t id = 0;  ///< its name in the protocol
+  std::uint32_t id = 0;  ///< the send's name in the protocol
   Agent* agent = nullptr;
-  RendezvousSend* next_pending = nullptr;
   CompletionCallback done;
 };
 
-/// A message that is being fetched, or something that arrived behind one.
+/// A message that is being fetched, or an arrival behind one.
 struct RendezvousReceive {
   enum class Kind : std::uint8_t { message, write, rendezvous, goodbye };
   RendezvousReceive* next = nullptr;
-  detail::Block* block = nullptr;  ///< holds a reference; of a rendezvous, its destination
+  detail::Block* block = nullptr;  ///< holds a reference; for a rendezvous, the destination
   std::byte* data = nullptr;
   std::uint32_t length = 0;  ///< bytes
   std::uint32_t immediate = 0;
   Kind kind = Kind::message;
   bool has_immediate = false;
-  bool complete = false;  ///< may be delivered as soon as it is first
+  bool complete = false;  ///< can be delivered once it is first
   bool refused = false;   ///< is not delivered
   bool named = false;     ///< the application chose the destination
   bool credited = false;  ///< takes one receive from its agent's reserved receives
-  // Of a rendezvous.
+  // Only for a rendezvous.
   bool invalidate = false;     ///< the answer invalidates the key
   std::uint64_t remote = 0;    ///< address
   std::uint64_t deadline = 0;  ///< tick; while it waits for a block
@@ -78,29 +76,27 @@ struct RendezvousReceive {
 Agent*& next_in_rendezvous(Agent& a) noexcept;
 using AgentQueue = base::IntrusiveQueue<next_in_rendezvous>;
 
-/// A connection's part.
+/// Rendezvous state of a connection.
 struct Rendezvous {
   base::IntrusiveList<&RendezvousSend::links> sends;  ///< the newest first
   std::uint32_t send_count = 0;
   base::IntrusiveQueue<&RendezvousReceive::next> receives;  ///< in the order of delivery
   RendezvousReceive* reading = nullptr;  ///< the first with bytes that no READ was posted for
   Agent* next = nullptr;
-  AgentQueue* queue = nullptr;  ///< that the agent is in; null: in none
+  AgentQueue* queue = nullptr;  ///< the queue that contains the agent; null: none
   std::uint8_t reads_outstanding = 0;
 };
 
-/// The engine's part.
+/// Rendezvous state of the engine.
 struct RendezvousPool {
   /// May throw std::bad_alloc.
   RendezvousPool(std::uint32_t max_sends, std::uint32_t max_receives)
       : sends(max_sends), receives(max_receives) {}
   base::IndexPool<RendezvousSend> sends;
   base::IndexPool<RendezvousReceive> receives;
-  AgentQueue readers;         ///< with bytes to read
-  AgentQueue buffer_waiters;  ///< the next message has no block; the longest waiter first
+  AgentQueue readers;         ///< agents with bytes to read
+  AgentQueue buffer_waiters;  ///< agents whose next message has no block; the longest waiter first
   std::uint32_t reads_outstanding = 0;
-  /// Cancelled sends whose callback is due, the oldest first.
-  base::IntrusiveQueue<&RendezvousSend::next_pending> pending_cancellations;
 };
 
 // The sender.
@@ -108,39 +104,39 @@ struct RendezvousPool {
 /// Accepts a message above the eager limit. Errors: those of send().
 Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept;
-/// The peer answers an offer.
+/// Handles the peer's answer to an offer.
 void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
                           std::span<const std::byte> body) noexcept;
 /// The send that an offer's operation belongs to; null if the send has ended.
 RendezvousSend* find_rendezvous_send(const EngineContext& ctx, const Agent& a,
                                      const Operation& offer) noexcept;
-/// Ends a send whose key is closed, and the connection if that only waited for this send.
+/// Ends a send whose key is closed. Ends the connection if it waited only for this send.
 void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& send,
                               Status status) noexcept;
 /// Frees the key of a send whose offer was cancelled before it was posted.
 void drop_unposted_offer(EngineContext& ctx, RendezvousSend& send) noexcept;
 /// Ends all sends as flushed. The queue pair must be in ERR, and is destroyed next. Returns false
-/// while control verbs are left to be done; each call does at most one.
+/// while control verbs remain; each call does at most one.
 bool end_rendezvous_sends(EngineContext& ctx, Agent& a) noexcept;
-/// The device has unbound a window that the peer did not invalidate.
+/// Handles the unbinding of a window that the peer did not invalidate.
 void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
 
 // The receiver.
 
-/// An offer has arrived; its credit is counted already.
+/// Handles an offer, whose credit is counted already.
 void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
                          std::span<const std::byte> body) noexcept;
-/// Queues an arrival behind a rendezvous; null if there is no record, and then the connection
-/// fails.
+/// Queues an arrival behind a rendezvous. Returns null, and fails the connection, if there is no
+/// record.
 RendezvousReceive* queue_receive(EngineContext& ctx, Agent& a,
                                  const RendezvousReceive& what) noexcept;
-/// Posts READs, as many as the limits allow.
+/// Posts READs within the limits.
 void post_rendezvous_reads(EngineContext& ctx) noexcept;
-/// Refuses messages that have waited too long for a block. For the control step.
+/// Refuses messages that have waited too long for a block. Runs in the control step.
 void expire_buffer_waiters(EngineContext& ctx) noexcept;
 /// Refuses all messages that are not complete, because the connection closes.
 void refuse_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept;
-/// A READ has ended.
+/// Handles the end of a READ.
 void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept;
 /// Drops all receives; no READ may be outstanding.
 void drop_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept;

@@ -1,5 +1,5 @@
-// The receiver's side of rendezvous: READs fetch the messages, the connections taking turns.
-// Whatever arrives behind a message waits until the message is delivered.
+// The receiver's side of rendezvous: READs fetch the messages, and the connections take turns.
+// Later arrivals wait until the message is delivered.
 #include <endian.h>
 
 #include <algorithm>
@@ -16,9 +16,9 @@ using Kind = RendezvousReceive::Kind;
 using wire::RendezvousVerdict;
 
 void fail_offer(EngineContext& ctx, Agent& a, const char* found) noexcept {
-  fail_bad(ctx, a,
-           {Status::protocol, "receive the offer of a rendezvous message", found,
-            "the peer is broken or hostile"});
+  fail_protocol(ctx, a,
+                {Status::protocol, "receive the offer of a rendezvous message", found,
+                 "the peer is broken or hostile"});
 }
 
 void enqueue(EngineContext& ctx, AgentQueue& queue, Agent& a) noexcept {
@@ -34,7 +34,7 @@ Agent& dequeue(EngineContext& ctx, AgentQueue& queue) noexcept {
   return a;
 }
 
-/// The first message from `r` on that has bytes to request.
+/// The first message from `r` on that has bytes to read.
 RendezvousReceive* next_to_read(RendezvousReceive* r) noexcept {
   while (r != nullptr && (r->kind != Kind::rendezvous || r->complete || r->requested == r->length))
     r = r->next;
@@ -76,7 +76,7 @@ void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
   auto& receives = a.rendezvous.receives;
   while (!receives.empty() && receives.front()->complete && a.state == ConnectionState::ready) {
     RendezvousReceive& r = receives.pop_front();
-    if (receives.empty()) a.detour &= static_cast<std::uint8_t>(~kRendezvousAhead);
+    if (receives.empty()) a.slow_path &= static_cast<std::uint8_t>(~kRendezvousAhead);
     if (r.credited) ++a.credit.reserved;  // its receive may be used again
     deliver_receive(ctx, a, r);
   }
@@ -86,7 +86,7 @@ void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
 /// Finds a block to read into; false if the pool has none.
 bool find_block(EngineContext& ctx, RendezvousReceive& r) noexcept {
   if (r.block != nullptr) return true;
-  r.block = ctx.arena->allocate(memory::PoolId::large, r.length);
+  r.block = ctx.arena->allocate(memory::PoolId::rendezvous, r.length);
   if (r.block == nullptr) return false;
   r.data = r.block->payload;
   return true;
@@ -106,13 +106,13 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
   r.requested += bytes;
   append(a, *op);
-  defer(ctx, a);
+  queue_flush(ctx, a);
   ++a.rendezvous.reads_outstanding;
   ++ctx.rendezvous->reads_outstanding;
   return true;
 }
 
-/// Moves agents whose message has found a block on to the readers.
+/// Moves agents whose message has found a block to the readers.
 void feed_buffer_waiters(EngineContext& ctx) noexcept {
   AgentQueue& waiters = ctx.rendezvous->buffer_waiters;
   while (!waiters.empty()) {
@@ -126,17 +126,16 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
 }
 
 /// Asks the application for a destination.
-void ask_destination(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
-  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+void call_on_offer(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (!a.handlers.on_offer) return;
-  Offer offer =
-      detail::make<Offer>(r.length, r.has_immediate ? std::optional(r.immediate) : std::nullopt);
+  Offer offer = detail::make<Offer>(&ctx, &a, r.length,
+                                    r.has_immediate ? std::optional(r.immediate) : std::nullopt);
   a.handlers.on_offer(handle(ctx, a), offer);
   if (a.state != ConnectionState::ready) return;  // closing has answered the offer
   if (detail::Internals::is_refused(offer)) return refuse(ctx, a, r, RendezvousVerdict::refused);
   const BufferSlice& to = detail::Internals::destination(offer);
-  // A protection domain of the connection's own may have no key to the destination.
-  if (!to || (a.domain != nullptr && !reaches(ctx, *a.domain, *detail::block_of(to)))) return;
+  if (!to) return;
   r.block = detail::block_of(to);
   detail::retain(r.block);
   r.data = to.data();
@@ -174,7 +173,7 @@ RendezvousReceive* queue_receive(EngineContext& ctx, Agent& a,
   r = what;
   r.index = index;
   a.rendezvous.receives.push_back(r);
-  a.detour |= kRendezvousAhead;
+  a.slow_path |= kRendezvousAhead;
   // A queued message keeps its credit, so the peer has no more messages here than it was granted.
   r.credited = r.kind != Kind::goodbye && a.credit.reserved != 0;
   if (r.credited) --a.credit.reserved;
@@ -194,16 +193,16 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   RendezvousReceive* const queued = queue_receive(ctx, a, offered);
   if (queued == nullptr) return;
   RendezvousReceive& r = *queued;
-  ask_destination(ctx, a, r);
+  call_on_offer(ctx, a, r);
   if (a.state != ConnectionState::ready) return;  // the callback has closed the connection
-  if (!r.complete && !r.named && !ctx.arena->fits(memory::PoolId::large, r.length))
+  if (!r.complete && !r.named && !ctx.arena->fits(memory::PoolId::rendezvous, r.length))
     refuse(ctx, a, r, RendezvousVerdict::no_room);
   if (r.complete) return deliver_complete(ctx, a);
   Rendezvous& mine = a.rendezvous;
   if (mine.reading == nullptr) mine.reading = &r;
   if (mine.queue == nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
     enqueue(ctx, ctx.rendezvous->readers, a);
-  queue_credit(ctx, a);  // the end of the poll posts the first READ
+  visit_at_end_of_poll(ctx, a);  // the end of the poll posts the first READ
 }
 
 void post_rendezvous_reads(EngineContext& ctx) noexcept {
@@ -214,8 +213,8 @@ void post_rendezvous_reads(EngineContext& ctx) noexcept {
     Rendezvous& mine = a.rendezvous;
     RendezvousReceive* const r = mine.reading;
     if (r == nullptr || a.state != ConnectionState::ready) continue;
-    // A message must not overtake those that wait for a block already: otherwise short messages
-    // would take the blocks that a long one waits for.
+    // A message must not overtake others that wait for a block: otherwise short messages would take
+    // the blocks that a long one waits for.
     if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
       r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
       enqueue(ctx, all.buffer_waiters, a);
@@ -247,11 +246,11 @@ void expire_buffer_waiters(EngineContext& ctx) noexcept {
 }
 
 void refuse_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
-  // An outstanding READ needs its key; its end comes back here.
+  // An outstanding READ needs its key; its completion calls this function again.
   if (a.rendezvous.reads_outstanding != 0 || a.stage != Stage::up) return;
   a.rendezvous.reading = nullptr;
   for (RendezvousReceive& r : a.rendezvous.receives) {
-    if (a.stage != Stage::up) return;  // the answer before could not be queued
+    if (a.stage != Stage::up) return;  // the previous answer could not be queued
     if (r.kind == Kind::rendezvous && !r.complete) refuse(ctx, a, r, RendezvousVerdict::closing);
   }
 }
@@ -262,7 +261,7 @@ void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Statu
   --ctx.rendezvous->reads_outstanding;
   if (status != Status::ok) return;
   if (a.state != ConnectionState::ready) return refuse_rendezvous_receives(ctx, a);
-  // READs of a queue pair end in order, so this one belongs to the first message still being read.
+  // READs of a queue pair end in order, so this READ belongs to the first unfinished message.
   RendezvousReceive* r = mine.receives.front();
   while (r->kind != Kind::rendezvous || r->complete) r = r->next;
   r->arrived += bytes;
@@ -288,7 +287,22 @@ void drop_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
     mine.queue = nullptr;
     --ctx.queued_agents;
   }
-  a.detour &= static_cast<std::uint8_t>(~kRendezvousAhead);
+  a.slow_path &= static_cast<std::uint8_t>(~kRendezvousAhead);
 }
 
 }  // namespace spinwire::agent
+
+namespace spinwire {
+
+Status Offer::place(const BufferSlice& to) noexcept {
+  if (!to || to.size() < size_) return Status::out_of_bounds;
+  const auto& ctx = *static_cast<const agent::EngineContext*>(engine_);
+  const auto& a = *static_cast<const agent::Agent*>(connection_);
+  const detail::Block& block = *detail::block_of(to);
+  if (!ctx.owns(block) || (a.domain != nullptr && !agent::reaches(ctx, *a.domain, block)))
+    return Status::invalid_argument;
+  to_ = to;
+  return Status::ok;
+}
+
+}  // namespace spinwire

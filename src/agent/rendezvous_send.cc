@@ -1,4 +1,4 @@
-// The sender's side of rendezvous: a message is opened under a remote key, offered, and ended by
+// The sender's side of rendezvous: opens a message under a remote key, offers it, and ends it on
 // the receiver's answer.
 #include <endian.h>
 
@@ -36,11 +36,11 @@ void link(Agent& a, RendezvousSend& t) noexcept {
 }
 
 /// Ends a send whose key is closed. The record is free before the callback, which may send again. A
-/// cancelled send counts by its outcome, but its callback has run with `cancelled`.
+/// cancelled send counts by its outcome, but its callback has already run with `cancelled`.
 void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
   a.rendezvous.sends.erase(t);
   --a.rendezvous.send_count;
-  if (t.cancel_pending) ctx.rendezvous->pending_cancellations.erase(t);
+  if (t.due) ctx.cancellations.erase(t);
   const bool ok = status == Status::ok;
   Completion completion;
   completion.status = t.cancelled ? Status::cancelled : status;
@@ -70,7 +70,7 @@ Status outcome_of(wire::RendezvousVerdict verdict) noexcept {
   return Status::refused;
 }
 
-/// Opens the message to the peer: by a window, whose binding goes ahead of the offer, or else by a
+/// Opens the message to the peer by a window, whose binding precedes the offer, or else by a
 /// registration.
 Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
   const memory::KeySource keys = ctx.keys();
@@ -82,7 +82,7 @@ Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& 
   }
   Operation* const op = keys.windows.free() != 0 ? ctx.operations.acquire() : nullptr;
   if (op == nullptr) return Status::would_block;
-  begin_own(a, *op, OperationKind::rendezvous_bind);
+  begin_internal(a, *op, OperationKind::rendezvous_bind);
   memory::bind_window(keys, target, t.key, op->wr);
   append(a, *op);
   return Status::ok;
@@ -114,7 +114,7 @@ RendezvousSend* find_rendezvous_send(const EngineContext& ctx, const Agent& a,
 void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& t,
                               Status status) noexcept {
   end_send(ctx, a, t, status);
-  if (a.state == ConnectionState::draining && idle(a)) on_drained(ctx, a);
+  if (a.state == ConnectionState::draining && idle(a)) continue_close(ctx, a);
 }
 
 void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
@@ -130,7 +130,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept {
   if (r.size > a.max_message) return Status::message_too_long;
   if (a.send_queue.used + 2 > send_limit_of(a)) return Status::would_block;
-  if (a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return Status::would_block;
+  if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a)) return Status::would_block;
   RendezvousPool& all = *ctx.rendezvous;
   const std::uint32_t index = all.sends.acquire();
   if (index == base::IndexPool<RendezvousSend>::kNone) return Status::would_block;
@@ -139,7 +139,8 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   t.index = index;
   t.id = id_of(all, t);
   t.length = static_cast<std::uint32_t>(r.size);
-  t.answered = t.cancelled = t.cancel_pending = t.never_posted = false;
+  t.answered = t.cancelled = t.due = t.never_posted = false;
+  t.of_send = true;
   if (op != nullptr) op->kind = OperationKind::rendezvous_offer;
   const Status opened = op == nullptr ? Status::would_block : open_key(ctx, a, t, r);
   if (opened != Status::ok) {
@@ -152,7 +153,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   t.done = r.done;
   link(a, t);
   bool wants_credit = false;
-  if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+  if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
   a.liveness.last_sent = ctx.now;
   op->kind = has_immediate ? OperationKind::rendezvous_offer_imm : OperationKind::rendezvous_offer;
   count_begin(a, op->kind);
@@ -170,7 +171,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   RendezvousSend* const t =
       wire::decode(body, answer) ? find_send(*ctx.rendezvous, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
-    return fail_bad(
+    return fail_protocol(
         ctx, a,
         {Status::protocol, "handle the answer to a rendezvous message",
          "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});
@@ -192,7 +193,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
 }
 
 void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
-  if (status != Status::ok) return;  // the connection ends, and its offers with it
+  if (status != Status::ok) return;  // the connection ends and takes its offers with it
   RendezvousSend* const t = find_send(*ctx.rendezvous, a, id);
   if (t == nullptr) return;
   memory::on_window_unbound(ctx.keys(), t->key);

@@ -1,10 +1,12 @@
-// Accepting the application's operations: each is built as the work request for the device. Every
+// Accepts the application's operations, and builds each as the work request for the device. Each
 // kind has its own instance, without branches for the others. Hot.
 #pragma once
 
 #include <endian.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "agent/agent.h"
 #include "agent/lease_table.h"
@@ -54,7 +56,7 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
 
 inline constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;  ///< of one work request
 
-/// A long list has signaled operations in between, so that its completions do not come all at once.
+/// Long lists also have signaled operations inside, so that completions do not all come at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
 
 /// Appends a built operation to the deferred ones.
@@ -70,7 +72,7 @@ inline void append(Agent& a, Operation& op) noexcept {
     op.wr.send_flags |= IBV_SEND_SIGNALED;
 }
 
-inline void defer(EngineContext& ctx, Agent& a) noexcept {
+inline void queue_flush(EngineContext& ctx, Agent& a) noexcept {
   if (a.in_flush_queue) return;
   a.in_flush_queue = true;
   ctx.flush_queue.add(a);
@@ -87,11 +89,16 @@ struct Request {
 };
 
 /// The header of a message, which carries all credit granted so far.
-inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_credit) noexcept {
-  a.credit.advertised = a.credit.granted;
+inline std::uint64_t build_header(const Agent& a, std::uint32_t length,
+                                  bool wants_credit) noexcept {
   return wire::encode({wire::MessageKind::data,
                        wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
                        static_cast<std::uint16_t>(a.credit.granted), length});
+}
+/// The header of a message that is sent for sure: its credit counts as advertised.
+inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_credit) noexcept {
+  a.credit.advertised = a.credit.granted;
+  return build_header(a, length, wants_credit);
 }
 
 template <OperationKind kind>
@@ -119,7 +126,7 @@ inline bool has_headroom(const Block* block, const std::byte* data) noexcept {
          data == reinterpret_cast<const std::byte*>(block) + sizeof(Block);
 }
 
-/// Builds a message with its header in the headroom: one element takes both.
+/// Builds a message with its header in the headroom: one element holds both.
 inline void build_in_headroom(const Agent& a, Operation& op, std::uint64_t header, Block* block,
                               std::uint32_t size) noexcept {
   op.header_in_headroom = true;
@@ -141,8 +148,8 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
   if (kind == OperationKind::write_imm && r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
-  const bool brief = kind != OperationKind::read && r.size <= a.send_queue.inline_bytes;
-  op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
+  const bool fits_inline = kind != OperationKind::read && r.size <= a.send_queue.inline_bytes;
+  op.wr.send_flags = fits_inline ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
 /// Begins an accepted operation of any kind.
@@ -160,10 +167,10 @@ inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
   if (op.calls_back) op.done = done;
 }
 
-/// Begins an operation of the agent's own, without a payload or a callback. `name` says at its end
-/// what it was for.
-inline void begin_own(Agent& a, Operation& op, OperationKind kind,
-                      std::uint32_t name = 0) noexcept {
+/// Begins an operation of the agent's own, without a payload or a callback. `name` identifies its
+/// object when it ends.
+inline void begin_internal(Agent& a, Operation& op, OperationKind kind,
+                           std::uint32_t name = 0) noexcept {
   count_begin(a, kind);
   op.block = nullptr;
   op.length = name;
@@ -175,17 +182,17 @@ inline void begin_own(Agent& a, Operation& op, OperationKind kind,
   op.wr.send_flags = 0;
 }
 
-inline Status post(EngineContext& ctx, Agent& a, bool later) noexcept {
-  if (!later) return flush(ctx, a);
-  defer(ctx, a);
+inline Status post(EngineContext& ctx, Agent& a, bool defer) noexcept {
+  if (!defer) return flush(ctx, a);
+  queue_flush(ctx, a);
   return Status::ok;
 }
 
-/// Accepts an operation that there is room for. `own`: the agent has its own domain.
+/// Accepts an operation; there must be room. `own`: the agent has its own domain.
 template <OperationKind kind, bool own>
 [[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
                                             const Request& r) noexcept {
-  if (uses_credit(kind) && a.credit.sent == a.credit.send_limit && !find_credit(ctx, a))
+  if (uses_credit(kind) && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
       [[unlikely]]
     return Status::would_block;
   Operation* const op = ctx.operations.acquire();
@@ -194,7 +201,7 @@ template <OperationKind kind, bool own>
   begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
-    if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+    if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
     a.liveness.last_sent = ctx.now;
   }
   if constexpr (has_header(kind)) {
@@ -214,10 +221,11 @@ template <OperationKind kind, bool own>
   return post(ctx, a, r.defer);
 }
 
-/// SendQueue::limit is 0: the limit of a raw agent, or of one with its own domain, is elsewhere.
+/// Handles a SendQueue::limit of 0: a raw agent, or one with its own domain, keeps its limit
+/// elsewhere.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_unusual_queue(EngineContext& ctx, Agent& a,
-                                              const Request& r) noexcept {
+[[gnu::noinline]] Status submit_with_limit_elsewhere(EngineContext& ctx, Agent& a,
+                                                     const Request& r) noexcept {
   if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(ctx, a, r, kind);
   if (a.send_queue.used >= send_limit_of(a)) return Status::would_block;
   if (a.domain == nullptr) return accept<kind, false>(ctx, a, r);
@@ -227,7 +235,7 @@ template <OperationKind kind>
 
 /// Whether the region names a lease instead of a key.
 template <OperationKind kind>
-constexpr bool is_leased(const Request& r) noexcept {
+constexpr bool names_lease(const Request& r) noexcept {
   return !has_header(kind) && r.block != nullptr && r.remote->rkey == 0 && r.remote->lease != 0;
 }
 template <OperationKind kind>
@@ -242,9 +250,10 @@ template <OperationKind kind>
   return submit_any<kind>(ctx, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
 }
 
-/// Accepts an operation that submit_any() does not accept at once, or returns why not.
+/// Accepts an operation that submit_any() does not accept at once, or returns the reason.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_slowly(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_or_explain(EngineContext& ctx, Agent& a,
+                                           const Request& r) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (r.block != nullptr && !ctx.owns(*r.block)) return Status::invalid_argument;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
@@ -252,21 +261,21 @@ template <OperationKind kind>
       return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok)
-    return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
-  if (a.send_queue.used >= a.send_queue.limit) return submit_unusual_queue<kind>(ctx, a, r);
+    return names_lease<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
+  if (a.send_queue.used >= a.send_queue.limit) return submit_with_limit_elsewhere<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
 
-/// Accepts one of the application's operations, or returns why not and takes nothing.
+/// Accepts one of the application's operations. Otherwise returns the reason and takes nothing.
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept {
-  // There is no room in the send queue unless the connection is ready.
+  // The limit is 0 unless the connection is ready, so this also checks the state.
   if (a.send_queue.used >= a.send_queue.limit || r.block == nullptr ||
       r.block->owner != ctx.arena.get() || check_request<kind>(a, r) != Status::ok) [[unlikely]]
-    return submit_slowly<kind>(ctx, a, r);
+    return submit_or_explain<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
-/// An atomic on the bytes at `remote`: replaces them by `operand` if they are `expected`, or adds
+/// An atomic on the bytes at `remote`: replaces them by `operand` if they equal `expected`, or adds
 /// `operand` to them.
 struct AtomicRequest {
   const RemoteRegion& remote;
@@ -275,23 +284,73 @@ struct AtomicRequest {
   const CompletionCallback& done;
   bool defer;
 };
-/// Accepts an atomic. The value found goes into the operation's staging room.
+/// Accepts an atomic. The old value goes into the operation's staging room.
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
-/// Accepts a message. The common case is inline. `whole_block`: the data is the block's payload, so
-/// that a block of the pools has its headroom right before it.
-template <bool whole_block>
+struct Payload {
+  Block* block;  ///< held until the operation ends
+  const std::byte* data;
+  std::uint32_t size;
+};
+
+/// Sends a message without a work request. False, and nothing sent: it needs one. There is no
+/// record, so it has ended when the call returns.
+[[gnu::always_inline]] inline bool send_direct(EngineContext& ctx, Agent& a, const Payload& p,
+                                               bool defer_it) noexcept {
+  if (a.send_queue.deferred != nullptr || (send_credits(a) <= 1 && !learns_credits(a))) [[unlikely]]
+    return false;
+  const verbs::Sent sent =
+      ctx.direct->send(a.qp, build_header(a, p.size, false), p.data, p.size, verbs::kNoCompletion);
+  if (sent == verbs::Sent::refused) [[unlikely]]
+    return false;
+  a.credit.advertised = a.credit.granted;
+  ++a.credit.sent;
+  a.liveness.last_sent = ctx.now;
+  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(OperationKind::send)];
+  ++tally.begun;
+  ++tally.done;
+  tally.bytes += p.size;
+  ctx.direct_unpublished = true;
+  if (!defer_it) {
+    publish_direct(ctx);
+  } else if (sent == verbs::Sent::first) {
+    queue_flush(ctx, a);
+  }
+  return true;
+}
+
+/// As send_direct(), with a record, for the callback or the id of the operation.
+bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
+                          const CompletionCallback& done) noexcept;
+
+/// Whether the message was sent without a work request. A deferred operation with a callback or an
+/// id needs one, since it can be cancelled until it is posted.
+[[gnu::always_inline]] inline bool sent_directly(EngineContext& ctx, Agent& a, const Payload& p,
+                                                 const CompletionCallback& done, bool tracked,
+                                                 bool defer) noexcept {
+  if (p.size >= a.send_queue.direct_limit) return false;
+  if (!tracked && !done) [[likely]]
+    return send_direct(ctx, a, p, defer);
+  return !defer && send_direct_recorded(ctx, a, p, done);
+}
+
+/// Accepts a message. The common case is inline. `data_is_payload`: the data is the block's
+/// payload, so a block of the pools has its headroom right before it.
+template <bool data_is_payload>
 [[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
                                                     std::byte* data, std::size_t size,
-                                                    const CompletionCallback& done,
-                                                    bool later) noexcept {
-  // There is no room in the send queue unless the connection is ready.
+                                                    const CompletionCallback& done, bool tracked,
+                                                    bool defer) noexcept {
+  if (block != nullptr && block->owner == ctx.arena.get() && size <= kMaxTransferBytes &&
+      sent_directly(ctx, a, {block, data, static_cast<std::uint32_t>(size)}, done, tracked, defer))
+    return Status::ok;
+  // The limit is 0 unless the connection is ready, so this also checks the state.
   if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
       size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
       block->owner != ctx.arena.get() ||
-      !(whole_block ? block->header_in_use == 0 : has_headroom(block, data))) [[unlikely]] {
-    return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
+      !(data_is_payload ? block->header_in_use == 0 : has_headroom(block, data))) [[unlikely]] {
+    return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, defer});
   }
   Operation& op = *ctx.operations.acquire();
   begin<OperationKind::send>(a, op, block, size, done);
@@ -300,7 +359,28 @@ template <bool whole_block>
   const auto length = static_cast<std::uint32_t>(size);
   build_in_headroom(a, op, data_header(a, length, false), block, length);
   append(a, op);
-  return post(ctx, a, later);
+  return post(ctx, a, defer);
+}
+
+/// Accepts a message whose bytes are copied: into a block of the send pool, if it needs a work
+/// request.
+inline Status submit_copy(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes,
+                          const CompletionCallback& done, bool tracked, bool defer) noexcept {
+  if (bytes.size() <= kMaxTransferBytes &&
+      sent_directly(ctx, a,
+                    {ctx.staging_block, bytes.data(), static_cast<std::uint32_t>(bytes.size())},
+                    done, tracked, defer))
+    return Status::ok;
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (bytes.size() > a.max_message) return Status::message_too_long;
+  Block* const block =
+      ctx.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
+  if (block == nullptr) return Status::no_buffer;
+  std::copy(bytes.begin(), bytes.end(), block->payload);
+  const Status status =
+      submit_message<true>(ctx, a, block, block->payload, bytes.size(), done, tracked, defer);
+  detail::release(block);
+  return status;
 }
 
 }  // namespace spinwire::agent

@@ -1,6 +1,6 @@
 #include "base/check.h"
 
-#include "base/log.h"
+#include "base/log_message.h"
 
 namespace spinwire::base {
 

@@ -1,5 +1,5 @@
-// Checks of our own invariants, in every build. What a peer, a device, the environment or the
-// application did is never checked this way: that gets a Status or an Error.
+// Checks of the library's own invariants, in every build. A fault of a peer, a device, the
+// environment or the application returns a Status or an Error instead.
 #pragma once
 
 namespace spinwire::base {
@@ -11,7 +11,7 @@ namespace spinwire::base {
 
 }  // namespace spinwire::base
 
-/// Traps unless `condition` holds; `why` is a sentence that says what it would break. Hot: one
+/// Traps unless `condition` holds; `why` is a sentence that states the invariant. Hot: one
 /// predicted branch.
 #define SPINWIRE_CHECK(condition, why)               \
   (__builtin_expect(static_cast<bool>(condition), 1) \

@@ -1,3 +1,5 @@
+// Clock: the time-stamp counter with a rate measured once, CLOCK_MONOTONIC, or a counter that the
+// owner steps.
 #include "spinwire/clock.h"
 
 #include <time.h>
@@ -16,8 +18,9 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Only their addresses count. A source there means CLOCK_MONOTONIC, or the counter once it has
-/// stepped back: a counter that has not is read without adding anything.
+/// Markers for `source_`; only their addresses count. They select CLOCK_MONOTONIC, or the counter
+/// plus an offset after it has stepped back. A counter that never stepped back has no source and is
+/// read without an addition.
 constexpr std::uint64_t kSystemClock = 0;
 constexpr std::uint64_t kSteppedCounter = 0;
 
@@ -28,8 +31,8 @@ std::uint64_t system_nanoseconds() noexcept {
          static_cast<std::uint64_t>(time.tv_nsec);
 }
 
-/// A rate as mantissa * 2^-shift, which a double is exactly, so that products with it can be exact.
-/// Rates are between 1/64 and 64, so 46 < shift < 60.
+/// A rate as mantissa * 2^-shift. The form represents a double exactly, so products with the rate
+/// are exact. Rates are between 1/64 and 64, so 46 < shift < 60.
 struct Rate {
   explicit Rate(double rate) noexcept {
     int exponent = 0;
@@ -42,7 +45,7 @@ struct Rate {
 
 #if defined(__x86_64__)
 
-/// Whether the counter ticks evenly through all power states, as the processor says.
+/// Whether the processor reports that the counter ticks evenly through all power states.
 bool counter_is_invariant() noexcept {
   unsigned a = 0;
   unsigned b = 0;
@@ -51,8 +54,9 @@ bool counter_is_invariant() noexcept {
   return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
 }
 
-/// Whether the kernel keeps time by the counter. In virtual machines it may know what the processor
-/// they are shown does not say; CLOCK_MONOTONIC is as good as the counter then, but dearer.
+/// Whether the kernel keeps time by the counter. In a virtual machine the kernel may trust a
+/// counter that the virtual processor does not report as invariant. CLOCK_MONOTONIC is then as
+/// accurate as the counter, but costs more.
 bool kernel_trusts_counter() noexcept {
   try {
     std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
@@ -63,7 +67,7 @@ bool kernel_trusts_counter() noexcept {
   }
 }
 
-/// The two clocks read together, and how many ticks passed meanwhile.
+/// The two clocks read together, and the ticks that passed between the reads.
 struct Pair {
   std::uint64_t ticks;
   std::uint64_t nanoseconds;
@@ -71,7 +75,7 @@ struct Pair {
 };
 
 std::uint64_t read_counter() noexcept {
-  _mm_lfence();  // Neither the counter's read nor what follows it may move across.
+  _mm_lfence();  // Keeps the read, and the code after it, from moving across.
   const std::uint64_t ticks = __rdtsc();
   _mm_lfence();
   return ticks;
@@ -89,8 +93,8 @@ Pair read_pair() noexcept {
   return best;
 }
 
-/// Ticks per nanosecond; 0 if the counter makes no sense. Spins for 4 ms, and longer only while
-/// both pairs together are too wide for an error of at most 20 parts in a million.
+/// Ticks per nanosecond. Spins for 4 ms, and for up to 100 ms while the two pairs together are too
+/// wide for an error of at most 20 parts in a million.
 double measure_rate() noexcept {
   constexpr std::uint64_t kShortest = 4'000'000;
   constexpr std::uint64_t kLongest = 100'000'000;
@@ -107,7 +111,7 @@ double measure_rate() noexcept {
          static_cast<double>(last.nanoseconds - first.nanoseconds);
 }
 
-/// Once per process; 0: use the system's clock.
+/// Ticks per nanosecond, measured once per process; 0: use the system's clock.
 double counter_rate() noexcept {
   static const double rate = [] {
     if (!counter_is_invariant() && !kernel_trusts_counter()) return 0.0;
@@ -165,8 +169,10 @@ Nanoseconds Clock::duration(std::uint64_t ticks) const noexcept {
 std::uint64_t Clock::read_slow() const noexcept {
 #if defined(__x86_64__)
   if (source_ == &kSteppedCounter) return __rdtsc() + offset_;
+#else
+  if (source_ == nullptr) return system_nanoseconds() + offset_;
 #endif
-  if (source_ == nullptr || source_ == &kSystemClock) return system_nanoseconds() + offset_;
+  if (source_ == &kSystemClock) return system_nanoseconds() + offset_;
   // Another thread may step the clock.
   return __atomic_load_n(source_, __ATOMIC_RELAXED) + offset_;
 }

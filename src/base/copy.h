@@ -7,8 +7,8 @@
 
 namespace spinwire::base {
 
-/// Copies the 16 bytes that a message most often begins with, a header and a word of the payload,
-/// each just written: a load of both at once would wait for both stores.
+/// Copies 16 bytes as two words: most messages begin with a header and a word of the payload, each
+/// just written. One load of both would wait for both stores.
 inline void copy_head(std::byte* to, const std::byte* from) noexcept {
   std::uint64_t header, word;
   std::memcpy(&header, from, 8);
@@ -17,8 +17,19 @@ inline void copy_head(std::byte* to, const std::byte* from) noexcept {
   std::memcpy(to + 8, &word, 8);
 }
 
-/// Copies up to 48 bytes without a call: overlapping moves of the largest size that fits. The two
-/// ranges do not overlap each other.
+/// Copies from one to two words, by two moves that may overlap.
+template <typename Word>
+[[gnu::always_inline]] inline void copy_ends(std::byte* to, const std::byte* from,
+                                             std::size_t n) noexcept {
+  Word head, tail;
+  std::memcpy(&head, from, sizeof head);
+  std::memcpy(&tail, from + n - sizeof tail, sizeof tail);
+  std::memcpy(to, &head, sizeof head);
+  std::memcpy(to + n - sizeof tail, &tail, sizeof tail);
+}
+
+/// Copies up to 48 bytes without a call, by overlapping moves of the largest size that fits. The
+/// two ranges must not overlap.
 [[gnu::always_inline]] inline void copy_small(std::byte* to, const std::byte* from,
                                               std::size_t n) noexcept {
   if (n >= 32) [[likely]] {
@@ -33,17 +44,9 @@ inline void copy_head(std::byte* to, const std::byte* from) noexcept {
     copy_head(to, from);
     std::memcpy(to + n - 16, tail, 16);
   } else if (n >= 8) {
-    std::uint64_t head, tail;
-    std::memcpy(&head, from, 8);
-    std::memcpy(&tail, from + n - 8, 8);
-    std::memcpy(to, &head, 8);
-    std::memcpy(to + n - 8, &tail, 8);
+    copy_ends<std::uint64_t>(to, from, n);
   } else if (n >= 4) {
-    std::uint32_t head, tail;
-    std::memcpy(&head, from, 4);
-    std::memcpy(&tail, from + n - 4, 4);
-    std::memcpy(to, &head, 4);
-    std::memcpy(to + n - 4, &tail, 4);
+    copy_ends<std::uint32_t>(to, from, n);
   } else if (n != 0) {
     to[0] = from[0];
     to[n / 2] = from[n / 2];

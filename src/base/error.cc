@@ -21,11 +21,11 @@ tl::unexpected<Error> fail_errno(Status status, ErrorText asked, std::string_vie
 }
 
 std::string errno_text(int error) noexcept {
-  // Neither touches a static buffer, unlike strerror(); both answer null for unknown values.
+  // Unlike strerror(), neither function uses a static buffer; both return null for unknown values.
   const char* text = strerrordesc_np(error);
   const char* name = strerrorname_np(error);
   if (text == nullptr || name == nullptr) return format("error {}", error);
-  if (error == 0) return "no error";  // short enough to need no memory
+  if (error == 0) return "no error";  // short enough not to allocate
   return format("{} ({})", text, name);
 }
 

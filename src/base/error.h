@@ -1,4 +1,4 @@
-// Ways to make an Error, and to keep exceptions of the standard library inside set-up calls.
+// Makes Errors, and keeps exceptions inside set-up calls.
 #pragma once
 
 #include <fmt/core.h>
@@ -14,8 +14,8 @@
 
 namespace spinwire::base {
 
-/// fmt::format for the texts of errors and of the log: empty where memory has run out, as no error
-/// may end a process. Set-up.
+/// fmt::format for the texts of errors and of the log. Returns an empty text when memory has run
+/// out, so that reporting an error never ends the process. Set-up.
 template <typename... Args>
 [[nodiscard]] std::string format(fmt::format_string<Args...> how, Args&&... args) noexcept {
   try {
@@ -25,29 +25,31 @@ template <typename... Args>
   }
 }
 
-/// An Error of these parts; give them with format() where they hold values. Set-up.
+/// Makes an Error of these parts; use format() for parts that hold values. Set-up.
 [[nodiscard]] Error make_error(Status status, ErrorText asked, ErrorText found,
                                ErrorText remedy) noexcept;
 
-/// The same, ready to be returned from a function that answers Result<T>. Set-up.
+/// Makes an Error, wrapped for a function that returns Result<T>. Set-up.
 [[nodiscard]] tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
                                          ErrorText remedy) noexcept;
 
-/// A system call refused: `found` becomes "CALL: TEXT OF THE ERRNO VALUE". Set-up.
+/// Makes the Error of a failed system call: `found` becomes "CALL: TEXT OF THE ERRNO VALUE".
+/// Set-up.
 [[nodiscard]] tl::unexpected<Error> fail_errno(Status status, ErrorText asked,
                                                std::string_view call, int error,
                                                ErrorText remedy) noexcept;
 
-/// What an errno value means and its name, e.g. "Permission denied (EACCES)". Any thread. Set-up.
+/// Text and name of an errno value, e.g. "Permission denied (EACCES)". Any thread. Set-up.
 [[nodiscard]] std::string errno_text(int error) noexcept;
 
-/// Memory ran out. Its texts are short enough to need none.
+/// The Error for exhausted memory. Its texts are short enough not to allocate.
 [[nodiscard]] Error out_of_memory() noexcept;
-/// An exception that says `what` came from below a set-up call that was asked for `asked`.
+/// The Error for an exception with the text `what`, thrown inside a set-up call that was to do
+/// `asked`.
 [[nodiscard]] Error unexpected_exception(std::string_view asked, std::string_view what) noexcept;
 
-/// Runs `body`, which answers a Result<T>, and turns whatever it throws into an Error: the frame
-/// of a public set-up call. Set-up.
+/// Runs `body`, which returns a Result<T>, and turns any exception into an Error: the frame of a
+/// public set-up call. Set-up.
 template <typename Body>
 [[nodiscard]] std::invoke_result_t<Body> no_throw(std::string_view asked, Body&& body) noexcept {
   try {

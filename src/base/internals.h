@@ -8,8 +8,6 @@
 
 namespace spinwire::detail {
 
-class EngineCore;
-
 struct Internals {
   template <typename T, typename... Args>
   [[gnu::always_inline]] static T make(Args&&... args) noexcept {
@@ -36,14 +34,14 @@ struct Internals {
     return offer.to_;
   }
   template <typename T>
-  static EngineCore* core(const T& engine) noexcept {
+  static auto* core(const T& engine) noexcept {
     return engine.core_.get();
   }
   template <typename T>
   static auto generation(const T& connection) noexcept {
     return connection.generation_;
   }
-  /// How peers name the session, too. A name is used again after some thousand sessions.
+  /// Names the session, here and at the peer. A name is used again after some thousand sessions.
   template <typename T>
   static std::uint32_t name(const T& session) noexcept {
     return static_cast<std::uint32_t>(session.id_);
@@ -61,7 +59,7 @@ Block* block_of(const T& owner) noexcept {
   return Internals::block(owner);
 }
 template <typename T>
-EngineCore* core_of(const T& engine) noexcept {
+auto* core_of(const T& engine) noexcept {
   return Internals::core(engine);
 }
 

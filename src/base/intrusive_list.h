@@ -1,13 +1,15 @@
-// Lists of records that hold their own links, so that putting a record in a list needs no memory.
+// Lists of records that hold their own links, so that adding a record allocates nothing.
 //
 //   IntrusiveQueue  first in, first out; one link per record; O(1) at both ends.
 //                   For run queues and for records that wait their turn.
+//   IntrusiveStack  last in, first out; one link per record.
+//                   For records whose order does not matter.
 //   IntrusiveList   one IntrusiveLinks per record; O(1) removal from any place.
 //                   For records that end in any order, such as leases.
 //
 // The template argument names the link: a pointer to a member of the record, or a function that
-// returns a reference to the link. The function serves records that are not complete yet where the
-// list is declared, and links that lie deeper inside a record.
+// returns a reference to the link. Use a function when the record's type is incomplete where the
+// list is declared, or when the link lies deeper inside the record.
 //
 //   struct Call {
 //     Call* next_due = nullptr;
@@ -19,10 +21,10 @@
 //   base::IntrusiveQueue<next_stalled> stalled;
 //
 // Rules for all lists: one thread; a record is in at most one list per link; a list does not own
-// its records; records must stay where they are while they are in a list. A record does not tell
-// whether it is in a list, so keep a flag beside the link if you need to know. Visiting a list with
-// a range-for loop reads a record's link after the loop's body, so the body must not remove the
-// record it visits; loop over `pop_front()` or take the whole list with `std::exchange` instead.
+// its records; a record must not move while it is in a list. A record does not know whether it is
+// in a list; keep a flag beside the link if you need to know. A range-for loop reads a record's
+// link after the loop's body, so the body must not remove the record it visits. To remove records,
+// loop over `pop_front()` or take the whole list with `std::exchange`.
 #pragma once
 
 #include <functional>
@@ -90,9 +92,9 @@ class IntrusiveQueue {
   using iterator = list_detail::Iterator<IntrusiveQueue>;
 
   [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }
-  /// The record that has waited longest; null in an empty queue.
+  /// The oldest record; null in an empty queue.
   [[nodiscard]] value_type* front() const noexcept { return first_; }
-  /// The record that was added last. The queue must not be empty.
+  /// The newest record. The queue must not be empty.
   [[nodiscard]] value_type& back() const noexcept { return *last_; }
   /// The record behind this one; null behind the last.
   [[nodiscard]] static value_type* next(value_type& record) noexcept {
@@ -131,7 +133,41 @@ class IntrusiveQueue {
 
  private:
   value_type* first_ = nullptr;
-  value_type* last_ = nullptr;  // means nothing in an empty queue
+  value_type* last_ = nullptr;  // undefined in an empty queue
+};
+
+/// A singly linked stack. Copying it copies the front only; move it with `std::exchange`.
+template <auto link>
+class IntrusiveStack {
+ public:
+  using value_type = typename list_detail::RecordOf<decltype(link)>::type;
+  using iterator = list_detail::Iterator<IntrusiveStack>;
+
+  [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }
+  /// The record below this one; null below the last.
+  [[nodiscard]] static value_type* next(value_type& record) noexcept {
+    return std::invoke(link, record);
+  }
+
+  void push_front(value_type& record) noexcept {
+    std::invoke(link, record) = std::exchange(first_, &record);
+  }
+
+  /// Removes the front and returns it. The stack must not be empty.
+  value_type& pop_front() noexcept { return *std::exchange(first_, next(*first_)); }
+
+  /// Removes a record of this stack, from any place: O(n).
+  void erase(value_type& record) noexcept {
+    value_type** at = &first_;
+    while (*at != &record) at = &std::invoke(link, **at);
+    *at = next(record);
+  }
+
+  [[nodiscard]] iterator begin() const noexcept { return iterator(first_); }
+  [[nodiscard]] iterator end() const noexcept { return iterator(); }
+
+ private:
+  value_type* first_ = nullptr;
 };
 
 /// A doubly linked list. Copying it copies the two ends only; move it with `std::exchange`.

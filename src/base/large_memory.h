@@ -1,12 +1,12 @@
-// Private memory of tables that may be large: then in huge pages, if the system has some to give
-// away. A table of thousands of records that are used at random costs a walk of the page tables at
-// each use otherwise. Set-up.
+// Private memory for tables, in huge pages if the table is large and the system has some free. With
+// ordinary pages, random access to thousands of records walks the page tables each time. Set-up.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 
@@ -14,31 +14,48 @@ namespace spinwire::base {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
+/// Memory of at least a huge page is mapped apart from the heap, so that its advice ends with it.
 struct LargeDeleter {
   std::size_t alignment = 0;
+  std::size_t mapped = 0;  ///< bytes; 0: of the heap
   void operator()(std::byte* memory) const noexcept {
-    ::operator delete (memory, std::align_val_t{alignment});
+    if (mapped != 0) {
+      (void)::munmap(memory, mapped);
+    } else {
+      ::operator delete (memory, std::align_val_t{alignment});
+    }
   }
 };
-/// Not initialised, and nobody's objects are ended with it.
+/// Raw memory: it constructs and destroys no objects.
 using LargeMemory = std::unique_ptr<std::byte, LargeDeleter>;
 
-/// At least `bytes`, aligned. May throw std::bad_alloc.
-inline LargeMemory large_memory(std::size_t bytes, std::size_t alignment) {
-  const bool large = bytes >= kHugePage;
-  const std::size_t unit = large ? kHugePage : alignment;
-  const std::size_t whole = (bytes + unit - 1) / unit * unit;
-  LargeMemory memory(static_cast<std::byte*>(::operator new (whole, std::align_val_t{unit})),
-                     LargeDeleter{unit});
-  if (large) (void)::madvise(memory.get(), whole, MADV_HUGEPAGE);  // only a hint
-  return memory;
+/// Maps `bytes`, a multiple of kHugePage, aligned to kHugePage. May throw std::bad_alloc.
+inline LargeMemory map_huge_pages(std::size_t bytes) {
+  void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  auto* const begin = static_cast<std::byte*>(mapped);
+  const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
+  if (skipped != 0) (void)::munmap(begin, skipped);
+  (void)::munmap(begin + skipped + bytes, kHugePage - skipped);
+  (void)::madvise(begin + skipped, bytes, MADV_HUGEPAGE);  // only a hint
+  return LargeMemory(begin + skipped, LargeDeleter{kHugePage, bytes});
 }
 
-/// `count` objects, made with it and ended with it.
+/// Allocates at least `bytes`, aligned to `alignment`. May throw std::bad_alloc.
+inline LargeMemory large_memory(std::size_t bytes, std::size_t alignment) {
+  const std::size_t unit = bytes >= kHugePage ? kHugePage : alignment;
+  const std::size_t whole = (bytes + unit - 1) / unit * unit;
+  if (bytes >= kHugePage) return map_huge_pages(whole);
+  return LargeMemory(static_cast<std::byte*>(::operator new (whole, std::align_val_t{unit})),
+                     LargeDeleter{unit});
+}
+
+/// An array of `count` objects, which it owns.
 template <typename T>
 class LargeArray {
  public:
-  /// May throw what making one does, and std::bad_alloc.
+  /// May throw std::bad_alloc, and any exception of T's constructor.
   explicit LargeArray(std::size_t count)
       : memory_(large_memory(count * sizeof(T), std::max(alignof(T), std::size_t{64}))),
         count_(count) {

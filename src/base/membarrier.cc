@@ -19,7 +19,7 @@ bool membarrier_available() noexcept {
 
 bool membarrier() noexcept {
   if (call(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0) return true;
-  // It may want memory for a set of processors; the slow form wants none.
+  // The expedited command may fail to allocate a set of processors; the slow one allocates nothing.
   return call(MEMBARRIER_CMD_GLOBAL) == 0;
 }
 

@@ -25,7 +25,8 @@ std::string limit_text(std::uint64_t limit) {
   return limit == LockLimits::kUnlimited ? "unlimited" : bytes_text(limit);
 }
 
-/// The value of a line "NAME: value" as a number of that base; false if it is another line.
+/// Parses the value of a line "NAME: value" in base `number_base`; false if the line has another
+/// name.
 bool read_field(const char* line, const char* name, int number_base,
                 std::uint64_t& value) noexcept {
   const std::size_t length = std::strlen(name);
@@ -68,7 +69,7 @@ Error lock_error(std::string asked, std::string_view call, int error, std::uint6
       call, errno_text(error), bytes_text(bytes), bytes_text(limits.locked),
       bytes_text(limits.pinned), limit_text(limits.soft), limit_text(limits.hard),
       limits.privileged ? ", and CAP_IPC_LOCK lifts it" : "");
-  // Whole KiB, which is what ulimit and limits.conf count in.
+  // Whole KiB, the unit of ulimit and limits.conf.
   const std::uint64_t needed = (already + bytes + 1023) / 1024;
   std::string fix = fmt::format(
       "raise the limit: ulimit -l {0} (up to the hard limit), \"memlock\" {0} in "

@@ -12,7 +12,8 @@ namespace {
 
 thread_local std::shared_ptr<MemoryStore> store_in_scope;
 
-/// Only what was ever touched has pages. False if it is too much, or the kernel does not tell.
+/// Zeroes the pages that were ever touched; the others do not exist. False if they exceed
+/// kMostBytes, or if the kernel does not report them.
 bool zero_pages(const SharedMemory& memory) noexcept {
   const auto end = static_cast<off_t>(memory.size());
   std::size_t zeroed = 0;

@@ -1,4 +1,4 @@
-// Memory of engines that are gone, for the next ones.
+// Reuses the memory of closed engines for later ones.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,18 @@
 
 namespace spinwire::base {
 
-/// Sparse memory that was dropped, for the next of its size: made anew it costs a file, a mapping
-/// and a fault for every page. It is zeroed before it is kept, so that nobody can tell it from new
-/// memory. For engines that follow each other in a process, as those of simulations do, and that no
-/// other process meets: who has such memory mapped would see what becomes of it. Any thread.
+/// Keeps released sparse memory for the next request of the same size: new memory costs a file, a
+/// mapping and a fault for every page. Kept memory is zeroed, so it equals new memory. Use it only
+/// for engines that no other process connects to, such as those of simulations: a process that
+/// still has the memory mapped would see its later contents. Any thread.
 class MemoryStore {
  public:
-  /// Keeps so many pieces, but none of which more than kMostBytes were in use: zeroing them would
-  /// cost more than it saves.
+  /// Keeps up to `most` pieces. A piece with more than kMostBytes in use is not kept: zeroing it
+  /// would cost more than it saves.
   explicit MemoryStore(std::size_t most) { kept_.reserve(most); }
   static constexpr std::size_t kMostBytes = std::size_t{8} << 20;
 
-  /// While one lives, sparse memory that its thread makes comes from the store, and goes back to
-  /// it.
+  /// While it exists, sparse memory that its thread makes comes from the store and returns to it.
   class Scope {
    public:
     explicit Scope(std::shared_ptr<MemoryStore> store) noexcept;
@@ -33,9 +32,10 @@ class MemoryStore {
   /// Null outside of a Scope.
   [[nodiscard]] static std::shared_ptr<MemoryStore> of_thread() noexcept;
 
-  /// Empty if there is none of that size.
+  /// Takes a piece out; empty if the store has none of that size.
   [[nodiscard]] SharedMemory take(std::size_t size) noexcept;
-  /// False, and `memory` as it was but for its bytes, if it is not to be kept.
+  /// Stores `memory`. False if it is not to be kept; `memory` is then unchanged, but for its
+  /// contents.
   bool keep(SharedMemory& memory) noexcept;
 
  private:

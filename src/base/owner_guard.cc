@@ -1,6 +1,5 @@
 #include "base/owner_guard.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,46 +10,34 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/process_wide.h"
 
 namespace spinwire::base {
 namespace {
 
 constexpr const char* kAsked = "take a page that a fork empties";
 
-/// All slots, and the words that the fork handler empties, for kernels that do not do it
-/// themselves.
-struct GuardRegistry {
-  std::mutex mutex;
-  std::byte* page = nullptr;  ///< the newest; slots are taken from its start
-  std::size_t used = 0;       ///< bytes of it
-  bool wiped = false;         ///< the kernel empties it in forked children
+/// The page that slots come from, and the words that the fork handler clears on kernels without
+/// MADV_WIPEONFORK.
+struct GuardRegistry : ProcessWide {
+  std::byte* page = nullptr;  ///< the newest page; slots are taken from its start
+  std::size_t used = 0;       ///< bytes of `page`
+  bool wiped = false;         ///< the kernel clears `page` in forked children
   std::vector<std::atomic<std::uintptr_t>*> words;
-  int handler_error = 0;
+  void after_fork() noexcept {
+    for (auto* word : words) word->store(0);
+  }
 };
 
-/// Never destroyed: a fork may come late.
-GuardRegistry& guard_registry() {
-  static GuardRegistry* const instance = [] {
-    auto* made = new GuardRegistry;
-    made->handler_error = ::pthread_atfork([] { guard_registry().mutex.lock(); },
-                                           [] { guard_registry().mutex.unlock(); },
-                                           [] {
-                                             for (auto* word : guard_registry().words)
-                                               word->store(0);
-                                             guard_registry().mutex.unlock();
-                                           });
-    return made;
-  }();
-  return *instance;
-}
+GuardRegistry& guard_registry() noexcept { return process_wide<GuardRegistry>(); }
 
 std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 Result<void> add_to_registry(std::atomic<std::uintptr_t>* word) {
   return no_throw(kAsked, [&]() -> Result<void> {
     GuardRegistry& all = guard_registry();
-    if (all.handler_error != 0) {
-      return fail_errno(Status::system, kAsked, "pthread_atfork", all.handler_error,
+    if (all.atfork_error != 0) {
+      return fail_errno(Status::system, kAsked, "pthread_atfork", all.atfork_error,
                         "free memory of this process");
     }
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -109,7 +96,7 @@ OwnerGuard::~OwnerGuard() {
 }
 
 void OwnerGuard::end() const noexcept {
-  slot_->core = nullptr;
+  slot_->target = nullptr;
   slot_->word.store(kEnded, std::memory_order_relaxed);
 }
 

@@ -1,5 +1,5 @@
-// Tells a call of the owning thread from calls of other threads, calls from inside poll() and calls
-// in a forked child, at the price of one compare.
+// Tells a call of the owning thread from calls of other threads, from inside poll() and in a forked
+// child, with one comparison.
 #pragma once
 
 #include <atomic>
@@ -11,29 +11,28 @@
 
 namespace spinwire::detail {
 
-class EngineCore;
-
-/// One per engine ever opened, never freed and never used again: handles point to it, so that they
-/// can tell an engine that is gone. A cacheline of its own, in pages that a fork empties.
+/// One per engine ever opened, never freed or reused: handles point to it and so recognise a closed
+/// engine. It has a cache line of its own, in pages that a fork clears.
 struct alignas(64) EngineSlot {
   /// The owning thread's id, plus one while it polls; 0 in a forked child.
   std::atomic<std::uintptr_t> word{0};
-  EngineCore* core = nullptr;
+  /// What handles lead to; null once it is closed. Only engine/ knows its type.
+  void* target = nullptr;
 };
 
 }  // namespace spinwire::detail
 
 namespace spinwire::base {
 
-/// Owns the slot of an engine: its word says whose the engine is and whether it polls.
+/// Owns the slot of an engine. The slot's word holds the owning thread and whether it polls.
 class OwnerGuard {
  public:
   enum class ForkDetection : std::uint8_t {
-    automatic,  ///< wiped by the kernel (MADV_WIPEONFORK), else by a handler
-    handler,    ///< wiped by a pthread_atfork handler, which a bare clone() does not run
+    automatic,  ///< the kernel clears the page (MADV_WIPEONFORK), else a handler does
+    handler,    ///< a pthread_atfork handler clears it, which a bare clone() does not run
   };
 
-  /// The calling thread becomes the owner. Set-up. Errors: no_memory, system.
+  /// Makes the calling thread the owner. Errors: no_memory, system. Set-up.
   static Result<OwnerGuard> create(ForkDetection detection = ForkDetection::automatic);
 
   OwnerGuard(OwnerGuard&& other) noexcept
@@ -46,8 +45,8 @@ class OwnerGuard {
   }
   ~OwnerGuard();
 
-  /// Begins to poll: true, and the caller must leave(), if the owner calls and is not polling
-  /// already. diagnose() tells why it is false. Hot.
+  /// Begins to poll. True if the owner calls and is not polling already; the caller must then call
+  /// leave(). If false, diagnose() says why. Hot.
   [[nodiscard]] bool enter() noexcept {
     const std::uintptr_t id = thread_id();
     if (slot_->word.load(std::memory_order_relaxed) != id) [[unlikely]]
@@ -55,24 +54,28 @@ class OwnerGuard {
     slot_->word.store(id | kPolling, std::memory_order_relaxed);
     return true;
   }
+  /// Begins to poll after may_enter() was true. Hot.
+  void enter_checked() noexcept {
+    slot_->word.store(thread_id() | kPolling, std::memory_order_relaxed);
+  }
   /// Whether enter() would succeed. Hot.
   [[nodiscard]] bool may_enter() const noexcept {
     return slot_->word.load(std::memory_order_relaxed) == thread_id();
   }
-  /// Ends what enter() began. In a child that was forked meanwhile it leaves the word empty. Hot.
+  /// Ends the poll that enter() began. In a child forked meanwhile the word stays 0. Hot.
   void leave() noexcept {
     slot_->word.store(slot_->word.load(std::memory_order_relaxed) & ~kPolling,
                       std::memory_order_relaxed);
   }
-  /// Whether the owner calls, polling or not. diagnose() tells why it is false. Hot.
+  /// Whether the owner calls, polling or not. If false, diagnose() says why. Hot.
   [[nodiscard]] bool owned() const noexcept { return standing() <= kPolling; }
   /// Whether the owner is between enter() and leave(). Meaningful on the owner's thread. Hot.
   [[nodiscard]] bool polling() const noexcept {
     return (slot_->word.load(std::memory_order_relaxed) & kPolling) != 0;
   }
 
-  /// What the two say, by one look at the word: 0 of the owner, kPolling if it polls, else more.
-  /// Hot.
+  /// standing() reads owner and polling with one load: 0 for the owner, kPolling for the owner
+  /// while it polls, else a larger value. Hot.
   static constexpr std::uintptr_t kPolling = 1;
   /// The word of an engine that is gone.
   static constexpr std::uintptr_t kEnded = ~std::uintptr_t{0};
@@ -90,7 +93,7 @@ class OwnerGuard {
   [[nodiscard]] static Status diagnose(const spinwire::detail::EngineSlot& slot) noexcept;
 
   [[nodiscard]] spinwire::detail::EngineSlot& slot() const noexcept { return *slot_; }
-  /// The engine goes: from here on its handles answer not_connected.
+  /// Marks the engine as closed: from now on its handles return not_connected.
   void end() const noexcept;
 
  private:
@@ -98,10 +101,7 @@ class OwnerGuard {
       : slot_(slot), registered_(registered) {}
 
   spinwire::detail::EngineSlot* slot_ = nullptr;  ///< null when moved from
-  bool registered_ = false;                       ///< the fork handler knows it
+  bool registered_ = false;                       ///< in the fork handler's list
 };
-
-/// What an empty Engine has in the place of its slot.
-inline spinwire::detail::EngineSlot no_engine{OwnerGuard::kEnded, nullptr};
 
 }  // namespace spinwire::base

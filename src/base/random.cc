@@ -26,7 +26,7 @@ std::uint64_t random_seed() noexcept {
   } while (got < 0 && errno == EINTR);
   if (got == static_cast<ssize_t>(sizeof seed)) return seed;
 
-  // Early in boot, or where a filter forbids the call.
+  // The call fails early in boot, or where a filter forbids it.
   timespec time{};
   ::clock_gettime(CLOCK_MONOTONIC, &time);
   Random mix(static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u +

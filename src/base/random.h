@@ -1,18 +1,18 @@
-// Numbers that differ: for packet sequence numbers, nonces, and jitter. Not for secrets, but for
-// the seed, which comes from the kernel.
+// Random numbers for packet sequence numbers, nonces and jitter. Not for secrets; only the seed
+// comes from the kernel.
 #pragma once
 
 #include <cstdint>
 
 namespace spinwire::base {
 
-/// 64 bits from the kernel's generator. If it has none to give, a mix of time, process and address
-/// that still differs between processes. Set-up: a system call. Simulations have other sources, see
-/// SeedSource.
+/// 64 bits from the kernel's generator. If the kernel has none, a mix of time, process and address
+/// that still differs between processes. A SeedSource replaces it in simulations. Set-up: a system
+/// call.
 [[nodiscard]] std::uint64_t random_seed() noexcept;
 
-/// A SplitMix64 generator: one addition and a mixing function, so any seed will do. The same seed
-/// gives the same sequence, everywhere and for ever. One thread. Hot.
+/// A SplitMix64 generator: one addition and a mixing function; any seed will do. Equal seeds give
+/// equal sequences on every platform and version. One thread. Hot.
 class Random {
  public:
   explicit constexpr Random(std::uint64_t seed) noexcept : state_(seed) {}
@@ -28,7 +28,7 @@ class Random {
   /// True in about `parts` of a million calls.
   constexpr bool chance(std::uint32_t parts) noexcept { return below(1'000'000) < parts; }
 
-  /// A mixing function on its own: changes about half of the bits for each bit of `x` changed.
+  /// The mixing function: each changed bit of `x` changes about half of the result's bits.
   static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -41,15 +41,15 @@ class Random {
   std::uint64_t state_;
 };
 
-/// While one lives, random_seed() draws from it in this thread, so that a simulation is all of its
-/// seed's making. One at a time in a thread.
+/// While it exists, random_seed() draws from it in this thread, so that one seed determines a whole
+/// simulation. At most one per thread.
 class SeedSource {
  public:
   explicit SeedSource(std::uint64_t seed) noexcept;
   SeedSource(const SeedSource&) = delete;
   SeedSource& operator=(const SeedSource&) = delete;
   ~SeedSource();
-  /// Whether this thread has one.
+  /// Whether this thread has a SeedSource.
   [[nodiscard]] static bool there() noexcept;
   std::uint64_t next() noexcept { return random_.next(); }
 

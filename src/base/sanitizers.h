@@ -1,5 +1,5 @@
-// Which sanitizer the code is built with, whichever compiler: SPINWIRE_ASAN and SPINWIRE_TSAN are 0
-// or 1.
+// Detects the sanitizer of the build, with gcc or clang: SPINWIRE_ASAN and SPINWIRE_TSAN are 0 or
+// 1.
 #pragma once
 
 #ifdef __has_feature  // clang

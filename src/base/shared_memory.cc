@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -14,14 +13,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <utility>
 
 #include "base/error.h"
 #include "base/memory_store.h"
+#include "base/process_wide.h"
 #include "base/units.h"
 
-// Newer than some of the C libraries we build with.
+// Some supported C libraries are older than these constants.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -36,31 +35,19 @@ namespace spinwire::base {
 namespace {
 
 /// Living mappings by their first address.
-struct Registry {
+struct Registry : ProcessWide {
   struct Entry {
     int fd;
     std::size_t size;
   };
-  std::mutex mutex;
   std::map<std::uintptr_t, Entry> entries;
 };
 
-/// Never destroyed, as mappings may outlive other statics, and made without the heap. Locked across
-/// a fork, so that a child finds it unlocked.
-Registry& registry() noexcept {
-  alignas(Registry) static std::byte storage[sizeof(Registry)];
-  static Registry* const instance = [] {
-    auto* made = new (storage) Registry;
-    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                     [] { registry().mutex.unlock(); });
-    return made;
-  }();
-  return *instance;
-}
+Registry& registry() noexcept { return process_wide<Registry>(); }
 
 std::size_t ordinary_page() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
-/// One number of a hugepage size's directory in sysfs; -1 if it cannot be read.
+/// Reads the count `what` of a hugepage size from sysfs; -1 if it cannot be read.
 long long hugepage_count(std::size_t page_size, const char* what) {
   const std::string path =
       fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB/{}", page_size / 1024, what);
@@ -73,7 +60,7 @@ long long hugepage_count(std::size_t page_size, const char* what) {
   return parse_integer(text).value_or(-1);
 }
 
-/// What is being made, for errors.
+/// The memory to make.
 struct Request {
   std::size_t size;
   std::size_t page_size;
@@ -141,14 +128,14 @@ Result<UniqueFd> open_memfd(const Request& request, const std::string& name) {
     flags |= MFD_HUGETLB | static_cast<unsigned>(std::countr_zero(request.page_size))
                                << MFD_HUGE_SHIFT;
   }
-  // Beyond this limit the kernel would not only refuse, but send SIGXFSZ.
+  // Above this limit the kernel would send SIGXFSZ, not just refuse.
   rlimit largest{};
   if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && request.size > largest.rlim_cur) {
     return fail(Status::limit, request.asked(),
                 fmt::format("files are limited to {} bytes", largest.rlim_cur),
                 "raise the limit of file size (ulimit -f)");
   }
-  // Some systems refuse files that could be executed; older kernels do not know the flag.
+  // Some systems refuse executable memfds; older kernels do not know the flag.
   UniqueFd fd(::memfd_create(name.c_str(), flags | MFD_NOEXEC_SEAL));
   if (!fd && errno == EINVAL) fd.reset(::memfd_create(name.c_str(), flags));
   if (!fd) return fail_memory(request, "memfd_create", errno);
@@ -162,8 +149,8 @@ Result<UniqueFd> open_memfd(const Request& request, const std::string& name) {
   return fd;
 }
 
-/// Takes all pages now. Touching alone would end in SIGBUS where a page cannot be had, so on
-/// kernels without MADV_POPULATE_WRITE the file's pages are allocated by a call that can say no.
+/// Allocates all pages. Touching a page that cannot be allocated raises SIGBUS, so kernels without
+/// MADV_POPULATE_WRITE first allocate the file's pages with fallocate, which can fail.
 Result<void> populate(const Request& request, int fd, std::byte* data, bool kernel_populates) {
   if (kernel_populates) {
     int result = 0;
@@ -201,42 +188,28 @@ Result<SharedMemory> SharedMemory::create(std::size_t size, const SharedMemoryOp
     SharedMemory memory;
     memory.store_ = store;
     memory.fd_ = std::move(*fd);
-    memory.size_ = request->size;
-    memory.page_size_ = request->page_size;
-    void* data =
-        ::mmap(nullptr, request->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd_.get(), 0);
+    void* data = ::mmap(nullptr, request->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd(), 0);
     if (data == MAP_FAILED) return fail_memory(*request, "mmap", errno);
-    memory.data_ = static_cast<std::byte*>(data);
+    memory.mapping_ = {static_cast<std::byte*>(data), request->size, request->page_size};
     if (options.populate) {
-      auto done = populate(*request, memory.fd_.get(), memory.data_, options.kernel_populates);
+      auto done = populate(*request, memory.fd(), memory.data(), options.kernel_populates);
       if (!done) return tl::unexpected(done.error());
     }
 
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    all.entries.emplace(reinterpret_cast<std::uintptr_t>(memory.data_),
-                        Registry::Entry{memory.fd_.get(), memory.size_});
-    memory.registered_ = true;
+    all.entries.emplace(reinterpret_cast<std::uintptr_t>(data),
+                        Registry::Entry{memory.fd(), memory.size()});
+    memory.mapping_.registered = true;
     return memory;
   });
 }
-
-SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : fd_(std::move(other.fd_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      page_size_(std::exchange(other.page_size_, 0)),
-      registered_(std::exchange(other.registered_, false)),
-      store_(std::move(other.store_)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   if (this != &other) {
     reset();
     fd_ = std::move(other.fd_);
-    data_ = std::exchange(other.data_, nullptr);
-    size_ = std::exchange(other.size_, 0);
-    page_size_ = std::exchange(other.page_size_, 0);
-    registered_ = std::exchange(other.registered_, false);
+    mapping_ = std::exchange(other.mapping_, {});
     store_ = std::move(other.store_);
   }
   return *this;
@@ -245,20 +218,16 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 SharedMemory::~SharedMemory() { reset(); }
 
 void SharedMemory::reset() noexcept {
-  if (const auto store = store_.lock(); store != nullptr && data_ != nullptr && store->keep(*this))
-    return;
-  if (registered_) {
-    // Before the address is free to be used again.
+  if (const auto store = store_.lock(); store != nullptr && *this && store->keep(*this)) return;
+  if (mapping_.registered) {
+    // The entry goes before the address can be used again.
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    all.entries.erase(reinterpret_cast<std::uintptr_t>(data_));
+    all.entries.erase(reinterpret_cast<std::uintptr_t>(mapping_.data));
   }
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (mapping_.data != nullptr) ::munmap(mapping_.data, mapping_.size);
+  mapping_ = {};
   fd_.reset();
-  data_ = nullptr;
-  size_ = 0;
-  page_size_ = 0;
-  registered_ = false;
 }
 
 std::optional<SharedMemoryRef> find_shared_memory(const void* address,

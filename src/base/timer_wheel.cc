@@ -23,9 +23,9 @@ void TimerWheel::cancel(Timer& timer) noexcept {
   --size_;
 }
 
-/// Puts a timer at the end of the list that its deadline asks for. The level is that of the highest
-/// digit in which its unit differs from the current one, so all timers of a level agree with
-/// `current_` in the digits above, and any level fires wholly before the next.
+/// Appends a timer to the list of its deadline. The level is the highest digit in which the timer's
+/// unit differs from the current one. So all timers of a level agree with `current_` in the digits
+/// above, and every timer of a level fires before those of the next.
 void TimerWheel::place(Timer& timer) noexcept {
   const std::uint64_t unit = unit_of(timer.deadline);
   unsigned level = 0;
@@ -61,14 +61,14 @@ void TimerWheel::take(Timer& timer) noexcept {
   timer.next = timer.prev = nullptr;
 }
 
-/// One step towards `target`: true when there may be timers to fire at the current unit, false when
-/// the target is reached or the call's work is used up.
+/// Takes one step towards `target`. True if the current unit may have timers to fire, false if the
+/// target is reached or `moves` is used up.
 bool TimerWheel::step(std::uint64_t target, std::size_t& moves) noexcept {
   if (!come_down(moves)) return false;
   if (first_due() != nullptr) return true;
   const unsigned level = lowest_level();
   if (level == kLevels || slot_start(level) > target) {
-    // Nothing lies in between, and no timer's highest differing digit changes by going there.
+    // No timer lies in between, and the jump changes no timer's highest differing digit.
     current_ = target;
     return false;
   }
@@ -77,8 +77,8 @@ bool TimerWheel::step(std::uint64_t target, std::size_t& moves) noexcept {
   return come_down(moves);
 }
 
-/// Takes the timers of the list that the current unit has come to down to lower levels. True when
-/// that is done, or nothing was to be done.
+/// Moves the timers of the list that the current unit has reached to lower levels. False if `moves`
+/// ran out first.
 bool TimerWheel::come_down(std::size_t& moves) noexcept {
   if (coming_down_ == 0) return true;
   const unsigned list = coming_down_ * kSlots + digit(coming_down_);
@@ -93,7 +93,7 @@ bool TimerWheel::come_down(std::size_t& moves) noexcept {
 }
 
 std::uint64_t TimerWheel::next_deadline() const noexcept {
-  // What is still to come down may be due before all that has.
+  // Timers still to move down may be due before all others.
   std::uint64_t unit = current_;
   if (coming_down_ == 0) {
     const unsigned level = lowest_level();
@@ -110,8 +110,8 @@ unsigned TimerWheel::lowest_level() const noexcept {
   return level;
 }
 
-/// First unit of the first list in use of a level. Unless timers are due or coming down, no list in
-/// use lies at or before the level's present digit: those have been fired or taken down.
+/// First unit of a level's first list in use. Unless timers are due or moving down, no list in use
+/// lies at or before the level's current digit: its timers have fired or moved down.
 std::uint64_t TimerWheel::slot_start(unsigned level) const noexcept {
   const unsigned above = (level + 1) * kBits;
   const std::uint64_t upper = above < 64 ? current_ >> above << above : 0;

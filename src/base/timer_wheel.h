@@ -1,4 +1,4 @@
-// Deadlines of many objects, at constant cost each.
+// Deadlines of many objects, at constant cost per timer.
 #pragma once
 
 #include <array>
@@ -8,8 +8,9 @@
 
 namespace spinwire::base {
 
-/// Embedded in the object that waits; it must stay in place, and be cancelled before it goes away,
-/// while scheduled(). Its user may set `index` and `kind` at any time: the wheel does not look.
+/// Embedded in the object that waits. While scheduled(), it must not move, and must be cancelled
+/// before it is destroyed. The user may set `index` and `kind` at any time: the wheel does not read
+/// them.
 struct Timer {
   Timer() noexcept = default;
   Timer(const Timer&) = delete;
@@ -19,7 +20,7 @@ struct Timer {
 
   std::uint32_t index = 0;  ///< the user's, e.g. of the object in its pool
   std::uint16_t kind = 0;   ///< the user's, e.g. which of the object's timers
-  // The wheel's.
+  // Owned by the wheel.
   std::uint16_t list = 0;
   std::uint64_t deadline = 0;  ///< in ticks, as given
   Timer* next = nullptr;       ///< circular; null while not scheduled
@@ -27,34 +28,35 @@ struct Timer {
 };
 
 /// A hierarchical timer wheel: levels of 64 lists, each level 64 times as coarse as the one below.
-/// A timer lies in the level that its distance from now asks for and comes down as it gets nearer.
-/// It never fires before its deadline, and after it as soon as advance() is called at least
-/// `resolution` ticks past it. One thread; nothing is allocated, ever. All calls are O(1), spread
-/// over a timer's life. For the control step and the hot path.
+/// A timer starts in the level of its distance from now and moves down as its deadline gets nearer.
+/// It never fires before its deadline; it fires at the first advance() at least `resolution` ticks
+/// after. One thread. Never allocates. All calls are amortised O(1). Control step and hot path.
 class TimerWheel {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-  /// `resolution` in ticks, rounded down to a power of two, at least 1; `now` is where time begins.
+  /// `resolution` in ticks, rounded down to a power of two, at least 1; `now` is the wheel's first
+  /// tick.
   TimerWheel(std::uint64_t resolution, std::uint64_t now) noexcept;
   TimerWheel(const TimerWheel&) = delete;
   TimerWheel& operator=(const TimerWheel&) = delete;
 
-  /// Arms a timer that is not scheduled. One whose deadline has passed fires at the next advance().
+  /// Arms a timer that is not scheduled. If its deadline has passed, it fires at the next
+  /// advance().
   void schedule(Timer& timer, std::uint64_t deadline) noexcept;
-  /// Disarms; a no-op if it is not scheduled.
+  /// Disarms the timer; a no-op if it is not scheduled.
   void cancel(Timer& timer) noexcept;
-  /// Arms it anew, scheduled or not.
+  /// Arms the timer again, scheduled or not.
   void reschedule(Timer& timer, std::uint64_t deadline) noexcept {
     cancel(timer);
     schedule(timer, deadline);
   }
 
-  /// Moves time on to `now` and calls fire(Timer&) for the timers that have come due, in order of
-  /// their deadlines to within the resolution, at most `max_fired`; those beyond fire in the next
-  /// calls. Bounded work: a call that meets a large backlog stops short and the next one goes on.
-  /// A fired timer is no longer scheduled; `fire` may schedule and cancel any timer and destroy the
-  /// one it was given, but not call advance(). Answers the number fired.
+  /// Advances time to `now` and calls fire(Timer&) for at most `max_fired` timers that are due, in
+  /// the order of their deadlines to within the resolution. Returns the number fired. The work is
+  /// bounded: a call that meets a large backlog stops early, and the next one continues. A fired
+  /// timer is no longer scheduled. `fire` may schedule and cancel any timer and destroy its own,
+  /// but not call advance().
   template <typename Fire>
   std::size_t advance(std::uint64_t now, std::size_t max_fired, Fire&& fire) {
     const std::uint64_t target = now >> shift_;
@@ -72,8 +74,8 @@ class TimerWheel {
     return fired;
   }
 
-  /// No timer fires before this tick, so advance() need not be called until then; kNever if none
-  /// is scheduled. A far deadline's answer is early: ask again after advance().
+  /// No timer fires before this tick, so advance() need not be called earlier; kNever if none is
+  /// scheduled. For a far deadline the tick is early: ask again after advance().
   [[nodiscard]] std::uint64_t next_deadline() const noexcept;
   [[nodiscard]] std::size_t size() const noexcept { return size_; }  ///< timers scheduled
   [[nodiscard]] std::uint64_t resolution() const noexcept { return std::uint64_t{1} << shift_; }
@@ -82,14 +84,14 @@ class TimerWheel {
   static constexpr unsigned kBits = 6;
   static constexpr unsigned kSlots = 1u << kBits;
   static constexpr unsigned kLevels = (64 + kBits - 1) / kBits;
-  /// Timers that one advance() takes down a level, at most.
+  /// Limit on the timers that one advance() moves to a lower level.
   static constexpr std::size_t kMovesPerAdvance = 256;
 
   [[nodiscard]] unsigned digit(unsigned level) const noexcept {
     return static_cast<unsigned>(current_ >> (level * kBits)) % kSlots;
   }
   [[nodiscard]] Timer* first_due() const noexcept { return lists_[digit(0)]; }
-  /// Unit in which a timer of this deadline may fire.
+  /// First unit in which a timer with this deadline may fire.
   [[nodiscard]] std::uint64_t unit_of(std::uint64_t deadline) const noexcept {
     return (deadline >> shift_) + ((deadline & (resolution() - 1)) != 0 ? 1 : 0);
   }
@@ -101,8 +103,8 @@ class TimerWheel {
   [[nodiscard]] std::uint64_t slot_start(unsigned level) const noexcept;
 
   unsigned shift_;            ///< ticks to units
-  unsigned coming_down_ = 0;  ///< level whose list at `current_` is being taken down; 0: none
-  std::uint64_t current_;     ///< units; every timer before it has been fired
+  unsigned coming_down_ = 0;  ///< level whose list at `current_` is moving down; 0: none
+  std::uint64_t current_;     ///< units; every timer before it has fired
   std::size_t size_ = 0;
   std::array<std::uint64_t, kLevels> used_{};  ///< per level, one bit per list that is not empty
   std::array<Timer*, kLevels * kSlots> lists_{};

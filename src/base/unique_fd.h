@@ -1,4 +1,4 @@
-// A file descriptor that is closed when its owner goes.
+// A file descriptor that closes itself.
 #pragma once
 
 #include <unistd.h>
@@ -24,9 +24,9 @@ class UniqueFd {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  /// Gives the descriptor away; the caller closes it.
+  /// Releases the descriptor; the caller closes it.
   [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
-  /// Closes what is owned and owns `fd` from now on. Does not change errno.
+  /// Closes the descriptor and owns `fd` from now on. Does not change errno.
   void reset(int fd = -1) noexcept {
     const int old = std::exchange(fd_, fd);
     if (old < 0) return;

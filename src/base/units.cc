@@ -15,7 +15,7 @@ struct Unit {
   std::uint64_t factor;
 };
 
-// Coarsest last, so that the texts made from them take the last that divides.
+// Coarsest last: amount_text() takes the last unit that divides the amount.
 constexpr std::array<Unit, 5> kByteUnits{
     {{"B", 1}, {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40}}};
 constexpr std::array<Unit, 6> kTimeUnits{{{"ns", 1},
@@ -34,7 +34,7 @@ std::string names(std::span<const Unit> units) {
   return list;
 }
 
-/// Reads "NUMBER UNIT" without the blank. `bare` is the factor of a number alone, 0: an error.
+/// Parses a number followed by a unit. `bare` is the factor of a number without one; 0: an error.
 Parsed<std::uint64_t> parse_amount(std::string_view text, std::span<const Unit> units,
                                    std::uint64_t bare, std::uint64_t most) {
   std::uint64_t number = 0;
@@ -92,7 +92,7 @@ Parsed<std::int64_t> parse_integer(std::string_view text) {
 }
 
 std::string bytes_text(std::uint64_t bytes) {
-  // A number that is no multiple of 1024 reads best without a unit.
+  // A number that is not a multiple of 1024 reads best without a unit.
   if (bytes % 1024 != 0 || bytes == 0) return fmt::format("{}", bytes);
   return amount_text(bytes, kByteUnits);
 }

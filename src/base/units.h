@@ -10,15 +10,15 @@
 
 namespace spinwire::base {
 
-/// An amount read, or one phrase that says what is wrong with the text.
+/// The parsed amount, or a phrase that says what is wrong with the text.
 template <typename T>
 using Parsed = tl::expected<T, std::string>;
 
-/// Reads whole numbers with B, KiB, MiB, GiB, TiB or no unit. Set-up.
+/// Parses a whole number with B, KiB, MiB, GiB, TiB or no unit. Set-up.
 [[nodiscard]] Parsed<std::uint64_t> parse_bytes(std::string_view text);
-/// Reads whole numbers with ns, us, ms, s, min or h; a unit is required. Set-up.
+/// Parses a whole number with ns, us, ms, s, min or h; a unit is required. Set-up.
 [[nodiscard]] Parsed<Nanoseconds> parse_duration(std::string_view text);
-/// Reads a whole decimal number, which may be negative. Set-up.
+/// Parses a whole decimal number, which may be negative. Set-up.
 [[nodiscard]] Parsed<std::int64_t> parse_integer(std::string_view text);
 
 /// The shortest exact text that parse_bytes() reads back: "32MiB", "100". Set-up.

@@ -1,3 +1,4 @@
+// The text of the version, from the numbers in the public header.
 #include "spinwire/version.h"
 
 #define SPINWIRE_STRING_OF(x) #x

@@ -18,7 +18,7 @@ constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kAutomaticOrOff{"automatic", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
 constexpr std::array<string_view, 3> kTransports{"automatic", "datagram", "connection"};
-// In the order of Access.
+// In Access order.
 constexpr std::array<string_view, 8> kAccess{
     "local",         "remote_read",        "remote_write",        "remote_read_write",
     "remote_atomic", "remote_read_atomic", "remote_write_atomic", "remote_all"};
@@ -40,59 +40,35 @@ std::int64_t get_number(const Config& config) {
   if constexpr (std::is_same_v<Value, Nanoseconds>) {
     return value.count();
   } else if constexpr (std::is_same_v<Value, std::uint64_t>) {
-    // Code may set a value that no file can express; it is out of range either way.
+    // Code may set a value that no file can express; that value is out of range in any case.
     return static_cast<std::int64_t>(std::min<std::uint64_t>(value, INT64_MAX));
   } else {
     return static_cast<std::int64_t>(value);
   }
 }
 
-/// `value` is in the key's range, and every range fits its member.
+/// `value` must be in the key's range; every range fits its member.
 template <auto Section, auto Member>
 void set_number(Config& config, std::int64_t value) {
   auto& member = config.*Section.*Member;
   member = static_cast<std::remove_cvref_t<decltype(member)>>(value);
 }
 
+/// The row of a setting that is held as a number.
 template <auto Section, auto Member>
-constexpr ConfigKey number(string_view section, string_view name, ValueKind kind,
-                           std::int64_t least, std::int64_t most, string_view unit,
-                           string_view help) {
-  return {section,
-          name,
-          kind,
-          least,
-          most,
-          unit,
-          help,
-          {},
-          &get_number<Section, Member>,
-          &set_number<Section, Member>,
-          nullptr};
-}
-
-template <auto Section, auto Member>
-constexpr ConfigKey choice(string_view section, string_view name,
-                           std::span<const string_view> choices, string_view help) {
-  return {section,
-          name,
-          ValueKind::choice,
-          0,
-          static_cast<std::int64_t>(choices.size()) - 1,
-          "",
-          help,
-          choices,
-          &get_number<Section, Member>,
-          &set_number<Section, Member>,
-          nullptr};
+constexpr ConfigKey with_access(ConfigKey key) {
+  key.get = &get_number<Section, Member>;
+  key.set = &set_number<Section, Member>;
+  return key;
 }
 
 // Shorthands for the table, so that each row names its section and its member once.
-#define SPINWIRE_NUMBER(section, Type, name, kind, least, most, unit, help)                    \
-  number<&Config::section, &Config::Type::name>(#section, #name, ValueKind::kind, least, most, \
-                                                unit, help)
+#define SPINWIRE_NUMBER(section, Type, name, kind, least, most, unit, help) \
+  with_access<&Config::section, &Config::Type::name>(                       \
+      {#section, #name, ValueKind::kind, least, most, unit, help})
 #define SPINWIRE_CHOICE(section, Type, name, choices, help) \
-  choice<&Config::section, &Config::Type::name>(#section, #name, choices, help)
+  with_access<&Config::section, &Config::Type::name>(       \
+      {#section, #name, ValueKind::choice, 0, std::ssize(choices) - 1, "", help, choices})
 
 // clang-format off
 constexpr std::array kKeys{
@@ -137,6 +113,8 @@ constexpr std::array kKeys{
 
     SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
                     "connections of the engine"),
+    SPINWIRE_NUMBER(connections, Connections, maximum_per_source, integer, 0, 65536, "",
+                    "accepted connections of one peer host; 0: three quarters of maximum"),
     SPINWIRE_NUMBER(connections, Connections, own_domains, integer, 0, 65536, "",
                     "connections with a protection domain of their own, at once"),
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
@@ -147,6 +125,8 @@ constexpr std::array kKeys{
                     "longest message"),
     SPINWIRE_NUMBER(connections, Connections, rendezvous_timeout, duration, kMillisecond, kHour, "",
                     "a rendezvous message waits this long for a block of the receiver"),
+    SPINWIRE_CHOICE(connections, Connections, direct_messages, kAutomaticOrOff,
+                    "send short messages without work requests if the device can"),
     SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",
                     "most receives reserved for one peer"),
     SPINWIRE_NUMBER(connections, Connections, mtu, integer, 256, 4096, "bytes",
@@ -211,7 +191,7 @@ constexpr std::array kKeys{
     SPINWIRE_CHOICE(rpc, Rpc, transport, kTransports,
                     "how calls travel; automatic: by datagram if the devices can, else by connection"),
     SPINWIRE_CHOICE(rpc, Rpc, direct_datagrams, kAutomaticOrOff,
-                    "send short datagrams without work requests if the device can"),
+                    "send datagrams without work requests if the device can"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions_per_source, integer, 0, 1048575, "",
@@ -264,7 +244,7 @@ std::string quote(string_view text) {
   return result + '"';
 }
 
-/// The present value of a text. No key's accessor changes the config.
+/// The present value of a text. No accessor changes the config.
 const std::string& text_of(const ConfigKey& key, const Config& config) {
   return key.text(const_cast<Config&>(config));
 }
@@ -396,7 +376,8 @@ bool in_range(const ConfigKey& key, const Config& config) {
 }
 
 std::size_t edit_distance(string_view a, string_view b) {
-  // Three rows of the Damerau-Levenshtein table, because a swap of neighbours looks two rows back.
+  // Three rows of the Damerau-Levenshtein table, because a swap of neighbours needs the row before
+  // the previous one.
   std::vector<std::size_t> before(b.size() + 1);
   std::vector<std::size_t> above(b.size() + 1);
   std::vector<std::size_t> row(b.size() + 1);

@@ -13,9 +13,10 @@
 #include "base/unique_fd.h"
 #include "config/config_keys.h"
 
-// The parser returns its errors as values, and the library's interface shows none of its types. Its
-// assertion about "[!]" does not hold; the parser checks the condition again later. The definitions
-// below keep it from aborting and, with NDEBUG, from assuming that the assertion holds.
+// The parser returns its errors as values, and this library's interface shows none of its types.
+// Its assertion about "[!]" can fail, although the parser checks the condition again later. These
+// definitions keep the parser from aborting and, with NDEBUG, from assuming that the assertion
+// holds.
 #undef NDEBUG
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #define TOML_EXCEPTIONS 0
@@ -88,7 +89,7 @@ class TableReader {
     if (!wrong.empty()) report(value.source().begin, full_name(*key), wrong, remedy_text(*key));
   }
 
-  /// Returns what is wrong with the value, or an empty text.
+  /// Returns the fault of the value; empty if there is none.
   std::string store(const ConfigKey& key, const toml::node& value) {
     const bool takes_text = key.kind != ValueKind::integer;
     const bool takes_number = key.kind == ValueKind::integer || key.kind == ValueKind::bytes;
@@ -131,14 +132,14 @@ class TableReader {
 };
 
 /// Finds text that must not reach the parser: its tables of characters beyond ASCII have holes,
-/// where its behaviour is undefined. So such characters are allowed in comments and in one-line
-/// strings only, which no setting exceeds. A quote inside a bare key or value begins no string,
+/// where its behaviour is undefined. So such characters are allowed only in comments and one-line
+/// strings, which suffice for every setting. A quote inside a bare key or value begins no string,
 /// because the parser reads on there. Returns the offset of the first unfit text and its name.
 std::optional<std::pair<std::size_t, const char*>> find_unfit(string_view text) {
   constexpr string_view kBetween = " \t\r,[]{}";
   char within = 0;     // the character that began the comment or string; 0 outside
-  bool bare = false;   // within a bare key or value, or right behind a string
-  bool value = false;  // behind the first '=' of the line
+  bool bare = false;   // within a bare key or value, or directly behind a string
+  bool value = false;  // after the first '=' of the line
   for (std::size_t i = text.starts_with("\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '\n') {
@@ -210,8 +211,8 @@ Result<void> read_variable(Config& config, string_view name, string_view value) 
       fmt::format("the nearest known is {}", environment_name(nearest_environment_key(name))));
 }
 
-/// Reads SPINWIRE_SECTION_KEY. Ignores variables with that prefix that name no section: other
-/// programs use them.
+/// Reads SPINWIRE_SECTION_KEY. Ignores variables with that prefix that name no section, because
+/// other programs use them.
 Result<void> read_environment(Config& config) {
   constexpr string_view kPrefix = "SPINWIRE_";
   if (environ == nullptr) return {};

@@ -1,5 +1,7 @@
 #include "config/queue_sizing.h"
 
+#include <algorithm>
+
 namespace spinwire::config {
 
 std::uint32_t receives_per_own_domain(const Config& config) noexcept {
@@ -14,6 +16,10 @@ std::uint64_t own_domain_receives(const Config& config) noexcept {
 std::uint64_t rendezvous_requests(const Config& config) noexcept {
   const bool rendezvous = config.connections.max_message_bytes > config.connections.eager_bytes;
   return rendezvous || config.leases.maximum != 0 ? kRendezvousRecords : 0;
+}
+
+std::uint32_t half_open_connections(const Config::Connections& config) noexcept {
+  return std::max(config.maximum / 4, 1u);
 }
 
 // A work request has at most one completion, so that this many entries always suffice.

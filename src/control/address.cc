@@ -39,7 +39,7 @@ std::optional<T> to_number(std::string_view digits) noexcept {
   return value;
 }
 
-// inet_pton wants a terminated string; nothing valid is longer than the buffer.
+// inet_pton needs a terminated string; no valid address is longer than the buffer.
 bool to_binary(int family, std::string_view text, void* out) noexcept {
   std::array<char, INET6_ADDRSTRLEN> copy{};
   if (text.size() >= copy.size()) return false;
@@ -212,7 +212,7 @@ AddressText Address::text() const noexcept {
   if (v6) *end++ = '[';
   const void* binary = v6 ? static_cast<const void*>(&storage_.v6.sin6_addr)
                           : static_cast<const void*>(&storage_.v4.sin_addr);
-  // Neither can fail: the family is known and the buffer holds the longest text.
+  // Neither call can fail: the family is known and the buffer holds the longest text.
   inet_ntop(family(), binary, end, static_cast<socklen_t>(limit - end));
   end += std::strlen(end);
   if (v6) {

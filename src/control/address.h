@@ -1,5 +1,5 @@
-// Numeric socket addresses: "a.b.c.d:port" and "[v6]:port". Set-up code; text and parsing do not
-// resolve names and never block.
+// Numeric socket addresses: "a.b.c.d:port" and "[v6]:port". Set-up code. Parsing does not resolve
+// names and never blocks.
 #pragma once
 
 #include <netinet/in.h>
@@ -22,22 +22,22 @@ struct AddressText {
   [[nodiscard]] std::string_view view() const noexcept { return {text.data(), length}; }
 };
 
-/// Where a peer comes from, for limits: its IPv4 address, or the upper half of its IPv6 address, as
+/// A peer's origin, for limits: its IPv4 address, or the upper half of its IPv6 address, because
 /// one host may have all of the lower half.
 using Source = std::array<std::uint8_t, 16>;
-/// How much of something each source holds.
+/// Number of items that each source holds.
 using SourceCounts = std::map<Source, std::uint32_t>;
 
-/// An IPv4 or IPv6 address and port. A default-made one is 0.0.0.0:0.
+/// An IPv4 or IPv6 address and port; 0.0.0.0:0 by default.
 class Address {
  public:
   Address() noexcept;
 
-  /// Parses the two forms above; an IPv6 address may carry a scope, a name or a number, as in
-  /// "[fe80::1%eth0]:1". Errors: invalid_argument saying what is wrong and how to write it.
+  /// Parses the two forms above. An IPv6 address may have a scope, by name or number:
+  /// "[fe80::1%eth0]:1". Errors: invalid_argument (says what is wrong and how to write it).
   static Result<Address> parse(std::string_view text);
-  /// From what the system gave. Errors: unsupported for another family, invalid_argument if too
-  /// short.
+  /// Converts an address of the system. Errors: unsupported for another family, invalid_argument if
+  /// too short.
   static Result<Address> from(const sockaddr* address, socklen_t size);
 
   /// The inverse of as_v6(), with port 0. `scope`: the interface of a link-local address.
@@ -47,13 +47,13 @@ class Address {
   [[nodiscard]] socklen_t size() const noexcept;
   [[nodiscard]] int family() const noexcept { return storage_.any.sa_family; }
   [[nodiscard]] std::uint16_t port() const noexcept;
-  /// The address of a listener that takes connections on every interface.
+  /// Whether a listener at this address accepts connections on every interface.
   [[nodiscard]] bool is_any() const noexcept;
-  /// Network order; an IPv4 address in its mapped form ::ffff:a.b.c.d, as RoCEv2 GIDs have it.
+  /// In network order; an IPv4 address in its mapped form ::ffff:a.b.c.d, like RoCEv2 GIDs.
   [[nodiscard]] std::array<std::uint8_t, 16> as_v6() const noexcept;
 
   [[nodiscard]] Source source() const noexcept;
-  /// Whether it never leaves this host.
+  /// Whether the address stays within this host.
   [[nodiscard]] bool is_loopback() const noexcept;
 
   /// "a.b.c.d:port" or "[v6]:port", scope as a number; parse() reads it back. No heap.

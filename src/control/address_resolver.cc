@@ -7,14 +7,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "control/control_port.h"
 #include "verbs/gid.h"
 
 namespace spinwire::control {
 namespace {
 
-/// Two requests of ARP, which the kernel sends a second apart.
+/// Two ARP requests, which the kernel sends a second apart.
 constexpr Nanoseconds kResolutionTime = std::chrono::seconds(2);
 
 bool is_link_local(const std::array<std::uint8_t, 16>& gid) noexcept {
@@ -58,8 +58,8 @@ Result<bool> CmAddressResolver::open() {
 
 Result<bool> CmAddressResolver::begin(const Resolution& what,
                                       const std::array<std::uint8_t, 16>& gid, GidType type) {
-  // The owner refuses a GID of another type. One of RoCEv1 that is link-local contains
-  // the Ethernet address.
+  // The owner refuses a GID of another type. A link-local GID of RoCEv1 contains the Ethernet
+  // address.
   if (type != type_ || gid == local_ || (type == GidType::roce_v1 && is_link_local(gid)))
     return true;
   const auto opened = open();
@@ -115,10 +115,25 @@ void CmAddressResolver::on_readable() {
 Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid,
                                   GidType type) {
   if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
+  // A peer that names the address it comes from leaves no unknown neighbour behind.
+  if (h.inbound && gid != h.peer().as_v6()) {
+    auto charged = base::no_throw("resolve an address", [&]() -> Result<bool> {
+      return resolution_limits_.try_begin(h.source->first);
+    });
+    if (!charged) return charged;
+    if (!*charged) {
+      hold(h, HeldFor::resolution);
+      return false;
+    }
+    h.is_charged = true;
+  }
   auto begun = resolver_->begin({h.id, 0}, gid, type);
-  if (!begun || *begun) return begun;
+  if (!begun || *begun) {
+    end_resolution(h, true);
+    return begun;
+  }
   h.address = AddressState::pending;
-  // Nothing is read meanwhile: the frame stays where it is.
+  // The frame stays in the exchange: nothing is read meanwhile.
   if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
   return false;
 }
@@ -128,7 +143,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const Endpoint& peer) {
 }
 
 Result<bool> ControlPort::resolve(Handshake& h, const wire::SessionEnd& peer) {
-  if (peer.qp_num == 0) return true;  // only names the peer
+  if (peer.qp_num == 0) return true;  // the address only names the peer
   return resolve(h, peer.gid, peer.gid_type);
 }
 
@@ -137,9 +152,14 @@ Result<bool> ControlPort::resolve(std::uint64_t subject, const Endpoint& peer) {
   return resolver_->begin({{}, subject}, peer.gid, peer.gid_type);
 }
 
+void ControlPort::end_resolution(Handshake& h, bool answered) noexcept {
+  if (std::exchange(h.is_charged, false)) resolution_limits_.end(h.source->first, answered);
+}
+
 void ControlPort::stop_resolving(Handshake& h) noexcept {
   if (h.address != AddressState::pending) return;
   h.address = AddressState::unknown;
+  end_resolution(h, false);
   if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
 }
 
@@ -150,6 +170,7 @@ void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcom
     Handshake* const h = find(what.handshake);
     if (h == nullptr || h->address != AddressState::pending) return;
     h->address = AddressState::resolved;
+    end_resolution(*h, outcome.has_value());
     watch(*h);
     std::visit(
         [&](auto& dialogue) {

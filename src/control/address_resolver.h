@@ -1,7 +1,7 @@
-// Resolves the address that a peer's frame names, before a verb uses it. On RoCE ibv_create_ah()
-// and the step to RTR wait inside the kernel for ARP or neighbour discovery, a second where nobody
-// answers (rdma_core: ib_resolve_eth_dmac). The kernel's rdma_cm does the same work and its caller
-// goes on: afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
+// Resolves the address in a peer's frame before a verb uses it. On RoCE, ibv_create_ah() and the
+// step to RTR wait inside the kernel for ARP or neighbour discovery, a second if there is no answer
+// (rdma_core: ib_resolve_eth_dmac). The kernel's rdma_cm does the same work without blocking its
+// caller. Afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace spinwire::control {
 
 class ControlPort;
 
-/// What an address is resolved for: a handshake, or without one a connection's subject.
+/// The purpose of a resolution: a handshake, or without one, a connection's subject.
 struct Resolution {
   HandshakeId handshake;
   std::uint64_t subject = 0;
@@ -26,23 +26,22 @@ struct Resolution {
 class AddressResolver {
  public:
   virtual ~AddressResolver() = default;
-  /// True: a verb may use the address now. False: ControlPort::on_resolved() tells later. Errors:
-  /// peer_lost if no route leads there; limit, no_memory, system.
+  /// Begins a resolution. True: a verb may use the address now. False: ControlPort::on_resolved()
+  /// reports the outcome. Errors: peer_lost if there is no route; limit, no_memory, system.
   virtual Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
                              GidType type) = 0;
-  /// Nobody waits for it any more.
+  /// Drops a resolution whose outcome is not needed any more.
   virtual void cancel(const Resolution& what) noexcept = 0;
 };
 
-/// Through rdma_cm. Where the system has none the verbs resolve by themselves, and wait.
+/// Resolves through rdma_cm. On a system without rdma_cm, the verbs resolve, and wait.
 class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
  public:
   /// `local`: the GID of our device; `interface`: the number of its network interface.
   CmAddressResolver(ControlPort& port, const std::array<std::uint8_t, 16>& local, GidType type,
                     std::uint32_t interface)
       : port_(port), local_(local), type_(type), interface_(interface) {
-    // At once, so that no peer makes us open anything. What fails now is tried again when it is
-    // needed.
+    // Opened at once, so that no peer makes us open anything. A failure is retried when needed.
     (void)open();
   }
   CmAddressResolver(const CmAddressResolver&) = delete;
@@ -56,12 +55,13 @@ class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
 
  private:
   struct Pending {
-    std::uint32_t id;  ///< the kernel's
+    std::uint32_t id;  ///< the kernel's id
     Resolution what;
     std::string address;
   };
 
-  /// False: the system has no rdma_cm. Errors: limit, no_memory, system.
+  /// Opens the channel. Returns false if the system has no rdma_cm. Errors: limit, no_memory,
+  /// system.
   Result<bool> open();
 
   ControlPort& port_;

@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
+#include "control/tokens.h"
 #include "wire/cm_data.h"
 
 namespace spinwire::control {
@@ -14,35 +15,20 @@ using wire::FrameKind;
 
 namespace {
 
-constexpr int kBacklog = 512;
 constexpr int kAcceptsPerPoll = 8;
 constexpr int kCmEventsPerPoll = 16;
-
-// Tokens of the epoll set: a kind, a generation, an index.
-enum class TokenKind : std::uint64_t { handshake, listener, descriptor, cm };
-constexpr std::uint32_t kGenerationBits = 0x3fffffff;
-constexpr std::uint64_t token(TokenKind kind, std::uint32_t index,
-                              std::uint32_t generation = 0) noexcept {
-  return static_cast<std::uint64_t>(kind) << 62 |
-         std::uint64_t{generation & kGenerationBits} << 32 | index;
-}
-constexpr TokenKind kind_of(std::uint64_t token) noexcept {
-  return static_cast<TokenKind>(token >> 62);
-}
-constexpr std::uint32_t generation_of(std::uint64_t token) noexcept {
-  return static_cast<std::uint32_t>(token >> 32) & kGenerationBits;
-}
-
-// What an rdma_cm identifier carries: a listener's token with the first bit, or its owner's
-// subject.
-constexpr std::uint64_t kCmListenerBit = std::uint64_t{1} << 63;
-void* cm_context(std::uint64_t value) noexcept { return reinterpret_cast<void*>(value); }
 
 }  // namespace
 
 ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
                          base::TimerWheel& timers)
-    : options_(options), clock_(clock), timers_(timers), handshakes_(2 * options.handshakes) {}
+    : options_(options),
+      clock_(clock),
+      timers_(timers),
+      handshakes_(2 * options.handshakes),
+      resolution_limits_(clock) {
+  held_.reserve(options.handshakes);
+}
 
 Result<void> ControlPort::open(Network* network) {
   auto set = EpollSet::open();
@@ -57,14 +43,12 @@ void ControlPort::close() noexcept {
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (handshakes_.in_use(i)) drop(handshakes_.at(i));
   }
+  kept_requests_.clear();
   resolver_.reset();
-  for (const auto& listener : listeners_) {
-    if (listener != nullptr && !listener->cm) epoll_.remove(listener->socket.fd());
-  }
-  listeners_.clear();
+  listeners_.stop_all();
 }
 
-// ---- what the descriptors report ----
+// ---- events of descriptors ----
 
 void ControlPort::poll() noexcept {
   std::array<Event, EpollSet::kEventsMax> events;
@@ -79,7 +63,7 @@ void ControlPort::poll() noexcept {
           advance(handshakes_.at(index));
         break;
       case TokenKind::listener:
-        accept_from(index, generation_of(name));
+        accept_from({index, generation_of(name)});
         break;
       case TokenKind::descriptor:
         descriptors_[index]->on_readable();
@@ -89,19 +73,41 @@ void ControlPort::poll() noexcept {
         break;
     }
   }
+  if (!held_.empty()) resume_held();
+  if (!kept_requests_.empty()) begin_kept_requests();
+}
+
+void ControlPort::report_no_memory(const Handshake& h) noexcept {
+  base::log(LogLevel::error, "{}: out of memory in a handshake", h.peer().text().view());
 }
 
 void ControlPort::advance(Handshake& h) noexcept {
-  try {
-    std::visit([&](auto& dialogue) { dialogue.advance(*this, h); }, h.dialogue);
-  } catch (...) {
-    base::log(LogLevel::error, "{}: out of memory in a handshake", h.exchange.peer_address());
-  }
+  with_dialogue(h, [&](auto& dialogue) {
+    const Progress progress = h.exchange.advance();
+    if constexpr (requires { dialogue.on_frame(*this, h); }) {
+      if (progress == Progress::frame) return dialogue.on_frame(*this, h);
+    }
+    if constexpr (requires { dialogue.on_failed(*this, h, h.exchange.error()); }) {
+      if (progress == Progress::failed)
+        return dialogue.on_failed(*this, h, Error(h.exchange.error()));
+    }
+    if constexpr (requires { dialogue.is_over(h); }) {
+      if (dialogue.is_over(h)) return dialogue.end(*this, h);
+    }
+    if (progress == Progress::waiting) return watch(h);
+    if constexpr (requires { dialogue.closed_error(h); }) {
+      dialogue.on_failed(*this, h, dialogue.closed_error(h));
+    } else if constexpr (requires { dialogue.on_failed(*this, h, closed_early()); }) {
+      dialogue.on_failed(*this, h, closed_early());
+    }
+  });
 }
 
 void ControlPort::on_timer(base::Timer& timer) noexcept {
   Handshake& h = handshakes_.at(timer.index);
-  std::visit([&](auto& dialogue) { dialogue.on_timeout(*this, h); }, h.dialogue);
+  with_dialogue(h, [&](auto& dialogue) {
+    if constexpr (requires { dialogue.on_timeout(*this, h); }) dialogue.on_timeout(*this, h);
+  });
 }
 
 Result<void> ControlPort::watch(int fd, DescriptorOwner& owner) {
@@ -112,105 +118,47 @@ Result<void> ControlPort::watch(int fd, DescriptorOwner& owner) {
 
 // ---- listeners ----
 
-Result<void> ControlPort::open_socket(Listener& listener, std::uint32_t index, const Address& at) {
-  auto socket = ListenSocket::open(at, kBacklog, network_);
-  if (!socket) return tl::unexpected(socket.error());
-  listener.socket = std::move(*socket);
-  return epoll_.add(listener.socket.fd(), token(TokenKind::listener, index, listener.generation),
-                    Interest::read);
-}
-
-Result<void> ControlPort::open_cm_id(Listener& listener, std::uint32_t index, const Address& at) {
-  if (auto opened = open_cm_channel(); !opened) return opened;
-  const std::uint64_t name = token(TokenKind::handshake, index, listener.generation);
-  auto id = CmId::create(cm_, cm_context(kCmListenerBit | name));
-  if (!id) return tl::unexpected(id.error());
-  if (auto bound = id->listen(at, kBacklog); !bound) return bound;
-  listener.cm = std::move(*id);
-  return {};
-}
-
-Result<ListenerId> ControlPort::add_listener(std::unique_ptr<Listener> listener,
-                                             Result<void> (ControlPort::*bind)(Listener&,
-                                                                               std::uint32_t,
-                                                                               const Address&),
-                                             const Address& at) {
-  listener_generation_ = std::max((listener_generation_ + 1) & kGenerationBits, 1u);
-  listener->generation = listener_generation_;
-  auto free = std::find(listeners_.begin(), listeners_.end(), nullptr);
-  if (free == listeners_.end()) free = listeners_.insert(listeners_.end(), nullptr);
-  const auto index = static_cast<std::uint32_t>(free - listeners_.begin());
-  if (auto opened = (this->*bind)(*listener, index, at); !opened)
-    return tl::unexpected(opened.error());
-  *free = std::move(listener);
-  return ListenerId{index, listener_generation_};
-}
-
-Result<ListenerId> ControlPort::listen(const Address& at, std::shared_ptr<ListenerOwner> owner) {
-  auto listener = std::make_unique<Listener>();
-  listener->owner = std::move(owner);
-  return add_listener(std::move(listener), &ControlPort::open_socket, at);
-}
-
 Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner) {
-  auto listener = std::make_unique<Listener>();
-  listener->owner = std::move(owner);
-  return add_listener(std::move(listener), &ControlPort::open_cm_id, at);
+  if (auto opened = open_cm_channel(); !opened) return tl::unexpected(opened.error());
+  return listeners_.listen_cm(at, std::move(owner), cm_);
 }
 
-ControlPort::Listener* ControlPort::find_listener(std::uint32_t index,
-                                                  std::uint32_t generation) const noexcept {
-  if (index >= listeners_.size() || listeners_[index] == nullptr) return nullptr;
-  return listeners_[index]->generation == generation ? listeners_[index].get() : nullptr;
-}
-
-std::shared_ptr<ListenerOwner> ControlPort::owner_of(ListenerId id) const noexcept {
-  const Listener* const listener = find_listener(id.index, id.generation);
-  return listener != nullptr ? listener->owner : nullptr;
-}
-
-void ControlPort::stop_listening(ListenerId id) noexcept {
-  const Listener* const listener = find_listener(id.index, id.generation);
-  if (listener == nullptr) return;
-  if (!listener->cm) epoll_.remove(listener->socket.fd());
-  listeners_[id.index].reset();
-}
-
-std::string ControlPort::address_of(ListenerId id) const {
-  const Listener* const listener = find_listener(id.index, id.generation);
-  if (listener == nullptr) return {};
-  if (!listener->cm) return listener->socket.local().str();
-  const auto bound = listener->cm.local_address();
-  return bound ? bound->str() : std::string();
-}
-
-void ControlPort::accept_from(std::uint32_t index, std::uint32_t generation) noexcept {
+void ControlPort::accept_from(ListenerId listener) noexcept {
   for (int i = 0; i < kAcceptsPerPoll; ++i) {
     // An owner may have stopped the listener meanwhile.
-    Listener* const listener = find_listener(index, generation);
-    if (listener == nullptr) return;
-    // The backlog keeps those for whom there is no room yet.
-    Handshake* const last = inbound_ < options_.handshakes ? nullptr : find_to_give_up();
+    if (!listeners_.contains(listener)) return;
+    // Peers without room wait in the backlog.
+    Handshake* const last = inbound_ < options_.handshakes ? nullptr : find_victim();
     if (last == nullptr && inbound_ >= options_.handshakes) return;
-    auto accepted = listener->socket.accept();
+    auto accepted = listeners_.accept(listener);
     if (!accepted) {
       base::log(LogLevel::warning, "{}", accepted.error().message());
       return;
     }
     if (!*accepted) return;
-    if (last != nullptr) give_up(*last);
-    accept(std::move(**accepted), {index, generation});
+    if (last != nullptr) evict(*last);
+    accept(std::move(**accepted), listener);
   }
 }
 
-void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
+Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {
   const auto source = base::no_throw("accept a peer", [&]() -> Result<SourceCounts::iterator> {
-    return sources_.try_emplace(accepted.peer.source(), 0).first;
+    return sources_.try_emplace(peer.source(), 0).first;
   });
-  Handshake* const h = source ? begin_handshake(true) : nullptr;
-  if (h == nullptr) return;  // closes the socket; the peer may try again
+  if (!source) return nullptr;
+  Handshake* const h = begin_handshake(true);
+  if (h == nullptr) {
+    if ((*source)->second == 0) sources_.erase(*source);
+    return nullptr;
+  }
   h->source = *source;
   ++h->source->second;
+  return h;
+}
+
+void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
+  Handshake* const h = begin_inbound(accepted.peer);
+  if (h == nullptr) return;  // closes the socket; the peer may try again
   h->dialogue = Incoming{listener};
   h->exchange.adopt(std::move(accepted.fd), accepted.peer,
                     wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
@@ -222,7 +170,7 @@ void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
 
 // ---- handshakes ----
 
-/// The limit is one of each direction, so that many peers at the door keep nobody from going out.
+/// Each direction has its own limit, so that many inbound peers do not block outbound handshakes.
 Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   std::uint32_t& count = inbound ? inbound_ : outbound_;
   if (count >= options_.handshakes) return nullptr;
@@ -235,6 +183,8 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.watched = false;
   h.interest = Interest::none;
   h.address = AddressState::unknown;
+  h.held_for = HeldFor::nothing;
+  h.is_charged = false;
   h.waits_since = clock_.now();
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -257,22 +207,8 @@ Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
   return h;
 }
 
-Result<HandshakeId> ControlPort::connect(const Address& to, ConnectionOwner& owner) {
-  Connect dialogue;
-  dialogue.owner = &owner;
-  auto h = dial(to, wire::kinds(FrameKind::accept, FrameKind::refuse), dialogue);
-  if (!h) return tl::unexpected(h.error());
-  return (*h)->id;
-}
-
-Result<HandshakeId> ControlPort::join_session(const Address& to, ConnectionOwner& owner,
-                                              const SessionReference& session) {
-  Connect dialogue;
-  dialogue.owner = &owner;
-  dialogue.session = session;
-  auto h = dial(to, wire::kinds(FrameKind::accept, FrameKind::refuse), dialogue);
-  if (!h) return tl::unexpected(h.error());
-  return (*h)->id;
+Result<HandshakeId> ControlPort::dial_connection(const Address& to, const Connect& dialogue) {
+  return dial(to, wire::kinds(FrameKind::refuse), dialogue).map([](Handshake* h) { return h->id; });
 }
 
 Result<HandshakeId> ControlPort::open_session(const Address& to, const wire::SessionEnd& client,
@@ -285,12 +221,14 @@ Result<HandshakeId> ControlPort::open_session(const Address& to, const wire::Ses
   return (*h)->id;
 }
 
-Result<void> ControlPort::probe(const Address& to, std::uint64_t incarnation, ProbeOwner& owner) {
+Result<void> ControlPort::probe(const Address& to, std::uint64_t incarnation, ProbeOwner& owner,
+                                Nanoseconds limit) {
   auto h =
       dial(to, wire::kinds(FrameKind::ready, FrameKind::refuse), ProbePeer{&owner, incarnation});
   if (!h) return tl::unexpected(h.error());
   send(**h, wire::encode(wire::Ready{incarnation}));
-  schedule_timeout(**h);
+  timers_.reschedule((*h)->timer,
+                     clock_.now() + clock_.ticks(std::min(limit, options_.handshake_timeout)));
   watch(**h);
   return {};
 }
@@ -307,6 +245,7 @@ void ControlPort::ask(HandshakeId id, const Endpoint& endpoint) noexcept {
   if (dialogue == nullptr || dialogue->asked) return;
   dialogue->asked = true;
   Handshake& h = *find(id);
+  h.exchange.expect(Connect::expected());
   if (const auto& s = dialogue->session) {
     send(h, wire::encode(wire::JoinSession{endpoint, s->session, s->token}));
   } else {
@@ -321,8 +260,16 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   dialogue->answered = true;
   Handshake& h = *find(id);
   h.waits_since = clock_.now();
+  h.exchange.expect(Accept::expected());
   send(h, wire::encode(wire::Accept{endpoint}));
   advance(h);
+}
+
+void ControlPort::on_cm_answered(HandshakeId id) noexcept {
+  CmAccept* const dialogue = find<CmAccept>(id);
+  if (dialogue == nullptr) return;
+  dialogue->answered = true;
+  find(id)->waits_since = clock_.now();
 }
 
 void ControlPort::respond(HandshakeId id, std::uint64_t path_token) noexcept {
@@ -356,9 +303,10 @@ void ControlPort::drop(HandshakeId id) noexcept {
   if (Handshake* const h = find(id); h != nullptr) drop(*h);
 }
 
-// ---- what dialogues use ----
+// ---- functions for dialogues ----
 
 void ControlPort::watch(Handshake& h) noexcept {
+  if (h.request != nullptr) return;  // rdma_cm has one channel for all
   const Interest interest = h.exchange.interest();
   if (h.watched && interest == h.interest) return;
   const std::uint64_t name = token(TokenKind::handshake, h.id.index, h.id.generation);
@@ -371,6 +319,8 @@ void ControlPort::watch(Handshake& h) noexcept {
 
 void ControlPort::drop(Handshake& h) noexcept {
   stop_resolving(h);
+  unhold(h);
+  h.request.reset();
   if (h.watched) epoll_.remove(h.exchange.fd());
   h.exchange.reset();
   timers_.cancel(h.timer);
@@ -389,9 +339,9 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
 }
 
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {
-  // A round trip takes microseconds on most networks; what is lost is sent again soon.
+  // A round trip takes microseconds on most networks, so a lost challenge is sent again soon.
   constexpr Nanoseconds kFirstInterval = std::chrono::milliseconds(2);
-  ValidatePath next{session, clock_.now(), clock_.ticks(kFirstInterval), 0};
+  ValidatePath next{{session}, clock_.now(), clock_.ticks(kFirstInterval), 0};
   next.deadline = next.challenged_at + clock_.ticks(options_.handshake_timeout);
   h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
   begin(h, next);
@@ -403,7 +353,7 @@ void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) no
 void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noexcept {
   send(h, wire::encode(wire::SessionOpened{session.end}));
   h.exchange.expect(ServeSession::expected());
-  begin(h, ServeSession{session.owner, session.subject, session.opened_at});
+  begin(h, ServeSession{{session}});
   schedule_timeout(h);
   advance(h);
 }
@@ -411,11 +361,16 @@ void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noex
 void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   if (std::holds_alternative<Refusing>(h.dialogue)) return;
   stop_resolving(h);
+  unhold(h);
   if (h.inbound) {
     count_refusal();
-    base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
+    base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
   }
   const wire::Refuse refusal = wire::make_refuse(why.status, why.message());
+  if (h.request != nullptr) {
+    if (h.request->id) h.request->id.reject(wire::encode_cm_refusal(refusal).bytes());
+    return drop(h);
+  }
   begin(h, Refusing{});
   if (h.exchange.state() == Exchange::State::connecting ||
       h.exchange.refuse(refusal) != Progress::waiting)
@@ -473,19 +428,15 @@ void ControlPort::poll_cm() noexcept {
   }
 }
 
-void ControlPort::on_cm_request(const CmEvent& request) {
-  const auto name = reinterpret_cast<std::uint64_t>(request.listener->context);
-  CmId id = CmId::adopt(request.id, nullptr);
-  const auto owner = owner_of({static_cast<std::uint32_t>(name), generation_of(name)});
-  const Result<void> taken =
-      owner != nullptr
-          ? owner->on_cm_request(id, request)
-          : base::fail(Status::refused, "connect", "nobody listens here any more", "try again");
-  if (taken) return;
-  count_refusal();
-  const std::string why = taken.error().message();
-  base::log(LogLevel::info, "a request through rdma_cm is refused: {}", why);
-  if (id) id.reject(wire::encode_cm_refusal(wire::make_refuse(taken.error().status, why)).bytes());
+void ControlPort::on_cm_request(const CmEvent& event) {
+  const auto name = reinterpret_cast<std::uint64_t>(event.listener->context);
+  CmId id = CmId::adopt(event.id, nullptr);
+  auto request = std::make_unique<CmRequest>();
+  request->id = std::move(id);
+  request->event = event;
+  if (const auto from = request->id.peer_address()) request->peer = *from;
+  request->listener = {static_cast<std::uint32_t>(name), generation_of(name)};
+  take_request(std::move(request));
 }
 
 }  // namespace spinwire::control

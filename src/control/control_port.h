@@ -1,13 +1,14 @@
-// The control port of an engine: its listeners, the TCP exchanges that set connections and sessions
-// up, rdma_cm's channel, and the epoll set that watches all of them, with their timers and limits.
-// It knows no connection and no session: what a handshake is for, its owner knows. Never blocks;
-// one thread. Cold.
+// The control port of an engine: its listeners, the TCP exchanges that set up connections and
+// sessions, rdma_cm's channel, and the epoll set that watches them all, with timers and limits. The
+// port does not know connections or sessions; the owners of its handshakes do. Never blocks; one
+// thread. Cold.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/index_pool.h"
@@ -15,8 +16,10 @@
 #include "control/address_resolver.h"
 #include "control/dialogues.h"
 #include "control/epoll_set.h"
+#include "control/listeners.h"
 #include "control/owners.h"
 #include "control/rdma_cm.h"
+#include "control/resolution_limits.h"
 #include "control/socket.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
@@ -25,16 +28,17 @@ namespace spinwire::control {
 
 struct ControlOptions {
   std::uint32_t handshakes = 0;      ///< under way at once, in each direction
+  std::uint32_t half_open = 0;       ///< inbound connections among them, which their owner limits
   Nanoseconds handshake_timeout{0};  ///< of a peer that asks for something
   std::uint64_t incarnation = 0;     ///< of this engine
 };
 
-/// Timer::kind of handshakes in the wheel that the port shares.
+/// Timer::kind of handshakes in the timer wheel that the port shares.
 inline constexpr std::uint16_t kHandshakeTimer = 3;
 
 class ControlPort {
  public:
-  /// `clock` and `timers` outlive the port; their user gives timers of kHandshakeTimer to
+  /// `clock` and `timers` must outlive the port. Their user passes timers of kHandshakeTimer to
   /// on_timer().
   ControlPort(const ControlOptions& options, const Clock& clock, base::TimerWheel& timers);
   ControlPort(const ControlPort&) = delete;
@@ -43,71 +47,85 @@ class ControlPort {
 
   /// `network`: a simulated one; null: the system's. Errors: limit, no_memory, system.
   Result<void> open(Network* network = nullptr);
-  /// Drops every handshake and listener without a word.
+  /// Drops every handshake and listener without notice to peers.
   void close() noexcept;
 
-  /// Handles what the sockets, rdma_cm and other descriptors report. One system call if that is
-  /// nothing.
+  /// Handles events of the sockets, rdma_cm and other descriptors. One system call if there are
+  /// none.
   void poll() noexcept;
   void on_timer(base::Timer& timer) noexcept;
 
   // Listeners. Errors of listen(): those of ListenSocket::open() and CmId::listen().
-  Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner);
+  Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner) {
+    return listeners_.listen(at, std::move(owner), network_);
+  }
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
-  /// Handshakes that have passed their first frame go on.
-  void stop_listening(ListenerId id) noexcept;
-  /// Where a listener listens; empty once it is stopped.
-  [[nodiscard]] std::string address_of(ListenerId id) const;
+  /// Stops a listener. Handshakes that have passed their first frame continue.
+  void stop_listening(ListenerId id) noexcept { listeners_.stop(id); }
+  /// The address of a listener; empty once it is stopped.
+  [[nodiscard]] std::string address_of(ListenerId id) const { return listeners_.address_of(id); }
 
   // Outbound handshakes. Errors: limit (connections.handshakes), and those of Exchange::connect().
   /// Begins to connect; assign() and ask() follow.
-  Result<HandshakeId> connect(const Address& to, ConnectionOwner& owner);
-  /// The same for a connection that is for a session's calls.
+  Result<HandshakeId> connect(const Address& to, ConnectionOwner& owner) {
+    return dial_connection(to, {{&owner}});
+  }
+  /// Begins to connect for a session's calls.
   Result<HandshakeId> join_session(const Address& to, ConnectionOwner& owner,
-                                   const SessionReference& session);
+                                   const SessionReference& session) {
+    return dial_connection(to, {{&owner}, session});
+  }
   Result<HandshakeId> open_session(const Address& to, const wire::SessionEnd& client,
                                    SessionOwner& owner, std::uint64_t subject);
-  Result<void> probe(const Address& to, std::uint64_t incarnation, ProbeOwner& owner);
+  /// Probes an address for the engine of an incarnation. Ends after the smaller of `limit` and
+  /// connections.handshake_timeout.
+  Result<void> probe(const Address& to, std::uint64_t incarnation, ProbeOwner& owner,
+                     Nanoseconds limit);
 
-  // What owners do with their handshakes. Each does nothing for a handshake that is over, or is
-  // past that step.
+  // Calls of owners for their handshakes. A call has no effect if the handshake is over or past
+  // that step.
   void assign(HandshakeId id, std::uint64_t subject) noexcept;
-  /// Outbound: says hello.
+  /// Outbound: sends hello.
   void ask(HandshakeId id, const Endpoint& endpoint) noexcept;
-  /// Inbound: says accept.
+  /// Inbound: sends accept.
   void answer(HandshakeId id, const Endpoint& endpoint) noexcept;
+  /// Inbound, through rdma_cm: the owner has answered; the peer confirms next.
+  void on_cm_answered(HandshakeId id) noexcept;
   /// Outbound: shows the server of a session that its challenge has come.
   void respond(HandshakeId id, std::uint64_t path_token) noexcept;
-  /// Outbound: says ready to the peer of that incarnation. A session's handshake is over then.
+  /// Outbound: sends ready to the peer of that incarnation. Ends the handshake of a session.
   void confirm(HandshakeId id, std::uint64_t peer_incarnation) noexcept;
-  /// Tells the peer why not. The owner hears no more of it.
+  /// Sends the peer a refusal with the reason. The owner gets no further calls.
   void refuse(HandshakeId id, const Error& why) noexcept;
-  /// Closes without a word. The owner hears no more of it.
+  /// Closes without notice to the peer. The owner gets no further calls.
   void drop(HandshakeId id) noexcept;
 
   // rdma_cm.
-  /// Sets the receiver of the events of all identifiers, those of accepted requests included.
+  /// Sets the receiver of the events of all identifiers, including those of accepted requests.
   /// Set-up: before the first listener or make_cm_id().
   void set_cm_owner(CmOwner& owner) noexcept { cm_owner_ = &owner; }
-  /// Addresses that frames name are resolved before their owners see them. Set-up: before the first
-  /// listener or handshake. Without a resolver none has to be.
+  /// Sets the resolver of addresses in frames; owners see a frame after its address is resolved.
+  /// Null: nothing needs resolving. Set-up: before the first listener or handshake.
   void set_resolver(std::unique_ptr<AddressResolver> resolver) noexcept {
     resolver_ = std::move(resolver);
   }
+  /// Takes a request for a connection: an inbound handshake with the limits of all others, or kept
+  /// until there can be one. Public for tests, which have no identifiers. May throw std::bad_alloc.
+  void take_request(std::unique_ptr<CmRequest> request);
   /// Resolves an address for a connection without a handshake. As AddressResolver::begin();
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
   /// Makes an identifier. Errors: those of CmChannel::open() and CmId::create().
   Result<CmId> make_cm_id();
-  /// What on_cm_event() is told with the identifier's events. Call it before poll().
+  /// Sets the subject that on_cm_event() gets with the identifier's events. Call it before poll().
   static void set_cm_subject(const CmId& id, std::uint64_t subject) noexcept;
   /// The bits of a subject that rdma_cm carries.
   static constexpr std::uint64_t kCmSubjectBits = ~std::uint64_t{0} >> 1;
 
   /// Calls `owner` when `fd` is readable. Errors: those of EpollSet::add().
   Result<void> watch(int fd, DescriptorOwner& owner);
-  /// Call it before closing `fd`.
+  /// Ends the watch. Call it before closing `fd`.
   void unwatch(int fd) noexcept { epoll_.remove(fd); }
 
   /// Outbound handshakes that may begin now.
@@ -115,51 +133,63 @@ class ControlPort {
     return options_.handshakes - outbound_;
   }
   [[nodiscard]] std::uint32_t handshakes() const noexcept { return inbound_ + outbound_; }
-  /// Peers refused, or dropped because they said nothing valid.
+  /// Peers that were refused, or dropped because they sent nothing valid.
   [[nodiscard]] std::uint64_t refusals() const noexcept { return refusals_; }
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return options_.incarnation; }
 
  private:
   friend struct Incoming;
+  friend struct OfConnection;
   friend struct Connect;
   friend struct Accept;
+  friend struct CmIncoming;
+  friend struct CmAccept;
   friend struct OpenSession;
+  friend struct OfServedSession;
   friend struct ValidatePath;
   friend struct ServeSession;
   friend struct ProbePeer;
   friend struct Refusing;
 
-  struct Listener {
-    ListenSocket socket;  ///< or
-    CmId cm;
-    std::shared_ptr<ListenerOwner> owner;
-    std::uint32_t generation = 0;
-  };
-
-  // What dialogues use.
+  // Functions for dialogues.
   void begin(Handshake& h, const Dialogue& next) noexcept {
     h.dialogue = next;
     h.waits_since = clock_.now();
   }
+  /// Calls `function` with the handshake's dialogue, which may throw std::bad_alloc.
+  template <typename Function>
+  void with_dialogue(Handshake& h, Function&& function) noexcept {
+    try {
+      std::visit(function, h.dialogue);
+    } catch (...) {
+      report_no_memory(h);
+    }
+  }
+  static void report_no_memory(const Handshake& h) noexcept;
   void advance(Handshake& h) noexcept;
   void send(Handshake& h, const wire::Frame& frame) noexcept;
   void watch(Handshake& h) noexcept;
   void refuse(Handshake& h, const Error& why) noexcept;
   void drop(Handshake& h) noexcept;
-  void give_up(Handshake& h) noexcept;
-  /// Resolves what the peer's frame names. False: Dialogue::on_resolved() tells later, and the
-  /// frame stays until then.
+  void evict(Handshake& h) noexcept;
+  /// Resolves the address in the peer's frame. False: Dialogue::on_resolved() reports the outcome,
+  /// and the frame stays until then.
   Result<bool> resolve(Handshake& h, const Endpoint& peer);
   Result<bool> resolve(Handshake& h, const wire::SessionEnd& peer);
   Result<bool> resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid, GidType type);
   void stop_resolving(Handshake& h) noexcept;
+  void end_resolution(Handshake& h, bool answered) noexcept;
+  /// Whether the listener takes a connection now. False: it is refused, or waits.
+  bool admit(Handshake& h, ListenerOwner& owner);
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
   void count_refusal() noexcept { ++refusals_; }
-  [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept;
+  [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept {
+    return listeners_.owner_of(id);
+  }
 
   [[nodiscard]] Handshake* find(HandshakeId id) noexcept {
     return handshakes_.find(id.index, id.generation);
@@ -170,38 +200,55 @@ class ControlPort {
     Handshake* const h = find(id);
     return h != nullptr ? std::get_if<T>(&h->dialogue) : nullptr;
   }
-  [[nodiscard]] Listener* find_listener(std::uint32_t index,
-                                        std::uint32_t generation) const noexcept;
-  Result<ListenerId> add_listener(std::unique_ptr<Listener> listener,
-                                  Result<void> (ControlPort::*bind)(Listener&, std::uint32_t,
-                                                                    const Address&),
-                                  const Address& at);
-  Result<void> open_socket(Listener& listener, std::uint32_t index, const Address& at);
-  Result<void> open_cm_id(Listener& listener, std::uint32_t index, const Address& at);
   Result<void> open_cm_channel();
   Handshake* begin_handshake(bool inbound) noexcept;
-  [[nodiscard]] bool may_give_up(const Handshake& h) const noexcept;
+  /// Null: no memory, or no room.
+  Handshake* begin_inbound(const Address& peer) noexcept;
+  Result<HandshakeId> dial_connection(const Address& to, const Connect& dialogue);
   Result<Handshake*> dial(const Address& to, wire::KindSet expected, const Dialogue& dialogue);
-  [[nodiscard]] Handshake* find_to_give_up() noexcept;
+
+  // Eviction: handshake_eviction.cc.
+  [[nodiscard]] bool may_evict(const Handshake& h, std::uint32_t limit) const noexcept;
+  template <typename Eligible>
+  [[nodiscard]] Handshake* find_heaviest(Eligible&& is_eligible) noexcept;
+  [[nodiscard]] Handshake* find_victim() noexcept;
+  [[nodiscard]] Handshake* find_half_open_victim() noexcept;
+  [[nodiscard]] Handshake* find_request_victim(const Address& newcomer) noexcept;
+
+  // Requests that wait for room: held_handshakes.cc.
+  void hold(Handshake& h, HeldFor what) noexcept;
+  void unhold(Handshake& h) noexcept;
+  [[nodiscard]] Handshake* next_held(bool with_connections) noexcept;
+  void resume(Handshake& h) noexcept;
+  void resume_held() noexcept;
+  bool begin_request(std::unique_ptr<CmRequest>& request) noexcept;
+  void begin_kept_requests() noexcept;
+  void reject_kept_request();
+  void reject(CmRequest& request, const Error& why) noexcept;
+
   void accept(Accepted&& accepted, ListenerId listener) noexcept;
-  void accept_from(std::uint32_t index, std::uint32_t generation) noexcept;
+  void accept_from(ListenerId listener) noexcept;
   void poll_cm() noexcept;
-  void on_cm_request(const CmEvent& request);
+  void on_cm_request(const CmEvent& event);
 
   ControlOptions options_;
   const Clock& clock_;
   base::TimerWheel& timers_;
   Network* network_ = nullptr;
   EpollSet epoll_;
-  CmChannel cm_;  ///< once it was asked for
+  CmChannel cm_;  ///< open once it was needed
   CmOwner* cm_owner_ = nullptr;
   std::unique_ptr<AddressResolver> resolver_;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
-  SourceCounts sources_;  ///< of the inbound ones
+  SourceCounts sources_;                    ///< of the inbound ones
+  std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
+  std::uint32_t held_for_connections_ = 0;  ///< of these
+  std::vector<std::unique_ptr<CmRequest>>
+      kept_requests_;  ///< without a handshake, the oldest first
+  ResolutionLimits resolution_limits_;
   std::uint32_t outbound_ = 0;
-  std::vector<std::unique_ptr<Listener>> listeners_;
-  std::uint32_t listener_generation_ = 0;
+  Listeners listeners_{epoll_};
   std::vector<DescriptorOwner*> descriptors_;
   std::uint64_t refusals_ = 0;
 };

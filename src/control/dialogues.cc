@@ -1,7 +1,7 @@
 #include "control/dialogues.h"
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
@@ -10,29 +10,35 @@ using wire::FrameKind;
 
 namespace {
 
+Error nobody_listens() {
+  return {Status::refused, "connect", "nobody listens here any more", "try again"};
+}
+
+Error gave_way() {
+  return {Status::limit, "finish a handshake",
+          "the peer was silent while others waited for a handshake",
+          "raise connections.handshakes or connections.maximum if such peers are honest"};
+}
+
+Error held_too_long(const Handshake& h) {
+  if (h.held_for == HeldFor::resolution) {
+    return {Status::limit, "resolve the peer's address",
+            "too many addresses that were named from there do not answer",
+            "see that the peer's RDMA interface is up, and try again"};
+  }
+  return {Status::limit, "accept one more connection",
+          "too many connections are half-open, and none has ended within the handshake time-out",
+          "try again, or raise connections.maximum there"};
+}
+
+}  // namespace
+
 Error closed_early() {
   return {Status::peer_lost, "shake hands with a peer", "it closed the TCP connection half-way",
           "see the peer's log"};
 }
 
-constexpr wire::KindSet kConfirmation = wire::kinds(FrameKind::ready, FrameKind::refuse);
-
-}  // namespace
-
 // ---- inbound, until the first frame ----
-
-void Incoming::advance(ControlPort& port, Handshake& h) {
-  switch (h.exchange.advance()) {
-    case Progress::waiting:
-      return port.watch(h);
-    case Progress::frame:
-      return on_frame(port, h);
-    case Progress::closed:
-      return port.refuse(h, closed_early());
-    case Progress::failed:
-      return port.refuse(h, Error(h.exchange.error()));
-  }
-}
 
 void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
@@ -55,27 +61,30 @@ void Incoming::on_resolved(ControlPort& port, Handshake& h, const Result<void>& 
 
 void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
-  // The owner may stop its listener: this keeps it until it has answered.
+  // The owner may stop its listener; this reference keeps the owner until it has answered.
   const std::shared_ptr<ListenerOwner> owner = port.owner_of(listener);
-  if (owner == nullptr)
-    return port.refuse(h,
-                       {Status::refused, "connect", "nobody listens here any more", "try again"});
+  if (owner == nullptr) return port.refuse(h, nobody_listens());
+  const auto* hello = std::get_if<wire::Hello>(&got.body);
+  const auto* join = std::get_if<wire::JoinSession>(&got.body);
+  if ((hello != nullptr || join != nullptr) && !port.admit(h, *owner)) return;
+  const HandshakeId id = h.id;
   const auto accept = [&](const Result<AcceptedConnection>& taken) {
+    if (port.find<Incoming>(id) == nullptr) return;  // the owner has ended it in the call
     if (!taken) return port.refuse(h, taken.error());
-    h.exchange.expect(kConfirmation);
-    port.begin(h, Accept{taken->owner, taken->subject});
+    h.exchange.expect(wire::kinds(FrameKind::refuse));  // ready comes after our accept
+    port.begin(h, Accept{{taken->owner, taken->subject}});
     port.cancel_timeout(h);
   };
-  if (const auto* hello = std::get_if<wire::Hello>(&got.body))
-    return accept(owner->on_hello(h.id, h.exchange.peer_address(), hello->endpoint));
-  if (const auto* join = std::get_if<wire::JoinSession>(&got.body))
-    return accept(owner->on_join_session(h.id, h.exchange.peer_address(), *join));
+  if (hello != nullptr) return accept(owner->on_hello(id, h.peer(), hello->endpoint));
+  if (join != nullptr) return accept(owner->on_join_session(id, h.peer(), *join));
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
-  if (open == nullptr) return;  // the exchange takes only what was expected
+  if (open == nullptr) return;  // the exchange accepts only expected kinds
   const auto served = owner->on_open_session(h.exchange.peer(), open->end);
   if (!served) return port.refuse(h, served.error());
   served->path_token != 0 ? port.validate_path(h, *served) : port.send_opened(h, *served);
 }
+
+void Incoming::on_failed(ControlPort& port, Handshake& h, const Error& why) { port.refuse(h, why); }
 
 void Incoming::give_up(ControlPort& port, Handshake& h) {
   port.count_refusal();
@@ -83,133 +92,112 @@ void Incoming::give_up(ControlPort& port, Handshake& h) {
 }
 
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
+  if (h.held_for != HeldFor::nothing) return port.refuse(h, held_too_long(h));
   port.count_refusal();
   base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
             h.exchange.peer_address());
   port.drop(h);
 }
 
-// ---- outbound connections ----
+// ---- connections ----
 
-void Connect::advance(ControlPort& port, Handshake& h) {
-  ConnectionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  const Progress progress = h.exchange.advance();
-  const bool over = confirmed && h.exchange.all_sent();
-  if (progress == Progress::frame) return on_frame(port, h);
-  if (progress == Progress::failed) {
-    const Error why = h.exchange.error();
-    port.refuse(h, why);
-    return to.on_failed(about, why);
-  }
-  if (over) {  // a peer that has read the last frame may close at once
-    port.drop(h);
-    return to.on_confirmed(about);
-  }
-  if (progress == Progress::waiting) return port.watch(h);
-  const Error why{Status::peer_lost, base::format("connect to {}", h.exchange.peer_address()),
-                  "the peer closed the TCP connection in the handshake",
-                  "see the peer's log; it may have reached a limit or have been stopped"};
+// Each function copies the dialogue, which the port replaces.
+
+void OfConnection::on_failed(ControlPort& port, Handshake& h, const Error& why) const {
+  const OfConnection over = *this;
+  port.refuse(h, why);
+  over.owner->on_failed(over.subject, why);
+}
+
+void OfConnection::on_refused(ControlPort& port, Handshake& h, const wire::Refuse& refusal) const {
+  const OfConnection over = *this;
+  const wire::Refuse copy = refusal;
   port.drop(h);
-  to.on_failed(about, why);
+  over.owner->on_refused(over.subject, copy);
+}
+
+void OfConnection::end(ControlPort& port, Handshake& h) const {
+  const OfConnection over = *this;
+  port.drop(h);
+  over.owner->on_confirmed(over.subject);
+}
+
+void OfConnection::give_up(ControlPort& port, Handshake& h) const {
+  on_failed(port, h, gave_way());
+}
+
+bool Connect::is_over(const Handshake& h) const noexcept {
+  return confirmed && h.exchange.all_sent();
+}
+
+Error Connect::closed_error(const Handshake& h) {
+  return {Status::peer_lost, base::format("connect to {}", h.exchange.peer_address()),
+          "the peer closed the TCP connection in the handshake",
+          "see the peer's log; it may have reached a limit or have been stopped"};
 }
 
 void Connect::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
-  if (outcome) return on_frame(port, h);
-  ConnectionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  port.refuse(h, outcome.error());
-  to.on_failed(about, outcome.error());
+  outcome ? on_frame(port, h) : on_failed(port, h, outcome.error());
 }
 
 void Connect::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
-  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
-    const wire::Refuse refusal = *no;
-    ConnectionOwner& to = *owner;
-    const std::uint64_t about = subject;
-    port.drop(h);
-    return to.on_refused(about, refusal);
-  }
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) return on_refused(port, h, *no);
   const auto* yes = std::get_if<wire::Accept>(&got.body);
-  if (yes == nullptr) return;  // the exchange takes only what was expected
+  if (yes == nullptr) return;  // the exchange accepts only expected kinds
   const auto resolved = port.resolve(h, yes->endpoint);
   if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
   if (!*resolved) return;
   h.exchange.expect({});
+  const HandshakeId id = h.id;
   if (const auto taken = owner->on_accept(subject, yes->endpoint); !taken)
-    port.refuse(h, taken.error());
-}
-
-// ---- inbound connections ----
-
-void Accept::advance(ControlPort& port, Handshake& h) {
-  const Progress progress = h.exchange.advance();
-  if (progress == Progress::waiting) return port.watch(h);
-  if (progress == Progress::frame) return on_frame(port, h);
-  const Error why = progress == Progress::failed ? h.exchange.error() : closed_early();
-  ConnectionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  port.refuse(h, why);
-  to.on_failed(about, why);
+    port.refuse(id, taken.error());  // unless the owner has ended it in the call
 }
 
 void Accept::on_frame(ControlPort& port, Handshake& h) const {
-  ConnectionOwner& to = *owner;
-  const std::uint64_t about = subject;
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
-    const wire::Refuse refusal = *no;
     port.count_refusal();
-    port.drop(h);
-    return to.on_refused(about, refusal);
+    return on_refused(port, h, *no);
   }
   const auto* ready = std::get_if<wire::Ready>(&got.body);
-  if (ready == nullptr || ready->incarnation != port.incarnation()) {
-    const Error why{Status::protocol, "finish a handshake",
-                    "the peer's confirmation names another incarnation of this engine",
-                    "reconnect"};
-    port.refuse(h, why);
-    return to.on_failed(about, why);
-  }
-  port.drop(h);
-  to.on_confirmed(about);
+  if (ready != nullptr && ready->incarnation == port.incarnation()) return end(port, h);
+  on_failed(port, h,
+            {Status::protocol, "finish a handshake",
+             "the peer's confirmation names another incarnation of this engine", "reconnect"});
 }
 
-void Accept::give_up(ControlPort& port, Handshake& h) {
-  const Error why{Status::limit, "finish a handshake",
-                  "the peer was silent while others waited for a handshake",
-                  "raise connections.handshakes if such peers are honest"};
-  ConnectionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  port.refuse(h, why);
-  to.on_failed(about, why);
+void CmIncoming::resume(ControlPort& port, Handshake& h) const {
+  // The owner may stop its listener: this keeps it until it has answered.
+  const std::shared_ptr<ListenerOwner> to = port.owner_of(listener);
+  if (to == nullptr) return port.refuse(h, nobody_listens());
+  if (!port.admit(h, *to)) return;
+  const HandshakeId id = h.id;
+  const auto taken = to->on_cm_request(id, h.request->id, h.request->event);
+  if (port.find<CmIncoming>(id) == nullptr) return;  // the owner has ended it in the call
+  if (!taken) return port.refuse(h, taken.error());
+  port.begin(h, CmAccept{{taken->owner, taken->subject}});
+  port.cancel_timeout(h);
 }
+
+void CmIncoming::give_up(ControlPort& port, Handshake& h) { port.refuse(h, gave_way()); }
+void CmIncoming::on_timeout(ControlPort& port, Handshake& h) { port.refuse(h, held_too_long(h)); }
 
 // ---- sessions ----
 
-void OpenSession::advance(ControlPort& port, Handshake& h) {
-  const Progress progress = h.exchange.advance();
-  if (progress == Progress::waiting) return port.watch(h);
-  SessionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  if (progress != Progress::frame) {
-    const Error why = progress == Progress::failed
-                          ? h.exchange.error()
-                          : Error{Status::peer_lost, "open a session",
-                                  "the peer closed the TCP connection", "see the peer's log"};
-    port.drop(h);
-    return to.on_open_failed(about, why);
-  }
-  on_frame(port, h);
+Error OpenSession::closed_error(const Handshake&) {
+  return {Status::peer_lost, "open a session", "the peer closed the TCP connection",
+          "see the peer's log"};
+}
+
+void OpenSession::on_failed(ControlPort& port, Handshake& h, const Error& why) const {
+  const OpenSession over = *this;
+  port.drop(h);
+  over.owner->on_open_failed(over.subject, why);
 }
 
 void OpenSession::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
-  if (outcome) return on_frame(port, h);
-  SessionOwner& to = *owner;
-  const std::uint64_t about = subject;
-  port.drop(h);
-  to.on_open_failed(about, outcome.error());
+  outcome ? on_frame(port, h) : on_failed(port, h, outcome.error());
 }
 
 void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
@@ -222,7 +210,7 @@ void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
     return to.on_open_refused(about, refusal);
   }
   const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
-  if (yes == nullptr) return;  // the exchange takes only what was expected
+  if (yes == nullptr) return;  // the exchange accepts only expected kinds
   const auto resolved = port.resolve(h, yes->end);
   if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
   if (!*resolved) return;
@@ -232,15 +220,17 @@ void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
   port.drop(id);  // unless it is confirmed
 }
 
-void ValidatePath::advance(ControlPort& port, Handshake& h) const {
-  const Progress progress = h.exchange.advance();
-  if (progress == Progress::waiting) return port.watch(h);
-  const auto* shown = progress == Progress::frame
-                          ? std::get_if<wire::PathResponse>(&h.exchange.received().body)
-                          : nullptr;
+void OfServedSession::end_unconfirmed(ControlPort& port, Handshake& h) const {
+  const AcceptedSession over = session;
+  port.drop(h);
+  over.owner->on_unconfirmed(over.subject, over.opened_at);
+}
+
+void ValidatePath::on_frame(ControlPort& port, Handshake& h) const {
+  const auto* shown = std::get_if<wire::PathResponse>(&h.exchange.received().body);
   if (shown == nullptr) return give_up(port, h);
   if (shown->token == session.path_token) return port.send_opened(h, AcceptedSession(session));
-  // Somebody else may have sent the client a challenge of his own.
+  // Another host may have sent the client a challenge of its own.
   h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
   port.watch(h);
 }
@@ -254,67 +244,62 @@ void ValidatePath::on_timeout(ControlPort& port, Handshake& h) {
 }
 
 void ValidatePath::give_up(ControlPort& port, Handshake& h) const {
-  const AcceptedSession over = session;
   port.count_refusal();
-  port.drop(h);
-  over.owner->on_unconfirmed(over.subject, over.opened_at);
+  end_unconfirmed(port, h);
 }
 
-void ServeSession::advance(ControlPort& port, Handshake& h) {
-  const Progress progress = h.exchange.advance();
-  const auto* const body = progress == Progress::frame ? &h.exchange.received().body : nullptr;
-  if (body != nullptr && std::holds_alternative<wire::PathResponse>(*body)) {
+void ServeSession::on_frame(ControlPort& port, Handshake& h) const {
+  const auto& body = h.exchange.received().body;
+  if (std::holds_alternative<wire::PathResponse>(body)) {
     h.exchange.expect(expected());
     return port.watch(h);
   }
-  if (progress == Progress::waiting) return port.watch(h);
-  const auto* const ready = body != nullptr ? std::get_if<wire::Ready>(body) : nullptr;
-  const bool confirmed = ready != nullptr && ready->incarnation == port.incarnation();
-  const ServeSession over = *this;
+  const auto* const ready = std::get_if<wire::Ready>(&body);
+  if (ready == nullptr || ready->incarnation != port.incarnation()) return end_unconfirmed(port, h);
   port.drop(h);
-  if (!confirmed) over.owner->on_unconfirmed(over.subject, over.opened_at);
-}
-
-// The owner keeps a session that its client uses already.
-void ServeSession::give_up(ControlPort& port, Handshake& h) const {
-  const ServeSession over = *this;
-  port.drop(h);
-  over.owner->on_unconfirmed(over.subject, over.opened_at);
 }
 
 // ---- probes ----
 
-namespace {
-
-ProbeOutcome outcome_of(Progress progress, const Exchange& exchange) noexcept {
-  if (progress == Progress::frame) {
-    const auto& body = exchange.received().body;
-    if (std::holds_alternative<wire::Ready>(body)) return ProbeOutcome::alive;
-    const auto* const no = std::get_if<wire::Refuse>(&body);
-    return no != nullptr && no->status == Status::peer_lost ? ProbeOutcome::restarted
-                                                            : ProbeOutcome::none;
+ProbeFinding explain(ProbeOutcome outcome) noexcept {
+  switch (outcome) {
+    case ProbeOutcome::alive:
+      return {"its control port answers", nullptr};
+    case ProbeOutcome::restarted:
+      return {"another engine, or the next incarnation of this one, is at its address",
+              "connect again"};
+    case ProbeOutcome::silent:
+      return {"its control port accepts connections but does not answer",
+              "the peer's process hangs, was stopped, or polls too rarely"};
+    case ProbeOutcome::no_listener:
+      return {"nobody listens at its address",
+              "the peer's process is gone, or has closed its listener: start it again"};
+    case ProbeOutcome::unreachable:
+      return {"its host does not answer", "the peer's host or the network between is down"};
+    case ProbeOutcome::none:
+      break;
   }
-  if (progress != Progress::failed) return ProbeOutcome::none;
-  switch (exchange.error().status) {
-    case Status::refused:
-      return ProbeOutcome::no_listener;
-    case Status::timed_out:
-    case Status::system:  // no route
-      return ProbeOutcome::unreachable;
-    default:
-      return ProbeOutcome::none;
-  }
+  return {nullptr, nullptr};
 }
 
-}  // namespace
-
-void ProbePeer::advance(ControlPort& port, Handshake& h) {
-  const Progress progress = h.exchange.advance();
-  if (progress == Progress::waiting) return port.watch(h);
-  end(port, h, outcome_of(progress, h.exchange));
+void ProbePeer::on_frame(ControlPort& port, Handshake& h) const {
+  const auto& body = h.exchange.received().body;
+  const auto* const no = std::get_if<wire::Refuse>(&body);
+  end(port, h,
+      std::holds_alternative<wire::Ready>(body)          ? ProbeOutcome::alive
+      : no != nullptr && no->status == Status::peer_lost ? ProbeOutcome::restarted
+                                                         : ProbeOutcome::none);
 }
 
-void ProbePeer::on_timeout(ControlPort& port, Handshake& h) {
+void ProbePeer::on_failed(ControlPort& port, Handshake& h, const Error& why) const {
+  const bool unreachable = why.status == Status::timed_out || why.status == Status::system;
+  end(port, h,
+      why.status == Status::refused ? ProbeOutcome::no_listener
+      : unreachable                 ? ProbeOutcome::unreachable  // no route
+                                    : ProbeOutcome::none);
+}
+
+void ProbePeer::on_timeout(ControlPort& port, Handshake& h) const {
   const bool connected = h.exchange.state() == Exchange::State::open;
   end(port, h, connected ? ProbeOutcome::silent : ProbeOutcome::unreachable);
 }
@@ -327,13 +312,6 @@ void ProbePeer::end(ControlPort& port, Handshake& h, ProbeOutcome outcome) const
 
 // ---- refusals ----
 
-void Refusing::advance(ControlPort& port, Handshake& h) {
-  const Progress progress = h.exchange.advance();
-  if (progress == Progress::closed || progress == Progress::failed) return port.drop(h);
-  port.watch(h);
-}
-
 void Refusing::give_up(ControlPort& port, Handshake& h) { port.drop(h); }
-void Refusing::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
 
 }  // namespace spinwire::control

@@ -1,10 +1,11 @@
-// The dialogues of the control port, each a type with its own state. A dialogue knows what it says
-// next and what it may hear; ControlPort has the sockets, the limits and the timers. To add one:
-// add a type with the two functions that all have, name it in Dialogue, and begin it in ControlPort
-// or in Incoming. Cold.
+// The dialogues of the control port, each a type with its own state. A dialogue knows the frame
+// that it sends next and the frames that it may receive. ControlPort has the sockets, the limits
+// and the timers. To add a dialogue, add a type with the functions below, name it in Dialogue, and
+// begin it in ControlPort or in Incoming. Cold.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <variant>
 
@@ -17,70 +18,106 @@ namespace spinwire::control {
 class ControlPort;
 struct Handshake;
 
-/// What a connection that is for a session's calls says of the session.
+/// Identifies the session of a connection for its calls.
 struct SessionReference {
-  std::uint32_t session = 0;  ///< as the server calls it
-  std::uint64_t token = 0;    ///< that the server gave to its client
+  std::uint32_t session = 0;  ///< the server's name of the session
+  std::uint64_t token = 0;    ///< the server gave it to its client
 };
 
-// Each has
-//   void advance(ControlPort&, Handshake&)     the socket is ready, or there is something to send;
-//   void on_timeout(ControlPort&, Handshake&)  the handshake's timer has fired;
-//   void give_up(ControlPort&, Handshake&)     it ends, so that a new peer may come;
-//   bool waits_for_peer()                      it may be given up: the peer's turn it is.
-// One whose frame names an address also has
+// ControlPort advances the exchange and calls
+//   void on_frame(ControlPort&, Handshake&)    the peer's frame is in the exchange;
+//   void on_failed(ControlPort&, Handshake&, const Error&)
+//                                              the stream has failed, or was closed.
+// Some have
+//   Error closed_error(const Handshake&)       for on_failed(), if the peer has closed the stream;
+//   bool is_over(const Handshake&), void end(ControlPort&, Handshake&)
+//                                              it ends, whether or not the peer closes the stream;
+//   void on_timeout(ControlPort&, Handshake&)  the handshake's timer has fired; without it, the
+//                                              owner's deadline ends the handshake;
+//   bool waits_for_peer(), void give_up(ControlPort&, Handshake&)
+//                                              if true, the port may end it for a new peer;
+//   void resume(ControlPort&, Handshake&)      it was held, and goes on with the peer's request;
 //   void on_resolved(ControlPort&, Handshake&, const Result<void>&)
-//                                              ControlPort::resolve() has answered false, and now
-//                                              the address is resolved, or is not reachable.
-// The object may be replaced by the next dialogue inside of these functions.
+//                                              after ControlPort::resolve() answered false: the
+//                                              address is resolved, or is not reachable.
+// These functions may replace the object by the next dialogue.
 
-/// Inbound: waits for the first frame, which tells what the peer wants.
+/// The peer has closed the stream, for dialogues without a closed_error() of their own.
+Error closed_early();
+
+/// Inbound: waits for the first frame, which contains the peer's request.
 struct Incoming {
   ListenerId listener;
 
   [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
-  void give_up(ControlPort& port, Handshake& h);
-
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort& port, Handshake& h);
+  static void give_up(ControlPort& port, Handshake& h);
+  static void on_timeout(ControlPort& port, Handshake& h);
+  void on_frame(ControlPort& port, Handshake& h) const;
+  static void on_failed(ControlPort& port, Handshake& h, const Error& why);
   void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
+  void resume(ControlPort& port, Handshake& h) const { on_frame(port, h); }
 
  private:
-  void on_frame(ControlPort& port, Handshake& h) const;
   void pass_on(ControlPort& port, Handshake& h) const;
 };
 
-/// Outbound: hello, the peer's accept, our ready. With a session: the hello joins it.
-struct Connect {
+/// What dialogues of connections share. Each function ends the handshake, then tells the owner.
+struct OfConnection {
   ConnectionOwner* owner = nullptr;
   std::uint64_t subject = 0;
-  std::optional<SessionReference> session;
+
+  void on_failed(ControlPort& port, Handshake& h, const Error& why) const;
+  void on_refused(ControlPort& port, Handshake& h, const wire::Refuse& refusal) const;
+  void end(ControlPort& port, Handshake& h) const;
+  void give_up(ControlPort& port, Handshake& h) const;
+};
+
+/// Outbound: sends hello, receives accept, sends ready. For a session's calls, the hello joins the
+/// session.
+struct Connect : OfConnection {
+  /// After the hello; before it, only a refusal.
+  [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
+    return wire::kinds(wire::FrameKind::accept, wire::FrameKind::refuse);
+  }
+  std::optional<SessionReference> session{};
   bool asked = false;      ///< the hello is queued
   bool confirmed = false;  ///< our ready is queued
 
-  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
-  void give_up(ControlPort&, Handshake&) {}
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
-  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
-
- private:
+  /// A peer that has read the last frame may close at once.
+  [[nodiscard]] bool is_over(const Handshake& h) const noexcept;
+  [[nodiscard]] static Error closed_error(const Handshake& h);
   void on_frame(ControlPort& port, Handshake& h) const;
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 };
 
-/// Inbound, after the peer's hello: our accept, the peer's ready.
-struct Accept {
-  ConnectionOwner* owner = nullptr;
-  std::uint64_t subject = 0;
+/// Inbound, after the peer's hello: sends accept, receives ready.
+struct Accept : OfConnection {
+  /// After our accept; before it, only a refusal.
+  [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
+    return wire::kinds(wire::FrameKind::ready, wire::FrameKind::refuse);
+  }
   bool answered = false;  ///< the accept is queued
 
   [[nodiscard]] bool waits_for_peer() const noexcept { return answered; }
-  void give_up(ControlPort& port, Handshake& h);
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
-
- private:
   void on_frame(ControlPort& port, Handshake& h) const;
+};
+
+/// Inbound, through rdma_cm: a request that the listener's owner has not taken yet.
+struct CmIncoming {
+  ListenerId listener;
+
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  static void give_up(ControlPort& port, Handshake& h);
+  static void on_timeout(ControlPort& port, Handshake& h);
+  void resume(ControlPort& port, Handshake& h) const;
+};
+
+/// Inbound, through rdma_cm: from the request until the peer confirms our answer. The owner has the
+/// identifier and its events.
+struct CmAccept : OfConnection {
+  bool answered = false;
+
+  [[nodiscard]] bool waits_for_peer() const noexcept { return answered; }
 };
 
 /// Outbound: asks a server for a session.
@@ -88,85 +125,110 @@ struct OpenSession {
   SessionOwner* owner = nullptr;
   std::uint64_t subject = 0;
 
-  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
-  void give_up(ControlPort&, Handshake&) {}
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
-  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
-
- private:
+  [[nodiscard]] static Error closed_error(const Handshake& h);
   void on_frame(ControlPort& port, Handshake& h) const;
+  void on_failed(ControlPort& port, Handshake& h, const Error& why) const;
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 };
 
-/// Inbound, after a session was asked for: until the client has shown that it gets what is sent to
-/// the address that it names.
-struct ValidatePath {
+/// What dialogues of served sessions share.
+struct OfServedSession {
   AcceptedSession session;
+
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  /// Ends the handshake. The owner keeps the session if its client already uses it.
+  void end_unconfirmed(ControlPort& port, Handshake& h) const;
+};
+
+/// Inbound, after a request for a session: waits until the client has proved that it receives
+/// datagrams at the address that it names.
+struct ValidatePath : OfServedSession {
   std::uint64_t challenged_at = 0;  ///< tick
   std::uint64_t interval = 0;       ///< ticks to the next challenge; doubled each time
   std::uint64_t deadline = 0;       ///< tick
 
-  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
   void give_up(ControlPort& port, Handshake& h) const;
-  void advance(ControlPort& port, Handshake& h) const;
   void on_timeout(ControlPort& port, Handshake& h);
+  void on_frame(ControlPort& port, Handshake& h) const;
+  void on_failed(ControlPort& port, Handshake& h, const Error&) const { give_up(port, h); }
 };
 
 /// Inbound, after a session was opened: waits for the client's ready.
-struct ServeSession {
-  /// A challenge that was repeated may be answered once more.
+struct ServeSession : OfServedSession {
+  /// A repeated challenge may be answered once more.
   [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
     return wire::kinds(wire::FrameKind::ready, wire::FrameKind::path_response,
                        wire::FrameKind::refuse);
   }
-  ServedSessionOwner* owner = nullptr;
-  std::uint64_t subject = 0;
-  std::uint64_t opened_at = 0;  ///< tick
 
-  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
-  void give_up(ControlPort& port, Handshake& h) const;
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort& port, Handshake& h) const { give_up(port, h); }
+  void give_up(ControlPort& port, Handshake& h) const { end_unconfirmed(port, h); }
+  void on_timeout(ControlPort& port, Handshake& h) const { end_unconfirmed(port, h); }
+  void on_frame(ControlPort& port, Handshake& h) const;
+  void on_failed(ControlPort& port, Handshake& h, const Error&) const { end_unconfirmed(port, h); }
 };
 
-/// Outbound: asks whether the engine at an address is the one of this incarnation.
+/// Outbound: asks whether the engine at an address has this incarnation.
 struct ProbePeer {
   ProbeOwner* owner = nullptr;
   std::uint64_t incarnation = 0;
 
-  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
+  void on_timeout(ControlPort& port, Handshake& h) const;
+  void on_frame(ControlPort& port, Handshake& h) const;
+  void on_failed(ControlPort& port, Handshake& h, const Error& why) const;
+
+ private:
   void end(ControlPort& port, Handshake& h, ProbeOutcome outcome) const;
-  void give_up(ControlPort&, Handshake&) {}
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort& port, Handshake& h);
 };
 
-/// Either direction: our refusal is on its way and the peer has not closed yet.
+/// Either direction: our refusal is sent, and the peer has not closed yet.
 struct Refusing {
   [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
-  void give_up(ControlPort& port, Handshake& h);
-  void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort& port, Handshake& h);
+  static void give_up(ControlPort& port, Handshake& h);
+  static void on_timeout(ControlPort& port, Handshake& h) { give_up(port, h); }
+  static void on_failed(ControlPort& port, Handshake& h, const Error&) { give_up(port, h); }
 };
 
-using Dialogue = std::variant<Incoming, Connect, Accept, OpenSession, ValidatePath, ServeSession,
-                              ProbePeer, Refusing>;
+using Dialogue = std::variant<Incoming, Connect, Accept, CmIncoming, CmAccept, OpenSession,
+                              ValidatePath, ServeSession, ProbePeer, Refusing>;
 
-/// Whether the address that the peer's frame names is known to the kernel.
+/// A request through rdma_cm.
+struct CmRequest {
+  CmId id;  ///< until the listener's owner takes it
+  CmEvent event;
+  Address peer;
+  ListenerId listener;
+  std::uint64_t came_at = 0;  ///< tick
+};
+
+/// What an inbound request waits for at the port.
+enum class HeldFor : std::uint8_t {
+  nothing,
+  resolution,  ///< its source, or the port, has too many addresses resolved
+  connection,  ///< its listener has no room for a connection yet
+};
+
+/// Whether the kernel knows the address in the peer's frame.
 enum class AddressState : std::uint8_t { unknown, pending, resolved };
 
-/// A dialogue and its socket.
+/// A dialogue and its socket, or its request through rdma_cm.
 struct Handshake {
   Exchange exchange;
   Dialogue dialogue;
   HandshakeId id;
   bool inbound = false;
-  SourceCounts::iterator source;  ///< inbound: the peer's
+  SourceCounts::iterator source;  ///< inbound: the peer's count
   bool watched = false;           ///< in the epoll set
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;
-  std::uint64_t waits_since = 0;  ///< tick of the dialogue's last step
+  HeldFor held_for = HeldFor::nothing;
+  bool is_charged = false;             ///< its resolution counts in ResolutionLimits
+  std::unique_ptr<CmRequest> request;  ///< if through rdma_cm; the exchange is idle then
+  std::uint64_t waits_since = 0;       ///< tick of the dialogue's last step
   base::Timer timer;
+
+  [[nodiscard]] const Address& peer() const noexcept {
+    return request != nullptr ? request->peer : exchange.peer();
+  }
 };
 
 }  // namespace spinwire::control

@@ -64,7 +64,7 @@ std::size_t EpollSet::wait(std::span<Event> out) noexcept {
     if (!has_changed_ && seen_ == *changes_) return 0;
     seen_ = *changes_;
   }
-  // A failure (a signal came, no set) tells nothing; what is ready stays so for the next call.
+  // A failure (a signal, no set) counts as no events; pending events are reported by the next call.
   const int count = epoll_wait(fd_.get(), ready.data(), limit, 0);
   has_changed_ = count != 0;
   for (int i = 0; i < count; ++i) {

@@ -12,7 +12,7 @@
 namespace spinwire::control {
 namespace {
 
-// What a refused peer may still send before we stop listening to it.
+// Most bytes that we read and discard from a refused peer.
 constexpr std::size_t kDiscardMax = 16384;
 
 bool transient(int error) noexcept {
@@ -21,9 +21,8 @@ bool transient(int error) noexcept {
 
 std::string names(wire::KindSet set) {
   std::string list;
-  for (const auto kind : {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
-                          wire::FrameKind::ready, wire::FrameKind::open_session,
-                          wire::FrameKind::session_opened, wire::FrameKind::join_session}) {
+  for (unsigned i = 1; i <= static_cast<unsigned>(wire::kLastFrameKind); ++i) {
+    const auto kind = static_cast<wire::FrameKind>(i);
     if (!set.has(kind)) continue;
     if (!list.empty()) list += " or ";
     list += wire::to_string(kind);
@@ -109,8 +108,8 @@ Progress Exchange::finish_connecting() {
 }
 
 Progress Exchange::pump() {
-  // A peer that refuses and closes makes our write fail while its refusal waits to be read, so what
-  // can be read goes first.
+  // If the peer refuses and closes, our write fails while its refusal waits to be read. So read
+  // before reporting the write error.
   const int write_error = write_out();
   const Progress progress = expected_.empty() ? read_surplus() : read_frame();
   if (write_error == 0 || progress == Progress::frame || progress == Progress::failed) {
@@ -130,7 +129,7 @@ int Exchange::write_out() noexcept {
 }
 
 Progress Exchange::read_frame() {
-  // The header, then the body, and never a byte beyond it.
+  // Reads the header, then the body, and no byte beyond it.
   for (int reads = 0; reads < 2; ++reads) {
     const std::size_t end = have_ < wire::kHeaderBytes
                                 ? wire::kHeaderBytes
@@ -140,16 +139,16 @@ Progress Exchange::read_frame() {
     if (got == 0) return end_of_stream();
     have_ += static_cast<std::size_t>(got);
     if (end == wire::kHeaderBytes) {
-      const Progress progress = take_header();
+      const Progress progress = decode_header();
       if (progress != Progress::waiting || have_ < end) return progress;
     } else {
-      return have_ < end ? Progress::waiting : take_body();
+      return have_ < end ? Progress::waiting : decode_body();
     }
   }
   return Progress::waiting;
 }
 
-Progress Exchange::take_header() {
+Progress Exchange::decode_header() {
   const auto seen = std::span<const std::byte>(in_).first(have_);
   if (auto magic = wire::check_magic(seen); !magic) return fail(std::move(magic.error()), false);
   if (have_ < wire::kHeaderBytes) return Progress::waiting;
@@ -166,7 +165,7 @@ Progress Exchange::take_header() {
       true);
 }
 
-Progress Exchange::take_body() {
+Progress Exchange::decode_body() {
   const auto body =
       std::span<const std::byte>(in_).subspan(wire::kHeaderBytes, header_.body_length);
   auto received = wire::decode_body(header_, body);

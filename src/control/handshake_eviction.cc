@@ -1,38 +1,46 @@
-// When inbound handshakes are used up, a silent peer gives way to a new one: which, and when.
+// When inbound handshakes or connections are used up, a silent peer gives way to a new one: which,
+// and when.
 #include <algorithm>
 #include <chrono>
 
-#include "base/log.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
 namespace {
 
-// How long a peer may be silent before it gives way to a new one.
+// Longest time for which a peer may be silent before it gives way to a new one.
 constexpr Nanoseconds kGrace = std::chrono::milliseconds(100);
 constexpr Nanoseconds kGraceOfHeavySource = std::chrono::milliseconds(5);
 
+bool is_connection(const Handshake& h) noexcept {
+  return std::holds_alternative<Accept>(h.dialogue) || std::holds_alternative<CmAccept>(h.dialogue);
+}
+
 }  // namespace
 
-/// Whether the peer has had its time. It is shorter for sources that hold much of the port: honest
-/// peers that come in a crowd come from many, or are near.
-bool ControlPort::may_give_up(const Handshake& h) const noexcept {
-  if (!h.inbound || !std::visit([](const auto& d) { return d.waits_for_peer(); }, h.dialogue))
+/// Whether the peer has had its time. The time is shorter for sources that hold more than a quarter
+/// of `limit`: honest peers that come in a crowd come from many sources, or are near.
+bool ControlPort::may_evict(const Handshake& h, std::uint32_t limit) const noexcept {
+  const auto waits = [](const auto& dialogue) {
+    if constexpr (requires { dialogue.waits_for_peer(); }) return dialogue.waits_for_peer();
     return false;
-  const bool is_heavy = h.source->second > options_.handshakes / 4;
+  };
+  if (!std::visit(waits, h.dialogue)) return false;
+  const bool is_heavy = h.source->second > limit / 4;
   const Nanoseconds grace = is_heavy ? kGraceOfHeavySource : kGrace;
   return clock_.now() - h.waits_since >=
          clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, grace));
 }
 
-/// The handshake that gives way to a new peer: of the source that has the most of them, the one
-/// whose peer has been silent for the longest time. Null: none has had its time.
-Handshake* ControlPort::find_to_give_up() noexcept {
+/// Chooses among the eligible inbound handshakes: first the source with the most handshakes, then
+/// the handshake whose peer has been silent longest. Null: none is eligible.
+template <typename Eligible>
+Handshake* ControlPort::find_heaviest(Eligible&& is_eligible) noexcept {
   Handshake* found = nullptr;
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (!handshakes_.in_use(i)) continue;
     Handshake& h = handshakes_.at(i);
-    if (!may_give_up(h)) continue;
+    if (!h.inbound || !is_eligible(h)) continue;
     const auto ahead = [&] {
       const std::uint32_t most = found->source->second;
       return h.source->second != most ? h.source->second > most
@@ -43,14 +51,32 @@ Handshake* ControlPort::find_to_give_up() noexcept {
   return found;
 }
 
-void ControlPort::give_up(Handshake& h) noexcept {
+/// The handshake that gives way to a new peer. Null: none has had its time.
+Handshake* ControlPort::find_victim() noexcept {
+  return find_heaviest([&](const Handshake& h) { return may_evict(h, options_.handshakes); });
+}
+
+/// The half-open connection that gives way to a new one. Null: none has had its time.
+Handshake* ControlPort::find_half_open_victim() noexcept {
+  return find_heaviest(
+      [&](const Handshake& h) { return is_connection(h) && may_evict(h, options_.half_open); });
+}
+
+/// A request through rdma_cm that gives way before it has had its time, even while it waits for our
+/// own verbs, because its source has more handshakes than the newcomer's will have.
+Handshake* ControlPort::find_request_victim(const Address& newcomer) noexcept {
+  const auto source = sources_.find(newcomer.source());
+  const std::uint32_t will_have = source != sources_.end() ? source->second + 1 : 1;
+  return find_heaviest(
+      [&](const Handshake& h) { return h.request != nullptr && h.source->second > will_have; });
+}
+
+void ControlPort::evict(Handshake& h) noexcept {
   const HandshakeId id = h.id;
-  try {
-    std::visit([&](auto& dialogue) { dialogue.give_up(*this, h); }, h.dialogue);
-  } catch (...) {
-    base::log(LogLevel::error, "{}: out of memory in a handshake", h.exchange.peer_address());
-  }
-  drop(id);  // a refusal that lingers would keep the room
+  with_dialogue(h, [&](auto& dialogue) {
+    if constexpr (requires { dialogue.give_up(*this, h); }) dialogue.give_up(*this, h);
+  });
+  drop(id);  // a lingering refusal would keep the room
 }
 
 }  // namespace spinwire::control

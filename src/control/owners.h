@@ -1,6 +1,6 @@
-// What the control port asks of those that it talks for. An owner names what a dialogue is about by
-// a number of its own, the subject; the port only hands it back. The port has finished with a
-// dialogue, or put it into its next state, when it calls an owner. Cold.
+// Interfaces of the owners of dialogues. An owner identifies the object of a dialogue by a number
+// of its own, the subject; the port only passes the subject back. Before the port calls an owner,
+// it has finished the dialogue or put it into its next state. Cold.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace spinwire::control {
 
-/// Names one handshake of a port; one that is over is not found any more.
+/// Names one handshake of a port; not found any more when the handshake is over.
 struct HandshakeId {
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: none
@@ -28,11 +28,11 @@ struct ListenerId {
   std::uint32_t generation = 0;  ///< 0: none
 };
 
-/// Brings connections up, outbound and inbound.
+/// Makes connections, outbound and inbound.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
-  /// Outbound: the peer has accepted and tells its endpoint. An error refuses the peer.
+  /// Outbound: the peer has accepted and sent its endpoint. An error refuses the peer.
   virtual Result<void> on_accept(std::uint64_t subject, const Endpoint& peer) = 0;
   /// Both ends are up; the handshake is over.
   virtual void on_confirmed(std::uint64_t subject) = 0;
@@ -47,7 +47,7 @@ class SessionOwner {
  public:
   virtual ~SessionOwner() = default;
   /// The server has opened the session. Call ControlPort::confirm() to use it; otherwise the
-  /// handshake ends without a word and the server forgets the session.
+  /// handshake ends and the server forgets the session.
   virtual void on_opened(std::uint64_t subject, HandshakeId handshake,
                          const wire::SessionEnd& server) = 0;
   /// The server refuses; the handshake is over.
@@ -60,31 +60,45 @@ class SessionOwner {
 class ServedSessionOwner {
  public:
   virtual ~ServedSessionOwner() = default;
-  /// The client has not confirmed the session that was opened at this tick: it is gone, unless it
-  /// has used the session since.
+  /// The client has not confirmed the session that was opened at this tick. The client is gone,
+  /// unless it has used the session since.
   virtual void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) = 0;
-  /// Send the token to the client's address: the client shows that it has come before it is told of
-  /// the session. Once more if that takes long.
+  /// Send the token to the client's address, as a datagram. The client must return it before it
+  /// gets the session. Called again if the client does not answer soon.
   virtual void on_challenge_due(std::uint64_t subject, std::uint64_t token) = 0;
 };
 
-/// What a probe finds at the address of a silent peer. Only `restarted` proves that the engine is
-/// gone: its listener may be closed or out of reach while the engine lives.
+/// The result of a probe at the address of a silent peer. Only `restarted` proves that the engine
+/// is gone: its listener may be closed or unreachable while the engine lives.
 enum class ProbeOutcome : std::uint8_t {
-  none,         ///< nothing was found out
+  none,         ///< the probe has no result
   alive,        ///< the engine answers
   restarted,    ///< another engine, or the next incarnation, answers
-  silent,       ///< the connection is taken, and then nobody answers
+  silent,       ///< the connection is accepted, but no answer comes
   no_listener,  ///< the host refuses the connection
   unreachable,  ///< the host does not answer
 };
 
-/// Asks whether silent peers still are the engines that they were.
+/// What a probe has found about a lost peer, for the text of an Error.
+struct ProbeFinding {
+  const char* found;   ///< null: nothing
+  const char* remedy;  ///< null: none of its own
+};
+ProbeFinding explain(ProbeOutcome outcome) noexcept;
+
+/// Probes the engines of silent peers.
 class ProbeOwner {
  public:
   virtual ~ProbeOwner() = default;
-  /// The probe of the engine of this incarnation is over.
+  /// The probe of this incarnation's engine is over.
   virtual void on_probe_ended(std::uint64_t incarnation, ProbeOutcome outcome) = 0;
+};
+
+/// Whether a listener has room for one more connection.
+struct Admission {
+  bool now = true;
+  /// If not now: half-open connections that are being torn down, each of which makes room for one.
+  std::uint32_t ending = 0;
 };
 
 /// A connection that a listener has taken.
@@ -92,7 +106,7 @@ struct AcceptedConnection {
   ConnectionOwner* owner;
   std::uint64_t subject;
 };
-/// A session that a listener has taken.
+/// A session that a listener has accepted.
 struct AcceptedSession {
   wire::SessionEnd end;  ///< ours
   ServedSessionOwner* owner;
@@ -101,33 +115,37 @@ struct AcceptedSession {
   std::uint64_t path_token = 0;  ///< random; 0: the client's address needs no validation
 };
 
-/// Decides on what peers ask of a listener. Each error goes to the peer as a refusal. The listener
-/// may be stopped inside of each function.
+/// Decides on the requests of a listener's peers. Each error is sent to the peer as a refusal. Each
+/// function may stop the listener.
 class ListenerOwner {
  public:
   virtual ~ListenerOwner() = default;
-  virtual Result<AcceptedConnection> on_hello(HandshakeId handshake, std::string_view peer,
+  /// Precedes on_hello(), on_join_session() and on_cm_request(). Without room now the port keeps
+  /// the request, ends a half-open connection if that is due, and asks again. Errors: limit.
+  virtual Result<Admission> admit(const Address& peer) = 0;
+  virtual Result<AcceptedConnection> on_hello(HandshakeId handshake, const Address& peer,
                                               const Endpoint& endpoint) = 0;
-  virtual Result<AcceptedConnection> on_join_session(HandshakeId handshake, std::string_view peer,
+  virtual Result<AcceptedConnection> on_join_session(HandshakeId handshake, const Address& peer,
                                                      const wire::JoinSession& join) = 0;
   virtual Result<AcceptedSession> on_open_session(const Address& peer,
                                                   const wire::SessionEnd& client) = 0;
-  /// A request through rdma_cm. The owner keeps the identifier and answers, or rejects, later; an
-  /// error rejects at once.
-  virtual Result<void> on_cm_request(CmId& id, const CmEvent& request) = 0;
+  /// A request through rdma_cm. The owner takes the identifier over and answers, or rejects, later.
+  /// After an error the port rejects with it, if the identifier is still there.
+  virtual Result<AcceptedConnection> on_cm_request(HandshakeId handshake, CmId& id,
+                                                   const CmEvent& request) = 0;
 };
 
-/// Brings connections up through rdma_cm.
+/// Makes connections through rdma_cm.
 class CmOwner {
  public:
   virtual ~CmOwner() = default;
-  /// Anything but a request. `subject` is what ControlPort::set_cm_subject() was given.
+  /// Any event except a request. `subject` comes from ControlPort::set_cm_subject().
   virtual void on_cm_event(std::uint64_t subject, const CmEvent& event) = 0;
-  /// The address that ControlPort::resolve() was asked for is resolved. Errors: peer_lost.
+  /// The address of ControlPort::resolve() is resolved. Errors: peer_lost.
   virtual void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) = 0;
 };
 
-/// Has a descriptor of its own in the port's epoll set.
+/// Owns a descriptor in the port's epoll set.
 class DescriptorOwner {
  public:
   virtual ~DescriptorOwner() = default;

@@ -58,8 +58,6 @@ rdma_conn_param parameters(const CmParameters& offer) noexcept {
 
 void copy_parameters(const rdma_conn_param& p, CmEvent& event) noexcept {
   event.qp_num = p.qp_num;
-  event.initiator_depth = p.initiator_depth;
-  event.responder_resources = p.responder_resources;
   event.size = p.private_data == nullptr
                    ? 0
                    : std::min<std::size_t>(p.private_data_len, event.storage.size());
@@ -71,7 +69,7 @@ void copy_parameters(const rdma_conn_param& p, CmEvent& event) noexcept {
 std::string CmEvent::found() const noexcept {
   const char* const text = rdma_event_str(kind);
   if (kind == RDMA_CM_EVENT_REJECTED) {
-    // InfiniBand specification volume 1, table 114; those that RDMA_PS_TCP meets.
+    // InfiniBand specification volume 1, table 114; the reasons that occur with RDMA_PS_TCP.
     constexpr int kInvalidService = 8, kStale = 10, kByApplication = 28;
     const char* reason = status == kInvalidService  ? "nobody listens there"
                          : status == kStale         ? "the peer still knows an older connection"
@@ -111,7 +109,7 @@ bool CmChannel::next(CmEvent& event) noexcept {
       got->event == RDMA_CM_EVENT_CONNECT_REQUEST || got->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
       got->event == RDMA_CM_EVENT_ESTABLISHED || got->event == RDMA_CM_EVENT_REJECTED;
   if (connecting) copy_parameters(got->param.conn, event);
-  // Acknowledged at once: destroying an identifier waits for that.
+  // Acknowledge at once: destroying an identifier waits for the acknowledgement.
   (void)rdma_ack_cm_event(got);
   return true;
 }

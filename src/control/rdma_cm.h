@@ -1,6 +1,6 @@
 // librdmacm without its blocking: identifiers that own an rdma_cm_id, and one channel whose events
-// come out one by one, already acknowledged. rdma_cm says what a queue pair's attributes are; the
-// queue pair itself is made and modified by its owner, on its own opened device. Cold.
+// arrive one by one, already acknowledged. rdma_cm provides the attributes of a queue pair. The
+// owner of the queue pair makes and modifies it on its own opened device. Cold.
 #pragma once
 
 #include <rdma/rdma_cma.h>
@@ -19,30 +19,28 @@
 
 namespace spinwire::control {
 
-/// What both ends bring into a connection besides addresses.
+/// Parameters of a connection's end besides addresses.
 struct CmParameters {
   std::uint32_t qp_num = 0;
   bool shared_receives = true;
   std::uint8_t responder_resources = 1;  ///< READs and atomics served at once
-  std::uint8_t initiator_depth = 1;      ///< … and started
+  std::uint8_t initiator_depth = 1;      ///< READs and atomics started at once
   std::uint8_t retry_count = 7;
   std::uint8_t rnr_retry = 7;
   std::span<const std::byte> data;  ///< private data
 };
 
-/// An event, taken off the channel.
+/// An event taken from the channel.
 struct CmEvent {
   rdma_cm_event_type kind = RDMA_CM_EVENT_ADDR_ERROR;
-  int status = 0;                    ///< errno value, negative, or a rejection's reason
-  rdma_cm_id* id = nullptr;          ///< of a request: a new one
-  rdma_cm_id* listener = nullptr;    ///< of a request
-  std::uint32_t qp_num = 0;          ///< of a request or answer: the peer's
-  std::uint8_t initiator_depth = 0;  ///< likewise: what the peer starts at once
-  std::uint8_t responder_resources = 0;
-  std::size_t size = 0;  ///< bytes of `storage`
+  int status = 0;                  ///< errno value, negative, or a rejection's reason
+  rdma_cm_id* id = nullptr;        ///< for a request: a new identifier
+  rdma_cm_id* listener = nullptr;  ///< for a request
+  std::uint32_t qp_num = 0;        ///< for a request or answer: the peer's
+  std::size_t size = 0;            ///< bytes of `storage`
   std::array<std::byte, 256> storage;
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return {storage.data(), size}; }
-  /// What happened, for an Error.
+  /// Describes the event, for an Error.
   [[nodiscard]] std::string found() const noexcept;
 };
 
@@ -56,7 +54,7 @@ class CmChannel {
   [[nodiscard]] explicit operator bool() const noexcept { return channel_ != nullptr; }
   [[nodiscard]] int fd() const noexcept { return channel_->fd; }
   [[nodiscard]] rdma_event_channel* get() const noexcept { return channel_.get(); }
-  /// False if there is nothing. Never blocks.
+  /// Takes the next event. Returns false if there is none. Never blocks.
   bool next(CmEvent& event) noexcept;
 
  private:
@@ -68,12 +66,12 @@ class CmChannel {
   std::unique_ptr<rdma_event_channel, Close> channel_;
 };
 
-/// One end of a connection, or a listener. Destroying it forgets its events that are not read yet.
+/// One end of a connection, or a listener. Destroying it drops its unread events.
 class CmId {
  public:
-  /// Reports with `context` in rdma_cm_id::context. Errors: limit, no_memory, system.
+  /// Makes an identifier with `context` in rdma_cm_id::context. Errors: limit, no_memory, system.
   static Result<CmId> create(const CmChannel& channel, void* context);
-  /// Takes a request's identifier over.
+  /// Takes over a request's identifier.
   static CmId adopt(rdma_cm_id* id, void* context) noexcept {
     id->context = context;
     return CmId(id);
@@ -83,28 +81,25 @@ class CmId {
   [[nodiscard]] explicit operator bool() const noexcept { return id_ != nullptr; }
   [[nodiscard]] rdma_cm_id* get() const noexcept { return id_.get(); }
 
-  /// Each begins a step; its event tells how it ended. Errors: invalid_argument, no_device, in_use,
-  /// system, each naming the call.
-  /// `from`: the address of this host to use; null: as the routes say.
+  /// Each of these begins a step, whose event reports the outcome. Errors: invalid_argument,
+  /// no_device, in_use, system; each names the call. `from`: the address of this host to use; null:
+  /// by the routes.
   Result<void> resolve_address(const Address& to, Nanoseconds timeout,
                                const Address* from = nullptr);
   Result<void> resolve_route(Nanoseconds timeout);
   Result<void> listen(const Address& at, int backlog);
   Result<void> connect(const CmParameters& offer);
   Result<void> accept(const CmParameters& offer);
-  /// The answer has been taken and our queue pair is up.
+  /// Reports that the answer has arrived and our queue pair is up.
   Result<void> establish();
   void reject(std::span<const std::byte> data) noexcept;
   void disconnect() noexcept;
 
-  /// What the queue pair needs for its next state. Errors: system.
+  /// The attributes for the queue pair's next state. Errors: system.
   Result<void> attributes(ibv_qp_state state, ibv_qp_attr& attr, int& mask) const;
-  /// The device that the addresses lead to; empty before they are resolved.
+  /// The device of the addresses; empty before they are resolved.
   [[nodiscard]] std::string device() const;
   [[nodiscard]] std::uint8_t port() const noexcept { return id_->port_num; }
-  [[nodiscard]] const ibv_gid& local_gid() const noexcept {
-    return id_->route.addr.addr.ibaddr.sgid;
-  }
   [[nodiscard]] const ibv_gid& peer_gid() const noexcept {
     return id_->route.addr.addr.ibaddr.dgid;
   }

@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kDevice = "/dev/infiniband/rdma_cm";
 
-// As in the kernel's rdma/rdma_user_cm.h, which cannot be included: librdmacm's header defines the
-// same enumerators.
+// Copied from the kernel's rdma/rdma_user_cm.h, which cannot be included: librdmacm's header
+// defines the same enumerators.
 enum class Command : std::uint32_t { create_id = 0, destroy_id = 1, get_event = 12, resolve = 21 };
 struct Header {
   Command command;
@@ -58,7 +58,7 @@ struct Event {
   std::uint32_t id;
   std::uint32_t kind;
   std::int32_t status;      ///< 0, or an errno value below 0
-  std::uint32_t rest[123];  ///< of connections; the kernel writes less
+  std::uint32_t rest[123];  ///< for connections; the kernel writes less
 };
 static_assert(sizeof(Header) == 8 && sizeof(CreateId) == 24 && sizeof(DestroyId) == 16 &&
               sizeof(ResolveAddress) == 16 + 2 * 128 && sizeof(Event) == 512);

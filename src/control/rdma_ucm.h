@@ -1,6 +1,6 @@
-// The kernel's rdma_cm without librdmacm, for resolving addresses only: librdmacm opens the RDMA
-// device of each identifier that it resolves and keeps it open, so that the device could not be
-// removed any more (librdmacm/cma.c: ucma_init_device). The commands are those of the kernel's
+// The kernel's rdma_cm without librdmacm, only for resolving addresses. librdmacm opens the RDMA
+// device of each identifier that it resolves and keeps it open, so that the device cannot be
+// removed (librdmacm/cma.c: ucma_init_device). The commands are those of the kernel's
 // rdma/rdma_user_cm.h, which do not change. Never blocks. Cold.
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace spinwire::control {
 
-/// What the kernel tells of an identifier.
+/// An event of an identifier from the kernel.
 struct UcmEvent {
-  std::uint64_t key = 0;  ///< what resolve() was given
+  std::uint64_t key = 0;  ///< the key of resolve()
   rdma_cm_event_type kind = RDMA_CM_EVENT_ADDR_ERROR;
   int status = 0;  ///< 0, or an errno value
 };
@@ -33,13 +33,14 @@ class UcmChannel {
   /// Readable when there is an event.
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
-  /// Begins to resolve: an event with `key` tells how it ended. Returns the identifier, which lasts
-  /// until destroy(). Errors: no_device if no RDMA device leads there; limit, no_memory, system.
+  /// Begins to resolve; an event with `key` reports the outcome. Returns the identifier, which
+  /// lasts until destroy(). Errors: no_device if no RDMA device leads there; limit, no_memory,
+  /// system.
   Result<std::uint32_t> resolve(std::uint64_t key, const Address& to, const Address& from,
                                 Nanoseconds timeout);
-  /// Forgets the identifier and its events that are not read yet.
+  /// Destroys the identifier and drops its unread events.
   void destroy(std::uint32_t id) noexcept;
-  /// Nothing if there is none.
+  /// The next event, if there is one.
   std::optional<UcmEvent> next() noexcept;
 
  private:

@@ -69,8 +69,8 @@ Result<void> set_option(int fd, int level, int option, std::string_view name) {
       system_error(base::format("set socket option {}", name), "setsockopt", errno));
 }
 
-// What accept4 answers for a connection that was gone before we took it, or for a network error
-// that came in on it: the listener itself is sound.
+// Errors of accept4 about a connection that ended before we accepted it, or a network error on it.
+// The listener itself works.
 bool concerns_one_connection(int error) noexcept {
   switch (error) {
     case EAGAIN:
@@ -123,27 +123,23 @@ Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, Net
     result.simulated_ = std::move(simulated->queue);
     return result;
   }
+  const auto failed = [&](std::string_view call) {
+    return tl::make_unexpected(system_error(asked, call, errno));
+  };
   base::UniqueFd fd = open_socket(address);
-  if (!fd) return tl::make_unexpected(system_error(asked, "socket", errno));
-  if (auto set = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, "SO_REUSEADDR"); !set) {
-    return tl::make_unexpected(std::move(set.error()));
-  }
-  if (address.family() == AF_INET6) {
-    auto set = set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, "IPV6_V6ONLY");
-    if (!set) return tl::make_unexpected(std::move(set.error()));
-  }
-  if (::bind(fd.get(), address.data(), address.size()) != 0) {
-    return tl::make_unexpected(system_error(asked, "bind", errno));
-  }
-  if (::listen(fd.get(), backlog) != 0) {
-    return tl::make_unexpected(system_error(asked, "listen", errno));
-  }
+  if (!fd) return failed("socket");
+  auto set = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, "SO_REUSEADDR");
+  if (set && address.family() == AF_INET6)
+    set = set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, "IPV6_V6ONLY");
+  if (!set) return tl::make_unexpected(std::move(set.error()));
+  if (::bind(fd.get(), address.data(), address.size()) != 0) return failed("bind");
+  if (::listen(fd.get(), backlog) != 0) return failed("listen");
   auto local = local_address(fd.get());
   if (!local) return tl::make_unexpected(std::move(local.error()));
 
   ListenSocket result;
   result.spare_.reset(::eventfd(0, EFD_CLOEXEC));
-  if (!result.spare_) return tl::make_unexpected(system_error(asked, "eventfd", errno));
+  if (!result.spare_) return failed("eventfd");
   result.fd_ = std::move(fd);
   result.local_ = *local;
   return result;
@@ -164,13 +160,13 @@ Result<std::optional<Accepted>> ListenSocket::accept() {
   }
   auto parsed = Address::from(address, size);
   if (!parsed) return tl::make_unexpected(std::move(parsed.error()));
-  // It fails only if the peer has reset the connection already; reading will tell that.
+  // Fails only if the peer has already reset the connection; reading reports the reset.
   static_cast<void>(set_no_delay(fd.get()));
   return Accepted{std::move(fd), *parsed};
 }
 
 void ListenSocket::drop_one() noexcept {
-  // Without the spare (another thread took its number) the connection stays in the queue.
+  // Without the spare (another thread took its number), the connection stays in the queue.
   spare_.reset();
   { const base::UniqueFd dropped(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
   spare_.reset(::eventfd(0, EFD_CLOEXEC));
@@ -188,7 +184,7 @@ Result<Connecting> begin_connect(const Address& remote, Network* network) {
   if (!fd) return tl::make_unexpected(system_error(asked(), "socket", errno));
   if (auto set = set_no_delay(fd.get()); !set) return tl::make_unexpected(std::move(set.error()));
   int error = ::connect(fd.get(), remote.data(), remote.size()) == 0 ? 0 : errno;
-  // After a signal the attempt goes on, as it does when it is in progress.
+  // A signal does not end the attempt: it continues, as with EINPROGRESS.
   if (error == EINPROGRESS || error == EINTR) error = 0;
   return Connecting{std::move(fd), error};
 }

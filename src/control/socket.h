@@ -1,5 +1,5 @@
-// Non-blocking TCP sockets for the handshake. Every descriptor is close-on-exec, every call answers
-// at once. Set-up and control-step code.
+// Non-blocking TCP sockets for the handshake. Every descriptor is close-on-exec, and every call
+// returns at once. Set-up and control-step code.
 #pragma once
 
 #include <memory>
@@ -13,34 +13,34 @@
 
 namespace spinwire::control {
 
-/// What a failed system call means for its caller: `limit` for descriptors and ephemeral ports,
-/// `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
-/// `refused`, `timed_out`, `peer_lost` or else `system`; with what to do.
+/// The Error of a failed system call, with a remedy. Status: `limit` for descriptors and ephemeral
+/// ports, `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
+/// `refused`, `timed_out`, `peer_lost`, or else `system`.
 Error system_error(ErrorText asked, std::string_view call, int error) noexcept;
 
-/// A connection that a listener took.
+/// A connection that a listener accepted.
 struct Accepted {
   base::UniqueFd fd;
   Address peer;
 };
 
-/// The connections that wait at a listener of a simulated network.
+/// The waiting connections of a simulated network's listener.
 class AcceptQueue {
  public:
   virtual ~AcceptQueue() = default;
-  /// Takes the first of them; none if none waits. `fd` is the listener's descriptor.
+  /// Accepts the first waiting connection; none if none waits. `fd` is the listener's descriptor.
   virtual Result<std::optional<Accepted>> accept(int fd) = 0;
 };
 
-/// A connection being made. An error that the network reported at once is in `error`, an errno
-/// value; finish_connect() reports it like a later one.
+/// A connection being made. `error` is an errno value that the network reported at once;
+/// finish_connect() reports it like a later one.
 struct Connecting {
   base::UniqueFd fd;
   int error = 0;
 };
 
-/// A simulated network, as one of its hosts sees it. Sockets of a simulated network are real
-/// descriptors, so that exchanges and epoll sets do not notice.
+/// A simulated network, as one of its hosts sees it. Its sockets are real descriptors, so that
+/// exchanges and epoll sets need no special case.
 class Network {
  public:
   struct Listening {
@@ -49,8 +49,8 @@ class Network {
     std::shared_ptr<AcceptQueue> queue;
   };
   virtual ~Network() = default;
-  /// On one of this host's addresses; port 0 takes a free one. Errors: in_use, invalid_argument
-  /// (another host's address), limit, system.
+  /// Listens on one of this host's addresses; port 0 takes a free port. Errors: in_use,
+  /// invalid_argument (another host's address), limit, system.
   virtual Result<Listening> listen(const Address& address) = 0;
   /// Begins to connect. Errors: limit, system.
   virtual Result<Connecting> connect(const Address& remote) = 0;
@@ -58,23 +58,27 @@ class Network {
   [[nodiscard]] virtual const std::uint64_t* change_count() const noexcept = 0;
 };
 
-/// A listening socket that survives the lack of descriptors.
+/// A listening socket that works even without free descriptors.
 class ListenSocket {
  public:
-  /// Binds and listens; port 0 takes a free one, which local() tells. An IPv6 listener takes IPv6
-  /// connections only. Errors: in_use naming the address, invalid_argument (an address that this
-  /// host does not have, or an IPv4 one in IPv6 form), limit, no_memory, system.
-  /// On a simulated network if one is given.
+  /// Binds and listens; port 0 takes a free port, see local(). On a simulated network if one is
+  /// given. An IPv6 listener accepts IPv6 connections only. Errors:
+  ///   in_use            names the address
+  ///   invalid_argument  not an address of this host, or an IPv4 address in IPv6 form
+  ///   limit             descriptors are used up
+  ///   no_memory         no memory for the socket
+  ///   system            the operating system refused
   static Result<ListenSocket> open(const Address& address, int backlog, Network* network = nullptr);
 
-  /// A closed one.
+  /// A closed socket.
   ListenSocket() noexcept = default;
 
-  /// Takes one waiting connection; none if none waits, or if the one that did is gone again. When
-  /// descriptors have run out it answers `limit`, and drops one waiting connection by means of a
-  /// descriptor kept for that, so that its peer learns at once and the socket does not stay
-  /// readable for ever; the caller need not wait before calling again, but at most once a step.
-  /// Other errors: no_memory, system (the socket is of no use any more).
+  /// Accepts one waiting connection; none if none waits, or if the waiting one is gone again.
+  /// Errors: no_memory, system (the socket is unusable), limit.
+  ///
+  /// When descriptors run out, accept() answers `limit` and drops one waiting connection by means
+  /// of a spare descriptor: its peer learns at once, and the socket does not stay readable. The
+  /// caller may call again at once, but at most once a step.
   Result<std::optional<Accepted>> accept();
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
@@ -90,18 +94,18 @@ class ListenSocket {
   std::shared_ptr<AcceptQueue> simulated_;
 };
 
-/// Begins to connect, from a simulated network if one is given. Errors of this host only:
+/// Begins to connect, on a simulated network if one is given. Errors of this host only:
 /// invalid_argument (port 0), limit, no_memory, system.
 Result<Connecting> begin_connect(const Address& remote, Network* network = nullptr);
 
-/// True once connected, false while it is still being tried. Errors: refused, timed_out, peer_lost,
-/// limit, system, naming the address.
+/// True if connected, false while the attempt continues. Errors: refused, timed_out, peer_lost,
+/// limit, system; each names the address.
 Result<bool> finish_connect(const Connecting& connecting, const Address& remote);
 
 /// Sends small frames at once instead of gathering them. Errors: system.
 Result<void> set_no_delay(int fd);
 
-/// This end of a socket. Errors: unsupported (no TCP socket), system.
+/// The address of this end of a socket. Errors: unsupported (no TCP socket), system.
 Result<Address> local_address(int fd);
 
 }  // namespace spinwire::control

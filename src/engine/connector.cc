@@ -5,13 +5,13 @@
 
 #include "base/error.h"
 #include "base/internals.h"
-#include "config/connection_settings.h"
-#include "rpc/rpc.h"
+#include "config/connection_attributes.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::engine {
 
 using agent::Agent;
-using agent::Stage;
+using agent::HandshakeStep;
 
 namespace {
 
@@ -36,36 +36,43 @@ class ApplicationListener final : public control::ListenerOwner {
                       const ListenOptions& options, const config::ConnectionAttributes& attributes)
       : connector_(connector), calls_(calls), options_(options), attributes_(attributes) {}
 
+  Result<control::Admission> admit(const control::Address& peer) override {
+    return connector_.admit(peer);
+  }
   Result<control::AcceptedConnection> on_hello(control::HandshakeId handshake,
-                                               std::string_view peer,
+                                               const control::Address& peer,
                                                const Endpoint& endpoint) override {
     return connector_.accept(handshake, peer, endpoint, options_, attributes_);
   }
   Result<control::AcceptedConnection> on_join_session(control::HandshakeId handshake,
-                                                      std::string_view peer,
+                                                      const control::Address& peer,
                                                       const wire::JoinSession& join) override {
     if (calls_ == nullptr) return no_method();
-    return calls_->dialogues.accept_join(handshake, peer, join);
+    auto joined = rpc::on_join_session(*calls_, handshake, peer, join);
+    if (joined) connector_.count(joined->subject, peer);
+    return joined;
   }
   Result<control::AcceptedSession> on_open_session(const control::Address& peer,
                                                    const wire::SessionEnd& client) override {
     if (calls_ == nullptr) return no_method();
-    return calls_->dialogues.accept(peer, client);
+    return rpc::on_open_session(*calls_, peer, client);
   }
-  Result<void> on_cm_request(control::CmId& id, const control::CmEvent& request) override {
-    return connector_.accept_cm(id, request, options_, attributes_);
+  Result<control::AcceptedConnection> on_cm_request(control::HandshakeId handshake,
+                                                    control::CmId& id,
+                                                    const control::CmEvent& request) override {
+    return connector_.accept_cm(handshake, id, request, options_, attributes_);
   }
 
  private:
   Connector& connector_;
-  const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method is served, no session open
+  const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method and no session
   ListenOptions options_;
   config::ConnectionAttributes attributes_;
 };
 
 }  // namespace
 
-// ---- what the application asks for ----
+// ---- requests of the application ----
 
 Result<Listener> Connector::listen(std::string_view text, const ListenOptions& options,
                                    const std::unique_ptr<rpc::Rpc>& calls) {
@@ -90,28 +97,27 @@ Result<Connector::Attempt> Connector::begin(const control::Address& to, Via via,
                                             Nanoseconds timeout) {
   if (auto present = device_.check_present("connect"); !present)
     return tl::unexpected(present.error());
-  if (via == Via::rdma_cm)
-    return begin_cm(to, timeout).map([](auto link) { return Attempt{{}, std::move(link)}; });
-  return port_.connect(to, *this).map([](control::HandshakeId id) { return Attempt{id, nullptr}; });
+  if (via == Via::rdma_cm) return begin_cm(to, timeout);
+  return port_.connect(to, *this).map([](control::HandshakeId id) { return Attempt{id, {}}; });
 }
 
 void Connector::attach(Attempt attempt, Agent& a) noexcept {
-  if (attempt.link != nullptr) return attach_cm(std::move(attempt.link), a);
-  a.setup.handshake = attempt.handshake;
-  port_.assign(a.setup.handshake, agent::subject_of(a));
+  if (attempt.cm != nullptr) return attach_cm(std::move(attempt.cm), a);
+  agent::use_handshake(a, attempt.handshake);
+  port_.assign(attempt.handshake, agent::subject_of(a));
 }
 
 Result<Connection> Connector::connect(std::string_view text, const ConnectOptions& options) {
   auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
-  if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
-  if (auto valid = config::check_timeout("connect", options.timeout); !valid)
+  if (auto valid = check(options.reconnect).and_then([&] {
+        return config::check_timeout("connect", options.timeout);
+      });
+      !valid)
     return tl::unexpected(valid.error());
   const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
                                           options.via == Via::rdma_cm);
   if (!attributes) return tl::unexpected(attributes.error());
-  auto raw = agent::make_raw(context_, *attributes);
-  if (!raw) return tl::unexpected(raw.error());
   std::unique_ptr<agent::ReconnectState> again;
   if (options.reconnect.attempts != 0)
     again = std::make_unique<agent::ReconnectState>(options.reconnect, *address, options.via);
@@ -119,30 +125,30 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
   auto attempt = begin(*address, options.via, timeout);
   if (!attempt) return tl::unexpected(attempt.error());
-  Agent* const a = agent::acquire(context_, ConnectionState::resolving, true, timeout);
-  if (a == nullptr) {
+  const auto made = agent::make(context_,
+                                {.state = ConnectionState::resolving,
+                                 .outbound = true,
+                                 .peer = address->text().view(),
+                                 .attributes = *attributes,
+                                 .timeout = timeout,
+                                 .handlers = &options.handlers,
+                                 .reconnect = std::move(again)},
+                                base::format("connect to {}", text));
+  if (!made) {
     port_.drop(attempt->handshake);
-    return tl::unexpected(
-        agent::no_more_connections(context_, base::format("connect to {}", text)));
+    return tl::unexpected(made.error());
   }
-  agent::name_peer(*a, address->text().view());
-  agent::set_attributes(*a, *attributes);
-  (void)agent::use_raw(context_, *a, std::move(*raw));
-  a->handlers = options.handlers;
-  a->reconnect = std::move(again);
-  attach(std::move(*attempt), *a);
+  attach(std::move(*attempt), **made);
   schedule_.step_soon();
-  return agent::handle(context_, *a);
+  return agent::handle(context_, **made);
 }
 
 // An attempt that fails here counts like any other.
 void Connector::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
-    if (!agent::start_attempt(context_, a)) {
-      return tl::unexpected(agent::no_more_connections(
-          context_, base::format("connect to {} again", a.peer.name.data())));
-    }
-    auto attempt = begin(a.reconnect->address, a.reconnect->via, a.setup.timeout);
+    const auto way = agent::start_attempt(context_, a);
+    if (!way) return tl::unexpected(way.error());
+    auto attempt = begin(way->to, way->via, way->timeout);
     if (!attempt) return tl::unexpected(attempt.error());
     attach(std::move(*attempt), a);
     return {};
@@ -153,103 +159,95 @@ void Connector::reconnect(Agent& a) noexcept {
 // ---- handshakes over TCP ----
 
 void Connector::on_setup_step(Agent& a) noexcept {
-  if (a.setup.handshake) {
-    on_tcp_step(a);
-  } else if (a.setup.out_of_band) {
-    on_out_of_band_step(a);
-  } else if (a.setup.cm != nullptr) {
-    on_cm_step(a);
-  }
+  if (agent::is_ending(a)) accepted_.on_ending(agent::subject_of(a));
+  const HandshakeStep step = agent::next_handshake_step(a);
+  if (step == HandshakeStep::none) return;
+  if (step == HandshakeStep::end) return end_handshake(a);
+  if (!agent::is_through_cm(a)) return send_frame(a, step);
+  agent::run_cm_step(context_, a, step);
+  if (step == HandshakeStep::answer && !agent::is_ending(a))
+    port_.on_cm_answered(agent::handshake_of(a));
 }
 
-void Connector::on_tcp_step(Agent& a) noexcept {
+void Connector::end_handshake(const Agent& a) noexcept {
   // A message that overtakes the last frame makes a connection ready, too.
-  if (a.setup.was_ready) return port_.drop(a.setup.handshake);
-  if (a.state == ConnectionState::draining) {
-    const Error closed{Status::refused, "connect", "the application closed the connection",
-                       "try again"};
-    return port_.refuse(a.setup.handshake, a.cause.status != Status::ok ? a.cause : closed);
-  }
-  if (!a.setup.outbound) {
-    if (a.stage == Stage::up) port_.answer(a.setup.handshake, agent::endpoint(context_, a));
-  } else if (a.stage == Stage::wait) {
-    if (a.state == ConnectionState::resolving)
-      agent::enter(context_, a, ConnectionState::exchanging);
-    port_.ask(a.setup.handshake, agent::endpoint(context_, a));
-  } else if (a.stage == Stage::up) {
-    port_.confirm(a.setup.handshake, a.peer.incarnation);
-  }
+  if (!agent::was_ready(a)) return port_.refuse(agent::handshake_of(a), agent::reason_for_peer(a));
+  accepted_.on_ready(agent::subject_of(a));
+  port_.drop(agent::handshake_of(a));
+}
+
+void Connector::send_frame(Agent& a, HandshakeStep step) noexcept {
+  const control::HandshakeId handshake = agent::handshake_of(a);
+  if (step == HandshakeStep::confirm) return port_.confirm(handshake, agent::peer_incarnation(a));
+  if (step == HandshakeStep::answer) return port_.answer(handshake, agent::endpoint(context_, a));
+  agent::on_asked(context_, a);
+  port_.ask(handshake, agent::endpoint(context_, a));
 }
 
 Result<void> Connector::on_accept(std::uint64_t subject, const Endpoint& peer) {
   Agent* const a = find(subject);
-  if (a == nullptr || a->state == ConnectionState::draining) {
-    return base::fail(Status::refused, "connect", "the application closed the connection",
-                      "try again");
-  }
-  if (auto taken = agent::accept_endpoint(context_, *a, peer); !taken) {
-    agent::fail(context_, *a, taken.error());
-    return taken;
-  }
-  agent::advance(context_, *a, agent::Event::endpoint_received);
-  return {};
+  if (a != nullptr) return agent::receive_endpoint(context_, *a, peer);
+  return tl::unexpected(agent::closed_by_application());
 }
 
 void Connector::on_confirmed(std::uint64_t subject) {
+  if (Agent* const a = find(subject); a != nullptr) {
+    agent::advance(context_, *a, agent::Event::peer_ready);
+    (void)find_unready(subject);
+  }
+}
+
+Agent* Connector::find_unready(std::uint64_t subject) noexcept {
   Agent* const a = find(subject);
-  if (a != nullptr) agent::advance(context_, *a, agent::Event::peer_ready);
+  if (a == nullptr || !agent::was_ready(*a)) return a;
+  accepted_.on_ready(subject);
+  return nullptr;
 }
 
 void Connector::on_refused(std::uint64_t subject, const wire::Refuse& refusal) {
-  Agent* const a = find(subject);
-  if (a == nullptr || a->setup.was_ready || a->state == ConnectionState::draining) return;
-  // A full peer may have room later. Any other refusal is final.
-  if (a->reconnect != nullptr) a->reconnect->permanent = refusal.status != Status::limit;
-  agent::fail(context_, *a,
-              {refusal.status,
-               a->setup.outbound ? base::format("connect to {}", a->peer.name.data())
-                                 : base::format("accept a connection from {}", a->peer.name.data()),
-               base::format("the peer {}: {}", a->setup.outbound ? "refused" : "gave up",
-                            refusal.message()),
-               "see the peer's reason"});
+  Agent* const a = find_unready(subject);
+  if (a == nullptr) return;
+  agent::on_refused(context_, *a, refusal);
+  accepted_.on_ending(subject);
 }
 
 void Connector::on_failed(std::uint64_t subject, const Error& why) {
-  Agent* const a = find(subject);
-  if (a == nullptr || a->setup.was_ready || a->state == ConnectionState::draining) return;
-  agent::fail(context_, *a, why);
+  Agent* const a = find_unready(subject);
+  if (a == nullptr) return;
+  if (!agent::is_ending(*a)) agent::fail(context_, *a, why);
+  accepted_.on_ending(subject);
+}
+
+// ---- what listeners take ----
+
+Result<control::Admission> Connector::admit(const control::Address& peer) const {
+  // The next one cannot be made, as make() would find.
+  return accepted_.admit(peer, agent::is_full(context_));
+}
+
+void Connector::count(std::uint64_t subject, const control::Address& peer) noexcept {
+  if (find(subject) != nullptr) accepted_.add(subject, peer);
 }
 
 Result<control::AcceptedConnection> Connector::accept(
-    control::HandshakeId handshake, std::string_view peer, const Endpoint& endpoint,
+    control::HandshakeId handshake, const control::Address& peer, const Endpoint& endpoint,
     const ListenOptions& options, const config::ConnectionAttributes& attributes) {
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
-  auto raw = agent::make_raw(context_, attributes);
-  if (!raw) return tl::unexpected(raw.error());
-  Agent* const a = agent::acquire(context_, ConnectionState::exchanging, false);
-  if (a == nullptr)
-    return tl::unexpected(agent::no_more_connections(context_, "accept one more connection"));
-  a->setup.handshake = handshake;
-  agent::name_peer(*a, peer);
-  agent::set_attributes(*a, attributes);
-  (void)agent::use_raw(context_, *a, std::move(*raw));
-  if (auto taken = agent::accept_endpoint(context_, *a, endpoint); !taken) {
-    agent::fail(context_, *a, taken.error());  // without handlers: the application never saw it
-    return tl::unexpected(taken.error());
-  }
-  if (!aborted_) {
-    a->handlers = options.handlers;
-    if (options.on_accept) options.on_accept(agent::handle(context_, *a));
-  }
-  if (a->state == ConnectionState::draining) {
-    return base::fail(Status::refused, "connect", "the application refused", "ask its operator");
-  }
-  if (auto agreed = agent::agree_on_raw(*a, a->peer.is_raw); !agreed) {
-    agent::fail(context_, *a, agreed.error());
-    return tl::unexpected(agreed.error());
-  }
-  return control::AcceptedConnection{this, agent::subject_of(*a)};
+  const auto made = agent::make(
+      context_, {.peer = peer.text().view(), .attributes = attributes, .handshake = handshake},
+      "accept one more connection");
+  if (!made) return tl::unexpected(made.error());
+  return introduce(**made, peer, endpoint, options);
+}
+
+Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control::Address& from,
+                                                         const Endpoint& endpoint,
+                                                         const ListenOptions& options) {
+  accepted_.add(agent::subject_of(a), from);
+  return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &options).map([&] {
+    return control::AcceptedConnection{this, agent::subject_of(a)};
+  });
 }
 
 }  // namespace spinwire::engine

@@ -1,13 +1,14 @@
-// Makes connections: over TCP, through rdma_cm, and out-of-band. It is the owner of their
-// handshakes at the control port and moves their agents on. Cold.
+// Makes connections over TCP, through rdma_cm, and out-of-band. Owns their handshakes at the
+// control port, and advances their agents. Cold.
 #pragma once
 
 #include <memory>
 #include <string_view>
 
 #include "agent/agent.h"
-#include "agent/engine_context.h"
+#include "agent/connecting.h"
 #include "control/control_port.h"
+#include "engine/accepted_connections.h"
 #include "engine/device_watch.h"
 #include "engine/poll_schedule.h"
 #include "spinwire/engine.h"
@@ -21,29 +22,33 @@ namespace spinwire::engine {
 class Connector final : public control::ConnectionOwner, public control::CmOwner {
  public:
   Connector(agent::EngineContext& context, control::ControlPort& port, DeviceWatch& device,
-            CompletionDrain& completions, PollSchedule& schedule) noexcept
+            CompletionProcessor& completions, PollSchedule& schedule) noexcept
       : context_(context),
         port_(port),
         device_(device),
         completions_(completions),
-        schedule_(schedule) {
+        schedule_(schedule),
+        accepted_(context.config.connections) {
     port_.set_cm_owner(*this);
   }
 
-  // For the application. Errors: as Engine's functions of the same names.
-  /// `calls` serves the sessions that peers open at the listener, once it is there.
+  // For the application. Errors: those of Engine's functions with these names.
+  /// `calls` serves the sessions that peers open at the listener, once remote calls are open.
   Result<Listener> listen(std::string_view address, const ListenOptions& options,
                           const std::unique_ptr<rpc::Rpc>& calls);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
-  /// The peer's endpoint of a prepared connection.
+  /// Takes the peer's endpoint of a prepared connection.
   Result<void> join(agent::Agent& a, const Endpoint& peer);
 
   // For the control step.
-  /// An agent has taken a step of its set-up or its end.
+  /// An agent has taken a step of its set-up or its tear-down.
   void on_setup_step(agent::Agent& a) noexcept;
-  /// A connection that waited for its next attempt begins it.
+  /// Starts the next attempt of a connection that backs off.
   void reconnect(agent::Agent& a) noexcept;
+
+  /// The agent's record is about to be free.
+  void on_finish(const agent::Agent& a) noexcept { accepted_.remove(agent::subject_of(a)); }
 
   /// No callback of a listener's runs any more.
   void abort() noexcept { aborted_ = true; }
@@ -59,41 +64,50 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override;
 
   // For listeners.
-  Result<control::AcceptedConnection> accept(control::HandshakeId handshake, std::string_view peer,
-                                             const Endpoint& endpoint, const ListenOptions& options,
+  /// As ListenerOwner::admit().
+  Result<control::Admission> admit(const control::Address& peer) const;
+  Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
+                                             const control::Address& peer, const Endpoint& endpoint,
+                                             const ListenOptions& options,
                                              const config::ConnectionAttributes& attributes);
-  Result<void> accept_cm(control::CmId& id, const control::CmEvent& request,
-                         const ListenOptions& options,
-                         const config::ConnectionAttributes& attributes);
+  Result<control::AcceptedConnection> accept_cm(control::HandshakeId handshake, control::CmId& id,
+                                                const control::CmEvent& request,
+                                                const ListenOptions& options,
+                                                const config::ConnectionAttributes& attributes);
+  /// Counts a connection that another part has accepted.
+  void count(std::uint64_t subject, const control::Address& peer) noexcept;
 
  private:
   [[nodiscard]] agent::Agent* find(std::uint64_t subject) noexcept {
     return context_.find(static_cast<std::uint32_t>(subject),
                          static_cast<std::uint32_t>(subject >> 32));
   }
-  /// The first step towards a peer, in one of two ways.
+  /// The agent of a handshake that is over; null if the agent is gone, or is ready all the same.
+  agent::Agent* find_unready(std::uint64_t subject) noexcept;
+  /// The first step towards a peer: over TCP or through rdma_cm.
   struct Attempt {
     control::HandshakeId handshake;
-    std::unique_ptr<agent::CmLink> link;
+    std::unique_ptr<agent::CmLink> cm;  ///< null: over TCP
   };
   Result<Attempt> begin(const control::Address& to, Via via, Nanoseconds timeout);
   void attach(Attempt attempt, agent::Agent& a) noexcept;
-  void on_tcp_step(agent::Agent& a) noexcept;
-  void on_out_of_band_step(agent::Agent& a) noexcept;
-  void on_cm_step(agent::Agent& a) noexcept;
+  void end_handshake(const agent::Agent& a) noexcept;
+  void send_frame(agent::Agent& a, agent::HandshakeStep step) noexcept;
+  /// Counts an inbound connection and shows it to the application.
+  Result<control::AcceptedConnection> introduce(agent::Agent& a, const control::Address& from,
+                                                const Endpoint& endpoint,
+                                                const ListenOptions& options);
   Result<void> check_cm() const;
-  Result<std::unique_ptr<agent::CmLink>> begin_cm(const control::Address& to, Nanoseconds timeout);
+  Result<Attempt> begin_cm(const control::Address& to, Nanoseconds timeout);
   void attach_cm(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
   agent::Agent* find_cm(std::uint64_t subject, const rdma_cm_id* id) noexcept;
-  void on_cm_response(agent::Agent& a, const control::CmEvent& event);
-  void on_cm_rejected(agent::Agent& a, const control::CmEvent& event);
-  void on_cm_disconnected(agent::Agent& a);
 
   agent::EngineContext& context_;
   control::ControlPort& port_;
   DeviceWatch& device_;
-  CompletionDrain& completions_;
+  CompletionProcessor& completions_;
   PollSchedule& schedule_;
+  AcceptedConnections accepted_;
   bool aborted_ = false;
 };
 

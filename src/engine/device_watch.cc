@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "agent/agent.h"
+#include "agent/connecting.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
 
 namespace spinwire {
 
@@ -35,40 +37,30 @@ using agent::Agent;
 using Kind = DeviceEventKind;
 
 Kind kind_of(ibv_event_type type) noexcept {
-  switch (type) {
-    case IBV_EVENT_QP_FATAL:
-    case IBV_EVENT_QP_REQ_ERR:
-    case IBV_EVENT_QP_ACCESS_ERR:
-      return Kind::connection_failed;
-    case IBV_EVENT_QP_LAST_WQE_REACHED:
-      return Kind::receives_ended;
-    case IBV_EVENT_COMM_EST:
-      return Kind::connection_established;
-    case IBV_EVENT_PATH_MIG:
-    case IBV_EVENT_PATH_MIG_ERR:
-      return Kind::path_changed;
-    case IBV_EVENT_PORT_ACTIVE:
-      return Kind::port_active;
-    case IBV_EVENT_PORT_ERR:
-      return Kind::port_error;
-    case IBV_EVENT_GID_CHANGE:
-      return Kind::gid_changed;
-    case IBV_EVENT_LID_CHANGE:
-    case IBV_EVENT_PKEY_CHANGE:
-    case IBV_EVENT_SM_CHANGE:
-    case IBV_EVENT_CLIENT_REREGISTER:
-      return Kind::port_changed;
-    case IBV_EVENT_CQ_ERR:
-      return Kind::completion_queue_failed;
-    case IBV_EVENT_SRQ_ERR:
-      return Kind::receive_queue_failed;
-    case IBV_EVENT_SRQ_LIMIT_REACHED:
-      return Kind::receive_queue_low;
-    case IBV_EVENT_DEVICE_FATAL:
-      return Kind::device_failed;
-    default:
-      return Kind::other;
+  static constexpr std::pair<ibv_event_type, Kind> kKinds[] = {
+      {IBV_EVENT_QP_FATAL, Kind::connection_failed},
+      {IBV_EVENT_QP_REQ_ERR, Kind::connection_failed},
+      {IBV_EVENT_QP_ACCESS_ERR, Kind::connection_failed},
+      {IBV_EVENT_QP_LAST_WQE_REACHED, Kind::receives_ended},
+      {IBV_EVENT_COMM_EST, Kind::connection_established},
+      {IBV_EVENT_PATH_MIG, Kind::path_changed},
+      {IBV_EVENT_PATH_MIG_ERR, Kind::path_changed},
+      {IBV_EVENT_PORT_ACTIVE, Kind::port_active},
+      {IBV_EVENT_PORT_ERR, Kind::port_error},
+      {IBV_EVENT_GID_CHANGE, Kind::gid_changed},
+      {IBV_EVENT_LID_CHANGE, Kind::port_changed},
+      {IBV_EVENT_PKEY_CHANGE, Kind::port_changed},
+      {IBV_EVENT_SM_CHANGE, Kind::port_changed},
+      {IBV_EVENT_CLIENT_REREGISTER, Kind::port_changed},
+      {IBV_EVENT_CQ_ERR, Kind::completion_queue_failed},
+      {IBV_EVENT_SRQ_ERR, Kind::receive_queue_failed},
+      {IBV_EVENT_SRQ_LIMIT_REACHED, Kind::receive_queue_low},
+      {IBV_EVENT_DEVICE_FATAL, Kind::device_failed},
+  };
+  for (const auto& [event, kind] : kKinds) {
+    if (event == type) return kind;
   }
+  return Kind::other;
 }
 
 constexpr bool is_connections(Kind kind) noexcept { return kind <= Kind::receives_ended; }
@@ -100,11 +92,8 @@ Result<void> DeviceWatch::check_present(const char* asked) const {
 
 void DeviceWatch::fail_all(const char* event) noexcept {
   lost_ = event;
-  for (std::uint32_t i = 0; i < context_.agents.capacity(); ++i) {
-    if (!context_.agents.in_use(i)) continue;
-    Agent& a = context_.agents.at(i);
-    if (a.reconnect != nullptr) a.reconnect->permanent = true;
-    agent::fail(
+  for (Agent& a : context_.agents) {
+    agent::fail_for_good(
         context_, a,
         {Status::local_error, "keep the connection", base::format("device event: {}", event),
          "see the system's log for the device, then open another engine"});
@@ -120,9 +109,10 @@ void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   base::log(level_of(event.kind), "device {}: {}", context_.device->info().name, event.text);
   std::uint32_t qp_num = 0;
   if (is_connections(event.kind)) {
-    // A queue pair that had work fails with a completion, which says why: completions go first.
+    // A queue pair with work fails with a completion, which explains the failure: handle
+    // completions first.
     qp_num = found.element.qp->qp_num;
-    completions_.drain();
+    completions_.process_all_completions();
     if (const Agent* a = agent::find_by_qpn(context_, qp_num); a != nullptr)
       event.connection = agent::handle(context_, *a);
   }
@@ -152,12 +142,12 @@ void DeviceWatch::close(control::ControlPort& port) noexcept {
 }
 
 void DeviceWatch::step(std::uint64_t now) noexcept {
-  if (!watched_) take_events();
+  if (!watched_) drain_events();
   if (now >= next_check_) check_removal(now);
 }
 
-/// A driver that cannot remove a device while it is open waits, without an event: Soft-RoCE does
-/// when its link is deleted. The connections would not notice.
+/// Detects the removal of a device whose driver waits for it to be closed, and sends no event:
+/// Soft-RoCE, when its link is deleted. The connections would not notice the removal.
 void DeviceWatch::check_removal(std::uint64_t now) noexcept {
   constexpr Nanoseconds kPause = std::chrono::milliseconds(100);
   const verbs::Device& device = *context_.device;
@@ -172,7 +162,7 @@ void DeviceWatch::check_removal(std::uint64_t now) noexcept {
   on_event(gone);
 }
 
-void DeviceWatch::take_events() noexcept {
+void DeviceWatch::drain_events() noexcept {
   constexpr std::size_t kEventsPerStep = 16;
   std::array<ibv_async_event, kEventsPerStep> events;
   const verbs::Device& device = *context_.device;
@@ -181,7 +171,7 @@ void DeviceWatch::take_events() noexcept {
          device.provider().get_async_event(device.context(), &events[count]) == 0)
     ++count;
   if (count == 0) return;
-  // The end of a queue pair's receives follows from a failure, whose event says more.
+  // The end of a queue pair's receives follows from a failure, whose event explains more.
   (void)std::stable_partition(events.begin(), events.begin() + count, [](const ibv_async_event& e) {
     return e.event_type != IBV_EVENT_QP_LAST_WQE_REACHED;
   });

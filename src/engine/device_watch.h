@@ -1,4 +1,4 @@
-// Watches the device: its asynchronous events, and whether it is still there. Cold.
+// Watches the device: its asynchronous events, and its removal. Cold.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -11,45 +11,45 @@
 
 namespace spinwire::engine {
 
-/// Handles the completions that lie in the queue. Devices forget those of a queue pair that is
+/// Handles the completions in the queue. Devices forget the completions of a queue pair that is
 /// destroyed or has failed.
-class CompletionDrain {
+class CompletionProcessor {
  public:
-  virtual ~CompletionDrain() = default;
-  virtual void drain() noexcept = 0;
+  virtual ~CompletionProcessor() = default;
+  virtual void process_all_completions() noexcept = 0;
 };
 
 class DeviceWatch final : public control::DescriptorOwner {
  public:
-  DeviceWatch(agent::EngineContext& context, CompletionDrain& completions) noexcept
+  DeviceWatch(agent::EngineContext& context, CompletionProcessor& completions) noexcept
       : context_(context), completions_(completions) {}
 
-  /// A device with a descriptor for its events is watched through the port; any other is asked in
-  /// each step. Errors: those of ControlPort::watch().
+  /// Watches a device that has a descriptor for its events through the port. Other devices are
+  /// polled in each step. Errors: those of ControlPort::watch().
   Result<void> open(control::ControlPort& port);
   void close(control::ControlPort& port) noexcept;
 
-  /// In each control step.
+  /// Polls the device. Each control step.
   void step(std::uint64_t now) noexcept;
-  void on_readable() override { take_events(); }
+  void on_readable() override { drain_events(); }
   /// Handles one event: the application's handler first, then the connections that it ends.
   void on_event(const ibv_async_event& found) noexcept;
 
-  /// Refuses what needs a device that works. Errors: no_device.
+  /// Checks that the device works. Errors: no_device.
   [[nodiscard]] Result<void> check_present(const char* asked) const;
 
   DeviceEventCallback handler;  ///< the application's
 
  private:
-  void take_events() noexcept;
+  void drain_events() noexcept;
   void check_removal(std::uint64_t now) noexcept;
   void fail_all(const char* event) noexcept;
 
   agent::EngineContext& context_;
-  CompletionDrain& completions_;
-  std::uint64_t next_check_ = 0;  ///< tick of the next look for the device
+  CompletionProcessor& completions_;
+  std::uint64_t next_check_ = 0;  ///< tick of the next check for removal
   const char* lost_ = nullptr;    ///< the event after which no connection is possible
-  bool watched_ = false;          ///< the port tells of events
+  bool watched_ = false;          ///< the port reports events
 };
 
 }  // namespace spinwire::engine

@@ -1,4 +1,4 @@
-// From settings to the device that they mean.
+// Translates settings into the device that they select.
 #pragma once
 
 #include "spinwire/clock.h"

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/internals.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "base/units.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
@@ -23,10 +23,11 @@ tl::unexpected<Error> engine::misused(Status status, const char* asked) {
       return base::fail(status, asked, "this process is a fork of the engine's owner",
                         "open an engine of its own in the child");
     case Status::not_connected:
-      return base::fail(status, asked, "there is no engine: it was moved away, or never opened",
-                        "call the one that Engine::open() answered");
+      return base::fail(status, asked,
+                        "the handle has no engine: it was moved from, or never opened",
+                        "use the engine that Engine::open() returned");
     default:
-      return base::fail(status, asked, "another thread than the one that opened the engine calls",
+      return base::fail(status, asked, "the calling thread did not open this engine",
                         "give each thread an engine of its own");
   }
 }
@@ -38,12 +39,13 @@ using agent::Agent;
 EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
     : guard(std::move(owner)),
       context(config, clock),
-      control({config.connections.handshakes, config.connections.handshake_timeout,
-               context.incarnation},
+      control({config.connections.handshakes, config::half_open_connections(config.connections),
+               config.connections.handshake_timeout, context.incarnation},
               context.clock, context.timers),
       device_watch(context, *this),
-      connector(context, control, device_watch, *this, schedule) {
-  guard.slot().core = this;
+      connector(context, control, device_watch, *this, schedule),
+      loss_probes(context, control) {
+  guard.slot().target = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);
   if (config.engine.control == ControlMode::manual)
@@ -61,9 +63,22 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   poll_batch = static_cast<int>(c.queues.poll_batch);
   if (auto memory = open_memory(options.sparse); !memory) return memory;
   if (auto opened = control.open(options.network); !opened) return opened;
+  log_half_open_limit();
   resolve_addresses();
   if (auto watched = device_watch.open(control); !watched) return watched;
-  return agent::post_first_receives(context);
+  if (auto posted = agent::post_first_receives(context); !posted) return posted;
+  agent::open_in_place(context);
+  return {};
+}
+
+void EngineCore::log_half_open_limit() const {
+  const auto& c = context.config.connections;
+  const std::uint32_t half_open = config::half_open_connections(c);
+  if (c.handshakes <= half_open) return;
+  base::log(LogLevel::info,
+            "connections.handshakes = {}: only {} of connections.maximum = {} may be half-open, so "
+            "peers beyond them wait; lower handshakes to {} or raise maximum to {}",
+            c.handshakes, half_open, c.maximum, half_open, 4 * c.handshakes);
 }
 
 /// On RoCE a verb that names a peer waits for ARP, so the control port resolves first.
@@ -79,9 +94,10 @@ void EngineCore::resolve_addresses() {
 Result<void> EngineCore::open_memory(bool sparse) {
   const Config& c = context.config;
   // The control pool: a credit cell per connection, the staging room of each operation and of each
-  // datagram of remote calls; some more for messages about long calls when the send pool is empty.
+  // datagram of remote calls. The rest is for messages about long calls when the send pool is
+  // empty.
   constexpr std::uint64_t kCellBlock = 256 + 64;
-  const std::uint64_t staging = std::uint64_t{context.operations.capacity()} * agent::kStagingBytes;
+  const std::uint64_t staging = agent::staging_bytes(context);
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
                       c.memory.rendezvous_bytes,
@@ -103,9 +119,7 @@ Result<void> EngineCore::open_memory(bool sparse) {
         error));
   }
   context.arena->set_lkey(mr->lkey);
-  context.staging_block = context.arena->allocate(memory::PoolId::control, staging);
-  if (context.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
-  context.staging = context.staging_block->payload;
+  if (!agent::open_staging(context)) return tl::unexpected(base::out_of_memory());
 
   if (context.device->info().memory_windows) {
     auto windows = memory::WindowPool::make(context.device->provider(), context.device->pd(),
@@ -113,42 +127,25 @@ Result<void> EngineCore::open_memory(bool sparse) {
     if (!windows) return tl::unexpected(windows.error());
     context.windows = std::move(*windows);
   }
-  // The application's, and a credit cell per connection.
+  // Keys of the application, and a credit cell per connection.
   const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
   context.registrations = std::make_unique<memory::RegistrationTable>(context.device->provider(),
                                                                       context.device->pd(), most);
   return {};
 }
 
-void EngineCore::end_connection(Agent& a) noexcept {
-  // A peer that was stopped during an access must not stop this engine.
-  constexpr std::uint32_t kMostSteps = 64;
-  agent::advance(context, a, agent::Event::aborted);
-  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.send_count;
-  for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
-    (void)agent::run_setup_step(context, a);
-  agent::finish(context, a);
-}
-
 void EngineCore::end_connections() noexcept {
-  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
-    if (!context.agents.in_use(i)) continue;
-    Agent& a = context.agents.at(i);
-    control.drop(a.setup.handshake);
-    const bool speaks = a.state == ConnectionState::ready || (a.closing && !a.goodbye_sent);
-    if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
-      // So that the peer need not wait for its time-out.
-      a.goodbye_sent = agent::submit_control(context, a, agent::OperationKind::goodbye);
-      (void)agent::flush(context, a);
-    }
-    agent::close(context, a);
-    if (a.qp != nullptr) (void)context.device->to_error(a.qp);
+  for (Agent& a : context.agents) {
+    control.drop(agent::handshake_of(a));
+    agent::begin_end(context, a);
   }
   constexpr int kMostRounds = 100000;
   for (int i = 0; i < kMostRounds && poll_completions() != 0; ++i) {
   }
-  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
-    if (context.agents.in_use(i)) end_connection(context.agents.at(i));
+  for (Agent& a : context.agents) {
+    agent::complete_end(context, a);
+    connector.on_finish(a);
+    agent::finish(context, a);
   }
 }
 
@@ -162,15 +159,18 @@ void EngineCore::end() noexcept {
 
 Result<void> EngineCore::audit() {
   if (guard.polling()) {
-    return base::fail(Status::reentrant, "audit the engine",
-                      "a callback asks, in the midst of a poll", "ask when poll() has returned");
+    return base::fail(Status::reentrant, "audit the engine", "called from inside a callback",
+                      "call when poll() has returned");
   }
-  if (auto good = agent::audit(context); !good) return good;
-  if (auto good = context.registrations->audit(); !good) return good;
-  if (calls != nullptr) {
-    if (auto good = rpc::audit(*calls); !good) return good;
-  }
-  return context.arena->audit();
+  return agent::audit(context)
+      .and_then([&] { return context.registrations->audit(); })
+      .and_then([&] { return calls != nullptr ? rpc::audit(*calls) : Result<void>(); })
+      .and_then([&] { return context.arena->audit(); });
+}
+
+Result<void> EngineCore::check_access(Access asked) const {
+  return config::check_access(context.config.queue_pair.access, asked, context.device->info(),
+                              "the engine");
 }
 
 void EngineCore::abort() noexcept {
@@ -188,10 +188,7 @@ EngineCore::~EngineCore() {
   const bool unused = context.device->wait_for_local_accesses();
   if (context.registrations != nullptr) context.registrations->close();
   context.windows.close();
-  for (std::uint32_t i = 0; i < context.receives.size(); ++i) {
-    if (detail::Block* block = context.receives.memory(i); block != nullptr) detail::release(block);
-  }
-  if (context.staging_block != nullptr) detail::release(context.staging_block);
+  agent::release_blocks(context);
   device_watch.close(control);
   calls.reset();
   context.device.reset();
@@ -200,7 +197,7 @@ EngineCore::~EngineCore() {
               "another thread still copies from or to this engine's memory, which therefore stays");
     (void)context.arena.release();
   }
-  context.arena.reset();  // lives on while the application holds buffers
+  context.arena.reset();  // survives while the application holds buffers
 }
 
 Result<void> EngineCore::check_open(const char* asked) const {
@@ -210,47 +207,35 @@ Result<void> EngineCore::check_open(const char* asked) const {
 }
 
 Result<Listener> EngineCore::listen(std::string_view address, const ListenOptions& options) {
-  if (auto open = check_open("listen"); !open) return tl::unexpected(open.error());
-  return connector.listen(address, options, calls);
+  return check_open("listen").and_then([&] { return connector.listen(address, options, calls); });
 }
 
 Result<Connection> EngineCore::connect(std::string_view address, const ConnectOptions& options) {
-  if (auto open = check_open("connect"); !open) return tl::unexpected(open.error());
-  return connector.connect(address, options);
+  return check_open("connect").and_then([&] { return connector.connect(address, options); });
 }
 
 Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
-  if (auto open = check_open("prepare a connection"); !open) return tl::unexpected(open.error());
-  return connector.prepare(options);
+  return check_open("prepare a connection").and_then([&] { return connector.prepare(options); });
 }
 
 Result<void> EngineCore::open_calls() {
-  if (calls != nullptr) return {};
-  auto opened = rpc::open(context, control, connector, *this);
-  if (!opened) return tl::unexpected(opened.error());
-  calls = std::move(*opened);
-  rpc_qp_num = calls->local.qp_num;
-  return {};
+  if (auto open = check_open("make remote calls possible"); !open || calls != nullptr) return open;
+  return rpc::open(context, control, connector, *this).map([&](std::unique_ptr<rpc::Rpc> opened) {
+    calls = std::move(opened);
+    rpc_qp_num = rpc::datagram_qp_num(*calls);
+  });
 }
 
 Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
   if (guard.polling()) {
-    return base::fail(Status::reentrant, "serve a method", "a callback asks",
+    return base::fail(Status::reentrant, "serve a method", "called from inside a callback",
                       "give the methods before polling, or between polls");
   }
-  if (auto open = check_open("make remote calls possible"); !open) return open;
-  if (auto opened = open_calls(); !opened) return opened;
-  rpc::serve(*calls, method, handler);
-  return {};
+  return open_calls().map([&] { rpc::serve(*calls, method, handler); });
 }
 
 Result<Session> EngineCore::open_session(std::string_view address, const SessionOptions& options) {
-  if (auto open = check_open("make remote calls possible"); !open)
-    return tl::unexpected(open.error());
-  if (auto opened = open_calls(); !opened) return tl::unexpected(opened.error());
-  return calls->dialogues.open(address, options).map([this](const rpc::ClientSession* c) {
-    return detail::make<Session>(&guard.slot(), rpc::id_of(*c));
-  });
+  return open_calls().and_then([&] { return rpc::open_session(*calls, address, options); });
 }
 
 }  // namespace detail

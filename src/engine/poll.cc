@@ -1,14 +1,18 @@
-// The whole hot path of a poll.
+// The part of a poll that found something: completions, then the end of the poll. A poll that
+// finds nothing ends in EngineCore::poll_owned().
 #include "engine/engine_core.h"
-#include "rpc/transport/connection_transport.h"
 #include "rpc/transport/datagram_receive.h"
 
 namespace spinwire::detail {
 
-std::uint32_t EngineCore::handle_batch(int count) noexcept {
+inline std::uint32_t EngineCore::handle_batch(int count) noexcept {
   context.stats.completions += static_cast<std::uint64_t>(count);
-  if (calls != nullptr) return handle_mixed_batch(count);
-  return agent::process_completions(context, completions.data(), count);
+  if (rpc_qp_num == 0) return agent::process_completions(context, completions.data(), count);
+  if (count == 1 && completions[0].qp_num == rpc_qp_num &&
+      calls->port->is_batch_completion(completions[0].wr_id)) [[likely]] {
+    return rpc::process_batches(*calls);
+  }
+  return handle_mixed_batch(count);
 }
 
 /// Separates the completions of remote calls from those of connections, run by run.
@@ -28,7 +32,7 @@ std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
   return events;
 }
 
-/// After a full batch: there may be more.
+/// A full batch may be followed by more completions.
 std::uint32_t EngineCore::handle_further_batches() noexcept {
   constexpr int kMost = 3;
   std::uint32_t events = 0;
@@ -39,14 +43,14 @@ std::uint32_t EngineCore::handle_further_batches() noexcept {
   return events;
 }
 
-/// The rest of a poll that has something to do. `count` completions are there already.
+/// The rest of a poll with work. `count` completions were already polled.
 int EngineCore::poll_busy(int count) noexcept {
-  (void)guard.enter();  // poll() has checked the thread; callbacks find the engine polling
-  if (calls != nullptr) calls->oldest_arrival = schedule.last_poll_before(context.now);
+  guard.enter_checked();  // callbacks find the engine polling
+  if (calls != nullptr) rpc::begin_poll(*calls, schedule.last_poll_before(context.now));
   std::uint32_t events = count > 0 ? handle_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
     events += handle_further_batches();
-  agent::finish_poll(context);
+  agent::end_poll(context);
   if (context.now >= schedule.next_control) [[unlikely]]
     events += control_step(context.now);
   schedule.next_wakeup = schedule.next_control;
@@ -67,14 +71,8 @@ int EngineCore::poll() noexcept {
 Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
-  if (context.queued_agents != 0 && context.raw != nullptr) [[unlikely]]
-    agent::post_queued_raw_receives(context);
-  agent::flush_queued_agents(context);
-  if (calls != nullptr) {
-    if (!calls->connection_queue.empty()) [[unlikely]]
-      rpc::post_connection_queue(*calls);
-    rpc::flush(*calls);
-  }
+  agent::flush_application(context);
+  if (calls != nullptr) rpc::post_deferred_calls(*calls);
   return Status::ok;
 }
 

@@ -1,4 +1,4 @@
-// When a poll has to do more than look for completions. Hot.
+// Schedules the work of a poll besides completions. Hot.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,22 @@ namespace spinwire::engine {
 struct PollSchedule {
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
-  std::uint64_t next_wakeup = 0;       ///< tick from which a poll does more than look
+  std::uint64_t next_wakeup = 0;       ///< tick from which a poll does more than check completions
   std::uint64_t next_control = 0;      ///< tick of the next control step; kNever in manual mode
   std::uint64_t control_interval = 0;  ///< ticks
 
-  /// The next poll does more than look for completions.
+  /// Makes the next poll do more than check completions.
   void wake_soon() noexcept { next_wakeup = 0; }
-  /// The next poll takes a control step, unless the application takes those.
+  /// Makes the next poll take a control step, unless control is manual.
   void step_soon() noexcept {
     if (next_control != kNever) next_control = 0;
     wake_soon();
   }
-  /// The earliest tick at which what a poll at `now` finds may have arrived, as far as control
-  /// steps tell.
+  /// The earliest possible arrival of completions that a poll at `now` finds, judged by the control
+  /// steps.
   [[nodiscard]] std::uint64_t last_poll_before(std::uint64_t now) const noexcept {
+    if (now < next_control) [[likely]]
+      return now;
     const std::uint64_t due = next_control + control_interval;
     return now < due || due < control_interval ? now : next_control;
   }

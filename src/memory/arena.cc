@@ -52,7 +52,7 @@ Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
 Arena::Arena(base::SharedMemory memory) noexcept
     : base_(memory.data()), memory_(std::move(memory)) {}
 
-// Memory mapped at these addresses later must not be poisoned.
+// Memory mapped later at these addresses must not be poisoned.
 Arena::~Arena() { unpoison_all(); }
 
 void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
@@ -69,7 +69,7 @@ void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
     }
     first += chunks[i];
   }
-  // Hugepages larger than a chunk may bring more bytes than the chunks take.
+  // Hugepages larger than a chunk may map more bytes than the chunks use.
   slab_bytes_ = chunk_count_ * kChunkBytes;
   poison(base_, slab_bytes_);
 }
@@ -77,8 +77,6 @@ void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
 void ArenaDeleter::operator()(Arena* arena) const noexcept {
   if (--arena->live_ == 0) delete arena;
 }
-
-bool Arena::in_hugepages() const noexcept { return is_hugetlb(memory_); }
 
 PoolStats Arena::stats(PoolId pool) const noexcept {
   const Pool& p = pools_[static_cast<std::size_t>(pool)];
@@ -123,7 +121,7 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   chunk.used = 0;
   chunk.stride = static_cast<std::uint16_t>(stride / kUnit);
   chunk.limit = static_cast<std::uint16_t>(kChunkBytes / stride);
-  // The control words of the chunk's former blocks stayed readable until now, to detect late
+  // Until now the control words of the chunk's former blocks stayed readable, to detect late
   // misuse.
   poison(base_ + index * kChunkBytes, kChunkBytes);
   link(pool, index);
@@ -162,8 +160,8 @@ void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {
   chunks_[head].run = 0;
 }
 
-/// Returns an empty chunk to its pool, unless it is the last of its class with free blocks: a load
-/// that goes up and down by one block would take and return a chunk each time. So a class keeps at
+/// Returns an empty chunk to its pool, unless it is its class's only chunk with free blocks: a load
+/// that varies by one block would otherwise take and return a chunk each time. So a class keeps at
 /// most one empty chunk, always at the tail of its list, because chunks are linked at the front.
 void Arena::retire_if_spared(Pool& pool, std::uint32_t index) noexcept {
   if (chunks_[index].next != index) retire(pool, index);
@@ -175,7 +173,7 @@ void Arena::retire(Pool& pool, std::uint32_t index) noexcept {
   pool.map.set(index - pool.first);
 }
 
-/// Returns up to `most` empty chunks that classes keep to the pool. Returns their number.
+/// Frees up to `most` empty chunks that classes keep. Returns their number.
 std::size_t Arena::retire_spares(Pool& pool, std::size_t most) noexcept {
   std::size_t retired = 0;
   for (std::size_t i = 0; i < kClassCount && retired < most; ++i) {
@@ -188,7 +186,7 @@ std::size_t Arena::retire_spares(Pool& pool, std::size_t most) noexcept {
   return retired;
 }
 
-/// Makes a chunk the first that its class allocates from.
+/// Puts a chunk at the front of its class's list, where allocation starts.
 void Arena::link(Pool& pool, std::uint32_t index) noexcept {
   Chunk& chunk = chunks_[index];
   std::uint32_t& head = pool.partial[chunk.size_class];

@@ -1,4 +1,4 @@
-// The engine's memory: one slab cut into chunks, chunks into blocks.
+// The engine's memory: one slab divided into chunks, and chunks into blocks.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace spinwire::memory {
 using detail::Block;
 
 /// Each pool has its own chunks, so an exhausted pool does not affect the others.
-enum class PoolId : std::uint8_t { send, receive, lease, large, control };
+enum class PoolId : std::uint8_t { send, receive, lease, rendezvous, control };
 inline constexpr std::size_t kPoolCount = 5;
 
 inline constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
@@ -36,51 +36,50 @@ inline constexpr std::size_t kClassCount =
 
 struct ArenaOptions {
   std::string name = "spinwire-slab";  ///< shown in /proc/PID/maps
-  /// Bytes per pool, in the order of PoolId; rounded up to whole chunks. A pool of 0 bytes has
-  /// room for nothing.
+  /// Bytes per pool, in the order of PoolId, rounded up to whole chunks. A pool of 0 bytes serves
+  /// no request.
   std::array<std::uint64_t, kPoolCount> pool_bytes{};
   HugepagePolicy hugepages = HugepagePolicy::prefer;
   LockPolicy lock = LockPolicy::off;
-  bool populate = true;  ///< false, for ordinary pages only: they come when touched
+  bool populate = true;  ///< false: ordinary pages only, allocated when touched
 };
 
 struct PoolStats {
   std::uint32_t chunks = 0;
-  std::uint32_t free_chunks = 0;  ///< serve no size class now
+  std::uint32_t free_chunks = 0;  ///< assigned to no size class now
   std::uint64_t blocks_used = 0;
   std::uint64_t allocations = 0;  ///< since the start
-  std::uint64_t refusals = 0;     ///< allocations that failed because the pool was exhausted
+  std::uint64_t refusals = 0;     ///< allocations refused because the pool was exhausted
 };
 
 class Arena;
-/// The engine's reference to its arena. An arena with blocks still in use is freed with the last of
-/// them.
+/// The engine's reference to its arena. An arena with blocks in use is freed with its last block.
 struct ArenaDeleter {
   void operator()(Arena* arena) const noexcept;
 };
 using ArenaPtr = std::unique_ptr<Arena, ArenaDeleter>;
 
-/// One slab of memory in hugepages, cut into chunks of 2 MiB that belong to pools. A chunk serves
-/// one size class while any of its blocks is used. One thread. After make(), no call allocates
-/// from the heap, takes a lock or enters the kernel (destruction does); allocate() and recycling
-/// take constant time, but for requests of whole chunks, whose time is bounded by the number of
-/// chunks in the pool.
+/// One slab of memory, divided into chunks of 2 MiB that belong to pools. A chunk serves one size
+/// class while any of its blocks is in use. One thread. After make(), no call but audit() and
+/// destruction allocates from the heap, takes a lock or enters the kernel. allocate() and recycling
+/// take constant time; for requests of whole chunks the time is bounded by the number of chunks in
+/// the pool.
 ///
-/// Lifetime: a block is held by its handles, not by the engine. When the ArenaPtr goes, blocks that
-/// are still held stay valid; the arena unmaps and deletes itself when the last of them comes back.
+/// Lifetime: handles hold a block, not the engine. Blocks still held when the ArenaPtr is destroyed
+/// stay valid; the arena unmaps and deletes itself when the last block is released.
 ///
 /// Under AddressSanitizer the payload of every free block is poisoned.
 class Arena {
  public:
-  /// Takes, populates and locks the slab. Set-up. Errors: those of map_pages(); invalid_argument
-  /// (no bytes at all, or more than 2^24 chunks).
+  /// Maps, populates and locks the slab. Errors: those of map_pages(); invalid_argument (no bytes
+  /// at all, or more than 2^24 chunks). Set-up.
   static Result<ArenaPtr> make(const ArenaOptions& options);
 
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// A block with room for `size` bytes and one reference; its bytes are not cleared. Null if the
-  /// pool is exhausted, and if fits() is false. Hot.
+  /// Allocates a block of at least `size` bytes with one reference; its bytes are not cleared. Null
+  /// if the pool is exhausted or fits() is false. Hot.
   [[nodiscard]] Block* allocate(PoolId pool, std::size_t size) noexcept {
     Pool& p = pools_[static_cast<std::size_t>(pool)];
     if (size - 1 < kLargestSmallBlock) [[likely]] {
@@ -99,33 +98,31 @@ class Arena {
     return size != 0 && p.map.size() != 0 && size <= p.map.size() * kChunkBytes - kHeadroom;
   }
 
-  /// The local key that blocks carry from now on: that of the slab's registration. Set-up; before
-  /// the first block is allocated.
+  /// Sets the local key that blocks carry: the key of the slab's registration. Set-up; before the
+  /// first block is allocated.
   void set_lkey(std::uint32_t lkey) noexcept {
     SPINWIRE_CHECK(live_ == 1, "a block that is already in use would keep the old key");
     lkey_ = lkey;
   }
 
-  /// All of the slab, to be registered.
+  /// The whole slab, to be registered.
   [[nodiscard]] std::span<std::byte> slab() const noexcept { return {base_, slab_bytes_}; }
   [[nodiscard]] const base::SharedMemory& memory() const noexcept { return memory_; }
-  /// Whether the slab lies in hugepages of hugetlbfs.
-  [[nodiscard]] bool in_hugepages() const noexcept;
   [[nodiscard]] PoolStats stats(PoolId pool) const noexcept;
 
-  /// Checks that every block is owned exactly once: that the lists of chunks, the free lists and
-  /// the counts agree with each other and with the blocks' own words. Allocates; takes time in
+  /// Checks that every block has exactly one owner: the lists of chunks, the free lists and the
+  /// counts must agree with each other and with the blocks' control words. Allocates; takes time in
   /// proportion to the blocks ever used. Errors: system, naming what does not hold.
   [[nodiscard]] Result<void> audit() const;
 
-  /// Lets AddressSanitizer allow the whole slab, e.g. to dump it. Set-up.
+  /// Lets code read the whole slab under AddressSanitizer, e.g. to dump it. Set-up.
   void unpoison_all() const noexcept { unpoison(base_, slab_bytes_); }
 
  private:
   friend struct ArenaDeleter;
 
-  // A block's chunk follows from its address. Block::chunk holds the low bits of the index, as a
-  // check. Offsets within a chunk are counted in cachelines and fit 16 bits.
+  // A block's address determines its chunk. Block::chunk holds the low bits of the index, as a
+  // check. Offsets within a chunk are counted in cache lines and fit 16 bits.
   static constexpr std::size_t kUnit = 64;
   static constexpr std::uint32_t kNoChunk = ChunkMap::kNone;
   static constexpr std::uint16_t kNoBlock = 0xffff;
@@ -136,12 +133,12 @@ class Arena {
   struct alignas(32) Chunk {
     std::uint32_t next = kNoChunk;  ///< circular list of its class's chunks with free blocks
     std::uint32_t prev = kNoChunk;
-    std::uint32_t run = 0;          ///< chunks of the run, at its head
+    std::uint32_t run = 0;          ///< length of the run in chunks, in its head
     std::uint16_t free = kNoBlock;  ///< first recycled block, in units
     std::uint16_t bump = 0;         ///< first unit never carved
     std::uint16_t stride = 0;       ///< units per block
     std::uint16_t used = 0;         ///< blocks allocated
-    std::uint16_t limit = 0;        ///< blocks that the chunk has room for
+    std::uint16_t limit = 0;        ///< capacity in blocks
     ChunkState state = ChunkState::free;
     std::uint8_t size_class = 0;
     std::uint8_t pool = 0;
@@ -153,8 +150,8 @@ class Arena {
     std::uint64_t used = 0;
     std::uint64_t allocations = 0;
     std::uint64_t refusals = 0;
-    std::uint32_t first = 0;  ///< its first chunk in the slab
-    ChunkMap map;             ///< of its free chunks, counted from `first`
+    std::uint32_t first = 0;  ///< first chunk in the slab
+    ChunkMap map;             ///< the pool's free chunks, counted from `first`
   };
 
   explicit Arena(base::SharedMemory memory) noexcept;
@@ -242,7 +239,7 @@ class Arena {
   std::byte* base_ = nullptr;
   std::size_t slab_bytes_ = 0;
   std::unique_ptr<Chunk[]> chunks_;
-  std::uint64_t live_ = 1;  ///< blocks allocated, and one for the engine's hold
+  std::uint64_t live_ = 1;  ///< blocks allocated, plus one for the engine's reference
   std::uint32_t lkey_ = 0;
   std::uint32_t chunk_count_ = 0;
   std::array<Pool, kPoolCount> pools_;

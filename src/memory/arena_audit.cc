@@ -1,47 +1,31 @@
-// Arena::audit(): is every block owned once? Cold.
-#include <fmt/core.h>
-
+// Arena::audit(): checks that every block has exactly one owner. Cold.
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "base/auditor.h"
 #include "memory/arena.h"
 
 namespace spinwire::memory {
 
-/// Goes through an arena and stops at the first thing that does not hold.
-class Arena::Auditor {
+/// Checks an arena and stops at the first fault.
+class Arena::Auditor : public base::Auditor {
  public:
   explicit Auditor(const Arena& arena) : arena_(arena), listed_(arena.chunk_count_, false) {}
 
-  Result<void> run() {
+  std::string run() {
     std::uint64_t used = 0;
     for (std::size_t i = 0; i < kPoolCount && ok(); ++i) {
       pool_ = i;
+      set_place(base::format("pool {}: ", i));
       used += check_pool(arena_.pools_[i]);
     }
     expect(arena_.live_ == used || arena_.live_ == used + 1,
            "the arena counts {} holds, its pools {} blocks", arena_.live_, used);
-    if (ok()) return {};
-    return base::fail(Status::system, "audit of the arena", std::move(fault_),
-                      "memory next to a block was overwritten, or the library has a defect");
+    return take_fault();
   }
 
  private:
-  [[nodiscard]] bool ok() const noexcept { return fault_.empty(); }
-
-  /// Records the first fault. Returns `condition`.
-  template <typename... Args>
-  bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
-    if (!condition && ok()) {
-      fault_ =
-          base::format("pool {}: ", pool_) + fmt::vformat(format, fmt::make_format_args(args...));
-    }
-    return condition;
-  }
-
-  /// Returns the blocks in use.
+  /// Returns the number of blocks in use.
   std::uint64_t check_pool(const Pool& pool) {
     for (std::size_t i = 0; i < kClassCount && ok(); ++i) check_list(pool, i);
     std::uint64_t used = 0;
@@ -74,7 +58,7 @@ class Arena::Auditor {
     return used;
   }
 
-  /// The circular list of one class's chunks with free blocks.
+  /// Checks the circular list of a class's chunks with free blocks.
   void check_list(const Pool& pool, std::size_t size_class) {
     const std::uint32_t head = pool.partial[size_class];
     if (head == kNoChunk) return;
@@ -146,7 +130,7 @@ class Arena::Auditor {
            free ? "free" : "used", unit, index, block->link);
   }
 
-  /// Returns the length of the run in chunks, at least 1.
+  /// Checks a run. Returns its length in chunks, at least 1.
   std::uint32_t check_run(const Pool& pool, std::uint32_t head) {
     const Chunk& chunk = arena_.chunks_[head];
     if (!expect(chunk.state == ChunkState::run_head && chunk.run >= 1 &&
@@ -166,11 +150,10 @@ class Arena::Auditor {
   const Arena& arena_;
   std::vector<bool> listed_;  ///< chunks found in some list
   std::size_t pool_ = 0;
-  std::string fault_;
 };
 
 Result<void> Arena::audit() const {
-  return base::no_throw("audit of the arena", [&] { return Auditor(*this).run(); });
+  return base::run_audit("audit of the arena", [&] { return Auditor(*this).run(); });
 }
 
 }  // namespace spinwire::memory

@@ -1,4 +1,4 @@
-// Which chunks of a pool are free: a tree of bits, searched in a few steps.
+// The free chunks of a pool: a tree of bits, searched in a few steps.
 #pragma once
 
 #include <array>
@@ -9,8 +9,8 @@
 
 namespace spinwire::memory {
 
-/// One bit per chunk, set while the chunk is free; each level above holds one bit per word that is
-/// not empty below it. One thread. Hot but for the constructor, and never allocates after it.
+/// One bit per chunk, set while the chunk is free. Each higher level has one bit per non-zero word
+/// of the level below. One thread. Only the constructor allocates; all other calls are hot.
 class ChunkMap {
  public:
   static constexpr std::uint32_t kNone = 0xffff'ffff;
@@ -55,9 +55,9 @@ class ChunkMap {
     return i;
   }
 
-  /// The first of the highest `length` adjacent free chunks; kNone if there are none. Runs come
-  /// from the top and single chunks from the bottom, so that they do not break each other up.
-  /// Time is bounded by the number of chunks.
+  /// The first chunk of the highest run of `length` free chunks; kNone if there is none. Runs are
+  /// taken from the top and single chunks from the bottom, to limit fragmentation. Time is bounded
+  /// by the number of chunks.
   [[nodiscard]] std::uint32_t find_run(std::uint32_t length) const noexcept {
     if (length == 0 || free_ < length) return kNone;
     std::uint32_t run = 0;

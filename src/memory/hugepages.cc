@@ -17,11 +17,11 @@ extern "C" {  // missing in the header
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "base/memlock.h"
 #include "base/units.h"
 
-// Newer than some C libraries.
+// Some supported C libraries are older than this constant.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -35,7 +35,7 @@ std::string sysfs_folder(std::size_t page) {
   return base::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
 }
 
-/// A number in a file of one line; 0 if it cannot be read.
+/// Reads a number from a one-line file; 0 if it cannot be read.
 std::uint64_t read_number(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"),
                                                              &std::fclose);
@@ -65,8 +65,8 @@ bool wastes_little(const HugepageSize& page, std::size_t size) noexcept {
   return page.pages_for(size) * page.bytes - size <= size / 8;
 }
 
-/// The size whose pages an administrator would provide: the default one, unless its pages are too
-/// large for so few bytes.
+/// The page size to recommend to the administrator: the default, unless its pages are too large for
+/// `size` bytes.
 const HugepageSize& size_to_provide(std::span<const HugepageSize> sizes, std::size_t size) {
   for (const HugepageSize& page : sizes) {
     if (page.is_default && wastes_little(page, size)) return page;
@@ -97,7 +97,7 @@ Result<base::SharedMemory> map_hugepages(std::size_t size, const std::string& na
   return failure;
 }
 
-/// Populates a mapping by calls that can fail: touching a page that is not available raises SIGBUS.
+/// Populates a mapping by calls that can fail: touching an unavailable page raises SIGBUS.
 int populate(const base::SharedMemory& memory) noexcept {
   int result = 0;
   do {
@@ -105,7 +105,7 @@ int populate(const base::SharedMemory& memory) noexcept {
   } while (result != 0 && (errno == EINTR || errno == EAGAIN));
   if (result == 0) return 0;
   if (errno != EINVAL) return errno;
-  // A kernel before 5.14.
+  // Kernels before 5.14 have no MADV_POPULATE_WRITE.
   do {
     result = ::fallocate(memory.fd(), 0, 0, static_cast<off_t>(memory.size()));
   } while (result != 0 && errno == EINTR);
@@ -134,7 +134,7 @@ Result<base::SharedMemory> map_ordinary_pages(std::size_t size, const std::strin
 }
 
 void warn_of_fallback(const Error& why) {
-  // A warning that no logger took does not count.
+  // A warning that no callback received does not count.
   if (!base::log_enabled(LogLevel::warning) || fallback_logged.exchange(true)) return;
   base::log(LogLevel::warning, "using ordinary pages, which are slower: {}", why.message());
 }

@@ -1,4 +1,5 @@
-// Free memory as AddressSanitizer shall see it: touching it is an error. Nothing in other builds.
+// Marks free memory for AddressSanitizer, which reports any access to it. Does nothing in other
+// builds.
 #pragma once
 
 #include <cstddef>

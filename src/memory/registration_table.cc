@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/internals.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "base/memlock.h"
 #include "base/random.h"
 #include "base/units.h"
@@ -21,8 +21,8 @@
 namespace spinwire::memory {
 namespace {
 
-/// Attempts of close() at all registrations with an access under way: a peer that was stopped
-/// during an access must not stop this engine.
+/// Total attempts of close() at registrations with an access in progress: a peer that was stopped
+/// during an access must not block this engine.
 constexpr std::uint32_t kCloseAttempts = 2000;
 
 bool is_access(Access access) noexcept {
@@ -35,7 +35,7 @@ int own_access_flags(Access access) noexcept {
   return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
 }
 
-// The verbs require local write wherever a peer may write.
+// Verbs require local write wherever a peer may write.
 int exposed_access_flags(Access access) noexcept {
   int flags = 0;
   if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
@@ -96,7 +96,7 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
     own->block.recycle = &RegistrationTable::recycle;
     own->block.owner = own.get();
     RegisteredMemory memory;
-    // From here on the references own the control words.
+    // From now on the references own the control words.
     memory.whole = detail::make<BufferSlice>(&own.release()->block, bytes.data(), bytes.size());
     if (access != Access::local) {
       memory.remote = {reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
@@ -108,16 +108,21 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
 
 Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access,
                                                Group* group) {
+  return expose_to(nullptr, slice, access, group);
+}
+
+Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice& slice,
+                                                  Access access, Group* group) {
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
                         "give Access::remote_read, remote_write, remote_atomic or several");
     }
     const Result<std::uint32_t> index =
-        add(slice.bytes(), exposed_access_flags(access), "expose", group);
+        add(slice.bytes(), exposed_access_flags(access), "expose", group, qp);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
-    // The device may reuse a key as soon as it is free.
+    // The device may reuse a key as soon as the key is free.
     if (std::uint32_t* old = find(entry.rkey);
         old != nullptr && entries_.at(*old).state == State::ended) {
       forget(*old);
@@ -131,9 +136,9 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
   });
 }
 
-/// Registers with the device. Returns the entry's index.
+/// Registers with the device, for one queue pair if there is one. Returns the entry's index.
 Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int flags,
-                                             std::string_view what, Group* group) {
+                                             std::string_view what, Group* group, ibv_qp* qp) {
   std::string asked = base::format("{} {} of memory", what, base::bytes_text(bytes.size()));
   if (bytes.empty() || bytes.data() == nullptr) {
     return base::fail(Status::invalid_argument, std::move(asked), "there are no bytes",
@@ -152,7 +157,9 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   }
   errno = 0;
   ibv_pd* const pd = group != nullptr ? group->pd : pd_;
-  ibv_mr* mr = provider_.reg_mr(pd, bytes.data(), bytes.size(), flags);
+  ibv_mr* mr = qp != nullptr && opens_to_one()
+                   ? provider_.reg_mr_for_qp(qp, bytes.data(), bytes.size(), flags)
+                   : provider_.reg_mr(pd, bytes.data(), bytes.size(), flags);
   if (mr == nullptr) {
     const int error = errno;
     entries_.release(index);
@@ -166,7 +173,7 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   return index;
 }
 
-/// A free entry, or that of the exposure that ended longest ago.
+/// Takes a free entry, or else the entry of the exposure that ended longest ago.
 std::uint32_t RegistrationTable::acquire_entry() noexcept {
   if (entries_.full() && ended_.head != kNone) forget(ended_.head);
   return entries_.acquire();
@@ -238,7 +245,7 @@ bool RegistrationTable::poll_revocations() noexcept {
   return true;
 }
 
-/// The device has deregistered the memory. An exposure's key stays known for revoke().
+/// Ends an entry after the device has deregistered it. An exposure's key stays known for revoke().
 void RegistrationTable::end(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   if (!entry.exposure) return entries_.release(index);
@@ -269,7 +276,8 @@ void RegistrationTable::close() noexcept {
   if (refused != 0) {
     base::log(LogLevel::warning, "the device did not give up {} registrations on closing", refused);
   }
-  // Exposures last: one may hold the last reference to registered memory.
+  // Released after all deregistrations: an exposure may hold the last reference to registered
+  // memory.
   for (std::uint32_t i = 0; i < entries_.capacity(); ++i) {
     if (!entries_.in_use(i)) continue;
     detail::Block* held = std::exchange(entries_.at(i).held, nullptr);
@@ -289,17 +297,18 @@ void RegistrationTable::recycle(detail::Block* block) noexcept {
   delete own;
 }
 
-/// Registered memory whose last reference has gone.
+/// Deregisters memory after its last reference was dropped.
 void RegistrationTable::drop(std::uint32_t index) noexcept {
   entries_.at(index).own = nullptr;
   if (deregister(index) == 0) entries_.release(index);
 }
 
-/// Returns dereg_mr's errno value. A live registration that the device does not give up is pending.
+/// Returns dereg_mr's errno value. If the device does not release a live registration, it is
+/// pending.
 int RegistrationTable::deregister(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   const int error = provider_.dereg_mr(entry.mr);
-  leave_group(index);
+  remove_from_group(index);
   if (error == 0) {
     entry.mr = nullptr;
     if (entry.state == State::pending) remove(pending_, index);
@@ -314,12 +323,12 @@ int RegistrationTable::deregister(std::uint32_t index) noexcept {
 }
 
 /// Removes the entry from its group's list.
-void RegistrationTable::leave_group(std::uint32_t index) noexcept {
+void RegistrationTable::remove_from_group(std::uint32_t index) noexcept {
   if (Group* const group = std::exchange(entries_.at(index).group, nullptr); group != nullptr)
     remove(group->live, index);
 }
 
-/// Frees the slot of an exposure that the device has given up.
+/// Frees the entry of an exposure that the device has released.
 void RegistrationTable::forget(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   if (entry.state == State::ended) remove(ended_, index);
@@ -336,7 +345,7 @@ std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
   return buckets_[bucket_of(rkey)];
 }
 
-/// The link in the chain that names the exposure of a key; null if there is none.
+/// The link in the hash chain that names a key's exposure; null if there is none.
 std::uint32_t* RegistrationTable::find(std::uint32_t rkey) noexcept {
   std::uint32_t* at = &bucket(rkey);
   while (*at != kNone && entries_.at(*at).rkey != rkey) at = &entries_.at(*at).chain;

@@ -15,31 +15,34 @@
 #include "spinwire/status.h"
 #include "verbs/provider.h"
 
+namespace spinwire::base {
+class Auditor;
+}
+
 namespace spinwire::memory {
 
-/// Memory of the application's own, registered. It is deregistered when the last reference to
-/// `whole` goes.
+/// The application's own memory, registered until the last reference to `whole` is dropped.
 struct RegisteredMemory {
   BufferSlice whole;
-  RemoteRegion remote;  ///< what a peer needs to use it; empty with Access::local
+  RemoteRegion remote;  ///< for peers that use the memory; empty with Access::local
 };
 
-/// IBV_ACCESS_* for memory that we use and peers may use with `access`.
+/// IBV_ACCESS_* for memory that the engine uses and peers may use with `access`.
 [[nodiscard]] int own_access_flags(Access access) noexcept;
 /// IBV_ACCESS_* for a key that only peers use with `access`.
 [[nodiscard]] int exposed_access_flags(Access access) noexcept;
 
-/// Why reg_mr failed with `error` on `bytes`: no_memory with the limits on locked memory,
-/// invalid_argument, limit or system. May throw std::bad_alloc.
+/// The Error of a reg_mr that failed with `error` on `bytes`: no_memory with the limits on locked
+/// memory, invalid_argument, limit or system. May throw std::bad_alloc.
 [[nodiscard]] Error registration_error(std::string asked, std::uint64_t bytes, int error);
 
 /// All registrations of an engine but its slab's, up to a fixed number. One thread. Set-up: each
-/// call that registers or deregisters is a control verb. The table must be closed before the
-/// protection domain; the memory that it returned may outlive both.
+/// call that registers or deregisters is a control verb. Close the table before the protection
+/// domain; the memory that it returned may outlive both.
 ///
-/// Deregistering can take time, because a peer may be in the midst of an access: the key is dead at
-/// once, but the registration stays pending, and holds on to the memory, until poll_revocations()
-/// or revoke() finds the access ended.
+/// Deregistering can take time, because a peer may be accessing the memory. The key is invalid at
+/// once, but the registration stays pending and holds the memory until poll_revocations() or
+/// revoke() finds that the access has ended.
 class RegistrationTable {
   static constexpr std::uint32_t kNone = 0xffff'ffff;
 
@@ -51,71 +54,76 @@ class RegistrationTable {
   };
 
  public:
-  /// What is registered in a protection domain other than the engine's. To be emptied by end_next()
-  /// before it goes.
+  /// The registrations in another protection domain than the engine's. Empty it with end_next()
+  /// before you destroy it.
   struct Group {
     ibv_pd* pd = nullptr;
     List live;
   };
 
-  /// May throw std::bad_alloc. `limit` registrations at once, pending ones included.
+  /// `limit` registrations at once, pending ones included. May throw std::bad_alloc.
   RegistrationTable(const verbs::Provider& provider, ibv_pd* pd, std::uint32_t limit);
   RegistrationTable(const RegistrationTable&) = delete;
   RegistrationTable& operator=(const RegistrationTable&) = delete;
   ~RegistrationTable() { close(); }
 
-  /// Whether the block is of memory registered here.
+  /// Whether the block's memory is registered in this table.
   [[nodiscard]] bool owns(const detail::Block* block) const noexcept {
     return block->recycle == &RegistrationTable::recycle &&
            static_cast<const OwnMemory*>(block->owner)->table == this;
   }
 
-  // Both in the engine's protection domain, or in that of a group.
+  // The next two register in the engine's protection domain, or in that of a group.
 
-  /// Registers `bytes`, which must stay mapped until `whole` and all slices of it are gone. Errors:
-  /// invalid_argument (no bytes; not mapped; not writable), no_memory, limit, no_device (closed),
-  /// system.
+  /// Registers `bytes`, which must stay mapped until `whole` and all its slices are destroyed.
+  /// Errors: invalid_argument (no bytes; not mapped; not writable), no_memory, limit, no_device
+  /// (closed), system.
   Result<RegisteredMemory> register_memory(std::span<std::byte> bytes, Access access,
                                            Group* group = nullptr);
 
-  /// Opens exactly the bytes of `slice` to peers under a key of its own and holds a reference to
-  /// their block until the key is revoked. Errors: as above; invalid_argument also for
+  /// Opens exactly the bytes of `slice` to peers under a new key, and holds a reference to their
+  /// block until the key is revoked. Errors: those of register_memory(); invalid_argument also for
   /// Access::local and for an empty slice.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr);
+  /// As expose(), to the peer of one queue pair alone where the device can do that: see
+  /// opens_to_one(). Elsewhere to all peers of its domain.
+  Result<RemoteRegion> expose_to(ibv_qp* qp, const BufferSlice& slice, Access access,
+                                 Group* group = nullptr);
+  [[nodiscard]] bool opens_to_one() const noexcept { return provider_.reg_mr_for_qp != nullptr; }
 
   /// Ends an exposure.
-  ///   ok                no peer can reach the memory any more; the reference is given up
-  ///   would_block       the key is dead, but an access is under way; call again
-  ///   local_error       the device refused to deregister, the memory stays held; call again
+  ///   ok                no peer can access the memory any more; the reference is dropped
+  ///   would_block       the key is invalid, but an access is in progress; call again
+  ///   local_error       the device refused to deregister; the memory stays held; call again
   ///   invalid_argument  no such exposure
-  /// The call that first answers ok ends the key's life here; later ones answer invalid_argument.
+  /// After the first ok the table forgets the key; later calls return invalid_argument.
   Status revoke(std::uint32_t rkey) noexcept;
-  /// Makes revoke(rkey) answer ok once: for a key, such as a window's, that was closed elsewhere.
+  /// Makes revoke(rkey) return ok once, for a key that was closed elsewhere, such as a window's.
   /// Has no effect while all entries are in use.
   void remember_ended(std::uint32_t rkey) noexcept;
-  /// Whether the access is over that revoke() answered would_block for; once it is, the key's life
-  /// here ends. Takes no control verb: poll_revocations() does.
+  /// Whether the access has ended that made revoke() return would_block; if it has, the table
+  /// forgets the key. Makes no control verb: poll_revocations() does.
   bool has_ended(std::uint32_t rkey) noexcept;
 
   /// Ends the oldest registration of a group, with one control verb; false if there is none left.
-  /// Registered memory that is still held becomes plain memory. What cannot be deregistered at once
-  /// is pending; an exposure's key can be revoked still.
+  /// Registered memory that is still held becomes plain memory. A registration that cannot be
+  /// deregistered at once is pending; an exposure's key can still be revoked.
   bool end_next(Group& group) noexcept;
-  /// The group that a block's memory is registered in; null if in none.
+  /// The group that a block's memory is registered in; null if there is none.
   [[nodiscard]] const Group* group_of(const detail::Block& block) const noexcept;
 
-  /// Retries the deregistration that has been pending longest, if any: at most one control verb.
-  /// Returns whether it ended. For the control step.
+  /// Retries the oldest pending deregistration, if any: at most one control verb. Returns whether
+  /// it succeeded. For the control step.
   bool poll_revocations() noexcept;
 
-  /// Deregisters everything. Memory registered by register_memory() that is still held becomes
-  /// plain memory: its control words stay valid until its references go. No verb follows. A
-  /// registration that the device refuses to give up is left to it, with a warning. A no-op when
-  /// called again.
+  /// Deregisters everything; the table makes no verb afterwards. Memory of register_memory() that
+  /// is still held becomes plain memory: its control words stay valid until its references are
+  /// dropped. A registration that the device refuses to release is abandoned, with a warning. A
+  /// no-op when called again.
   void close() noexcept;
 
-  /// Checks that entries, lists, keys and the memory that they hold agree. Takes time in proportion
-  /// to limit(). Errors: system, naming what does not hold.
+  /// Checks that entries, lists, keys and the held memory agree. Takes time in proportion to
+  /// limit(). Errors: system, naming what does not hold.
   [[nodiscard]] Result<void> audit() const;
 
   [[nodiscard]] std::uint32_t size() const noexcept;  ///< registered or pending
@@ -124,13 +132,12 @@ class RegistrationTable {
 
  private:
   enum class State : std::uint8_t {
-    live,     ///< until revoked or dropped
-    pending,  ///< key dead, an access under way; until the device gives it up
-    ended,    ///< an exposure given up by poll_revocations(); until revoke() asks, or the slot is
-              ///< needed
+    live,     ///< registered, until revoked or dropped
+    pending,  ///< key invalid, an access in progress; until the device releases it
+    ended,    ///< an exposure that ended; kept until revoke() reports it, or the slot is needed
   };
 
-  /// Heap-allocated stand-in for a block in front of the application's bytes.
+  /// Control words of the application's memory, on the heap instead of in front of the payload.
   struct OwnMemory {
     detail::Block block{};
     RegistrationTable* table = nullptr;  ///< null once closed
@@ -139,26 +146,25 @@ class RegistrationTable {
 
   struct Entry {
     ibv_mr* mr = nullptr;
-    detail::Block* held = nullptr;  ///< exposures: the block whose reference we hold
-    OwnMemory* own = nullptr;       ///< registered memory: its control words, while held
+    detail::Block* held = nullptr;  ///< exposures: the block that the entry references
+    OwnMemory* own = nullptr;       ///< registered memory: its control words, while referenced
     std::uint32_t rkey = 0;
     State state = State::live;
     bool exposure = false;
-    Group* group = nullptr;       ///< that it is live in
+    Group* group = nullptr;       ///< the group of a live entry
     std::uint32_t chain = kNone;  ///< next exposure with the same hash
-    std::uint32_t next = kNone;   ///< in the list of its state
+    std::uint32_t next = kNone;   ///< in the list of its state or group
     std::uint32_t prev = kNone;
   };
 
   static void recycle(detail::Block* block) noexcept;
   void drop(std::uint32_t index) noexcept;
   Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what,
-                            Group* group);
+                            Group* group, ibv_qp* qp = nullptr);
   void end(std::uint32_t index) noexcept;
-  void leave_group(std::uint32_t index) noexcept;
-  [[nodiscard]] std::string find_fault() const;
-  [[nodiscard]] std::string fault_of(std::uint32_t index) const;
-  [[nodiscard]] std::string fault_of(const List& list, State state) const;
+  void remove_from_group(std::uint32_t index) noexcept;
+  void check_entry(base::Auditor& audit, std::uint32_t index) const;
+  void check_list(base::Auditor& audit, const List& list, State state) const;
   std::uint32_t acquire_entry() noexcept;
   int deregister(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;

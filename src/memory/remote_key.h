@@ -1,5 +1,5 @@
-// Remote keys: each opens exactly some bytes of a block to a peer. A key is a memory window's
-// (see window_requests.h) or a registration's, made and ended by control verbs.
+// Remote keys: each opens exactly some bytes of a block to a peer. A key belongs to a memory window
+// (see window_requests.h) or to a registration, made and ended by control verbs.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -15,14 +15,14 @@ namespace spinwire::memory {
 
 enum class KeyState : std::uint8_t {
   none,     ///< never opened
-  open,     ///< valid from the next work request on
-  closing,  ///< dead, but an access may be under way
-  closed,   ///< no peer can reach the bytes
+  open,     ///< valid from the next work request
+  closing,  ///< invalid, but an access may be in progress
+  closed,   ///< no peer can access the bytes
 };
 
 struct RemoteKey {
   std::uint32_t rkey = 0;
-  std::uint32_t window = WindowPool::kNone;  ///< kNone: the key is a registration's
+  std::uint32_t window = WindowPool::kNone;  ///< kNone: the key belongs to a registration
   KeyState state = KeyState::none;
 
   [[nodiscard]] bool is_window() const noexcept { return window != WindowPool::kNone; }
@@ -36,7 +36,7 @@ struct KeyTarget {
   Access access = Access::local;
 };
 
-/// Where an engine's keys come from. Windows open memory of the slab only.
+/// The source of an engine's keys. Windows open only memory of the slab.
 struct KeySource {
   WindowPool& windows;
   RegistrationTable& registrations;
@@ -47,13 +47,13 @@ struct KeySource {
   }
 };
 
-/// Opens the target by a registration of its own in `group`, with one control verb. Errors: those
-/// of RegistrationTable::expose().
+/// Opens the target by a new registration in `group`, with one control verb. Errors: those of
+/// RegistrationTable::expose().
 Status open_key(const KeySource& source, const KeyTarget& target, RegistrationTable::Group* group,
                 RemoteKey& key) noexcept;
-/// Closes a registration's key, or the key of a window whose queue pair takes no work requests any
-/// more, with at most one control verb. While an access is under way, the key is `closing` and the
-/// source keeps a reference to `block`; call again to ask about a registration's.
+/// Closes the key of a registration, or of a window whose queue pair takes no more work requests,
+/// with at most one control verb. While an access is in progress, the key is `closing` and the
+/// source holds a reference to `block`. Call again for a registration's key.
 void close_key(const KeySource& source, RemoteKey& key, detail::Block* block) noexcept;
 
 }  // namespace spinwire::memory

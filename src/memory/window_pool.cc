@@ -13,7 +13,7 @@ namespace spinwire::memory {
 Result<WindowPool> WindowPool::make(const verbs::Provider& provider, ibv_pd* pd,
                                     std::uint32_t count) {
   WindowPool pool(provider, pd);
-  // Reserved, so that nothing allocates later.
+  // Later calls must not allocate.
   pool.windows_.reserve(count);
   pool.ring_.reserve(count);
   pool.held_up_.reserve(count);

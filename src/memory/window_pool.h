@@ -1,5 +1,5 @@
-// The engine's memory windows of type 2B. A window opens part of the slab to one queue pair. It is
-// bound and invalidated by work requests (remote_key.h), so a key costs no system call.
+// The engine's memory windows of type 2B. A window opens part of the slab to one queue pair. Work
+// requests bind and invalidate it (window_requests.h), so a key costs no system call.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,15 +13,14 @@
 
 namespace spinwire::memory {
 
-/// A pool of windows. The window that has been free longest is used first, so a key that a peer may
-/// remember is used again as late as possible. One thread. The pool must be closed before the
-/// protection domain.
+/// A pool of windows. take() returns the window free for longest, so that a key that a peer may
+/// remember is reused as late as possible. One thread. Close the pool before the protection domain.
 class WindowPool {
  public:
   static constexpr std::uint32_t kNone = 0xffff'ffff;
 
-  /// Makes `count` windows. Set-up; may throw std::bad_alloc. Errors: limit, with the number of
-  /// windows that the device gave; system.
+  /// Makes `count` windows. Errors: limit or system, with the number of windows that the device
+  /// gave. May throw std::bad_alloc. Set-up.
   static Result<WindowPool> make(const verbs::Provider& provider, ibv_pd* pd, std::uint32_t count);
 
   WindowPool() noexcept = default;
@@ -29,7 +28,7 @@ class WindowPool {
   WindowPool& operator=(WindowPool&& other) noexcept;
   ~WindowPool() { close(); }
 
-  /// Takes a free window, to be bound under next_key(); kNone if all are in use. Hot.
+  /// Takes a free window, to be bound with next_key(); kNone if all are in use. Hot.
   [[nodiscard]] std::uint32_t take() noexcept {
     if (free_ == 0) [[unlikely]]
       return kNone;
@@ -52,24 +51,24 @@ class WindowPool {
     return window.rkey = ibv_inc_rkey(window.rkey);
   }
 
-  /// Frees a window whose queue pair takes no work requests any more; poll() makes a new one in its
-  /// place. Takes over a reference to `block` and drops it when no access can be under way. Returns
-  /// whether that was at once. One control verb.
+  /// Frees a window whose queue pair takes no more work requests; poll() makes a new one in its
+  /// place. Takes over a reference to `block` and drops it when no access can be in progress.
+  /// Returns whether that was at once. One control verb.
   bool discard(std::uint32_t index, detail::Block* block) noexcept;
-  /// Makes a missing window, or tries again to free one; at most one control verb. Returns whether
-  /// it used one. For the control step.
+  /// Makes a missing window, or retries to free one. At most one control verb; returns whether it
+  /// used one. For the control step.
   bool poll() noexcept;
   [[nodiscard]] bool pending() const noexcept { return !held_up_.empty() || !to_replace_.empty(); }
 
-  /// Frees all windows. A window that the device does not free keeps its block. Does nothing when
-  /// called again.
+  /// Frees all windows. A window that the device does not free keeps its block. A no-op when called
+  /// again.
   void close() noexcept;
 
   [[nodiscard]] std::uint32_t size() const noexcept {
     return static_cast<std::uint32_t>(windows_.size());
   }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
-  /// Windows that were discarded and have not been replaced.
+  /// Windows discarded but not yet replaced.
   [[nodiscard]] std::uint32_t replacing() const noexcept {
     return static_cast<std::uint32_t>(held_up_.size() + to_replace_.size());
   }
@@ -93,7 +92,7 @@ class WindowPool {
   std::vector<std::uint32_t> ring_;  ///< the free windows in the order of use
   std::uint32_t first_ = 0;
   std::uint32_t free_ = 0;
-  std::vector<HeldUp> held_up_;            ///< a peer's access delays freeing them
+  std::vector<HeldUp> held_up_;            ///< windows that a peer's access keeps from being freed
   std::vector<std::uint32_t> to_replace_;  ///< indices without a window
 };
 

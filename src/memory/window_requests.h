@@ -1,5 +1,5 @@
-// Remote keys of memory windows: a window is bound and unbound by work requests of the peer's queue
-// pair, so a key costs no system call. Hot.
+// Remote keys of memory windows. Work requests on the peer's queue pair bind and unbind a window,
+// so a key costs no system call. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -8,13 +8,13 @@
 
 namespace spinwire::memory {
 
-/// Binds a window to the target: fills in `request`, which the caller posts ahead of the key's
-/// first use. A window must be free.
+/// Binds a window to the target: fills in `request`, which the caller posts before the key's first
+/// use. A window must be free.
 void bind_window(const KeySource& source, const KeyTarget& target, RemoteKey& key,
                  ibv_send_wr& request) noexcept;
-/// Fills in the request that unbinds a window. The key is closed when it has completed.
+/// Fills in the request that unbinds a window. The key is closed when the request has completed.
 void unbind_window(const RemoteKey& key, ibv_send_wr& request) noexcept;
-/// The window's key is invalid at the device, or its binding was never posted: frees the window.
+/// Frees the window, after the device has invalidated its key or if its binding was never posted.
 void on_window_unbound(const KeySource& source, RemoteKey& key) noexcept;
 
 }  // namespace spinwire::memory

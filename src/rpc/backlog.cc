@@ -1,11 +1,8 @@
-// Calls that wait for their session's window, or for receives and send entries of the engine.
+// Short calls that wait for their session's window, or for receives and send entries of the engine.
 #include "rpc/backlog.h"
 
 #include <new>
 #include <type_traits>
-
-#include "rpc/client_call.h"
-#include "rpc/client_session.h"
 
 namespace spinwire::rpc {
 namespace {
@@ -14,8 +11,7 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   if (!std::exchange(c.is_blocked, true)) r.blocked_sessions.push_back(c);
 }
 
-/// A session has room for calls that wait while there are any: of many sessions, the pool could not
-/// hold that of each.
+/// The ring exists only while calls wait; see release_backlog().
 [[gnu::cold, gnu::noinline]] bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
   static_assert(std::is_trivially_destructible_v<BackloggedCall>);
   const std::size_t room = r.context.config.rpc.backlog;
@@ -25,17 +21,7 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   return true;
 }
 
-void release_backlog(ClientSession& c) noexcept {
-  c.backlog = nullptr;
-  detail::release(std::exchange(c.backlog_block, nullptr));
-}
-
-void erase_from_backlog(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
-  erase_from_ring(c.backlog, r.context.config.rpc.backlog, c.backlog_first, c.backlog_count, i);
-  if (c.backlog_count == 0) release_backlog(c);
-}
-
-/// Moves a call that waits into a free slot.
+/// Moves a waiting call into a free slot.
 std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
@@ -52,11 +38,9 @@ std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
 
 }  // namespace
 
-void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept {
-  BackloggedCall w = backlog_at(r, c, i);
-  erase_from_backlog(r, c, i);
-  release_payload(w.payload);
-  end_call(w.done, w.outcome.value_or(status));
+void release_backlog(ClientSession& c) noexcept {
+  c.backlog = nullptr;
+  detail::release(std::exchange(c.backlog_block, nullptr));
 }
 
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
@@ -90,8 +74,8 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
   if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);
 }
 
-/// Each session that was blocked has a turn while the engine has receives and room to send; those
-/// that are left with calls are blocked again.
+/// Each blocked session has a turn while the engine has receives and room to send. Sessions that
+/// still have waiting calls are blocked again.
 void resume_blocked_sessions(Rpc& r) noexcept {
   if (r.blocked_sessions.empty()) return;
   const ClientSession* const last = &r.blocked_sessions.back();

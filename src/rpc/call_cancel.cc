@@ -15,7 +15,7 @@ bool is_busy(const ClientSession& c, std::uint32_t slot) noexcept {
 
 void set_outcome(ClientSlot& k, Status outcome) noexcept {
   k.outcome = outcome;
-  k.resends = 1;  // so that a reply is looked at closely, see on_round_trip()
+  k.resends = 1;  // on_round_trip() then checks a reply closely
 }
 
 void list_pending(Rpc& r, ClientSession& c) noexcept {
@@ -27,18 +27,11 @@ void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot) && c.slots[slot].outcome) end_call_in_slot(r, c, slot, Status::cancelled);
   }
-  // Callbacks only add calls to the backlog's end.
-  std::uint32_t i = 0;
-  for (std::uint32_t most = c.backlog_count; most != 0; --most) {
-    if (backlog_at(r, c, i).outcome) {
-      end_backlogged(r, c, i, Status::cancelled);
-    } else {
-      ++i;
-    }
-  }
+  run_backlog_callbacks(r, c);
   send_backlog(r, c);
   if (c.connection != nullptr) run_cancel_callbacks(r, *c.connection);
-  if (c.name == name && c.state == SessionState::closing && c.deadline == 0) close_session(r, c);
+  if (c.name == name && c.state == SessionState::closing && c.deadline == 0)
+    end_session_in_order(r, c);
 }
 
 }  // namespace
@@ -50,26 +43,17 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     set_outcome(k, Status::cancelled);
     return list_pending(r, c), Status::ok;
   }
-  for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
-    BackloggedCall& w = backlog_at(r, c, i);
-    if (w.id != id || w.outcome) continue;
-    w.outcome = Status::cancelled;
-    return list_pending(r, c), Status::ok;
-  }
-  if (c.connection == nullptr) return Status::invalid_argument;
-  const Status status = cancel_on_connection(r, c, id);
-  if (status == Status::ok) list_pending(r, c);
-  return status;
+  const bool found =
+      cancel_in_backlog(r, c, id) || (c.connection != nullptr && cancel_on_connection(r, c, id));
+  if (!found) return Status::invalid_argument;
+  return list_pending(r, c), Status::ok;
 }
 
 void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot) && !c.slots[slot].outcome) set_outcome(c.slots[slot], outcome);
   }
-  for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
-    BackloggedCall& w = backlog_at(r, c, i);
-    if (!w.outcome) w.outcome = outcome;
-  }
+  cancel_backlog(r, c, outcome);
   list_pending(r, c);
 }
 
@@ -94,7 +78,7 @@ void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot)) end_call_in_slot(r, c, slot, status);
   }
-  while (c.backlog_count != 0) end_backlogged(r, c, 0, status);
+  end_backlog(r, c, status);
 }
 
 }  // namespace spinwire::rpc

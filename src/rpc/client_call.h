@@ -1,4 +1,4 @@
-// A request goes out, inlined into the public face. Hot.
+// Sends requests; inlined into the public API. Hot.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +7,13 @@
 #include "base/internals.h"
 #include "rpc/client_session.h"
 #include "rpc/retransmission.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
 
-/// Posts more receives for replies. False: the budget is used up.
+/// Posts more receives for replies. Returns false if the budget is used up.
 [[gnu::cold, gnu::noinline]] bool try_post_more_receives(Rpc& r) noexcept;
 
 /// Whether the session's window and the engine have room for one more call as a datagram.
@@ -28,18 +28,18 @@ namespace spinwire::rpc {
   return {c.peer_session, call.number, call.method, wire::RpcKind::request, 0, call.size, 0};
 }
 
-/// The first call of a session without calls in flight. An idle server has taken back the
-/// reservation of receives.
+/// A session without calls in flight sends one. The server may have taken back its reservation of
+/// receives in the meantime.
 [[gnu::always_inline]] inline void on_first_call(Rpc& r, ClientSession& c,
                                                  std::uint64_t now) noexcept {
-  if (now - c.last_heard > r.idle_timeout / 2) [[unlikely]] {
+  if (now - c.last_heard > r.timeouts.idle / 2) [[unlikely]] {
     c.server_window = 1;
     update_send_window(c);
   }
   queue_for_retransmission(r, c, now);
 }
 
-/// Sends header and payload by a work request. Not while the port is full.
+/// Sends header and payload by a work request. The port must not be full.
 [[gnu::always_inline]] inline void post_datagram(Rpc& r, const verbs::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
@@ -54,24 +54,24 @@ namespace spinwire::rpc {
                                                      wire::RpcWords words, std::uint16_t length,
                                                      const Payload& payload) noexcept;
 
-/// Sends header and payload, as a direct datagram if possible. False, and nothing sent, if the port
-/// is full.
+/// Sends header and payload, as a direct datagram if possible. Returns false, and sends nothing, if
+/// the port is full.
 [[gnu::always_inline]] inline bool send_datagram(Rpc& r, const verbs::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
   DatagramPort& port = *r.port;
   if (port.sends_directly()) [[likely]] {
-    if (port.send_direct(to, words, length, payload.text)) [[likely]]
+    if (port.send_direct(to, words, length, payload)) [[likely]]
       return true;
     return post_datagram_cold(r, to, words, length, payload);
   }
   if (port.full()) [[unlikely]]
-    return ++r.stats.unsent, false;
+    return ++r.stats.send_queue_full, false;
   post_datagram(r, to, words, length, payload);
   return true;
 }
 
-/// Sends the call in a slot for the first time; can_send() was true.
+/// Sends the call in a slot for the first time. can_send() must have been true.
 [[gnu::always_inline]] inline void send_request(Rpc& r, ClientSession& c, ClientSlot& call,
                                                 std::uint32_t slot, const wire::RpcHeader& header,
                                                 std::uint64_t now) noexcept {
@@ -88,13 +88,13 @@ namespace spinwire::rpc {
                       call.payload);
 }
 
-/// Whether a request has to go over a connection for its length. One without a block always fits.
+/// Whether a request is too long for a datagram.
 [[gnu::always_inline]] inline bool exceeds_datagram(const ClientSession& c,
                                                     const CallRequest& call) noexcept {
-  return call.block != nullptr && call.size > c.max_inline_call;
+  return call.size > kSlotPayloadBytes && call.size > c.max_inline_call;
 }
 
-/// Sends a call as a datagram; none waits, and can_send() was true. Errors: no_buffer.
+/// Sends a call as a datagram. The backlog must be empty and can_send() true. Errors: no_buffer.
 [[gnu::always_inline]] inline Status send_call(Rpc& r, ClientSession& c, const CallRequest& call,
                                                const ReplyCallback& done) noexcept {
   const std::uint32_t slot = free_slot(c);

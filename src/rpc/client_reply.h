@@ -1,4 +1,4 @@
-// A reply ends the call of its slot, whatever transport brought it here. Hot.
+// Ends the call of a reply's slot, for both transports. Hot.
 #pragma once
 
 #include "base/internals.h"
@@ -10,24 +10,25 @@
 
 namespace spinwire::rpc {
 
-/// Takes a round trip from a reply. The first reply of a batch stands for all. False: the call is
-/// over, so the reply is late.
+/// Measures the round trip of a reply, once for each batch. Returns false if the call is over, so
+/// the reply is late.
 [[gnu::always_inline]] inline bool on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
-                                                 std::uint16_t held, std::uint64_t now) noexcept {
+                                                 std::uint16_t server_time,
+                                                 std::uint64_t now) noexcept {
   const bool first = std::exchange(c.last_heard, now) != now;
   if (k.resends != 0) [[unlikely]] {
-    if (k.outcome) return ++r.stats.late, false;
-    on_retransmitted_reply(r, c, k, held);
+    if (k.outcome) return ++r.stats.late_replies, false;
+    on_retransmitted_reply(r, c, k, server_time);
     return true;
   }
   const std::uint64_t trip = now - std::min(k.sent_at, now);
-  if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
+  if (first && trip != 0) update_rto(r, c, trip);  // replies within one poll have no valid time
   if (trip > r.target_rtt || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
-    adjust_cwnd(r, c, trip, held);
+    adjust_cwnd(r, c, trip, server_time);
   return true;
 }
 
-/// The server advertises another window. False: no window at all, which no reply has.
+/// The server advertises another window. Returns false for 0, which no correct reply has.
 [[gnu::cold, gnu::noinline]] inline bool set_server_window(ClientSession& c,
                                                            std::uint16_t window) noexcept {
   if (window == 0) return false;
@@ -36,7 +37,7 @@ namespace spinwire::rpc {
   return true;
 }
 
-/// Whether a call waits for this reply. A session whose server is not known yet has no such call.
+/// Whether a call waits for this reply. False while the session's server is not known.
 [[gnu::always_inline]] inline bool is_awaited(const ClientSession& c,
                                               const wire::RpcWords& words) noexcept {
   const std::uint32_t number = wire::unpack(words).number;
@@ -55,7 +56,7 @@ namespace spinwire::rpc {
     return ++r.stats.bad_datagrams, false;
   if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
       [[unlikely]] {
-    if (!on_round_trip(r, c, k, header.method, now)) return false;
+    if (!on_round_trip(r, c, k, wire::server_time_of(header), now)) return false;
   }
   const ReplyCallback done = k.done;
   release_slot(r, c, k, slot);

@@ -1,4 +1,4 @@
-// A client's session: made, ready, closed or failed, and its timer.
+// A client's session: creation, readiness, closing, failure, and its timer.
 #include "rpc/client_session.h"
 
 #include <algorithm>
@@ -21,11 +21,6 @@ namespace spinwire::rpc {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-void send_control(Rpc& r, const ClientSession& c, RpcKind kind, std::uint32_t number) noexcept {
-  if (c.transport == Transport::datagram)
-    (void)send(r, c.peer_address->destination, {c.peer_session, number, 0, kind, 0, 0, 0}, {});
-}
-
 ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   const std::uint32_t index = r.clients.acquire(window);
   if (index == kNone) return nullptr;
@@ -34,7 +29,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   const std::uint32_t first = random_call_number(r);
   for (std::uint32_t i = 0; i < window; ++i) c.slots[i].number = first + window + i;
   c.generation = r.clients.generation(index);
-  c.name = wire::RpcName::make(index, c.generation % 4095 + 1);
+  c.name = make_name(index, c.generation, kClientGenerations);
   c.window = static_cast<std::uint16_t>(window);
   c.free_slots = ~std::uint64_t{0} >> (kWindowMax - window);
   c.in_flight = 0;
@@ -45,7 +40,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   if (r.target_rtt != ~std::uint64_t{0})
     c.congestion.cwnd = c.congestion.max_cwnd = window * kCwndPerCall;
   c.state = SessionState::opening;
-  c.srtt = c.rttvar = c.silent_ticks = 0;
+  c.srtt = c.rttvar = c.liveness.silent_ticks = 0;
   c.min_rtt = c.recent_min_rtt = ~std::uint64_t{0};
   c.rto = r.min_rto;
   c.peer_session = 0;
@@ -58,8 +53,8 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   return &c;
 }
 
-void set_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
-              PeerAddress* peer_address) noexcept {
+void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
+                        PeerAddress* peer_address) noexcept {
   c.peer_address = peer_address;
   c.transport = peer_address->transport;
   c.peer_session = peer.name;
@@ -67,24 +62,25 @@ void set_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
   c.max_inline_call =
       static_cast<std::uint16_t>(wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.local.mtu)));
   if (c.transport == Transport::datagram) return mark_ready(r, c);
-  if (const Status status = open_sole_connection(r, c); status != Status::ok)
-    fail_session(r, c, status, "there is no memory for its calls");
+  if (!open_mandatory_connection(r, c))
+    end_session(r, c, Status::no_memory, "there is no memory for its calls");
 }
 
 void mark_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   update_send_window(c);
-  c.last_heard = c.last_control = c.last_liveness_check = r.context.clock.now();
-  r.context.timers.reschedule(c.timer, c.last_heard + r.keepalive_interval);
-  // A server that is full forgets sessions whose client it has never heard.
-  send_control(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
-  if (c.on_ready) c.on_ready(detail::make<Session>(r.context.slot, id_of(c)));
+  c.last_heard = c.liveness.last_ping_or_close = c.liveness.last_check = r.context.clock.now();
+  r.context.timers.reschedule(c.timer, c.last_heard + r.timeouts.keepalive);
+  // The ping proves that the client is alive: a full server forgets sessions whose client it has
+  // never heard.
+  send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
+  if (c.on_ready) c.on_ready(handle(r, c));
 }
 
 void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload) noexcept {
   const ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || c->state != SessionState::opening) {  // repeated, or a stranger's
-    ++r.stats.late;
+  if (c == nullptr || c->state != SessionState::opening) {  // repeated, or sent by another host
+    ++r.stats.late_replies;
     return;
   }
   std::uint64_t token = 0;
@@ -92,12 +88,12 @@ void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload
   if (token != 0) r.dialogues.on_path_challenge(*c, token);
 }
 
-void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);
   const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown;
-  if (c == nullptr && ends) {  // the answer to a close that was repeated
-    ++r.stats.late;
+  if (c == nullptr && ends) {  // the repeated answer to a close
+    ++r.stats.late_replies;
     return;
   }
   if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
@@ -105,15 +101,15 @@ void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  c->last_control = r.context.now;
-  if (header.kind == RpcKind::closed) return close_session(r, *c);
+  c->liveness.last_ping_or_close = r.context.now;
+  if (header.kind == RpcKind::closed) return end_session_in_order(r, *c);
   if (header.kind != RpcKind::unknown || header.number != c->peer_session) return;
-  if (c->state == SessionState::closing) return close_session(r, *c);
-  fail_session(r, *c, Status::peer_lost,
-               "it has forgotten the session: for too long it had heard nothing");
+  if (c->state == SessionState::closing) return end_session_in_order(r, *c);
+  end_session(r, *c, Status::peer_lost,
+              "the server dropped the session: it received nothing for its peer_timeout");
 }
 
-Status close(Rpc& r, ClientSession& c) noexcept {
+Status begin_close(Rpc& r, ClientSession& c) noexcept {
   if (c.state != SessionState::opening && c.state != SessionState::ready)
     return Status::not_connected;
   const std::uint64_t now = r.context.clock.now();
@@ -121,55 +117,43 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   const bool connected = close_client_connection(r, c);
   if (was_ready) {
     update_send_window(c);
-    send_control(r, c, RpcKind::close);
+    send_session_datagram(r, c, RpcKind::close);
   } else {
     r.dialogues.drop(c);
   }
   cancel_all(r, c, Status::flushed);
-  if (was_ready && c.transport == Transport::datagram) {
-    c.deadline = now + r.close_timeout;
-    r.context.timers.reschedule(c.timer, now + r.min_rto);
-  } else if (was_ready && connected) {  // the connection's end comes first
-    c.deadline = now + r.close_timeout;
-    r.context.timers.reschedule(c.timer, c.deadline);
-  } else {
-    c.deadline = 0;  // no server to hear from: it ends with the callbacks of its calls
-    r.context.timers.cancel(c.timer);
-  }
+  // Without a server to hear from, the callbacks of its calls end the session. The end of a
+  // connection comes first.
+  const bool repeats = was_ready && c.transport == Transport::datagram;
+  const bool waits = repeats || (was_ready && connected);
+  c.deadline = waits ? now + r.timeouts.close : 0;
+  waits ? r.context.timers.reschedule(c.timer, repeats ? now + r.min_rto : c.deadline)
+        : r.context.timers.cancel(c.timer);
   return Status::ok;
 }
 
-namespace {
-
-Error reason(const ClientSession& c, Status status, const char* found) noexcept {
+void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
+                 const char* remedy) noexcept {
+  const bool opened = c.state != SessionState::opening;
+  ErrorText asked(opened ? "talk with " : "open a session with ");
   try {
-    const bool opened = c.state != SessionState::opening;
-    return {status, (opened ? "talk with " : "open a session with ") + c.address, found,
-            opened ? "see whether its process is there and polls"
-                   : "see whether an engine listens there, and what it says"};
-  } catch (...) {
-    return base::out_of_memory();
+    asked.value += c.address;
+  } catch (...) {  // the status is enough
   }
+  if (remedy == nullptr)
+    remedy = opened ? "see whether its process is there and polls"
+                    : "see whether an engine listens there, and what it says";
+  end_session(r, c, Error{status, std::move(asked), std::move(found), remedy});
 }
 
-}  // namespace
-
-void fail_session(Rpc& r, ClientSession& c, Status status, const char* found) noexcept {
-  fail_session(r, c, reason(c, status, found));
-}
-
-void close_session(Rpc& r, ClientSession& c) noexcept {
-  fail_session(r, c, Error{Status::ok, {}, {}, {}});
-}
-
-void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
+void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (c.state == SessionState::closed) return;
   if (c.state == SessionState::opening) r.dialogues.drop(c);
   if (c.connection != nullptr && !release_client_connection(r, c, why)) return;
   c.state = SessionState::closed;
   update_send_window(c);
-  end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
-  if (c.on_closed) c.on_closed(detail::make<Session>(r.context.slot, id_of(c)), why);
+  end_calls(r, c, status_of_calls(why));
+  if (c.on_closed) c.on_closed(handle(r, c), why ? *why : Error{Status::ok, {}, {}, {}});
   r.context.timers.cancel(c.timer);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
@@ -186,7 +170,7 @@ namespace {
 /// the next check. The session may be gone afterwards.
 std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
-  std::uint64_t next = now + r.keepalive_interval;
+  std::uint64_t next = now + r.timeouts.keepalive;
   if (c.congestion.next_send != 0) {
     if (now >= c.congestion.next_send) {
       c.congestion.next_send = 0;
@@ -198,19 +182,10 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if ((c.free_slots & bit(slot)) != 0 || !c.slots[slot].on_session_timer) continue;
     next = std::min(next, check_slot(r, c, slot, now));
-    if (c.name != name || c.state != SessionState::ready) return next;
+    if (!is_ready(r, name)) return next;
   }
-  for (std::uint32_t i = 0; i < c.backlog_count;) {
-    const std::uint64_t due = backlog_at(r, c, i).deadline;
-    if (now < due) {
-      next = std::min(next, due);
-      ++i;
-      continue;
-    }
-    end_backlogged(r, c, i, Status::timed_out);
-    if (c.name != name || c.state != SessionState::ready) return next;
-    i = 0;  // its callback may have ended others
-  }
+  next = check_backlog(r, c, name, now, next);
+  if (!is_ready(r, name)) return next;
   send_backlog(r, c);
   return next;
 }
@@ -220,19 +195,19 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
 void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t now = r.context.clock.now();
   if (c.state == SessionState::opening) {
-    return fail_session(r, c, Status::timed_out, "no answer came in time");
+    return end_session(r, c, Status::timed_out, "no answer came in time");
   }
   if (c.state == SessionState::closing) {
-    if (now >= c.deadline) return close_session(r, c);
-    send_control(r, c, RpcKind::close);
+    if (now >= c.deadline) return end_session_in_order(r, c);
+    send_session_datagram(r, c, RpcKind::close);
     return r.context.timers.schedule(c.timer, std::min(now + 2 * c.rto, c.deadline));
   }
   if (!check_server_liveness(r, c, now)) return;
   const std::uint32_t name = c.name;
   std::uint64_t next = check_own_timers(r, c, now);
-  if (c.name == name && c.state == SessionState::ready && c.connection != nullptr)
+  if (is_ready(r, name) && c.connection != nullptr)
     next = std::min(next, check_connection_calls(r, c, now));
-  if (c.name == name && c.state == SessionState::ready) schedule_check(r, c, next);
+  if (is_ready(r, name)) schedule_check(r, c, next);
 }
 
 }  // namespace spinwire::rpc

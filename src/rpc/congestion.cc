@@ -1,31 +1,33 @@
 // Congestion control by delay, after Swift (Kumar et al., SIGCOMM 2020). cwnd bounds a session's
-// calls in flight. It grows by one call each round trip while the delay is within the target, and
-// shrinks in proportion to the excess, once a round trip and by half at most. The delay is the
+// calls in flight. It grows by one call per round trip while the delay is within the target. It
+// shrinks in proportion to the excess, once per round trip and by half at most. The delay is the
 // round trip without the server's time. The target is rpc.target_rtt or, on a longer path, twice
 // the shortest round trip. If a single call in flight stays slow for a second, the path itself has
-// become longer and the shortest round trip is taken anew. Delay alone leaves one call in flight,
-// since a busy server says nothing about the network. Losses lead below it: calls are then spaced
-// by more than a round trip, and each reply grows cwnd by half. A call that exceeds the RTO counts
-// as lost unless the reply says that the server had it (on_retransmitted_reply()). Nothing here
-// runs while round trips are short and the window is whole.
+// become longer, and the shortest round trip is measured anew.
+//
+// Delay alone leaves one call in flight, because a busy server says nothing about the network.
+// Losses shrink cwnd below one call: calls are then spaced by more than a round trip, and each
+// reply grows cwnd by half. A call that exceeds the RTO counts as lost unless the reply says that
+// the server had the request (on_retransmitted_reply()). This code does not run while round trips
+// are short and the window is whole.
 #include "rpc/congestion.h"
 
 #include <algorithm>
 
 #include "rpc/client_session.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 namespace {
 
 /// cwnd shrinks by four fifths of the relative excess.
 constexpr std::uint64_t kBetaParts = 4, kBetaOf = 5;
-/// At least one call in so many round trips.
+/// The minimum: one call in this many round trips.
 constexpr std::uint32_t kLeast = kCwndPerCall / 64;
 /// After this time with one slow call in flight, the path itself has become longer.
 constexpr Nanoseconds kPathChangeTime = std::chrono::seconds(1);
 
-/// Not before the round trip that the last one brought about is over.
+/// Allows a decrease only when the round trip after the previous decrease is over.
 bool may_shrink(const CongestionWindow& flow, std::uint64_t now, std::uint64_t trip) noexcept {
   return now - std::min(now, flow.last_decrease) >= trip;
 }
@@ -34,7 +36,7 @@ void shrink(Rpc& r, CongestionWindow& flow, std::uint32_t window) noexcept {
   if (window >= flow.cwnd) return;
   flow.cwnd = window;
   flow.last_decrease = r.context.now;
-  ++r.stats.slowed;
+  ++r.stats.cwnd_reductions;
 }
 
 void grow(CongestionWindow& flow) noexcept {
@@ -46,12 +48,12 @@ void grow(CongestionWindow& flow) noexcept {
   flow.cwnd = std::min(flow.cwnd, flow.max_cwnd);
 }
 
-/// The delay that calls under way may bring about.
+/// The delay that the session's own calls may cause.
 std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
   return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_rtt, 2 * c.min_rtt) : r.target_rtt;
 }
 
-/// Whether the path has become longer, as seen from the last reply.
+/// Whether the path has become longer, judged by the last reply.
 bool has_path_changed(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
   const std::uint64_t now = r.context.now;
   if (c.recent_min_rtt == ~std::uint64_t{0}) c.slow_since = now;
@@ -61,7 +63,8 @@ bool has_path_changed(const Rpc& r, ClientSession& c, std::uint64_t delay) noexc
   return true;
 }
 
-/// Below one call: the next goes out when its share of the round trips on the network is over.
+/// Paces a cwnd below one call: the next call goes out when its share of the round trips has
+/// passed.
 void pace(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
   c.congestion.next_send = 0;
   if (c.congestion.cwnd < kCwndPerCall) {
@@ -73,14 +76,14 @@ void pace(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
 
 }  // namespace
 
-void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) noexcept {
-  // The reply may be an earlier one, or this process was descheduled: no sample.
-  if (held == kServerTimeUnknown || r.oldest_arrival != r.context.now) return;
+void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t server_time) noexcept {
+  // No sample: the reply may be to an earlier transmission, or this process was descheduled.
+  if (server_time == kServerTimeUnknown || r.oldest_arrival != r.context.now) return;
   CongestionWindow& flow = c.congestion;
-  // With kServerTimeMax, all that is known is that nothing was lost.
+  // kServerTimeMax only shows that nothing was lost.
   const std::uint64_t delay =
-      held == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, held));
-  if (held != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);
+      server_time == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, server_time));
+  if (server_time != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);
   const std::uint64_t target_rtt = target_of(r, c);
   const bool slow =
       delay > target_rtt && !(flow.cwnd <= kCwndPerCall && has_path_changed(r, c, delay));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
@@ -15,8 +15,8 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
   const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
                     std::equal(kMapped.begin(), kMapped.end(), peer.gid.begin());
   if (ipv4) {
-    // Only the last 20 bytes mean something, the header of IPv4 (RoCEv2 annex, A17.4.5.2): its
-    // source is at 12 there, the upper half of the word that begins 4 bytes before.
+    // Only the last 20 bytes are valid, the IPv4 header (RoCEv2 annex, A17.4.5.2). Its source is at
+    // offset 12, the upper half of the word that begins 4 bytes before.
     origin.second_at = 28;
     origin.masks = {0, ~std::uint64_t{0} << 32};
     std::uint32_t address = 0;
@@ -64,7 +64,7 @@ Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) 
 
 void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
   if (--peer_address->references != 0) return;
-  flush(r);  // nothing refers to it any more
+  flush(r);  // no datagram may refer to the address any more
   if (peer_address->transport == Transport::datagram)
     r.context.device->destroy_ah(peer_address->destination.ah);
   std::erase_if(r.peer_addresses,

@@ -1,4 +1,4 @@
-// How a peer engine is reached, and how its datagrams are recognised.
+// The address of a peer engine, and the filter that recognises its datagrams.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "control/owners.h"
-#include "spinwire/status.h"
+#include "spinwire/rpc.h"
 #include "verbs/direct_datagrams.h"
 #include "wire/handshake.h"
 
@@ -17,18 +17,14 @@ namespace spinwire::rpc {
 
 struct Rpc;
 
-/// How the calls of a session travel.
-enum class Transport : std::uint8_t {
-  datagram,    ///< short calls as datagrams, long ones over a connection made when first needed
-  connection,  ///< all calls over a connection: one of the two engines has no datagrams
-};
+using detail::Transport;
 
-/// Recognises the datagrams of a peer. Queue pair numbers are each device's own, so the GRH's
-/// source address counts as well: two words of it, under masks. A filter that was not filled in
-/// matches no datagram: 0 is the number of a management queue pair.
+/// Recognises the datagrams of a peer. Queue pair numbers are each device's own, so the filter also
+/// compares the GRH's source address: two words of it, under masks. An empty filter matches no
+/// datagram, because 0 is the number of a management queue pair.
 struct SourceFilter {
   std::uint32_t qp_num = 0;
-  std::uint16_t lid = 0;  ///< of the peer, for datagrams without a GRH
+  std::uint16_t lid = 0;  ///< the peer's LID, for datagrams without a GRH
   std::uint8_t second_at = 0;
   std::array<std::uint64_t, 2> masks{};
   std::array<std::uint64_t, 2> words{};
@@ -41,19 +37,19 @@ struct SourceFilter {
     const bool there = (wc.wc_flags & IBV_WC_GRH) != 0 ? same : wc.slid == lid;
     return wc.src_qp == qp_num && there;
   }
-  static constexpr std::size_t kFirstAt = 8;  ///< the source's GID, InfiniBand specification, 8.3
+  static constexpr std::size_t kFirstAt = 8;  ///< the source GID (InfiniBand specification, 8.3)
 };
 SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 
 inline constexpr std::uint64_t kProbeUnderWay = ~std::uint64_t{0};
 
 /// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
-/// and a source filter; with Transport::connection the numbers only identify the peer.
+/// and a source filter. With Transport::connection, the numbers only identify the peer.
 struct PeerAddress {
   Transport transport = Transport::connection;
   verbs::DatagramAddress destination;
   SourceFilter source_filter;
-  std::uint64_t direct_source = 0;  ///< verbs::DirectRun::source of the peer; 0: not seen yet
+  std::uint64_t direct_source = 0;  ///< verbs::DirectBatch::source of the peer; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t references = 0;

@@ -1,4 +1,4 @@
-// Receives reserved for replies and requests, so that none of them finds the receive queue empty,
+// Receives reserved for replies and requests, so that none of these finds the receive queue empty,
 // and the receives posted for them.
 #include "rpc/receive_reservation.h"
 
@@ -26,8 +26,8 @@ void post_reserved_receives(Rpc& r) noexcept {
                           : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
-/// Reserves receives for the session's whole window, if there are enough. A quarter
-/// stays for the engine's own calls, since handlers may call other servers.
+/// Reserves receives for the session's whole window, if there are enough. A quarter stays for the
+/// engine's own calls, because handlers may call other servers.
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   if (r.reserved_receives + s.window > r.receive_budget ||
       r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)

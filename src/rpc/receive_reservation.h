@@ -1,15 +1,15 @@
-// Receives that are reserved for the requests of served sessions.
+// Receives reserved for the requests of served sessions and the replies of this engine's own calls.
 #pragma once
 
 #include <cstdint>
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
-/// Receives for pings, and for datagrams that come late or twice.
+/// Receives for pings, and for late or repeated datagrams.
 inline constexpr std::uint32_t kUnsolicitedReceives = 24;
-/// Reserves as many receives as the session may send requests at once, if there are any left.
+/// Reserves receives for the session's whole window, if enough are left.
 [[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept;
 void return_receives(Rpc& r, ServerSession& s) noexcept;
 

@@ -1,51 +1,48 @@
-// Memory of a slot that a handler writes its reply into: reserve_reply() and commit_reply().
+// Memory of a slot for building a reply: reserve_reply() and commit_reply().
 #include "rpc/reply_buffer.h"
 
 #include <new>
 
-#include "rpc/rpc.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
+namespace {
 
-std::span<std::byte> reserve_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                   std::size_t size) noexcept {
-  if ((session & kConnectionCall) != 0) return reserve_on_connection(r, session, number, size);
-  ServerSession* const s = find_server(r, session);
-  if (s == nullptr) return {};
-  const std::uint32_t slot = number & (s->window - 1);
-  const ServerSlot& v = s->slots[slot];
-  const std::uint32_t max_inline_call = wire::rpc_payload(s->mtu);
-  if (v.number != number || v.state != ServerSlotState::running || size > max_inline_call)
-    return {};
-  if (s->reply_buffers == nullptr)
-    s->reply_buffers.reset(new (std::nothrow) ReplyBuffer[s->window]);
-  if (s->reply_buffers == nullptr) return {};
-  return prepare_reply_buffer(r, s->reply_buffers[slot], number, size, max_inline_call, 0);
+ReplyPlace reply_place(Rpc& r, CallRef call) noexcept {
+  if (call.transport == Transport::connection) return reply_place_on_connection(r, call);
+  ServerSession* const s = find_server(r, call.session);
+  const ServerSlot* const v = s != nullptr ? find_slot(*s, call.number) : nullptr;
+  if (v == nullptr || v->state != ServerSlotState::running) return {};
+  return {&s->reply_buffers, s->window, wire::rpc_payload(s->mtu), 0};
 }
 
-std::span<std::byte> prepare_reply_buffer(Rpc& r, ReplyBuffer& space, std::uint32_t number,
-                                          std::size_t size, std::size_t most,
-                                          std::size_t offset) noexcept {
+}  // namespace
+
+std::size_t max_reply(Rpc& r, CallRef call) noexcept { return reply_place(r, call).longest; }
+
+std::span<std::byte> reserve_reply(Rpc& r, CallRef call, std::size_t size) noexcept {
+  const ReplyPlace place = reply_place(r, call);
+  if (place.buffers == nullptr || size > place.longest) return {};
+  if (*place.buffers == nullptr) place.buffers->reset(new (std::nothrow) ReplyBuffer[place.window]);
+  if (*place.buffers == nullptr) return {};
+  ReplyBuffer& buffer = (*place.buffers)[call.number & (place.window - 1)];
   // The last reply may still be in the send queue.
-  if (space.block != nullptr && space.block->refs != 1) release_reply_buffer(space);
-  if (space.block == nullptr) space.block = r.context.arena->allocate(memory::PoolId::send, most);
-  if (space.block == nullptr) return {};
-  space.number = number;
-  space.size = static_cast<std::uint32_t>(size);
-  return {space.block->payload + offset, size};
+  if (buffer.block != nullptr && buffer.block->refs != 1) release_reply_buffer(buffer);
+  if (buffer.block == nullptr)
+    buffer.block = r.context.arena->allocate(memory::PoolId::send, place.offset + place.longest);
+  if (buffer.block == nullptr) return {};
+  buffer.number = call.number;
+  buffer.size = static_cast<std::uint32_t>(size);
+  return {buffer.block->payload + place.offset, size};
 }
 
-ReservedReply find_reserved_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                  std::size_t size) noexcept {
-  if ((session & kConnectionCall) != 0)
-    return find_reserved_on_connection(r, session, number, size);
-  const ServerSession* const s = find_server(r, session);
-  if (s == nullptr || s->reply_buffers == nullptr) return {};
-  const ReplyBuffer& space = s->reply_buffers[number & (s->window - 1)];
-  if (space.number != number || space.block == nullptr || size > space.size) return {};
-  return {space.block, space.block->payload};
+ReservedReply find_reserved_reply(Rpc& r, CallRef call, std::size_t size) noexcept {
+  const ReplyPlace place = reply_place(r, call);
+  if (place.buffers == nullptr || *place.buffers == nullptr) return {};
+  const ReplyBuffer& buffer = (*place.buffers)[call.number & (place.window - 1)];
+  if (buffer.number != call.number || buffer.block == nullptr || size > buffer.size) return {};
+  return {buffer.block, buffer.block->payload + place.offset};
 }
 
 }  // namespace spinwire::rpc

@@ -16,19 +16,19 @@ constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept {
   if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return;
-  ++r.stats.retransmits;
+  ++r.stats.retransmitted_requests;
   if (k.resends < kMaxBackoffShift) ++k.resends;
   k.sent_at = now;
 }
 
-/// Checks all calls of a session. Returns the tick of the next check, as check_slot().
+/// Checks all calls of a session. Returns the tick of the next check, like check_slot().
 std::uint64_t check_slots(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   std::uint64_t next = kNever;
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if ((c.free_slots & bit(slot)) != 0) continue;
     next = std::min(next, check_slot(r, c, slot, now));
-    if (c.name != name || c.state != SessionState::ready) break;
+    if (!is_ready(r, name)) break;
   }
   return next;
 }
@@ -59,8 +59,8 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
     resend(r, c, k, now);
     due = now + (c.rto << k.resends);
   }
-  // The retransmission timer comes by within min_rto. A resend may wait for it by a quarter: in a
-  // busy session most calls have just begun.
+  // The retransmission timer fires within min_rto. A resend may wait a quarter of min_rto for it:
+  // most calls of a busy session have just begun.
   k.on_session_timer = std::min(due + r.min_rto / 4, k.deadline) < now + r.min_rto;
   return k.on_session_timer ? std::min(due, k.deadline) : kNever;
 }
@@ -75,7 +75,7 @@ void on_retransmission_timer(Rpc& r) noexcept {
     ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
     c.retransmission_place = r.retransmission_queue.add(now, entry.session);
     const std::uint64_t next = check_slots(r, c, now);
-    if (c.name != entry.session || c.state != SessionState::ready) continue;
+    if (!is_ready(r, entry.session)) continue;
     if (next != kNever) schedule_check(r, c, next);
     if (c.backlog_count != 0) send_backlog(r, c);
   }

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
 /// Makes room in the retransmission queue.
 [[gnu::cold]] void grow_retransmission_queue(Rpc& r) noexcept;
-/// A session without calls in flight sends one.
+/// Queues a session that sends its first call in flight.
 [[gnu::always_inline]] inline void queue_for_retransmission(Rpc& r, ClientSession& c,
                                                             std::uint64_t now) noexcept {
   if (r.retransmission_queue.full()) [[unlikely]]
@@ -18,12 +18,12 @@ namespace spinwire::rpc {
   if (!r.retransmission_timer.scheduled()) [[unlikely]]
     r.context.timers.schedule(r.retransmission_timer, now + r.min_rto);
 }
-/// Has the session's timer check a call that is due before the retransmission timer.
+/// Makes the session's timer check a call that is due before the retransmission timer.
 [[gnu::cold, gnu::noinline]] void schedule_early_check(Rpc& r, ClientSession& c,
                                                        ClientSlot& call) noexcept;
-/// Ends a call whose deadline passed, or sends it again after its RTO. Returns the tick of the next
-/// check, or the end of time if the retransmission timer checks it in time. The session may be gone
-/// afterwards.
+/// Ends a call whose deadline has passed, or sends it again after its RTO. Returns the tick of the
+/// next check, or the end of time if the retransmission timer checks early enough. The session may
+/// be gone afterwards.
 std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint64_t now) noexcept;
 void on_retransmission_timer(Rpc& r) noexcept;
 

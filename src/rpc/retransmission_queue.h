@@ -1,6 +1,6 @@
-// Sessions with calls in flight, in the order in which they were last checked for calls to send
-// again. A timer for each session would be simpler, but with thousands of sessions each call would
-// cost cache misses for the timer's neighbours.
+// Sessions with calls in flight, ordered by the time of the last check for resends. A timer per
+// session would be simpler, but with thousands of sessions each call would cost cache misses for
+// the timer's neighbours.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace spinwire::rpc {
 
-/// A ring that is as short as the number of sessions allows, so that the caches hold it. Calls end
-/// in any order; the entry of an idle session is dropped at the front, or when the ring is full.
+/// A ring as short as the number of sessions allows, so that it stays in the caches. Calls end in
+/// any order. The entry of an idle session is dropped at the front, or when the ring is full.
 class RetransmissionQueue {
  public:
   struct Entry {
-    std::uint64_t checked_at;  ///< tick of the last look
-    std::uint32_t session;     ///< 0: its calls have ended
+    std::uint64_t checked_at;  ///< tick of the last check
+    std::uint32_t session;     ///< 0: the session's calls have ended
   };
   /// Holds at most `most` sessions. May throw std::bad_alloc. Set-up.
   explicit RetransmissionQueue(std::uint32_t most)
@@ -24,26 +24,26 @@ class RetransmissionQueue {
             std::max(2 * std::bit_ceil(most), kFirstRoom))) {}
 
   [[nodiscard]] bool full() const noexcept { return tail_ - head_ > mask_; }
-  /// Not while full(). Answers the place, for end().
+  /// Adds a session; the ring must not be full(). Answers the place, for end().
   std::uint16_t add(std::uint64_t now, std::uint32_t session) noexcept {
     entries_[tail_ & mask_] = {now, session};
     return static_cast<std::uint16_t>(tail_++);
   }
   void end(std::uint16_t place) noexcept {
     entries_[place & mask_].session = 0;
-    if (((head_ ^ place) & mask_) == 0) ++head_;  // the usual: they end in order
+    if (((head_ ^ place) & mask_) == 0) ++head_;  // the usual case: entries end in order
   }
   [[nodiscard]] const Entry& at(std::uint16_t place) const noexcept {
     return entries_[place & mask_];
   }
-  /// The session that was looked at longest ago; null if there is none.
+  /// The session whose last check is longest ago; null if there is none.
   [[nodiscard]] const Entry* first() noexcept {
     while (head_ != tail_ && entries_[head_ & mask_].session == 0) ++head_;
     return head_ != tail_ ? &entries_[head_ & mask_] : nullptr;
   }
   void pop() noexcept { ++head_; }
-  /// When it is full: drops what has ended and, if that is too little, lengthens the ring. Tells
-  /// moved(entry, place) of each that lies elsewhere now. Cold.
+  /// Makes room if the ring is full: drops ended entries and, if that is too little, lengthens the
+  /// ring. Calls moved(entry, place) for each entry that has moved. Cold.
   template <typename Moved>
   void make_room(Moved&& moved) noexcept {
     if (first() == nullptr || tail_ - head_ <= room() / 4 * 3) return;
@@ -65,7 +65,7 @@ class RetransmissionQueue {
   static constexpr std::uint32_t kFirstRoom = 64;
 
   [[nodiscard]] std::uint32_t room() const noexcept { return mask_ + 1; }
-  /// Those that have not ended, one behind the other; answers how many.
+  /// Gathers the live entries from `to` on. Answers their number.
   template <typename Moved>
   std::uint32_t gather(std::uint32_t to, Moved&& moved) noexcept {
     for (std::uint32_t i = head_; i != tail_; ++i) {

@@ -3,142 +3,125 @@
 #include <iterator>
 #include <string>
 
-#include "base/error.h"
+#include "base/auditor.h"
 #include "rpc/backlog.h"
 #include "rpc/receive_reservation.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
 namespace {
 
-tl::unexpected<Error> audit_error(std::string found) {
-  return base::fail(Status::system, "audit the remote calls", std::move(found),
-                    "a defect of the library, or memory that something has overwritten");
-}
+/// Checks everything and keeps the first fault.
+class RpcAuditor : public base::Auditor {
+ public:
+  explicit RpcAuditor(Rpc& r) : r_(r) {}
 
-tl::unexpected<Error> connection_audit_error(std::string found) {
-  return base::fail(Status::system, "audit the long calls", std::move(found),
-                    "a defect of the library, or memory that something has overwritten");
-}
-
-/// Empty: all is as it should be.
-std::string find_fault(const Rpc& r, const ConnectionClient& b) {
-  const agent::Agent* const a = agent_of(r, b);
-  std::uint32_t key_open = 0;
-  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    const ConnectionClientSlot& k = b.slots[slot];
-    const bool active = is_active(b, slot);
-    if (k.number % b.window != slot) return base::format("slot {} has call {}", slot, k.number);
-    if (active != static_cast<bool>(k.call.done))
-      return base::format("slot {} is free and has a callback, or lacks one", slot);
-    if (!active && (k.key_open || k.request_in_flight || k.reply_message || k.call.reply))
-      return base::format("slot {} is free and holds memory", slot);
-    if (active && a == nullptr) return base::format("slot {} has no connection", slot);
-    key_open += k.key_open ? 1 : 0;
+  std::string run() {
+    for (std::uint32_t i = 0; i < r_.clients.capacity(); ++i) {
+      if (r_.clients.in_use(i)) check_client(r_.clients.at(i), i);
+    }
+    for (std::uint32_t i = 0; i < r_.servers.capacity(); ++i) {
+      if (r_.servers.in_use(i)) check_server(r_.servers.at(i), i);
+    }
+    set_place({});
+    const auto listed =
+        std::distance(r_.pending_cancellations.begin(), r_.pending_cancellations.end());
+    expect(listed == pending_, "{} sessions have cancelled calls, {} listed", pending_, listed);
+    check_receives();
+    const auto queued = std::distance(r_.connection_queue.begin(), r_.connection_queue.end());
+    expect(queued == due_, "{} sessions are due, {} listed", due_, queued);
+    expect(connections_wanted_ == r_.connections_wanted, "{} want a connection, {} counted",
+           connections_wanted_, r_.connections_wanted);
+    return take_fault();
   }
-  if (a != nullptr && a->leases.granted_count != key_open)
-    return base::format("{} replies have keys, the connection has {}", key_open,
-                        a->leases.granted_count);
-  if (b.backlog_count > r.context.config.rpc.backlog)
-    return base::format("{} calls wait", b.backlog_count);
-  return {};
-}
 
-std::string find_fault(const Rpc& r, const ConnectionServer& b) {
-  if (agent_of(r, b) == nullptr) return "its connection is gone";
-  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    const ConnectionServerSlot& v = b.slots[slot];
-    if ((v.state == ConnectionServerSlot::State::answering) != (v.block != nullptr))
-      return base::format("slot {} has an answer that nobody waits for, or none", slot);
-  }
-  return {};
-}
-
-}  // namespace
-
-Result<void> audit_connections(Rpc& r) {
-  std::uint32_t due = 0;
-  std::uint32_t connections_wanted = 0;
-  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
-    if (!r.clients.in_use(i) || r.clients.at(i).connection == nullptr) continue;
-    const ConnectionClient& b = *r.clients.at(i).connection;
-    if (auto fault = find_fault(r, b); !fault.empty())
-      return connection_audit_error(base::format("session {}: {}", i, fault));
-    due += b.queued ? 1 : 0;
-    connections_wanted += b.wants_connection ? 1 : 0;
-  }
-  for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    if (!r.servers.in_use(i) || r.servers.at(i).connection == nullptr) continue;
-    const ConnectionServer& b = *r.servers.at(i).connection;
-    if (auto fault = find_fault(r, b); !fault.empty())
-      return connection_audit_error(base::format("served session {}: {}", i, fault));
-    due += b.queued ? 1 : 0;
-  }
-  const auto listed = std::distance(r.connection_queue.begin(), r.connection_queue.end());
-  if (listed != due)
-    return connection_audit_error(base::format("{} sessions are due, {} listed", due, listed));
-  if (connections_wanted != r.connections_wanted)
-    return connection_audit_error(
-        base::format("{} want a connection, {} counted", connections_wanted, r.connections_wanted));
-  return {};
-}
-
-Result<void> audit(Rpc& r) {
-  std::uint32_t reserved_receives = 0;
-  std::uint32_t granted = 0;
-  std::uint32_t pending = 0;
-  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
-    if (!r.clients.in_use(i)) continue;
-    const ClientSession& c = r.clients.at(i);
+ private:
+  void check_client(const ClientSession& c, std::uint32_t index) {
+    set_place(base::format("session {}: ", index));
     std::uint32_t active = 0;
     bool has_cancelled = false;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+      const ClientSlot& k = c.slots[slot];
       const bool busy = (c.free_slots >> slot & 1) == 0;
       active += busy ? 1 : 0;
-      has_cancelled = has_cancelled || (busy && c.slots[slot].outcome);
-      if (c.slots[slot].number % c.window != slot)
-        return audit_error(
-            base::format("session {}: slot {} has call {}", i, slot, c.slots[slot].number));
-      if (!busy && c.slots[slot].payload.block != nullptr && c.slots[slot].size > kShortCall)
-        return audit_error(base::format("session {}: slot {} is free and holds a block", i, slot));
+      has_cancelled = has_cancelled || (busy && k.outcome);
+      expect(k.number % c.window == slot, "slot {} has call {}", slot, k.number);
+      expect(busy || k.payload.block == nullptr || k.size <= kSlotPayloadBytes,
+             "slot {} is free and holds a block", slot);
     }
     for (std::uint32_t w = 0; w < c.backlog_count; ++w)
-      has_cancelled = has_cancelled || backlog_at(r, c, w).outcome;
-    if (has_cancelled && !c.cancellation_pending)
-      return audit_error(base::format("session {}: a cancelled call has no callback due", i));
-    pending += c.cancellation_pending ? 1 : 0;
-    if (active != c.in_flight)
-      return audit_error(
-          base::format("session {}: {} calls under way, {} counted", i, active, c.in_flight));
-    if (active != 0 && r.retransmission_queue.at(c.retransmission_place).session != c.name)
-      return audit_error(base::format("session {}: nobody watches its {} calls", i, active));
-    if (c.backlog_count > r.context.config.rpc.backlog)
-      return audit_error(base::format("session {}: {} calls wait", i, c.backlog_count));
-    reserved_receives += active;
+      has_cancelled = has_cancelled || backlog_at(r_, c, w).outcome;
+    expect(!has_cancelled || c.cancellation_pending, "a cancelled call has no callback due");
+    pending_ += c.cancellation_pending ? 1 : 0;
+    expect(active == c.in_flight, "{} calls under way, {} counted", active, c.in_flight);
+    expect(active == 0 || r_.retransmission_queue.at(c.retransmission_place).session == c.name,
+           "nobody watches its {} calls", active);
+    expect(c.backlog_count <= r_.context.config.rpc.backlog, "{} calls wait", c.backlog_count);
+    reserved_ += active;
+    if (c.connection != nullptr) check_connection(*c.connection);
   }
-  for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    if (r.servers.in_use(i) && r.servers.at(i).advertised_window != 1)
-      granted += r.servers.at(i).advertised_window;
+
+  void check_connection(const ConnectionClient& b) {
+    due_ += b.queued ? 1 : 0;
+    connections_wanted_ += b.wants_connection ? 1 : 0;
+    const agent::Agent* const a = agent_of(r_, b);
+    std::uint32_t keys_open = 0;
+    for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+      const ConnectionClientSlot& k = b.slots[slot];
+      const bool active = is_active(b, slot);
+      expect(k.number % b.window == slot, "slot {} has call {}", slot, k.number);
+      expect(active == static_cast<bool>(k.call.done),
+             "slot {} is free and has a callback, or lacks one", slot);
+      expect(active || !(k.key_open || k.request_in_flight || k.reply_message || k.call.reply),
+             "slot {} is free and holds memory", slot);
+      expect(!active || a != nullptr, "slot {} has no connection", slot);
+      keys_open += k.key_open ? 1 : 0;
+    }
+    const std::uint32_t granted = a != nullptr ? a->leases.granted_count : keys_open;
+    expect(granted == keys_open, "{} replies have keys, the connection has {}", keys_open, granted);
+    expect(b.backlog_count <= r_.context.config.rpc.backlog, "{} calls wait", b.backlog_count);
   }
-  const auto listed = std::distance(r.pending_cancellations.begin(), r.pending_cancellations.end());
-  if (listed != pending)
-    return audit_error(
-        base::format("{} sessions have cancelled calls, {} listed", pending, listed));
-  reserved_receives += granted;
-  if (reserved_receives != r.reserved_receives || granted != r.server_reserved_receives) {
-    return audit_error(
-        base::format("{} receives are promised, {} of them granted; {} and {} counted",
-                     reserved_receives, granted, r.reserved_receives, r.server_reserved_receives));
+
+  void check_server(const ServerSession& s, std::uint32_t index) {
+    if (s.advertised_window != 1) granted_ += s.advertised_window;
+    if (s.connection == nullptr) return;
+    set_place(base::format("served session {}: ", index));
+    const ConnectionServer& b = *s.connection;
+    due_ += b.queued ? 1 : 0;
+    expect(agent_of(r_, b) != nullptr, "its connection is gone");
+    for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+      const ConnectionServerSlot& v = b.slots[slot];
+      expect((v.state == ConnectionServerSlot::State::answering) == static_cast<bool>(v.reply),
+             "slot {} has an answer that nobody waits for, or none", slot);
+    }
   }
-  if (reserved_receives > r.receive_budget)
-    return audit_error(
-        base::format("{} receives are promised, of {}", reserved_receives, r.receive_budget));
-  const std::uint32_t needed = reserved_receives + r.servers.size() + kUnsolicitedReceives;
-  if (r.port != nullptr && !r.port->all_posted() && r.port->posted_receives() < needed)
-    return audit_error(base::format("{} receives are open, of {} that may be needed",
-                                    r.port->posted_receives(), needed));
-  return audit_connections(r);
+
+  void check_receives() {
+    reserved_ += granted_;
+    expect(reserved_ == r_.reserved_receives && granted_ == r_.server_reserved_receives,
+           "{} receives are reserved, {} of them granted; {} and {} counted", reserved_, granted_,
+           r_.reserved_receives, r_.server_reserved_receives);
+    expect(reserved_ <= r_.receive_budget, "{} receives are reserved, of {}", reserved_,
+           r_.receive_budget);
+    if (r_.port == nullptr || r_.port->all_posted()) return;
+    const std::uint32_t needed = reserved_ + r_.servers.size() + kUnsolicitedReceives;
+    const std::uint32_t posted = r_.port->posted_receives();
+    expect(posted >= needed, "{} receives are open, of {} that may be needed", posted, needed);
+  }
+
+  Rpc& r_;
+  std::uint32_t pending_ = 0;   ///< sessions with cancelled calls
+  std::uint32_t reserved_ = 0;  ///< receives
+  std::uint32_t granted_ = 0;   ///< the part that servers have granted
+  std::uint32_t due_ = 0;       ///< sessions in the connection queue
+  std::uint32_t connections_wanted_ = 0;
+};
+
+}  // namespace
+
+Result<void> audit(Rpc& r) {
+  return base::run_audit("audit of the remote calls", [&] { return RpcAuditor(r).run(); });
 }
 
 }  // namespace spinwire::rpc

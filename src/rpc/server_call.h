@@ -1,4 +1,4 @@
-// A call at its server: the handler runs, and the reply goes out. Hot.
+// Runs the handler of a call at its server, and sends the reply. Hot.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 namespace spinwire::rpc {
 
-/// How long ago a request arrived that is not answered yet.
+/// Time since the arrival of an unanswered request, in units of 2^kServerTimeShift ns.
 [[gnu::always_inline]] inline std::uint16_t server_time(const Rpc& r,
                                                         const ServerSlot& v) noexcept {
   if (v.payload.arrived_at == r.context.now) [[likely]]
     return 0;
-  const agent::EngineContext& s = r.context;
-  const std::uint64_t now = s.clock.now();
-  const auto time = s.clock.duration(now - std::min(now, v.payload.arrived_at));
+  const agent::EngineContext& ctx = r.context;
+  const std::uint64_t now = ctx.clock.now();
+  const auto time = ctx.clock.duration(now - std::min(now, v.payload.arrived_at));
   return static_cast<std::uint16_t>(
       std::min<std::int64_t>(time.count() >> kServerTimeShift, kServerTimeMax));
 }
@@ -51,30 +51,30 @@ namespace spinwire::rpc {
   return Status::ok;
 }
 
-[[gnu::always_inline]] inline Status answer_call(Rpc& r, std::uint32_t session,
-                                                 std::uint32_t number, Status status,
+[[gnu::always_inline]] inline Status answer_call(Rpc& r, CallRef call, Status status,
                                                  const std::byte* data, std::size_t size,
                                                  Block* block) noexcept {
   ServerSession* s = r.current_call.session;
-  ServerSlot* v = r.current_call.service;
-  if (r.current_call.call != call_key(session, number)) [[unlikely]] {
-    s = find_server(r, session);
-    if (s == nullptr) return answer_over_connection(r, session, number, status, data, size, block);
-    v = &s->slots[number & (s->window - 1)];
-    if (v->number != number) return Status::not_connected;
+  ServerSlot* v = r.current_call.slot;
+  if (!is_same(r.current_call.call, call)) [[unlikely]] {
+    if (call.transport == Transport::connection)
+      return answer_over_connection(r, call, status, data, size, block);
+    s = find_server(r, call.session);
+    v = s != nullptr ? find_slot(*s, call.number) : nullptr;
+    if (v == nullptr) return Status::not_connected;
   }
   if (v->state != ServerSlotState::running) [[unlikely]]
     return Status::not_connected;
-  if (size > kShortCall && size > wire::rpc_payload(s->mtu)) [[unlikely]]
+  if (size > kSlotPayloadBytes && size > wire::rpc_payload(s->mtu)) [[unlikely]]
     return Status::message_too_long;
-  return finish_reply(r, *s, *v, number, status, data, size, block);
+  return finish_reply(r, *s, *v, call.number, status, data, size, block);
 }
 
-[[gnu::cold, gnu::noinline]] inline void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                                Status status, std::string_view text) noexcept {
-  const std::size_t size = std::min(text.size(), kShortCall);
-  (void)answer_call(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()),
-                    size, nullptr);
+[[gnu::cold, gnu::noinline]] inline void refuse(Rpc& r, CallRef call, Status status,
+                                                std::string_view text) noexcept {
+  const std::size_t size = std::min(text.size(), kSlotPayloadBytes);
+  (void)answer_call(r, call, status, reinterpret_cast<const std::byte*>(text.data()), size,
+                    nullptr);
 }
 
 /// Runs the handler of a new request. Returns whether the block was kept.
@@ -93,17 +93,16 @@ namespace spinwire::rpc {
   if (s.advertised_window != s.window) [[unlikely]]
     reserve_window_receives(r, s);
   if (header.method >= r.method_count || !r.handlers[header.method]) [[unlikely]] {
-    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    refuse(r, call_of(words), Status::unsupported, "no such method");
     return false;
   }
   ++r.stats.served;
-  Request request = detail::make<Request>(
-      detail::make<PendingCall>(r.context.slot, header.session, header.number), header.method,
-      block, payload, header.length);
-  r.current_call = {words.low, &s, &v};
+  Request request = detail::make<Request>(detail::make<PendingCall>(r.context.slot, call_of(words)),
+                                          header.method, block, payload, header.length);
+  r.current_call = {call_of(words), &s, &v};
   r.handlers[header.method](request);
   if (!detail::Internals::is_answered(request)) [[unlikely]]
-    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+    refuse(r, call_of(words), Status::refused, "the handler has not answered");
   return detail::Internals::is_kept(request);
 }
 

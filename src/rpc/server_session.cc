@@ -1,5 +1,5 @@
-// A server's session: accepted, released, and the client's pings and closes. A reply is kept until
-// the slot's next request, or until the idle client's ping says that it has arrived.
+// A server's session: creation, release, and the client's pings and closes. A reply is kept until
+// the slot's next request, or until an idle client's ping confirms it.
 #include "rpc/server_session.h"
 
 #include <algorithm>
@@ -13,86 +13,115 @@
 
 namespace spinwire::rpc {
 
-namespace {
-
 using wire::RpcHeader;
 using wire::RpcKind;
 
-}  // namespace
-
 namespace {
 
-bool is_heard(const ServerSession& s) noexcept {
+bool was_used(const ServerSession& s) noexcept {
   return last_heard_from(s) != s.opened_at || s.connection != nullptr;
 }
 
-void mark_heard(Rpc& r, ServerSession& s) noexcept {
-  if (std::exchange(s.is_unheard, false)) r.unheard.erase(s);
+/// A session of this host ends.
+void release_source(Rpc& r, SessionSource& source) noexcept {
+  if (--source.sessions == 0) r.sources.erase(source.address);
 }
 
-/// Sessions that were opened and never used must not keep other clients out.
-bool forget_unheard_session(Rpc& r) noexcept {
-  while (!r.unheard.empty()) {
-    ServerSession& s = *r.unheard.front();
-    const bool heard = is_heard(s);
-    mark_heard(r, s);
-    if (heard) continue;
-    forget_session(r, s);
-    return true;
+void remove_from_never_used(ServerSession& s) noexcept {
+  if (!std::exchange(s.in_never_used_list, false)) return;
+  s.source->never_used.erase(s);
+  --s.source->unused;
+}
+
+/// The oldest session of a source that was never used; null if there is none. Takes the used ones
+/// out of the list, each once.
+ServerSession* find_never_used(SessionSource& source) noexcept {
+  for (ServerSession* s = source.never_used.front(); s != nullptr;) {
+    ServerSession* const next = source.never_used.next(*s);
+    if (was_used(*s)) remove_from_never_used(*s);
+    s = next;
   }
-  return false;
+  return source.never_used.front();
+}
+
+/// Of the source that has the most sessions that were never used, the oldest one; null if there is
+/// none. So a host that opens many evicts its own.
+ServerSession* find_victim(Rpc& r) noexcept {
+  ServerSession* victim = nullptr;
+  for (auto& [address, source] : r.sources) {
+    const std::uint32_t most = victim != nullptr ? victim->source->unused : 0;
+    if (source.unused < most) continue;
+    ServerSession* const oldest = find_never_used(source);
+    if (oldest == nullptr || source.unused < most) continue;
+    if (source.unused > most || oldest->opened_at < victim->opened_at) victim = oldest;
+  }
+  return victim;
+}
+
+bool evict_never_used_session(Rpc& r) noexcept {
+  ServerSession* const victim = find_victim(r);
+  if (victim == nullptr) return false;
+  release_with_tombstone(r, *victim);
+  return true;
 }
 
 }  // namespace
 
-bool make_room(Rpc& r, const control::Address& peer) noexcept {
+bool admit_source(Rpc& r, const control::Address& peer) noexcept {
   if (peer.is_loopback()) return true;
-  const auto source = r.sources.find(peer.source());
-  if (source == r.sources.end() || source->second < r.share_of_source) return true;
-  for (ServerSession& s : r.unheard) {
-    if (s.source != &*source || is_heard(s)) continue;
-    forget_session(r, s);
-    return true;
-  }
-  return false;
+  const auto found = r.sources.find(peer.source());
+  if (found == r.sources.end() || found->second.sessions < r.share_of_source) return true;
+  ServerSession* const unused = find_never_used(found->second);
+  if (unused != nullptr) release_with_tombstone(r, *unused);
+  return unused != nullptr;
 }
 
-void count_source(Rpc& r, ServerSession& s, const control::Address& peer) {
-  if (peer.is_loopback()) return;
-  s.source = &*r.sources.try_emplace(peer.source(), 0).first;
-  ++s.source->second;
-}
-
-ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address) {
+ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address,
+                              const control::Address& from) {
   std::uint32_t index = r.servers.acquire(peer.window);
-  if (index == kNone && forget_unheard_session(r)) index = r.servers.acquire(peer.window);
+  if (index == kNone && evict_never_used_session(r)) index = r.servers.acquire(peer.window);
   if (index == kNone) return nullptr;
+  SessionSource* source = nullptr;
+  try {
+    source = &r.sources.try_emplace(from.source()).first->second;
+  } catch (...) {
+    r.servers.release(index);
+    throw;
+  }
+  source->address = from.source();
+  ++source->sessions;
   ServerSession& s = r.servers.at(index);
   s.slots = r.servers.places(s);
   for (std::uint32_t i = 0; i < peer.window; ++i) s.slots[i].number = peer.first + i;
-  s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
+  // The name comes again after 2,047 uses of this record, since more bits would cost instructions
+  // for each datagram. A datagram of an earlier session of that name counts only if it is from this
+  // peer. The first number of calls is random, so an old reply or PendingCall fits no call.
+  s.name = make_name(index, r.servers.generation(index), kServerGenerations);
   s.peer_session = peer.name;
   s.window = peer.window;
   s.advertised_window = 1;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
   s.peer_address = peer_address;
   s.transport = peer_address->transport;
-  s.opened_at = s.last_heard = s.last_control = s.last_liveness_check = r.context.clock.now();
-  s.join_token = base::random_seed() | 1;  // from the kernel: nobody can guess it
-  s.is_unheard = true;
-  r.unheard.push_back(s);
-  s.silent_ticks = 0;
-  s.forgotten = 0;
+  s.opened_at = s.last_heard = s.liveness.last_ping_or_close = s.liveness.last_check =
+      r.context.clock.now();
+  s.join_token = base::random_seed() | 1;  // from the kernel: cannot be guessed
+  s.source = source;
+  s.in_never_used_list = true;
+  source->never_used.push_back(s);
+  ++source->unused;
+  s.liveness.silent_ticks = 0;
+  s.calls_over_below = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
-  r.context.timers.schedule(s.timer, s.last_heard + r.keepalive_interval);
+  r.context.timers.schedule(s.timer, s.last_heard + r.timeouts.keepalive);
   post_reserved_receives(r);
   return &s;
 }
 
 void release_server_session(Rpc& r, ServerSession& s) noexcept {
   if (r.current_call.session == &s) r.current_call = {};
-  mark_heard(r, s);
+  remove_from_never_used(s);
   release_server_connection(r, s);
   return_receives(r, s);
   r.context.timers.cancel(s.timer);
@@ -102,24 +131,21 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   }
   s.reply_buffers.reset();
   s.name = 0;
-  if (auto* const source = std::exchange(s.source, nullptr); source != nullptr) {
-    if (--source->second == 0) r.sources.erase(source->first);
-  }
+  release_source(r, *std::exchange(s.source, nullptr));
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
 }
 
-void on_client_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
-                       const std::byte* grh) noexcept {
+void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                      const std::byte* grh) noexcept {
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->peer_address->source_filter.matches(wc, grh))
     return on_unknown_session(r, header, wc, grh);
-  s->last_control = r.context.now;
+  s->liveness.last_ping_or_close = r.context.now;
   const bool over = header.kind == RpcKind::close;
-  const RpcHeader reply{s->peer_session, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
-  (void)send(r, s->peer_address->destination, reply, {});
-  if (!over) return forget_calls_below(*s, header.number);
-  forget_session(r, *s);  // and says so if our answer is lost and the client repeats its close
+  send_session_datagram(r, *s, over ? RpcKind::closed : RpcKind::pong);
+  if (!over) return drop_replies_below(*s, header.number);
+  release_with_tombstone(r, *s);  // a repeated close then gets an answer
 }
 
 }  // namespace spinwire::rpc

@@ -1,26 +1,32 @@
-// A served session: made, found, released.
+// A served session: creation, lookup, release.
 #pragma once
 
 #include <cstdint>
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
-/// Makes the server's record of a session. A full server forgets the oldest one whose client was
-/// never heard. Null if the clients of all rpc.sessions were. May throw.
-ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address);
-/// Whether one more session of the peer's host is within its share. A host that has its share may
-/// replace one that it has never used. Peers on this host have no share: they all look alike.
-bool make_room(Rpc& r, const control::Address& peer) noexcept;
-/// Counts the session for the host of its peer until it is released. May throw.
-void count_source(Rpc& r, ServerSession& s, const control::Address& peer);
+/// Makes the server's record of a session, and counts it for the peer's host until it is released.
+/// A full server evicts a session that was never used: the oldest of the host that has most of
+/// them. Null if all rpc.sessions were used. May throw.
+ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address,
+                              const control::Address& from);
+/// Whether one more session of the peer's host is within the host's share. A host at its share may
+/// replace a session that it has never used. Peers on this host have no limit, because they all
+/// have one address.
+bool admit_source(Rpc& r, const control::Address& peer) noexcept;
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   ServerSession* const s = r.servers.find(wire::RpcName::index(name));
   return s != nullptr && s->name == name ? s : nullptr;
 }
+/// The slot of an inline call; null if a later call has the slot.
+inline ServerSlot* find_slot(const ServerSession& s, std::uint32_t number) noexcept {
+  ServerSlot& v = s.slots[number & (s.window - 1)];
+  return v.number == number ? &v : nullptr;
+}
 void release_server_session(Rpc& r, ServerSession& s) noexcept;
-void on_client_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
-                       const std::byte* grh) noexcept;
+void on_ping_or_close(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
+                      const std::byte* grh) noexcept;
 
 }  // namespace spinwire::rpc

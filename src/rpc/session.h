@@ -1,8 +1,9 @@
-// The records of sessions, of their slots, and of the calls that wait for a slot. Hot fields first.
+// The records of sessions, their slots, and the calls that wait for a slot. Hot fields first.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,29 +18,31 @@
 #include "rpc/peer_address.h"
 #include "spinwire/rpc.h"
 #include "wire/handshake.h"
+#include "wire/rpc_datagram.h"
 
 namespace spinwire::rpc {
 
 using detail::Block;
+using detail::CallRef;
 
 inline constexpr std::uint32_t kNone = agent::kNone;
 inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 
-/// A payload: up to kShortCall bytes, or a reference to the block of a longer one. All of `text`
-/// may be sent whatever the size, so it only ever holds bytes that the peer may see.
+/// A payload: up to kSlotPayloadBytes, or a reference to the block of a longer one. All of `text`
+/// may be sent whatever the size, so `text` must only hold bytes that the peer may see.
 struct Payload {
-  Block* block = nullptr;  ///< null: short
+  Block* block = nullptr;  ///< null: in `text`
   union {
     const std::byte* data;
-    std::byte text[kShortCall];
-    std::uint64_t arrived_at;  ///< tick; of a request that is not answered yet
+    std::byte text[kSlotPayloadBytes];
+    std::uint64_t arrived_at;  ///< tick; while a request is not answered
   };
   Payload() noexcept : text{} {}
 };
 
 /// A client's slot: one of the calls that a session may have in flight.
 struct alignas(64) ClientSlot {
-  std::uint32_t number = 0;  ///< of the present call, or else the next; its low bits are the slot
+  std::uint32_t number = 0;  ///< of the present call, else the next; low bits: the slot
   Method method = 0;
   std::uint16_t size = 0;
   std::uint64_t sent_at = 0;
@@ -47,7 +50,7 @@ struct alignas(64) ClientSlot {
   ReplyCallback done;
   std::uint32_t id = 0;           ///< CallId::number
   std::uint8_t resends = 0;       ///< times sent again
-  bool on_session_timer = false;  ///< it is due before the retransmission timer
+  bool on_session_timer = false;  ///< the call is due before the retransmission timer
   std::optional<Status>
       outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;
@@ -64,11 +67,11 @@ struct CongestionWindow {
 };
 /// The RTO of a call doubles with each resend, at most this many times.
 inline constexpr unsigned kMaxBackoffShift = 6;
-/// A reply tells how long the server had the request, in units of 2^kServerTimeShift ns;
-/// kServerTimeMax: that long or longer.
+/// A reply carries the time for which the server had the request, in units of 2^kServerTimeShift
+/// ns. kServerTimeMax means that long or longer.
 inline constexpr unsigned kServerTimeShift = 10;
 inline constexpr std::uint16_t kServerTimeMax = UINT16_MAX - 1;
-/// In a reply that is sent again.
+/// The server's time in a reply that is sent again.
 inline constexpr std::uint16_t kServerTimeUnknown = UINT16_MAX;
 
 /// A call as the application makes it. Passed by value, so that it stays in registers on the hot
@@ -77,42 +80,23 @@ struct CallRequest {
   Method method;
   const std::byte* data;
   std::size_t size;
-  Block* block;            ///< null: to be copied
+  Block* block;            ///< null: copy the data
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
 };
 
-/// A call that waits for its session's window or for room in the engine.
+/// A call that waits: for its session's window, for room in the engine, or for the connection.
 struct BackloggedCall {
   Method method = 0;
   std::uint32_t size = 0;
   std::uint32_t id = 0;
   std::uint64_t deadline = 0;
   ReplyCallback done;
-  std::optional<Status> outcome;  ///< as ClientSlot::outcome
+  std::optional<Status> outcome;  ///< see ClientSlot::outcome
   Payload payload;
 };
-/// The place of entry `i` of a ring of `room`; i <= room.
-inline std::uint32_t place_in_ring(std::uint32_t room, std::uint32_t first,
-                                   std::uint32_t i) noexcept {
-  const std::uint32_t place = first + i;
-  return place < room ? place : place - room;
-}
-/// Closes the gap that entry `i` of the `count` in a ring leaves: the entries behind it move up.
-template <typename Entry>
-void erase_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
-                     std::uint32_t i) noexcept {
-  --count;
-  if (i == 0) {
-    first = place_in_ring(room, first, 1);
-    return;
-  }
-  for (; i != count; ++i)
-    ring[place_in_ring(room, first, i)] =
-        std::exchange(ring[place_in_ring(room, first, i + 1)], {});
-}
 
-// The ends of a session's connection, see transport/connection_transport.h.
+// The ends of a session's connection; see transport/connection_transport.h.
 struct ConnectionEnd;
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept;
 struct ConnectionClient;
@@ -122,10 +106,24 @@ struct ConnectionDeleter {
   void operator()(ConnectionServer* connection) const noexcept;
 };
 
-/// A client's session. A call reads the first cacheline, its reply the second as well.
+/// Why a session ends; none: it was closed in order.
+using EndReason = std::optional<Error>;
+/// How the calls of a session end with it.
+inline Status status_of_calls(const EndReason& why) noexcept {
+  return why ? why->status : Status::flushed;
+}
+
+/// What a session's end knows about its silent peer, besides `last_heard`.
+struct Liveness {
+  std::uint64_t last_ping_or_close = 0;  ///< tick of the last ping, pong or close
+  std::uint64_t last_check = 0;          ///< tick
+  std::uint64_t silent_ticks = 0;        ///< silence while an answer was due
+};
+
+/// A client's session. A call reads the first cacheline, its reply also the second.
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
-  PeerAddress* peer_address = nullptr;  ///< the server; null until it has answered
+  PeerAddress* peer_address = nullptr;  ///< the server; null until the server has answered
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t generation = 0;         ///< of the record, for handles
   std::uint64_t free_slots = 0;         ///< a bit for each slot without a call
@@ -139,7 +137,7 @@ struct alignas(64) ClientSession {
   std::uint16_t in_flight = 0;  ///< calls in slots
   std::uint16_t send_window =
       0;  ///< calls that may be in flight as datagrams; see update_send_window()
-  std::uint16_t server_window = 1;  ///< calls that the server has receives for
+  std::uint16_t server_window = 1;  ///< calls for which the server has receives
   SessionState state = SessionState::closed;
   bool is_blocked = false;  ///< in Rpc::blocked_sessions
 
@@ -158,20 +156,18 @@ struct alignas(64) ClientSession {
   ClientSession* next_pending = nullptr;
   bool cancellation_pending = false;  ///< in Rpc::pending_cancellations
   base::Timer timer;
-  std::uint64_t slow_since = 0;           ///< tick since when at most one, slow, call was in flight
-  std::uint64_t recent_min_rtt = 0;       ///< since slow_since
-  std::uint64_t last_control = 0;         ///< tick of the last ping, pong or close
-  std::uint64_t deadline = 0;             ///< tick; of opening or closing; 0: nothing to wait for
-  std::uint64_t last_liveness_check = 0;  ///< tick
-  std::uint64_t silent_ticks = 0;         ///< of silence while an answer was due
+  std::uint64_t slow_since = 0;      ///< tick since when at most one, slow, call was in flight
+  std::uint64_t recent_min_rtt = 0;  ///< since slow_since
+  std::uint64_t deadline = 0;        ///< tick when opening or closing ends; 0: none
+  Liveness liveness;
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  control::HandshakeId handshake;         ///< that opens it; may be over
+  control::HandshakeId handshake;         ///< opens the session; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   std::uint64_t join_token = 0;           ///< the server's, for a connection of this session
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address
-  std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed so far
+  std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed yet
 };
 static_assert(offsetof(ClientSession, congestion) == 64);
 
@@ -187,19 +183,21 @@ struct alignas(64) ServerSlot {
 };
 static_assert(sizeof(ServerSlot) == 64);
 
-/// Memory that a handler writes its reply into; it is sent from there.
+/// Memory in which a handler builds its reply. The reply is sent from there.
 struct ReplyBuffer {
   Block* block = nullptr;    ///< kept for the slot's next call until the session is idle
-  std::uint32_t number = 0;  ///< of the call that reserved it
+  std::uint32_t number = 0;  ///< the call that reserved the memory
   std::uint32_t size = 0;    ///< reserved bytes
 };
-inline void release_reply_buffer(ReplyBuffer& space) noexcept {
-  if (space.block != nullptr) detail::release(std::exchange(space.block, nullptr));
+inline void release_reply_buffer(ReplyBuffer& buffer) noexcept {
+  if (buffer.block != nullptr) detail::release(std::exchange(buffer.block, nullptr));
 }
+
+struct SessionSource;
 
 struct alignas(64) ServerSession {
   static constexpr std::size_t kHotBytes = 64;
-  PeerAddress* peer_address = nullptr;  ///< to the client
+  PeerAddress* peer_address = nullptr;  ///< the client
   std::uint32_t peer_session = 0;       ///< the client's name of the session
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
@@ -208,50 +206,66 @@ struct alignas(64) ServerSession {
   std::uint32_t mtu = 0;
   ServerSlot* slots = nullptr;   ///< right behind this record
   std::uint64_t last_heard = 0;  ///< tick of the last request; see last_heard_from()
-  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< of each slot; null: no handler reserved one
+  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< one per slot; null: no handler reserved one
   // Cold.
   base::Timer timer;
-  std::uint64_t last_control = 0;  ///< tick of the last ping, pong or close
-  std::uint64_t last_liveness_check = 0;
-  std::uint64_t silent_ticks = 0;
+  Liveness liveness;
   std::uint64_t opened_at = 0;   ///< tick
-  std::uint64_t join_token = 0;  ///< what a connection of the client's shows
-  base::IntrusiveLinks<ServerSession> unheard;
-  /// In Rpc::sources; null: its client runs on this host.
-  control::SourceCounts::value_type* source = nullptr;
+  std::uint64_t join_token = 0;  ///< a connection of the client must present it
+  base::IntrusiveLinks<ServerSession> never_used;
+  SessionSource* source = nullptr;  ///< in Rpc::sources
   Transport transport = Transport::datagram;
-  bool is_unheard = false;      ///< in Rpc::unheard
-  std::uint32_t forgotten = 0;  ///< calls below this number; see forget_calls_below()
-  std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: the client has none
+  bool in_never_used_list = false;     ///< of its source
+  std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
+  std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 
-/// The call whose handler runs. Most calls are answered there, so it is at hand.
-struct CurrentCall {
-  std::uint64_t call = 0;  ///< call_key(); 0: no handler runs
-  ServerSession* session = nullptr;
-  ServerSlot* service = nullptr;
+/// The served sessions of one peer host.
+struct SessionSource {
+  control::Source address{};
+  std::uint32_t sessions = 0;
+  std::uint32_t unused = 0;  ///< in `never_used`
+  /// Sessions that no request or ping had used when the list was last looked through, the oldest
+  /// first.
+  base::IntrusiveList<&ServerSession::never_used> never_used;
 };
-constexpr std::uint64_t call_key(std::uint32_t session, std::uint32_t number) noexcept {
-  return session | std::uint64_t{number} << 32;
+
+/// The inline call whose handler is running. Most calls are answered inside their handler.
+struct CurrentCall {
+  CallRef call;  ///< of session 0: no handler runs
+  ServerSession* session = nullptr;
+  ServerSlot* slot = nullptr;
+};
+static_assert(sizeof(CallRef) == sizeof(std::uint64_t));
+inline bool is_same(CallRef a, CallRef b) noexcept {
+  return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+}
+/// The call of a request; its datagram begins with the CallRef. The session must exist here.
+inline CallRef call_of(const wire::RpcWords& request) noexcept {
+  return std::bit_cast<CallRef>(request.low);
 }
 
-/// Tick at which the peer was last heard, in calls or pings.
+/// Tick at which the peer was last heard, by a call or a ping.
 template <typename Session>
 std::uint64_t last_heard_from(const Session& s) noexcept {
-  return std::max(s.last_heard, s.last_control);
+  return std::max(s.last_heard, s.liveness.last_ping_or_close);
 }
 
-/// A session that a silent client had. The client is told if it is heard again, until its process
-/// has ended, as far as the device knows, or kRememberedFor has passed.
-struct ForgottenSession {
+/// What stays of a session that the server released. The client is notified if it is heard again,
+/// until the device reports its process dead, or kRememberedFor has passed.
+struct SessionTombstone {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;
   PeerAddress* peer_address = nullptr;  ///< holds a reference
-  std::uint64_t forgotten_at = 0;       ///< tick
+  std::uint64_t released_at = 0;        ///< tick
   std::uint64_t notified_at = 0;        ///< tick
 };
 inline constexpr Nanoseconds kRememberedFor = std::chrono::minutes(10);
-/// By name; a newer session replaces an older one in the same entry.
-using ForgottenSessions = std::array<ForgottenSession, 4096>;
+struct SessionTombstones {
+  /// Indexed by name; a newer session replaces an older one in its entry. Allocated at the first
+  /// forgotten session.
+  std::unique_ptr<std::array<SessionTombstone, 4096>> entries;
+  std::uint32_t next_review = 0;  ///< see review_tombstone()
+};
 
 }  // namespace spinwire::rpc

@@ -3,11 +3,11 @@
 #include <bit>
 #include <cstring>
 
-#include "agent/agent.h"
+#include "agent/connecting.h"
 #include "base/error.h"
-#include "config/connection_settings.h"
+#include "config/connection_attributes.h"
 #include "rpc/client_session.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
@@ -38,7 +38,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   const auto handshake = port_.open_session(
       *address, local_session_end(rpc_, c->name, c->window, first_call_number(*c)), *this, c->name);
   if (!handshake) {
-    close_session(rpc_, *c);
+    end_session_in_order(rpc_, *c);
     return tl::unexpected(handshake.error());
   }
   c->handshake = *handshake;
@@ -70,9 +70,9 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
     }
     return acquire_peer_address(rpc_, server);
   });
-  if (!peer) return fail_session(rpc_, *c, peer.error());
+  if (!peer) return end_session(rpc_, *c, peer.error());
   port_.confirm(handshake, server.incarnation);
-  set_peer(rpc_, *c, server, *peer);
+  on_server_answered(rpc_, *c, server, *peer);
 }
 
 void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t token) noexcept {
@@ -85,11 +85,11 @@ void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse
   if (c == nullptr) return;
   const Error why{refusal.status, base::format("open a session with {}", c->address),
                   base::format("the peer refused: {}", refusal.message()), "see the peer's reason"};
-  fail_session(rpc_, *c, why);
+  end_session(rpc_, *c, why);
 }
 
 void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
-  if (ClientSession* const c = find_opening(subject); c != nullptr) fail_session(rpc_, *c, why);
+  if (ClientSession* const c = find_opening(subject); c != nullptr) end_session(rpc_, *c, why);
 }
 
 // ---- serving ----
@@ -101,7 +101,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
                       "connect to an engine that serves");
   }
   return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
-    if (!make_room(rpc_, from)) {
+    if (!admit_source(rpc_, from)) {
       return base::fail(
           Status::limit, "open a session",
           base::format("{} of rpc.sessions = {} are of {}, which is its share",
@@ -110,7 +110,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     }
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
-    ServerSession* const s = accept_session(rpc_, client, *peer);
+    ServerSession* const s = accept_session(rpc_, client, *peer, from);
     if (s == nullptr) {
       release_peer_address(rpc_, *peer);
       return base::fail(
@@ -118,8 +118,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
           base::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
           "raise it there");
     }
-    count_source(rpc_, *s, from);
-    // A client without datagrams is told no address.
+    // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
     end.token = s->join_token;
@@ -141,13 +140,13 @@ void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t tok
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {
   ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
   if (s != nullptr && last_heard_from(*s) == opened_at && s->connection == nullptr)
-    forget_session(rpc_, *s);
+    release_with_tombstone(rpc_, *s);
 }
 
 // ---- connections for long calls ----
 
 void SessionDialogues::begin_connections() noexcept {
-  // The callbacks of calls that fail may make others, which want a connection again: not now.
+  // Callbacks of failing calls may make calls that want a connection again: not in this step.
   for (std::uint32_t left = rpc_.connections_wanted; left != 0 && port_.outbound_room() != 0;
        --left) {
     ClientSession* const c = next_session_to_connect(rpc_);
@@ -163,17 +162,19 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (!to) return tl::unexpected(to.error());
   const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.join_token});
   if (!handshake) return tl::unexpected(handshake.error());
-  agent::Agent* const a = agent::acquire(rpc_.context, ConnectionState::resolving, true);
-  if (a == nullptr) {
+  const auto made = agent::make(rpc_.context,
+                                {.state = ConnectionState::resolving,
+                                 .outbound = true,
+                                 .peer = c.address,
+                                 .attributes = connection_attributes(rpc_.context),
+                                 .handshake = *handshake},
+                                base::format("connect a session with {} for its calls", c.address));
+  if (!made) {
     port_.drop(*handshake);
-    return tl::unexpected(agent::no_more_connections(
-        rpc_.context, base::format("connect a session with {} for its calls", c.address)));
+    return tl::unexpected(made.error());
   }
-  agent::name_peer(*a, c.address);
-  agent::set_attributes(*a, connection_attributes(rpc_.context));
-  attach_connection(rpc_, c, *a);
-  a->setup.handshake = *handshake;
-  port_.assign(*handshake, agent::subject_of(*a));
+  attach_connection(rpc_, c, **made);
+  port_.assign(*handshake, agent::subject_of(**made));
   return {};
 }
 
@@ -187,16 +188,17 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
                       "open another session");
   }
   const auto refuse = [&](const Error& why) {
-    // A session without datagrams cannot go on without its connection.
+    // A session without datagrams ends with its connection.
     if (s->transport == Transport::connection) release_server_session(rpc_, *s);
     return tl::unexpected(why);
   };
   if (auto present = host_.check_device("join a session"); !present) return refuse(present.error());
-  agent::Agent* const a = agent::acquire(rpc_.context, ConnectionState::exchanging, false);
-  if (a == nullptr) return refuse(agent::no_more_connections(rpc_.context, "join a session"));
-  a->setup.handshake = handshake;
-  agent::name_peer(*a, peer);
-  agent::set_attributes(*a, connection_attributes(rpc_.context));
+  const auto made = agent::make(
+      rpc_.context,
+      {.peer = peer, .attributes = connection_attributes(rpc_.context), .handshake = handshake},
+      "join a session");
+  if (!made) return refuse(made.error());
+  agent::Agent* const a = *made;
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
     if (auto taken = agent::accept_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
     join_session(rpc_, *s, *a);
@@ -211,12 +213,15 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
 
 // ---- silent servers ----
 
-// A probe that cannot begin is tried again after the next silence.
+// A probe that cannot start is tried again after the next silence. An unanswered probe ends before
+// the session does.
 bool SessionDialogues::probe(const ClientSession& c) noexcept {
+  constexpr int kShare = 4;
   const auto begun = base::no_throw("probe a silent server", [&]() -> Result<void> {
     auto to = control::Address::parse(c.address);
     if (!to) return tl::unexpected(to.error());
-    return port_.probe(*to, c.peer_address->incarnation, *this);
+    return port_.probe(*to, c.peer_address->incarnation, *this,
+                       rpc_.context.config.connections.peer_timeout / kShare);
   });
   return begun.has_value();
 }

@@ -1,5 +1,5 @@
-// Sessions at the control port: opens them with servers, serves them to clients, makes their
-// connections, and asks after silent servers. Cold.
+// Sessions at the control port: opens them, serves them, makes their connections, and probes silent
+// servers. Cold.
 #pragma once
 
 #include <string_view>
@@ -12,13 +12,13 @@ namespace spinwire::rpc {
 
 struct Rpc;
 
-/// What remote calls ask of the engine that they belong to.
+/// Services of the engine for its remote calls.
 class Host {
  public:
   virtual ~Host() = default;
-  /// Refuses what needs a device that works. Errors: no_device.
+  /// Checks that the device works. Errors: no_device.
   [[nodiscard]] virtual Result<void> check_device(const char* asked) const = 0;
-  /// The next poll takes a control step.
+  /// Makes the next poll take a control step.
   virtual void step_soon() noexcept = 0;
 };
 
@@ -31,23 +31,23 @@ class SessionDialogues final : public control::SessionOwner,
                    Host& host) noexcept
       : rpc_(rpc), port_(port), connections_(connections), host_(host) {}
 
-  /// Errors: as Engine::open_session().
+  /// Opens a session. Errors: those of Engine::open_session().
   Result<ClientSession*> open(std::string_view address, const SessionOptions& options);
   /// The server of a session that is being opened has challenged our address.
   void on_path_challenge(const ClientSession& session, std::uint64_t token) noexcept;
-  /// Gives up the dialogue of a session that is being opened, if it is.
+  /// Drops the dialogue of a session that is being opened, if there is one.
   void drop(const ClientSession& session) noexcept { port_.drop(session.handshake); }
 
   // Connections for long calls, and for sessions without datagrams.
-  /// A session wants a connection: the next control step begins it.
+  /// A session wants a connection: the next control step starts it.
   void request_connection() noexcept { host_.step_soon(); }
-  /// In each control step: begins connections as far as the control port has room.
+  /// Starts wanted connections while the control port has room. Each control step.
   void begin_connections() noexcept;
 
-  /// Asks what is at a silent server's address. False: not now.
+  /// Probes a silent server's address. Returns false if that is not possible now.
   [[nodiscard]] bool probe(const ClientSession& session) noexcept;
 
-  // For listeners. Each error goes to the peer.
+  // For listeners. Errors are sent to the peer.
   Result<control::AcceptedSession> accept(const control::Address& from,
                                           const wire::SessionEnd& client);
   Result<control::AcceptedConnection> accept_join(control::HandshakeId handshake,

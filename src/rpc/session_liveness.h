@@ -1,25 +1,26 @@
-// How a dead peer is noticed: silence of a server, or of a client.
+// Detects dead peers: silence of a server, or of a client.
 #pragma once
 
 #include <cstdint>
 
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
-/// Sends a ping to a silent server, asks for its probe, or ends the session: then false.
+/// Handles a silent server: sends a ping, requests a probe, or ends the session. Returns false if
+/// it ended.
 bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
-/// A silent server was probed: its sessions end with that reason, at once if another engine has
-/// replaced it.
+/// A silent server was probed. Its sessions will end with that reason, or end at once if another
+/// engine has replaced the server.
 void on_server_probed(Rpc& r, std::uint64_t incarnation, control::ProbeOutcome outcome) noexcept;
 /// Checks a served session whose timer has expired.
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
-/// Releases the session of a silent client, which is told if it is heard again.
-void forget_session(Rpc& r, ServerSession& s) noexcept;
-/// Looks at the next of the forgotten sessions: one that nobody will ask about holds no address of
-/// its client any more, since that keeps memory of the client's process mapped. Each control step.
-void review_forgotten_session(Rpc& r) noexcept;
-/// A datagram of a session that does not exist here.
+/// Releases a served session. Its tombstone stays, so that the client is told if it is heard again.
+void release_with_tombstone(Rpc& r, ServerSession& s) noexcept;
+/// Reviews the next tombstone, in each control step. If it is too old or its client has ended,
+/// drops the client's address, which keeps memory of the client's process mapped.
+void review_tombstone(Rpc& r) noexcept;
+/// Handles a datagram of a session that does not exist here.
 [[gnu::cold]] void on_unknown_session(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                                       const std::byte* grh) noexcept;
 

@@ -1,5 +1,5 @@
-// Records of sessions, each with its slots right behind it. A small table, which the caches hold,
-// says where a call's data lies, so that all of it can be prefetched at once.
+// Records of sessions, each directly followed by its slots. A small table, which stays in the
+// caches, gives the address of a call's data, so that all of it can be prefetched at once.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace spinwire::rpc {
 
-/// As base::IndexPool, and what was taken from the system stays here: a record that was released is
-/// used again by a session with as many places. Until then it may be looked at.
+/// A base::IndexPool that never returns memory to the system. A released record stays readable
+/// until a session with as many places reuses it.
 template <typename Session, typename Place>
 class SessionTable {
  public:
@@ -56,12 +56,12 @@ class SessionTable {
     entries_.release(index);
   }
 
-  /// Of a record in use.
+  /// The record at an index in use.
   [[nodiscard]] Session& at(std::uint32_t index) noexcept { return *entries_.at(index).record; }
   [[nodiscard]] const Session& at(std::uint32_t index) const noexcept {
     return *entries_.at(index).record;
   }
-  /// Null if it is not in use. Takes any value, also such as come from a peer. Hot.
+  /// Null if the index is not in use. Safe for any value, such as a peer's. Hot.
   [[nodiscard]] Session* find(std::uint32_t index) noexcept {
     return index < entries_.capacity() ? entries_.at(index).record : nullptr;
   }
@@ -70,7 +70,7 @@ class SessionTable {
   }
   /// Prefetches the record and the slot of a call, for any index and number. Hot.
   void prefetch(std::uint32_t index, std::uint32_t number) const noexcept {
-    asm volatile("");  // it has an effect, that is: g++ drops calls of functions that have none
+    asm volatile("");  // g++ drops calls of functions without effect; this counts as one
     if (index >= entries_.capacity()) return;
     const Entry& entry = entries_.at(index);
     if (entry.record == nullptr) return;
@@ -79,6 +79,13 @@ class SessionTable {
         record + sizeof(Session) + (number & (entry.window - 1)) * sizeof(Place);
     for (std::size_t at = 0; at < Session::kHotBytes; at += 64) __builtin_prefetch(record + at);
     for (std::size_t at = 0; at < sizeof(Place); at += 64) __builtin_prefetch(place + at);
+  }
+  /// Runs `visit(record)` for each record in use; it may release records.
+  template <typename Visit>
+  void for_each(Visit&& visit) {
+    for (std::uint32_t i = 0; i < capacity(); ++i) {
+      if (in_use(i)) visit(at(i));
+    }
   }
   [[nodiscard]] bool in_use(std::uint32_t index) const noexcept { return entries_.in_use(index); }
   [[nodiscard]] std::uint32_t generation(std::uint32_t index) const noexcept {
@@ -112,7 +119,7 @@ class SessionTable {
   }
   std::byte* carve(std::size_t bytes) {
     if (bytes > left_) {
-      // Few sessions take little, and the memory of many lies in huge pages.
+      // Few sessions take little memory; the memory of many lies in huge pages.
       const std::size_t chunk = std::clamp(total_, kFirstChunk, base::kHugePage);
       chunks_.reserve(chunks_.size() + 1);
       chunks_.push_back(base::large_memory(chunk, alignof(Session)));

@@ -1,18 +1,18 @@
-// A call takes a slot of its session, and leaves it for the next call. Hot.
+// A call takes a slot of its session, and releases it for the next call. Hot.
 #pragma once
 
 #include <utility>
 
 #include "base/copy.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 
-/// Fills an empty payload: copies a short one, else references its block. False if the send pool is
-/// empty.
+/// Fills an empty payload: copies a short one, else references its block. Returns false if the send
+/// pool is empty.
 [[gnu::always_inline]] inline bool store_payload(Rpc& r, Payload& payload, const std::byte* data,
                                                  std::size_t size, Block* block) noexcept {
-  if (size <= kShortCall) [[likely]] {
+  if (size <= kSlotPayloadBytes) [[likely]] {
     base::copy_small(payload.text, data, size);
     return true;
   }
@@ -40,8 +40,8 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return static_cast<unsigned>(__builtin_ctzll(c.free_slots));
 }
 
-/// Stores a call in its slot or backlog entry. False, and nothing is stored, if the send pool is
-/// empty.
+/// Stores a call in its slot or backlog entry. Returns false, and stores nothing, if the send pool
+/// is empty.
 template <typename Kept>
 [[gnu::always_inline]] inline bool store_call(Rpc& r, ClientSession& c, const CallRequest& call,
                                               const ReplyCallback& done, Kept& k) noexcept {
@@ -56,8 +56,8 @@ template <typename Kept>
   return true;
 }
 
-/// Releases the slot for reuse by the next call, whose number is higher by the window. A reply to
-/// the call that left is late from now on.
+/// Releases the slot for the next call, whose number is higher by the window. A reply to the
+/// released call is late from now on.
 inline void release_slot(Rpc& r, ClientSession& c, ClientSlot& call, std::uint32_t slot) noexcept {
   c.free_slots |= bit(slot);
   if (--c.in_flight == 0) [[unlikely]]

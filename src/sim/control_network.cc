@@ -30,7 +30,7 @@ Address address_of(std::uint32_t host, std::uint16_t port) {
   return *Address::from(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-/// The last four bytes of an IPv4 address, as a number; 0 for others.
+/// An IPv4 address as a number; 0 for other families.
 std::uint32_t ipv4_of(const Address& address) noexcept {
   if (address.family() != AF_INET) return 0;
   const auto bytes = address.as_v6();
@@ -46,7 +46,7 @@ constexpr bool is_loopback(std::uint32_t ipv4) noexcept { return ipv4 >> 24 == 1
 Result<std::optional<Accepted>> SimulatedListener::accept(int fd) {
   if (waiting.empty()) return std::nullopt;
   std::uint64_t count = 0;
-  (void)!::read(fd, &count, sizeof count);  // a semaphore: one of those that wait
+  (void)!::read(fd, &count, sizeof count);  // a semaphore: counts one connection down
   Accepted first = std::move(waiting.front());
   waiting.pop_front();
   return std::optional<Accepted>(std::move(first));
@@ -94,7 +94,7 @@ Result<Connecting> SimulatedHost::connect(const Address& remote) {
   Connecting connecting{base::UniqueFd(near[0]), 0};
   base::UniqueFd facing_us(near[1]);
   const std::uint32_t to = network_.host_of(remote, number_);
-  const bool reached = to < SimulatedNetwork::kMostHosts && network_.model_.open(number_, to);
+  const bool reached = to < ControlNetwork::kMostHosts && network_.model_.is_up(number_, to);
   auto listener = network_.find(to, remote.port());
   if (reached && listener == nullptr) {
     connecting.error = ECONNREFUSED;
@@ -102,7 +102,7 @@ Result<Connecting> SimulatedHost::connect(const Address& remote) {
   }
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, far) != 0)
     return failed("socketpair");
-  auto link = std::make_unique<SimulatedNetwork::Link>();
+  auto link = std::make_unique<ControlNetwork::Link>();
   link->hosts[0] = number_;
   link->hosts[1] = to;
   link->ends[0] = std::move(facing_us);
@@ -114,14 +114,14 @@ Result<Connecting> SimulatedHost::connect(const Address& remote) {
   return connecting;
 }
 
-Result<void> SimulatedNetwork::open() {
+Result<void> ControlNetwork::open() {
   auto set = EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   ready_ = std::move(*set);
   return {};
 }
 
-Result<void> SimulatedNetwork::add(std::unique_ptr<Link> link) {
+Result<void> ControlNetwork::add(std::unique_ptr<Link> link) {
   link->number = ++last_link_;
   for (const unsigned from : {0u, 1u}) {
     const std::uint64_t token = std::uint64_t{link->number} << 1 | from;
@@ -132,14 +132,14 @@ Result<void> SimulatedNetwork::add(std::unique_ptr<Link> link) {
   return {};
 }
 
-SimulatedHost& SimulatedNetwork::add_host() {
+SimulatedHost& ControlNetwork::add_host() {
   hosts_.push_back(
       std::make_unique<SimulatedHost>(*this, static_cast<std::uint32_t>(hosts_.size())));
   return *hosts_.back();
 }
 
-std::shared_ptr<SimulatedListener> SimulatedNetwork::find(std::uint32_t host,
-                                                          std::uint16_t port) const {
+std::shared_ptr<SimulatedListener> ControlNetwork::find(std::uint32_t host,
+                                                        std::uint16_t port) const {
   for (const auto& each : listeners_) {
     auto listener = each.lock();
     if (listener != nullptr && listener->host == host && listener->at.port() == port)
@@ -148,14 +148,14 @@ std::shared_ptr<SimulatedListener> SimulatedNetwork::find(std::uint32_t host,
   return nullptr;
 }
 
-std::uint32_t SimulatedNetwork::host_of(const Address& address, std::uint32_t seen_by) const {
+std::uint32_t ControlNetwork::host_of(const Address& address, std::uint32_t seen_by) const {
   const std::uint32_t ipv4 = ipv4_of(address);
   if (is_loopback(ipv4)) return seen_by;
   const std::uint32_t host = ipv4 - kFirstHost;
   return host < hosts_.size() ? host : kMostHosts;
 }
 
-void SimulatedNetwork::look() {
+void ControlNetwork::look() {
   if (links_.empty()) return;
   std::array<Event, EpollSet::kEventsMax> events;
   for (std::size_t i = ready_.wait(events); i-- != 0;) {
@@ -164,43 +164,43 @@ void SimulatedNetwork::look() {
         links_.begin(), links_.end(), number,
         [](const auto& link, std::uint32_t wanted) { return link->number < wanted; });
     if (found != links_.end() && (*found)->number == number)
-      (*found)->ways[events[i].token & 1].ready = true;
+      (*found)->streams[events[i].token & 1].ready = true;
   }
 }
 
-void SimulatedNetwork::run(std::uint64_t now) {
+void ControlNetwork::run(std::uint64_t now) {
   look();
   for (const auto& link : links_) {
     advance(*link, now);
-    if (link->over) {  // its ends are about to be closed
+    if (link->over) {  // both ends are about to close
       for (const std::uint32_t host : link->hosts) notify(host);
     }
   }
   std::erase_if(links_, [](const auto& link) { return link->over; });
 }
 
-void SimulatedNetwork::notify(std::uint32_t host) noexcept {
+void ControlNetwork::notify(std::uint32_t host) noexcept {
   if (host < hosts_.size()) ++hosts_[host]->changes_;
 }
 
-void SimulatedNetwork::advance(Link& link, std::uint64_t now) {
-  for (const unsigned from : {0u, 1u}) take(link, from, now);
+void ControlNetwork::advance(Link& link, std::uint64_t now) {
+  for (const unsigned from : {0u, 1u}) collect_sent(link, from, now);
   if (!link.announced) announce(link, now);
-  for (const unsigned from : {0u, 1u}) bring(link, from, now);
-  if (link.ways[0].told && link.ways[1].told) link.over = true;
+  for (const unsigned from : {0u, 1u}) deliver_due(link, from, now);
+  if (link.streams[0].end_delivered && link.streams[1].end_delivered) link.over = true;
 }
 
-void SimulatedNetwork::announce(Link& link, std::uint64_t now) {
-  if (link.hosts[1] >= kMostHosts || !model_.open(link.hosts[0], link.hosts[1])) {
-    if (link.ways[0].ended) link.over = true;  // no answer came within the caller's time-out
+void ControlNetwork::announce(Link& link, std::uint64_t now) {
+  if (link.hosts[1] >= kMostHosts || !model_.is_up(link.hosts[0], link.hosts[1])) {
+    if (link.streams[0].ended) link.over = true;  // the caller gave up before a response
     return;
   }
   if (!std::exchange(link.begun, true))
-    link.announced_at = now + model_.delay(link.hosts[0], link.hosts[1]);
+    link.announced_at = now + model_.draw_control_delay(link.hosts[0], link.hosts[1]);
   if (now < link.announced_at) return;
   auto listener = link.listener.lock();
   if (listener == nullptr) {
-    link.over = true;  // its process has ended meanwhile
+    link.over = true;  // the listener is gone
     return;
   }
   link.announced = true;
@@ -208,55 +208,55 @@ void SimulatedNetwork::announce(Link& link, std::uint64_t now) {
   notify(link.hosts[1]);
 }
 
-void SimulatedNetwork::take(Link& link, unsigned from, std::uint64_t now) {
-  Way& way = link.ways[from];
+void ControlNetwork::collect_sent(Link& link, unsigned from, std::uint64_t now) {
+  ByteStream& stream = link.streams[from];
   std::array<std::byte, 4096> bytes;
-  while (std::exchange(way.ready, false) && !way.ended) {
+  while (std::exchange(stream.ready, false) && !stream.ended) {
     const ssize_t got = ::recv(link.ends[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    notify(link.hosts[from]);  // there is room again
-    const std::uint64_t delay = model_.delay(link.hosts[from], link.hosts[1 - from]);
-    way.last_due = std::max(way.last_due, now + delay);
-    way.ended = got <= 0;  // closed, or closed with bytes left unread
-    if (way.ended) ready_.remove(link.ends[from].get());
-    Piece piece{way.last_due, {}};
+    notify(link.hosts[from]);  // the sender has room again
+    const std::uint64_t delay = model_.draw_control_delay(link.hosts[from], link.hosts[1 - from]);
+    stream.last_due = std::max(stream.last_due, now + delay);
+    stream.ended = got <= 0;  // closed, possibly with unread bytes
+    if (stream.ended) ready_.remove(link.ends[from].get());
+    Piece piece{stream.last_due, {}};
     if (got > 0) piece.bytes.assign(bytes.begin(), bytes.begin() + got);
-    way.pieces.push_back(std::move(piece));
+    stream.pieces.push_back(std::move(piece));
   }
 }
 
-void SimulatedNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
-  Way& way = link.ways[from];
+void ControlNetwork::deliver_due(Link& link, unsigned from, std::uint64_t now) {
+  ByteStream& stream = link.streams[from];
   const int to = link.ends[1 - from].get();
-  while (link.announced && !way.pieces.empty() && way.pieces.front().due <= now &&
-         model_.open(link.hosts[from], link.hosts[1 - from])) {
-    const Piece piece = std::move(way.pieces.front());
-    way.pieces.pop_front();
+  while (link.announced && !stream.pieces.empty() && stream.pieces.front().due <= now &&
+         model_.is_up(link.hosts[from], link.hosts[1 - from])) {
+    const Piece piece = std::move(stream.pieces.front());
+    stream.pieces.pop_front();
     notify(link.hosts[1 - from]);
     if (piece.bytes.empty()) {
       ::shutdown(to, SHUT_WR);
-      way.told = true;
+      stream.end_delivered = true;
     } else {
-      // An end that has closed hears nothing; handshakes fit into any socket's room.
+      // Fails only if the end has closed: handshakes fit into any socket buffer.
       (void)::send(to, piece.bytes.data(), piece.bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
 }
 
-std::uint64_t SimulatedNetwork::next_of(const Link& link) const {
+std::uint64_t ControlNetwork::next_of(const Link& link) const {
   std::uint64_t next = kNever;
   for (const unsigned from : {0u, 1u}) {
-    const bool open =
-        link.hosts[1] < kMostHosts && model_.open(link.hosts[from], link.hosts[1 - from]);
-    if (!open) continue;
+    const bool up =
+        link.hosts[1] < kMostHosts && model_.is_up(link.hosts[from], link.hosts[1 - from]);
+    if (!up) continue;
     if (!link.announced && from == 0) next = std::min(next, link.begun ? link.announced_at : 0);
-    if (link.announced && !link.ways[from].pieces.empty())
-      next = std::min(next, link.ways[from].pieces.front().due);
+    if (link.announced && !link.streams[from].pieces.empty())
+      next = std::min(next, link.streams[from].pieces.front().due);
   }
   return next;
 }
 
-std::uint64_t SimulatedNetwork::next() const {
+std::uint64_t ControlNetwork::next() const {
   std::uint64_t next = kNever;
   for (const auto& link : links_) next = std::min(next, next_of(*link));
   return next;

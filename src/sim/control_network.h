@@ -1,7 +1,6 @@
-// A network within one thread, for simulations: the control ports of engines meet in pairs of local
-// sockets, whose other ends are here. So exchanges and epoll sets are those of real networks, while
-// the network says when bytes arrive, by a clock of its owner's, and depends on nothing of the
-// system's. Cold.
+// The control ports' network of a simulation, in one thread. Each engine holds one end of a pair of
+// local sockets and the network the other, so exchanges and epoll sets work as on real networks.
+// The network decides by its owner's clock when bytes arrive. Cold.
 #pragma once
 
 #include <cstddef>
@@ -23,72 +22,72 @@ using control::Accepted;
 using control::Address;
 using control::Connecting;
 
-class SimulatedNetwork;
+class ControlNetwork;
 
-/// Where connections to one port wait to be accepted.
+/// The connections to one port that wait to be accepted.
 struct SimulatedListener final : control::AcceptQueue {
   Address at;
   std::uint32_t host = 0;
-  int event = -1;  ///< the listener's descriptor, an eventfd that counts those that wait
+  int event = -1;  ///< the listener's descriptor, an eventfd that counts `waiting`
   std::deque<Accepted> waiting;
 
   Result<std::optional<Accepted>> accept(int fd) override;
   void add(Accepted connection);
 };
 
-/// One of the network's hosts; its address is 10.0.0.1 for the first, and so on.
+/// A host of the network. The first host's address is 10.0.0.1, the next one's 10.0.0.2, and so on.
 class SimulatedHost final : public control::Network {
  public:
-  SimulatedHost(SimulatedNetwork& network, std::uint32_t number) noexcept
+  SimulatedHost(ControlNetwork& network, std::uint32_t number) noexcept
       : network_(network), number_(number) {}
 
-  /// On its own address, the loopback address or any; port 0 takes a free one. Errors: in_use,
-  /// invalid_argument (another host's address), limit, system.
+  /// Listens on the host's own address, the loopback address or any address; port 0 takes a free
+  /// port. Errors: in_use, invalid_argument (another host's address), limit, system.
   Result<Listening> listen(const Address& address) override;
-  /// An address without a listener refuses at once; one that cannot be reached does not answer.
-  /// Errors: limit, system.
+  /// Connects to a listener. An address without a listener refuses at once; an unreachable one does
+  /// not respond. Errors: limit, system.
   Result<Connecting> connect(const Address& remote) override;
 
   [[nodiscard]] Address address(std::uint16_t port) const;
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
-  /// Counts what the network did to this host's descriptors: see EpollSet::follow().
+  /// Counts the network's actions on this host's descriptors: see EpollSet::follow().
   [[nodiscard]] const std::uint64_t* change_count() const noexcept override { return &changes_; }
 
  private:
-  friend class SimulatedNetwork;
+  friend class ControlNetwork;
 
-  SimulatedNetwork& network_;
+  ControlNetwork& network_;
   std::uint32_t number_;
   std::uint16_t next_port_ = 49152;
   std::uint64_t changes_ = 0;
 };
 
-/// What becomes of bytes between two hosts: its owner says.
+/// Decides whether and when bytes pass between two hosts.
 class LinkModel {
  public:
   virtual ~LinkModel() = default;
-  /// Nothing passes while it is not; what is on the way waits.
-  virtual bool open(std::uint32_t from, std::uint32_t to) = 0;
-  /// Ticks that the next bytes take.
-  virtual std::uint64_t delay(std::uint32_t from, std::uint32_t to) = 0;
+  /// Whether bytes may pass; bytes in flight wait until they may.
+  virtual bool is_up(std::uint32_t from, std::uint32_t to) = 0;
+  /// Delay of the next bytes, in ticks.
+  virtual std::uint64_t draw_control_delay(std::uint32_t from, std::uint32_t to) = 0;
 };
 
-class SimulatedNetwork {
+class ControlNetwork {
  public:
-  /// `model` outlives it.
-  explicit SimulatedNetwork(LinkModel& model) noexcept : model_(model) {}
-  SimulatedNetwork(const SimulatedNetwork&) = delete;
-  SimulatedNetwork& operator=(const SimulatedNetwork&) = delete;
+  /// `model` must outlive the network.
+  explicit ControlNetwork(LinkModel& model) noexcept : model_(model) {}
+  ControlNetwork(const ControlNetwork&) = delete;
+  ControlNetwork& operator=(const ControlNetwork&) = delete;
 
-  /// Hosts are numbered from 0, up to kMostHosts.
+  /// Limit on the number of hosts, which are numbered from 0.
   static constexpr std::uint32_t kMostHosts = 65534;
   SimulatedHost& add_host();
-  /// Before anything else. Errors: limit, no_memory, system.
+  /// Call it first. Errors: limit, no_memory, system.
   Result<void> open();
 
-  /// Takes what was sent and brings what has come to its time. May throw std::bad_alloc.
+  /// Reads the bytes sent and delivers those that are due. May throw std::bad_alloc.
   void run(std::uint64_t now);
-  /// The tick when run() has something to bring; kNever if nothing is on the way that may pass.
+  /// The tick at which run() has bytes to deliver; kNever if none in flight may pass.
   [[nodiscard]] std::uint64_t next() const;
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
@@ -97,41 +96,41 @@ class SimulatedNetwork {
 
   struct Piece {
     std::uint64_t due;
-    std::vector<std::byte> bytes;  ///< none: the stream's end
+    std::vector<std::byte> bytes;  ///< empty: the stream's end
   };
-  /// From one end to the other.
-  struct Way {
+  /// One direction of a link.
+  struct ByteStream {
     std::deque<Piece> pieces;
     std::uint64_t last_due = 0;
-    bool ready = false;  ///< bytes, or the end, are to be taken
-    bool ended = false;  ///< the stream's end was taken
-    bool told = false;   ///< and brought
+    bool ready = false;          ///< bytes, or the end, can be read
+    bool ended = false;          ///< the stream's end was read
+    bool end_delivered = false;  ///< the stream's end was delivered
   };
   struct Link {
     std::uint32_t number = 0;
     std::uint32_t hosts[2];
-    base::UniqueFd ends[2];  ///< ours: each faces the host's
-    Way ways[2];             ///< from the host of that index to the other
-    Accepted called;         ///< until it has come to its listener: the other host's end
+    base::UniqueFd ends[2];  ///< the network's ends: each faces a host's end
+    ByteStream streams[2];   ///< by the index of the sending host
+    Accepted called;         ///< the called host's end, until the listener gets it
     std::weak_ptr<SimulatedListener> listener;
-    std::uint64_t announced_at = 0;  ///< tick when it comes there
-    bool begun = false;              ///< that tick is known
+    std::uint64_t announced_at = 0;  ///< tick at which the listener gets the connection
+    bool begun = false;              ///< `announced_at` is set
     bool announced = false;
     bool over = false;
   };
 
   [[nodiscard]] std::shared_ptr<SimulatedListener> find(std::uint32_t host,
                                                         std::uint16_t port) const;
-  /// The host of an address, as another host sees it; kMostHosts if there is none.
+  /// The host of an address, as host `seen_by` resolves it; kMostHosts if there is none.
   [[nodiscard]] std::uint32_t host_of(const Address& address, std::uint32_t seen_by) const;
   Result<void> add(std::unique_ptr<Link> link);
-  /// Learns what is to be taken, with one system call for up to 64 of them.
+  /// Finds the links with bytes to read, with one system call for up to 64 events.
   void look();
   void advance(Link& link, std::uint64_t now);
-  /// The first sign of a connection comes to its listener, if there still is one.
+  /// Gives a new connection to its listener, if the listener still exists.
   void announce(Link& link, std::uint64_t now);
-  void take(Link& link, unsigned from, std::uint64_t now);
-  void bring(Link& link, unsigned from, std::uint64_t now);
+  void collect_sent(Link& link, unsigned from, std::uint64_t now);
+  void deliver_due(Link& link, unsigned from, std::uint64_t now);
   void notify(std::uint32_t host) noexcept;
   [[nodiscard]] std::uint64_t next_of(const Link& link) const;
 

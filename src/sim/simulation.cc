@@ -1,4 +1,4 @@
-// Nodes, their lives, and the public face.
+// Starts, kills and restarts nodes; the public API.
 
 #include <algorithm>
 #include <utility>
@@ -16,17 +16,17 @@ using sim::Node;
 
 namespace {
 
-/// Streams of chance that do not depend on each other.
+/// Independent streams of random numbers.
 enum class Stream : std::uint64_t { engines = 1, order, chances, network, faults };
 
 constexpr std::uint64_t seed_of(std::uint64_t seed, Stream stream) noexcept {
   return base::Random::mix(seed + static_cast<std::uint64_t>(stream) * 0x9e3779b97f4a7c15u);
 }
 
-/// Virtual time begins here, as differences to earlier times have to be possible.
+/// First tick of virtual time; above 0, so that differences to earlier times do not underflow.
 constexpr std::uint64_t kBeginning = 3'600'000'000'000;
 
-/// Of engines of this thread's simulations that are gone.
+/// Reusable memory of dead nodes of this thread's simulations.
 const std::shared_ptr<base::MemoryStore>& old_memory() {
   constexpr std::size_t kPieces = 64;
   thread_local const auto store = std::make_shared<base::MemoryStore>(kPieces);
@@ -41,7 +41,8 @@ Result<void> check_options(const SimulationOptions& o) {
   if (o.poll_time_min.count() < 0 || o.poll_time_max < o.poll_time_min ||
       o.poll_time_max > std::chrono::milliseconds(1) || o.poll_time_max.count() == 0)
     return bad("the time of a poll (poll_time_min, poll_time_max)", "0 to 1 ms, the lower first");
-  if (!(o.left_out >= 0 && o.left_out <= 0.99)) return bad("left_out", "a probability up to 0.99");
+  if (!(o.skip_probability >= 0 && o.skip_probability <= 0.99))
+    return bad("skip_probability", "a probability up to 0.99");
   return {};
 }
 
@@ -65,7 +66,8 @@ Result<void> check_config(const Config& config) {
 
 }  // namespace
 
-// ---- lives ------------------------------------------------------------------------------------
+// ---- starting and ending nodes --------------------------------------------------------------
+// ---------------------------------------------------------------------
 
 Simulation::State::State(std::uint64_t of_seed, const SimulationOptions& given)
     : seed(seed_of(of_seed, Stream::faults)),
@@ -73,8 +75,8 @@ Simulation::State::State(std::uint64_t of_seed, const SimulationOptions& given)
       source(seed_of(of_seed, Stream::engines)),
       order(seed_of(of_seed, Stream::order)),
       chances(seed_of(of_seed, Stream::chances)),
-      links(seed_of(of_seed, Stream::network)),
-      network(links),
+      network_model(seed_of(of_seed, Stream::network)),
+      control_network(network_model),
       now(kBeginning),
       trace(seed) {}
 
@@ -87,20 +89,20 @@ Simulation::State::~State() {
 Result<NodeId> Simulation::State::add(const Config& config) {
   if (nodes.size() == sim::kMostNodes)
     return base::fail(Status::limit, "add a node to a simulation",
-                      base::format("it has {}", nodes.size()), "do with fewer");
+                      base::format("it has {}", nodes.size()), "use fewer nodes");
   if (auto good = check_config(config); !good) return tl::unexpected(good.error());
   auto node = std::make_unique<Node>();
   node->config = config;
   node->config.memory.hugepages = HugepagePolicy::off;
   node->config.memory.lock = LockPolicy::off;
-  node->host = &network.add_host();
+  node->host = &control_network.add_host();
   nodes.push_back(std::move(node));
   const Nanoseconds interval =
       std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
   first_stride = std::min(first_stride, static_cast<std::uint64_t>(interval.count()));
   const auto number = static_cast<NodeId>(nodes.size() - 1);
   if (auto begun = begin_life(*nodes.back()); !begun) {
-    // Its host stays, so that numbers go on agreeing: so does the node, dead.
+    // The host and the dead node stay, so that their numbers still agree.
     return tl::unexpected(begun.error());
   }
   turns.push_back(number);
@@ -122,7 +124,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   const NodeId number = node.host->number();
   if (auto set = apply_faults(number); !set) return set;
   for (NodeId other = 0; other < nodes.size(); ++other) {
-    if (!links.open(number, other)) apply_link(number, other);
+    if (!network_model.is_up(number, other)) apply_link(number, other);
   }
   return {};
 }
@@ -132,9 +134,9 @@ void Simulation::State::end_life(Node& node) noexcept {
   end_quiet();
   note(core.polls ^ base::Random::mix(core.context.stats.completions));
   core.abort();
-  // What it has held back, or would say in its destruction, goes nowhere.
+  // Neither held-back packets nor messages of the destructor may leave.
   (void)softverbs::set_links(node.device(), softverbs::LinkState::down);
-  sim::add(node.of_the_dead, softverbs::fault_statistics(node.device()));
+  sim::add(stats, softverbs::fault_statistics(node.device()));
   node.engine = Engine();
   node.ends_after_poll = false;
 }
@@ -146,7 +148,7 @@ Result<Node*> Simulation::State::living(NodeId node, const char* asked) {
   return nodes[node].get();
 }
 
-// ---- the public face --------------------------------------------------------------------------
+// ---- the public API --------------------------------------------------------------------------
 
 Simulation::Simulation(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
 Simulation::Simulation(Simulation&&) noexcept = default;
@@ -158,9 +160,9 @@ Result<Simulation> Simulation::create(std::uint64_t seed, const SimulationOption
     if (auto good = check_options(options); !good) return tl::unexpected(good.error());
     if (base::SeedSource::there())
       return base::fail(Status::in_use, "make a simulation", "this thread has one already",
-                        "drop that first, or take another thread");
+                        "destroy that one first, or use another thread");
     auto state = std::make_unique<State>(seed, options);
-    if (auto opened = state->network.open(); !opened) return tl::unexpected(opened.error());
+    if (auto opened = state->control_network.open(); !opened) return tl::unexpected(opened.error());
     return Simulation(std::move(state));
   });
 }
@@ -168,7 +170,7 @@ Result<Simulation> Simulation::create(std::uint64_t seed, const SimulationOption
 Config Simulation::config() {
   Config c;
   c.memory.hugepages = HugepagePolicy::off;
-  c.memory.send_bytes = 32u << 20;  // room that is not touched costs nothing
+  c.memory.send_bytes = 32u << 20;  // untouched memory costs nothing
   c.memory.receive_bytes = 8u << 20;
   c.memory.lease_bytes = 8u << 20;
   c.memory.rendezvous_bytes = 16u << 20;
@@ -200,7 +202,7 @@ std::uint32_t Simulation::size() const noexcept {
 bool Simulation::alive(NodeId node) const noexcept {
   return node < size() && state_->nodes[node]->alive();
 }
-std::uint32_t Simulation::life(NodeId node) const noexcept {
+std::uint32_t Simulation::incarnation(NodeId node) const noexcept {
   return node < size() ? state_->nodes[node]->life : 0;
 }
 Engine& Simulation::engine(NodeId node) noexcept { return state_->nodes[node]->engine; }
@@ -215,7 +217,7 @@ Result<void> Simulation::kill(NodeId number) {
   if (!node) return tl::unexpected(node.error());
   ++state_->stats.kills;
   if (state_->polling == number) {
-    // Its callbacks are where they are; but nothing that they do leaves it any more.
+    // A callback of this node is running, so only its links go down now.
     (*node)->ends_after_poll = true;
     (void)softverbs::set_links((*node)->device(), softverbs::LinkState::down);
   } else {
@@ -278,23 +280,9 @@ Result<void> Simulation::audit() const {
 
 SimulationStats Simulation::stats() const noexcept {
   SimulationStats stats = state_->stats;
-  softverbs::FaultStatistics faults;
   for (const auto& node : state_->nodes) {
-    sim::add(faults, node->of_the_dead);
-    if (node->engine) sim::add(faults, softverbs::fault_statistics(node->device()));
+    if (node->engine) sim::add(stats, softverbs::fault_statistics(node->device()));
   }
-  stats.dropped = faults.dropped;
-  stats.duplicated = faults.duplicated;
-  stats.reordered = faults.reordered;
-  stats.delayed = faults.datagrams_delayed;
-  stats.cut = faults.cut;
-  stats.overflowed = faults.overflowed;
-  stats.not_ready = faults.rnr;
-  stats.late = faults.delayed;
-  stats.packets_lost = faults.packets_lost;
-  stats.packets_resent = faults.packets_resent;
-  stats.unanswered = faults.timeouts;
-  stats.failed = faults.failed;
   return stats;
 }
 

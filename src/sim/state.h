@@ -1,4 +1,4 @@
-// A simulation's insides: nodes, the network between them, and time. Cold, all of it.
+// State of a simulation: nodes, the network between them, and time. Cold.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,14 @@ inline constexpr std::uint32_t kMostNodes = 1024;
 
 struct Node {
   Config config;
-  Engine engine;  ///< empty while it is dead
+  Engine engine;  ///< empty while the node is dead
   SimulatedHost* host = nullptr;
   std::uint32_t life = 0;
   std::uint64_t paused_until = 0;
   std::uint64_t polled_at = 0;
-  bool ends_after_poll = false;            ///< it dies when its poll has returned
-  std::uint64_t fail_at = 0;               ///< of the plan in force
-  std::uint32_t plans = 0;                 ///< set so far: each has another seed
-  softverbs::FaultStatistics of_the_dead;  ///< of its former lives
+  bool ends_after_poll = false;  ///< the node dies when its poll has returned
+  std::uint64_t fail_at = 0;     ///< of the current plan
+  std::uint32_t plans = 0;       ///< plans set so far: each has another seed
 
   [[nodiscard]] bool alive() const noexcept {
     return static_cast<bool>(engine) && !ends_after_poll;
@@ -44,7 +43,7 @@ struct Node {
   }
 };
 
-/// Something to be done at a time.
+/// An action to run at a given time.
 struct ScheduledAction {
   std::uint64_t when;
   std::uint64_t order;
@@ -57,12 +56,12 @@ struct ScheduledAction {
 
 using Way = std::pair<NodeId, NodeId>;
 
-/// Which ways are cut, what befalls what goes on them, and how handshakes get along.
-class Network final : public LinkModel {
+/// The network's cuts and faults, and the delays of handshakes.
+class NetworkModel final : public LinkModel {
  public:
-  explicit Network(std::uint64_t seed) noexcept : random_(seed) {}
-  bool open(std::uint32_t from, std::uint32_t to) override;
-  std::uint64_t delay(std::uint32_t from, std::uint32_t to) override;
+  explicit NetworkModel(std::uint64_t seed) noexcept : random_(seed) {}
+  bool is_up(std::uint32_t from, std::uint32_t to) override;
+  std::uint64_t draw_control_delay(std::uint32_t from, std::uint32_t to) override;
   [[nodiscard]] const NetworkFaults& faults(NodeId from, NodeId to) const;
 
   NetworkFaults everywhere;
@@ -78,8 +77,8 @@ inline Way both(NodeId a, NodeId b) noexcept { return {std::min(a, b), std::max(
 /// Errors: invalid_argument naming the field.
 [[nodiscard]] Result<void> check(const NetworkFaults& faults);
 [[nodiscard]] softverbs::FaultPlan plan_of(const NetworkFaults& faults, std::uint64_t seed);
-void add(softverbs::FaultStatistics& sum, const softverbs::FaultStatistics& more) noexcept;
-/// Receives for datagrams that the device has, taken ones that nobody has seen yet included.
+void add(SimulationStats& sum, const softverbs::FaultStatistics& more) noexcept;
+/// Receives for datagrams that the device has, completed ones in the queue included.
 [[nodiscard]] std::uint32_t datagram_receives(const detail::EngineCore& core) noexcept;
 
 }  // namespace spinwire::sim
@@ -96,19 +95,19 @@ struct Simulation::State {
   Result<void> begin_life(sim::Node& node);
   void end_life(sim::Node& node) noexcept;
   [[nodiscard]] Result<sim::Node*> living(NodeId node, const char* asked);
-  /// A node's plan, and those of its ways to others and of theirs to it.
+  /// Sets a node's fault plan, and the plans of paths from and to it.
   Result<void> apply_faults(NodeId node);
   Result<void> apply_faults(NodeId from, NodeId to);
-  /// The state of the link between two nodes, at both ends.
+  /// Sets the state of the link between two nodes, at both ends.
   void apply_link(NodeId a, NodeId b) noexcept;
   [[nodiscard]] softverbs::FaultPlan plan_of(NodeId node);
 
   Status step();
   void poll(sim::Node& node, NodeId number);
   void run_due_actions();
-  /// Nothing happened for a while: time goes on to what is next.
+  /// Advances time to the next due point, after steps without an event.
   void jump();
-  /// Something may come of what was done: time goes on in small steps again.
+  /// Makes time advance in small steps again, after an action that may have consequences.
   void end_quiet() noexcept;
   static bool has_pending_work(const sim::Node& node) noexcept;
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
@@ -121,23 +120,23 @@ struct Simulation::State {
 
   const std::uint64_t seed;
   SimulationOptions options;
-  base::SeedSource source;  ///< for what engines draw
-  base::Random order;       ///< of polls, and the time they take
+  base::SeedSource source;  ///< for the engines
+  base::Random order;       ///< for the order and duration of polls
   base::Random chances;     ///< for the test
-  sim::Network links;
-  sim::SimulatedNetwork network;
+  sim::NetworkModel network_model;
+  sim::ControlNetwork control_network;
   std::vector<std::unique_ptr<sim::Node>> nodes;
   std::vector<NodeId> turns;
   std::priority_queue<sim::ScheduledAction> actions;
   std::uint64_t action = 0;
   std::uint64_t now;                        ///< tick of all clocks
-  std::uint32_t quiet = 0;                  ///< steps in a row in which nothing happened
+  std::uint32_t quiet = 0;                  ///< steps in a row without an event
   std::uint64_t first_stride = 10'000'000;  ///< the shortest interval of nodes' control steps
-  std::uint64_t stride = first_stride;      ///< of the next jump, if nothing is due before
+  std::uint64_t stride = first_stride;      ///< longest next jump
   bool stepping = false;
   std::optional<NodeId> polling;
   std::uint64_t trace;
-  SimulationStats stats;
+  SimulationStats stats;  ///< without the faults of the living nodes
 };
 
 }  // namespace spinwire

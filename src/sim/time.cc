@@ -1,4 +1,4 @@
-// How a simulation gets on: polls in turn, and time.
+// Polls the nodes, advances virtual time, traces and audits.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ using sim::Node;
 
 namespace {
 
-/// Steps without an event after which time jumps; what was sent has been taken by then.
+/// Steps without an event before time jumps; by then all sent packets were received.
 constexpr std::uint32_t kQuietSteps = 2;
 constexpr std::uint64_t kLongestStride = 1'000'000'000;
 
@@ -30,14 +30,14 @@ Status Simulation::State::step() {
   run_due_actions();
   const std::uint64_t before = trace;
   for (std::size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[order.below(i)]);
-  const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
+  const auto passed_over = static_cast<std::uint32_t>(options.skip_probability * 1e6);
   for (const NodeId number : turns) {
     Node& node = *nodes[number];
-    // Nobody is when time may jump after this step: what waits for it would be late by all of that.
+    // No node is left out before a jump: its pending work would be late by the whole jump.
     const bool late = order.chance(passed_over) && quiet + 1 < kQuietSteps;
     if (node.engine && now >= node.paused_until && !late) poll(node, number);
   }
-  network.run(now);
+  control_network.run(now);
   if (trace != before) {
     end_quiet();
   } else if (++quiet >= kQuietSteps) {
@@ -62,14 +62,14 @@ void Simulation::State::poll(Node& node, NodeId number) {
     note(std::uint64_t{number} << 32 | static_cast<std::uint32_t>(events));
     note(now);
   }
-  // What it held back has left now, but its receiver may have had its turn in this step.
+  // The device released a held packet, but the receiver may already have been polled in this step.
   if (due <= node.polled_at && next_of(node) != due) end_quiet();
   if (node.ends_after_poll) end_life(node);
 }
 
 void Simulation::State::run_due_actions() {
   while (!actions.empty() && actions.top().when <= now) {
-    // Moved out first: it may ask for others.
+    // Moved out first: the action may schedule others.
     const auto what = std::move(const_cast<sim::ScheduledAction&>(actions.top()).what);
     actions.pop();
     note(now);
@@ -77,15 +77,16 @@ void Simulation::State::run_due_actions() {
   }
 }
 
-/// When a node's device has something to do; of one that is paused, when that is over.
+/// Tick at which a node's device has work; for a paused node, the end of the pause.
 std::uint64_t Simulation::State::next_of(const Node& node) const {
   if (!node.engine) return sim::kNever;
   return node.paused_until > now ? node.paused_until : softverbs::next_due(node.device());
 }
 
-/// When anything is due that was not seen to: what stays due all the same waits for something else.
+/// Next tick at which something becomes due. Entries that a poll has already seen are skipped: they
+/// wait for another event.
 std::uint64_t Simulation::State::next_due() const {
-  std::uint64_t due = network.next();
+  std::uint64_t due = control_network.next();
   if (due <= now) due = sim::kNever;
   if (!actions.empty()) due = std::min(due, actions.top().when);
   for (const auto& node : nodes) {
@@ -95,7 +96,7 @@ std::uint64_t Simulation::State::next_due() const {
   return due;
 }
 
-/// And its engine: timers are looked at by control steps.
+/// Tick of the control step that serves the engine's next timer.
 std::uint64_t Simulation::State::next_timer(const Node& node) const {
   if (!node.engine) return sim::kNever;
   const detail::EngineCore& core = *detail::core_of(node.engine);
@@ -105,12 +106,12 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
   return std::max({due, node.paused_until, manual ? 0 : core.schedule.next_control});
 }
 
-/// Whether control steps have something before them that no timer tells of.
+/// Whether control steps have work that no timer announces.
 bool Simulation::State::has_pending_work(const Node& node) noexcept {
   if (!node.engine) return false;
   const detail::EngineCore& core = *detail::core_of(node.engine);
-  return core.context.setup_first != agent::kNone ||
-         (core.calls != nullptr && core.calls->connections_wanted != 0);
+  return agent::has_setup_work(core.context) ||
+         (core.calls != nullptr && rpc::wants_connections(*core.calls));
 }
 
 void Simulation::State::end_quiet() noexcept {
@@ -122,11 +123,12 @@ void Simulation::State::jump() {
   if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_pending_work(*n); }))
     stride = first_stride;
   const std::uint64_t due = next_due();
-  if (due <= now) return;  // since this step began: the next one sees to it
+  if (due <= now) return;  // due since this step began: the next step handles it
   std::uint64_t next = std::min(due, now + stride);
   for (const auto& node : nodes) next = std::min(next, next_timer(*node));
-  // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter
-  // jumps; from anew when something was due, as it may have consequences.
+  // Work without a due time, such as the device's periodic work, is found by limiting jumps. The
+  // limit doubles with each jump and starts again when something was due, which may have
+  // consequences.
   stride = next == due ? first_stride : std::min(2 * stride, kLongestStride);
   if (next <= now) return;
   ++stats.jumps;
@@ -146,8 +148,9 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
     const RpcStats r = node->engine.rpc_stats();
     for (const std::uint64_t value :
          {s.polls, s.completions, s.control_steps, s.messages_sent, s.messages_received,
-          s.doorbells, s.receives_posted, r.calls, r.replies, r.retransmits, r.served, r.resent,
-          r.duplicates, r.late, r.bad_datagrams, r.unsent})
+          s.doorbells, s.receives_posted, r.calls, r.replies, r.retransmitted_requests, r.served,
+          r.retransmitted_replies, r.duplicates, r.late_replies, r.bad_datagrams,
+          r.send_queue_full})
       add(value);
   }
   return base::Random::mix(sum);

@@ -1,5 +1,5 @@
-// GIDs: of a context, by which a peer finds the context's segment; of a process, by which it finds
-// the directory of the process's contexts.
+// GIDs. A context's GID leads a peer to the context's segment; a process's GID leads to the
+// directory of its contexts.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -10,7 +10,7 @@
 
 namespace spinwire::softverbs {
 
-/// What a GID's descriptor is: the last byte of its prefix.
+/// The file that a GID's descriptor refers to; the last byte of the GID's prefix.
 enum class GidKind : std::uint8_t {
   context = 1,  ///< a context's segment
   process = 2,  ///< the directory of a process's contexts
@@ -48,6 +48,11 @@ inline std::optional<GidParts> parse_gid(const ibv_gid& gid,
   for (unsigned i = 0; i < 3; ++i) parts.fd = parts.fd << 8 | gid.raw[8 + i];
   for (unsigned i = 0; i < 5; ++i) parts.nonce = parts.nonce << 8 | gid.raw[11 + i];
   return parts;
+}
+
+/// Whether a path names the peer by its GID, the only way to find it.
+inline bool has_gid(const ibv_ah_attr& path) noexcept {
+  return path.is_global != 0 && path.port_num == 1 && path.grh.sgid_index == 0;
 }
 
 inline bool same_gid(const ibv_gid& a, const ibv_gid& b) noexcept {

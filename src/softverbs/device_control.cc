@@ -18,7 +18,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// So many lanes stay awake even if idle: they cost a few instructions each and save the doorbell.
+/// Lanes that stay awake even if idle: each costs a poll a few instructions and saves the doorbell.
 constexpr std::uint32_t kAlwaysAwake = 2;
 constexpr std::uint32_t kScanPerStep = 64;
 constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
@@ -36,7 +36,7 @@ bool sender_unreachable(Context& c, std::uint32_t index) noexcept {
 }
 
 /// Opens a lane that no poll has read yet, if it holds a packet; its sender may have closed
-/// already. True if it does.
+/// already. Returns whether it holds one.
 bool open_if_unread(Context& c, std::uint32_t index) noexcept {
   if (word_mark(c.segment->lanes[index].lines->word.load(std::memory_order_acquire)) !=
       lane_mark(0))
@@ -45,8 +45,8 @@ bool open_if_unread(Context& c, std::uint32_t index) noexcept {
   return true;
 }
 
-/// Frees and zeroes a lane that its sender released, or whose sender is gone, once all of it is
-/// read.
+/// Frees and zeroes a lane that its sender released, or whose sender is gone, once all its packets
+/// are read.
 bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
   LaneEntry& entry = c.segment->directory[index];
   const std::uint64_t state = entry.state.load(std::memory_order_acquire);
@@ -59,11 +59,12 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
     const bool over = gone || lane_state(state) == LaneState::released ||
                       (lane->peer != nullptr && lane->peer->gone);
     if (!over) return false;
-    if (word_mark(lane->next->word.load(std::memory_order_acquire)) == lane->mark) {
+    if (has_packet(*lane)) {
       wake_lane(c, *lane);  // the sender was killed before it rang
       return false;
     }
-    if (lane->run_reported || (lane->peer != nullptr && lane->peer->users != 0)) return false;
+    if (lane->batch_reported || lane->in_use || (lane->peer != nullptr && lane->peer->users != 0))
+      return false;
     if (lane->peer != nullptr && lane->peer->in == lane) {
       lane->peer->in = nullptr;
       lane->peer->out.direct_limit = 0;
@@ -82,12 +83,12 @@ void scan_lanes(Context& c) {
   const std::uint32_t used = lanes_in_use(*c.segment);
   bool tried = false;
   for (std::uint32_t i = std::min(kScanPerStep, used); i != 0; --i) {
-    if (c.lane_scan >= used) c.lane_scan = 0;
-    const std::uint32_t index = c.lane_scan++;
+    if (c.lane_scan.next >= used) c.lane_scan.next = 0;
+    const std::uint32_t index = c.lane_scan.next++;
     const LaneState state =
         lane_state(c.segment->directory[index].state.load(std::memory_order_acquire));
     if (state == LaneState::free) continue;
-    // The sender could not be attached when it rang, or was killed before it rang.
+    // The sender could not be attached when it rang, or died before it rang.
     const InLane* lane = c.lanes[index].get();
     const bool unattached =
         state == LaneState::active && (lane == nullptr || lane->peer == nullptr);
@@ -96,12 +97,13 @@ void scan_lanes(Context& c) {
   }
 }
 
-/// Opens the new lanes that rang, and attaches their senders so that their death is noticed.
+/// Opens the new lanes that rang, and attaches their senders so that their end is noticed.
 void open_new_lanes(Context& c) {
-  if (!c.new_lanes) return;
-  c.new_lanes = false;
+  if (!c.lane_scan.has_new_bits) return;
+  c.lane_scan.has_new_bits = false;
   for (std::uint32_t i = 0; i < kMaxLanes / 64; ++i) {
-    for (std::uint64_t bits = std::exchange(c.new_lane_bits[i], 0); bits != 0; bits &= bits - 1) {
+    for (std::uint64_t bits = std::exchange(c.lane_scan.new_bits[i], 0); bits != 0;
+         bits &= bits - 1) {
       const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
       const LaneEntry& entry = c.segment->directory[index];
       const LaneState state = lane_state(entry.state.load(std::memory_order_acquire));
@@ -120,8 +122,8 @@ void sleep_idle_lanes(Context& c) {
   std::uint32_t count = 0;
   for (std::uint32_t i = 0; i < c.awake_count; ++i) {
     InLane& lane = *c.awake[i];
-    if (lane.head != lane.control_head) {
-      lane.control_head = lane.head;
+    if (lane.position != lane.control_position) {
+      lane.control_position = lane.position;
       lane.idle_rounds = 0;
     } else if (++lane.idle_rounds >= c.idle_rounds && count < kScanPerStep &&
                count + kAlwaysAwake < c.awake_count) {
@@ -131,10 +133,11 @@ void sleep_idle_lanes(Context& c) {
   if (count == 0) return;
   for (std::uint32_t i = 0; i < count; ++i)
     idle[i]->control->asleep.store(1, std::memory_order_relaxed);
-  const bool fenced = fence_peers(c);  // packets of senders that missed the mark are found below
+  const bool fenced = fence_peers(c);  // the check below finds packets of senders that did not see
+                                       // `asleep`
   for (std::uint32_t i = 0; i < count; ++i) {
     InLane& lane = *idle[i];
-    if (!fenced || word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
+    if (!fenced || has_packet(lane)) {
       lane.control->asleep.store(0, std::memory_order_relaxed);
       lane.idle_rounds = 0;
     } else {
@@ -146,7 +149,7 @@ void sleep_idle_lanes(Context& c) {
 
 /// Whether polls have not yet received all packets of a peer that has ended.
 bool has_unread_packets(Context& c, const Peer& peer) noexcept {
-  if (peer.in == nullptr) {  // it may have rung since open_new_lanes()
+  if (peer.in == nullptr) {  // the peer may have rung since open_new_lanes()
     const std::uint32_t used = lanes_in_use(*c.segment);
     for (std::uint32_t i = 0; i < used && peer.in == nullptr; ++i) {
       const LaneState state =
@@ -157,27 +160,26 @@ bool has_unread_packets(Context& c, const Peer& peer) noexcept {
     }
   }
   InLane* lane = peer.in;
-  if (lane == nullptr || word_mark(lane->next->word.load(std::memory_order_acquire)) != lane->mark)
-    return false;
-  wake_lane(c, *lane);  // it may have been killed before it rang
+  if (lane == nullptr || !has_packet(*lane)) return false;
+  wake_lane(c, *lane);  // the peer may have died before it rang
   return true;
 }
 
 void check_liveness(Context& c) {
   const std::uint64_t now = read_clock(c);
-  if (now < c.next_liveness) return;
-  c.next_liveness = now + c.clock.ticks(kLivenessInterval);
+  if (now < c.liveness.next_check) return;
+  c.liveness.next_check = now + c.clock.ticks(kLivenessInterval);
   epoll_event dead[16];
-  const int n = c.watched == 0 ? 0 : epoll_wait(c.liveness.get(), dead, 16, 0);
+  const int n = c.liveness.watched == 0 ? 0 : epoll_wait(c.liveness.processes.get(), dead, 16, 0);
   for (int i = 0; i < n; ++i) {
     Peer& peer = *static_cast<Peer*>(dead[i].data.ptr);
     if (has_unread_packets(c, peer)) continue;
-    (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
+    (void)epoll_ctl(c.liveness.processes.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
     handle_peer_gone(peer);
   }
-  // Peers that closed orderly or have no pidfd; a bounded number of them at a time.
+  // Checks peers that closed orderly or have no pidfd, a bounded number per call.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
-    Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
+    Peer& peer = *c.peers[c.liveness.next_peer++ % c.peers.size()];
     const bool dead_unwatched = !peer.same_process && !peer.pidfd && process_ended(peer.pid);
     const bool ended = peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched;
     if (ended && !peer.gone && !has_unread_packets(c, peer)) handle_peer_gone(peer);
@@ -202,18 +204,18 @@ void control(Context& c) noexcept {
 /// Fails the queue pairs whose peers made a refused one-sided request.
 static void handle_violations(Context& c) noexcept {
   for (const auto& peer : c.peers) {
-    for (Qp* qp = peer->queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
-      const std::uint64_t word = qp->entry->violation.load(std::memory_order_acquire);
+    for (Qp& qp : peer->queue_pairs) {
+      const std::uint64_t word = qp.entry->violation.load(std::memory_order_acquire);
       if (word == 0) continue;
-      qp->entry->violation.store(0, std::memory_order_relaxed);
-      const bool invalid = word == violation_word(qp->qp_num, qp->dest_qpn, Nak::invalid_request);
-      if (!invalid && word != violation_word(qp->qp_num, qp->dest_qpn, Nak::access)) continue;
-      if (qp->expected == kNeverExpected) continue;  // it has failed already
-      if (!peer->gone) acknowledge(*peer);  // packets that the peer received are not flushed
-      stop_waiting(*qp);
-      pump(*qp);  // completes an invalidation that waited for the peer
-      enter_error(*qp);
-      raise_event(c, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR, qp);
+      qp.entry->violation.store(0, std::memory_order_relaxed);
+      const bool invalid = word == violation_word(qp.qp_num, qp.dest_qpn, Nak::invalid_request);
+      if (!invalid && word != violation_word(qp.qp_num, qp.dest_qpn, Nak::access)) continue;
+      if (qp.expected == kNeverExpected) continue;  // the queue pair has failed already
+      if (!peer->gone) apply_peer_acks(*peer);  // packets that the peer received are not flushed
+      stop_waiting(qp);
+      run_send_queue(qp);  // completes an invalidation that waited for the peer
+      enter_error(qp);
+      raise_event(c, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR, &qp);
     }
   }
 }
@@ -232,8 +234,8 @@ void wake_lanes(Context& c) noexcept {
       if (c.lanes[index] != nullptr) {
         wake_lane(c, *c.lanes[index]);
       } else {
-        c.new_lane_bits[i] |= std::uint64_t{1} << (index % 64);
-        c.new_lanes = true;  // opening a lane allocates: control() does it
+        c.lane_scan.new_bits[i] |= std::uint64_t{1} << (index % 64);
+        c.lane_scan.has_new_bits = true;  // opening a lane allocates: control() does it
       }
     }
   }

@@ -1,18 +1,20 @@
-// The embedded device's verbs objects: each begins with the libibverbs struct that its user holds.
+// The embedded device's verbs objects. Each begins with the libibverbs struct that its user holds.
 #pragma once
 
 #include <infiniband/verbs.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "base/intrusive_list.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "softverbs/lane/lanes.h"
 #include "softverbs/lane/segment.h"
 #include "softverbs/process_directory.h"
 #include "softverbs/ud/ud_direct.h"
@@ -23,17 +25,24 @@ namespace spinwire::softverbs {
 struct Context;
 struct Faults;
 struct Mw;
+struct OwnRegion;
 struct Peer;
 struct Qp;
 struct QueueFaults;
 
+// The links of the lists below.
+Peer*& next_held(Peer& peer) noexcept;
+Qp*& next_lost(Qp& qp) noexcept;
+Qp*& next_of_peer(Qp& qp) noexcept;
+Qp*& next_stalled(Qp& qp) noexcept;
+
 struct Pd : ibv_pd {
   std::uint64_t id = 0;
   std::uint32_t users = 0;
-  Pd* parent = nullptr;  ///< of a parent domain: the domain that it stands for
+  Pd* parent = nullptr;  ///< parent domains: the domain whose rights they have
 };
 
-/// A peer's access to our memory that was in progress when a key was invalidated.
+/// A peer's access to local memory that was in progress when a key was invalidated.
 struct PendingAccess {
   std::uint32_t lane;
   std::uint64_t word;
@@ -41,18 +50,18 @@ struct PendingAccess {
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
-  bool dead = false;                ///< the key is invalidated, deregistration goes on
-  std::vector<PendingAccess> busy;  ///< accesses that deregistration waits for
+  bool dead = false;  ///< the key is invalid, deregistration is in progress
+  std::vector<PendingAccess> pending_accesses;  ///< accesses that deregistration waits for
 };
 
-/// Room for what an ibv_cq_ex has beyond an ibv_cq, and for a completion; only the preload library
-/// uses it.
+/// Room for the members of an ibv_cq_ex beyond those of an ibv_cq, and for a completion. Only the
+/// preload library uses it.
 inline constexpr std::size_t kCqExtension = 256;
 
-/// During an ibv_poll_cq of this queue completions go to the caller's array, as long as it has room
-/// and no older completion waits. All others wait in a private ring.
+/// During an ibv_poll_cq of this queue, completions go to the caller's array while it has room and
+/// no older completion waits. All others wait in a private ring.
 struct Cq : ibv_cq {
-  /// Where programs for libibverbs find the rest of an ibv_cq_ex.
+  /// Programs for libibverbs find the rest of an ibv_cq_ex here.
   std::byte extension[kCqExtension];
   ibv_wc* out = nullptr;
   std::uint32_t room = 0;  ///< left at `out`
@@ -68,18 +77,18 @@ struct Cq : ibv_cq {
 struct ReceiveWr {
   std::uint64_t wr_id;
   std::uint32_t sge_count;
-  std::uint32_t capacity;  ///< bytes, all elements together, saturating
+  std::uint32_t capacity;  ///< bytes of all elements, saturating
   ibv_sge first;           ///< the only element, if sge_count is 1; else all are in `sges`
 };
 
-/// A receive queue, shared or of one queue pair: private memory, first in first out.
+/// A receive queue, shared or of one queue pair: a FIFO in private memory.
 struct ReceiveQueue {
   std::uint32_t head = 0;  ///< next to be taken
   std::uint32_t tail = 0;  ///< next to be posted
   std::uint32_t mask = 0;
   std::uint32_t depth = 0;
   std::uint32_t max_sge = 0;
-  std::uint32_t limit = 0;     ///< of a shared queue: raise the event below it; 0: never
+  std::uint32_t limit = 0;     ///< shared queues: raise the event below this count; 0: never
   std::uint32_t reserved = 0;  ///< entries behind `tail` that `limit` hides from the hot paths
   std::unique_ptr<ReceiveWr[]> ring;
   std::unique_ptr<ibv_sge[]> sges;  ///< max_sge per entry
@@ -97,30 +106,30 @@ struct Srq : ibv_srq {
   Pd* domain = nullptr;
 };
 
-/// An address handle: another context, as datagrams reach it.
+/// An address handle: the context that datagrams go to.
 struct Ah : ibv_ah {
   Peer* peer = nullptr;
-  ibv_pd* usable_in = nullptr;           ///< its domain; null if a GID of a process is not enough
+  ibv_pd* usable_in = nullptr;           ///< its domain; null: not usable to send, see ProcessAh
   std::uint32_t version_class_flow = 0;  ///< first word of the route header, in network order
   std::uint8_t hop_limit = 0;
   bool plain = true;  ///< traffic class and flow 0, kUsualHops: the receiver can build the header
 };
 
-/// One that names a process: the queue pair's number says which of its contexts is meant.
+/// An address handle that names a process: the queue pair's number selects one of its contexts.
 struct ProcessAh : Ah {
   ibv_ah_attr attr{};
   struct Reached {
-    std::uint32_t seat;
+    std::uint32_t slot;
     std::unique_ptr<Ah> ah;
   };
-  std::vector<Reached> reached;  ///< each context that was sent to
+  std::vector<Reached> reached;  ///< one per context that datagrams were sent to
 };
 
 /// Why a datagram was dropped.
 enum class Drop : std::uint8_t {
   peer_gone,      ///< by the sender: the receiver died or closed
   no_room,        ///< by the sender: the lane stayed full for the timeout
-  malformed,      ///< by the receiver: its line cannot be decoded
+  malformed,      ///< by the receiver: the line cannot be decoded
   no_queue_pair,  ///< by the receiver: missing, of another type, or in the wrong state
   wrong_key,      ///< by the receiver: another Q_Key
   no_receive,     ///< by the receiver: no receive posted
@@ -128,25 +137,28 @@ enum class Drop : std::uint8_t {
   count
 };
 
-/// A posted send work request, stored with its inline bytes until it is acknowledged. Datagrams are
-/// stored only while they wait for room.
+/// A posted send work request, stored with its inline bytes until it is acknowledged. A datagram is
+/// stored only while it waits for room.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
   union {
     std::uint64_t lane_end;  ///< packets: lane position after the last line
     std::uint64_t swap;
     std::uint64_t bind_length;
-    Peer* receiver;  ///< of a datagram; null once it was sent or dropped
+    Peer* receiver;  ///< datagrams: the peer; null once sent or dropped
   };
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
-  std::uint16_t sge_count;  ///< kInLane: only the lane holds the bytes
+  std::uint16_t sge_count;  ///< kInLane: the bytes are only in the lane
   ibv_sge first;            ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
-  std::uint64_t remote_address;  ///< of a datagram: Q_Key << 32 | remote queue pair
+  std::uint64_t remote_address;  ///< datagrams: Q_Key << 32 | remote queue pair
   std::uint32_t rkey;
   std::uint32_t imm;
-  std::uint64_t compare_add;  ///< of a datagram: fields of its address handle
+  union {
+    std::uint64_t compare_add;  ///< of a datagram: fields of its address handle
+    std::uint32_t psn;          ///< of a packet that was transmitted
+  };
 
   /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
   void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
@@ -160,57 +172,9 @@ struct alignas(64) SendWr {
 static_assert(sizeof(SendWr) == 64 && offsetof(SendWr, length) == 16 &&
               offsetof(SendWr, opcode) == 20 && offsetof(SendWr, flags) == 21 &&
               offsetof(SendWr, sge_count) == 22);
-/// A short inline message: its line holds the bytes until the peer's answer is known. After a
-/// negative answer they are copied back from there.
+/// Marks a short inline message whose bytes are only in its line until the peer has answered. After
+/// a negative answer they are copied back from the line.
 inline constexpr std::uint16_t kInLane = 0xffff;
-
-/// Twice the lane: records of consumed packets are processed while their lines are written again.
-inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
-
-/// Consecutive packets of one queue pair that are not acknowledged yet, up to the first signaled
-/// one. They complete together.
-struct InFlight {
-  std::uint64_t end;  ///< lane position after the last of them
-  std::uint32_t qpn;
-  std::uint32_t sq_end;  ///< send-queue position after the last of them
-  std::uint16_t epoch;   ///< of the transmission; a retransmission increments the queue pair's
-};
-
-/// The lane towards a peer, in the peer's segment.
-struct OutLane : DirectLane {
-  LaneControl* control = nullptr;
-  std::uint64_t head = 0;   ///< consumed by the peer, as far as applied
-  std::uint64_t acked = 0;  ///< `head` as packets carried it; the next poll applies it
-  /// `tail` may not pass it: head + kLaneLines, or less while queue pairs wait for room, so that no
-  /// other overtakes them.
-  std::uint64_t limit = kLaneLines;
-  std::uint32_t in_flight_head = 0;
-  std::uint32_t in_flight_tail = 0;
-  std::uint32_t index = 0;
-  std::uint64_t busy = 0;
-  std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
-};
-
-/// The lane from a peer, in our own segment.
-struct InLane {
-  Line* next = nullptr;    ///< line at `head`
-  std::uint64_t mark = 1;  ///< mark that a new line at `head` carries
-  Line* end = nullptr;     ///< of `lines`
-  std::uint64_t head = 0;
-  /// While `head` is below it, an acknowledgement could cover a packet that was refused, so packets
-  /// carry none and the sender reads the lane's own words.
-  std::uint64_t no_ack_until = 0;
-  Line* lines = nullptr;
-  LaneControl* control = nullptr;
-  Peer* peer = nullptr;  ///< null until we know the sender
-  std::uint32_t index = 0;
-  std::uint32_t idle_rounds = 0;   ///< control steps without a packet
-  std::uint64_t control_head = 0;  ///< head at the last control step
-  bool awake = false;
-  bool run_reported = false;  ///< the first lines are in a DirectRun
-  ibv_grh route{};            ///< route header of a plain datagram, without its length
-  std::uint64_t serial = 0;   ///< unique among all lanes the context ever had
-};
 
 struct MappedObject {
   std::byte* base = nullptr;
@@ -218,7 +182,23 @@ struct MappedObject {
   std::uint32_t generation = 0;
 };
 
-/// Another context, known by its GID, of this process or another.
+/// Shares a lane among the queue pairs whose datagrams wait for room: see ud_send_queue.cc.
+struct DatagramTurns {
+  const Qp* current = nullptr;     ///< the queue pair whose datagram is sent next
+  const Qp* next = nullptr;        ///< the queue pair with the turn after that
+  std::uint64_t began = 0;         ///< the current turn, ticks
+  std::uint64_t budget = 0;        ///< ticks that datagrams may still wait
+  std::uint64_t budget_head = 0;   ///< `out.head` when the budget was last restored
+  std::uint64_t full_in_pass = 0;  ///< Context::datagram_pass that found no room
+};
+
+/// What the contexts of one process share of each other.
+struct LocalSegment {
+  std::shared_ptr<base::SharedMemory> segment;  ///< keeps the mapping
+  std::shared_ptr<const OwnRegion[]> regions;   ///< what the context's keys open
+};
+
+/// Another context, of this process or another, identified by its GID.
 struct Peer {
   Context* context = nullptr;
   Segment* segment = nullptr;  ///< mapped; null once detached
@@ -228,31 +208,25 @@ struct Peer {
   bool gone = false;           ///< died or closed
   bool unacked = false;        ///< listed in Context::unacked
   bool ack_due = false;        ///< listed in Context::acks_due
-  bool has_held_line = false;  ///< listed in Context::held_first: a line may be unpublished
+  bool has_held_line = false;  ///< listed in Context::held: a line may be unpublished
   std::uint32_t users = 0;
-  Qp* queue_pairs = nullptr;  ///< connected to it
-  Qp* stalled = nullptr;      ///< waiting for room in `out`, first come, first served
+  base::IntrusiveStack<next_of_peer> queue_pairs;  ///< connected to this peer
+  /// Queue pairs that wait for room in `out`, in order of arrival.
+  base::IntrusiveQueue<next_stalled> stalled;
   const Qp* in_flight_owner =
       nullptr;  ///< the queue pair that the last in-flight record is open for
-  Qp* stalled_last = nullptr;
-  Peer* next_held = nullptr;  ///< in that list
-  // Datagrams that wait for room in `out`: see ud_send_queue.cc.
-  const Qp* datagram_turn = nullptr;  ///< its datagram is the next to be sent
-  const Qp* datagram_next = nullptr;  ///< has the turn after that
-  std::uint64_t turn_began = 0;       ///< ticks
-  std::uint64_t wait_budget = 0;      ///< ticks that datagrams may still wait
-  std::uint64_t budget_head = 0;      ///< `out.head` when the budget was last restored
-  std::uint64_t full_in_pass = 0;     ///< Context::datagram_pass that found no room
-  std::uint32_t datagrams_waiting = 0;
+  Peer* next_held = nullptr;
+  std::uint32_t datagrams_waiting = 0;  ///< for room in `out`
+  DatagramTurns turns;
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
   base::UniqueFd pidfd;
-  base::UniqueFd memory;                      ///< its address space, once it was needed
-  std::shared_ptr<base::SharedMemory> local;  ///< keeps `segment` mapped, if in this process
+  base::UniqueFd memory;  ///< its address space, once it was needed
+  LocalSegment local;     ///< empty unless `same_process`
 };
 
-/// The registration that a queue pair used last. Valid until any registration ends.
+/// The registration that a queue pair used last. Valid while `epoch` equals Context::region_epoch.
 struct KnownRegion {
   std::uint32_t key = 0;
   std::uint32_t epoch = 0;
@@ -260,11 +234,16 @@ struct KnownRegion {
   std::uint64_t size = 0;
 };
 
-/// Whether a peer may be accessing our memory through a queue pair.
-enum class PeerAccess : std::uint8_t {
-  none,      ///< the queue pair does not answer, and all accesses have ended
-  possible,  ///< the queue pair answers, or did until now
-  recorded,  ///< after the revocation the access in Qp::busy was in progress
+/// Whether a peer may be accessing local memory through a queue pair.
+struct PeerAccess {
+  enum State : std::uint8_t {
+    none,      ///< the queue pair does not respond, and all accesses have ended
+    possible,  ///< the queue pair responds, or did until now
+    recorded,  ///< the access in `pending` was in progress after the revocation
+  };
+  State state = none;
+  bool rights_revoked = false;  ///< an access under revoked rights may be in progress
+  PendingAccess pending{};
 };
 
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
@@ -281,7 +260,7 @@ struct Qp : ibv_qp, DirectSender {
   std::uint32_t sq_head = 0;       ///< next to be posted
   std::uint32_t sq_next = 0;       ///< next to be run or transmitted
   std::uint32_t sq_tail = 0;       ///< oldest not completed
-  std::uint32_t sq_reclaimed = 0;  ///< room frees when a later signaled one completes
+  std::uint32_t sq_reclaimed = 0;  ///< end of the free entries; signaled completions advance it
   std::uint32_t max_sge = 0;
   std::uint32_t max_inline = 0;
   std::uint32_t dest_qpn = 0;
@@ -294,10 +273,17 @@ struct Qp : ibv_qp, DirectSender {
   bool open = false;  ///< RTS, not waiting, the peer alive: packets may go out
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
+  // Direct messages: see rc/rc_direct.cc.
+  bool direct_open = false;      ///< the peer's queue pair has been seen to receive
+  bool direct_lost = false;      ///< one was refused or not taken: nothing more goes out
+  bool lost = false;             ///< listed in Context::lost
+  std::uint64_t direct_end = 0;  ///< lane position after the last one
+  Qp* next_lost = nullptr;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  DirectRuns* direct = nullptr;  ///< where runs of short datagrams are reported
-  KnownRegion writable;          ///< of the last receive
+  DirectBatches* direct = nullptr;  ///< reports batches of datagrams
+  bool in_place = false;  ///< completions of plain messages say where they lie in the lane
+  KnownRegion writable;   ///< of the last receive
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;
@@ -307,9 +293,7 @@ struct Qp : ibv_qp, DirectSender {
   std::uint64_t retry_at = 0;
   std::uint32_t naks_handled = 0;
   std::uint32_t windows = 0;  ///< bound to this queue pair
-  PeerAccess peer_access = PeerAccess::none;
-  bool rights_revoked = false;  ///< and an access under them may be in progress
-  PendingAccess busy{};
+  PeerAccess peer_access;
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
@@ -318,26 +302,40 @@ struct Qp : ibv_qp, DirectSender {
 };
 
 enum class Driving : std::uint8_t {
-  by_user,  ///< the user calls control(); poll_cq makes no system call
-  by_poll,  ///< poll_cq calls control() itself now and then
+  by_user,  ///< the user calls control_device(); poll_cq makes no system call
+  by_poll,  ///< poll_cq calls control() itself every 1024 polls
 };
 
-/// What a key opens: our own copy, since peers can write the entry of the segment that says the
-/// same to them. Whatever our thread writes into our memory is checked against this.
+/// Private copy of a key's address, length and rights. Local accesses are checked against it,
+/// because peers can overwrite the shared entry. Threads of other contexts read it while the key is
+/// live: see read_key().
 struct OwnRegion {
-  std::uint32_t key = 0;  ///< 0: dead
+  std::uint32_t key = 0;  ///< 0: dead; written last, by set_key()
   std::uint32_t access = 0;
   std::uint64_t address = 0;
   std::uint64_t length = 0;
   std::uint64_t pd = 0;  ///< a domain's id, or a window_scope
 };
+/// Ends the key, or opens what the other fields say.
+inline void set_key(OwnRegion& region, std::uint32_t key) noexcept {
+  std::atomic_ref(region.key).store(key, std::memory_order_release);
+}
+/// Opens a region whose key is dead.
+inline void open_region(OwnRegion& region, const OwnRegion& with) noexcept {
+  region.access = with.access;
+  region.address = with.address;
+  region.length = with.length;
+  region.pd = with.pd;
+  set_key(region, with.key);
+}
+/// The key, as a thread reads it that does not drive the context.
+inline std::uint32_t read_key(const OwnRegion& region) noexcept {
+  return std::atomic_ref(const_cast<std::uint32_t&>(region.key)).load(std::memory_order_seq_cst);
+}
 
-/// Entries of the region table. Released entries are used again oldest first, and only when there
-/// are many of them, so that a stale key is recognised for as long as its generation bits allow.
+/// Entries of the region table. Released entries are reused oldest first, and only when there are
+/// many, so that a stale key is recognised for as long as possible.
 struct RegionSlots {
-  struct Free {
-    void operator()(OwnRegion* table) const noexcept { std::free(table); }
-  };
   struct Slot {
     std::uint64_t object_offset = 0;
     std::uint32_t object = kNoObject;
@@ -345,7 +343,7 @@ struct RegionSlots {
     std::uint32_t generation = 0;
     std::uint32_t next = 0;     ///< free entries; 0 ends
     std::uint32_t windows = 0;  ///< bound to this region
-    Mw* window = nullptr;       ///< that has this entry
+    Mw* window = nullptr;       ///< the window that has this entry
   };
   std::vector<Slot> slots = std::vector<Slot>(1);  ///< entries used so far; entry 0 is never used
   std::uint32_t first_free = 0;
@@ -353,14 +351,38 @@ struct RegionSlots {
   std::uint32_t free = 0;
 
   /// kMaxRegions entries, so that any key names one. Pages that were never used cost nothing.
-  std::unique_ptr<OwnRegion[], Free> own;
+  /// Shared with the peers of this process.
+  std::shared_ptr<OwnRegion[]> own;
 };
 
-/// What a poll has to do besides looking at the lanes. One word: a poll compares it with 0.
+/// The work of a poll besides reading the lanes. One word: a poll compares it with 0.
 struct alignas(8) Pending {
   std::uint16_t unacked = 0;    ///< peers in Context::unacked
   std::uint16_t acks_due = 0;   ///< peers in Context::acks_due
-  std::uint32_t attention = 0;  ///< timers, completions in rings, control() to be called
+  std::uint32_t slow_work = 0;  ///< timers, completions in rings, control() to be called
+};
+
+/// The lanes that control steps look at.
+struct LaneScan {
+  std::uint32_t next = 0;  ///< directory entry that the next step checks first
+  bool has_new_bits = false;
+  std::array<std::uint64_t, kMaxLanes / 64> new_bits{};  ///< lanes that rang and are not open yet
+};
+
+/// How control steps notice that peers have ended.
+struct Liveness {
+  base::UniqueFd processes;      ///< epoll set of the peers' pidfds
+  std::uint32_t watched = 0;     ///< peers with a pidfd
+  std::uint64_t next_check = 0;  ///< tick
+  std::size_t next_peer = 0;     ///< index in Context::peers that the next check begins with
+};
+
+/// The numbers of queue pairs: an index, and above it the index's generation or the
+/// process-directory slot.
+struct QueuePairNumbers {
+  std::vector<std::uint32_t> free;  ///< indices, oldest first
+  std::uint32_t next = 1;           ///< the lowest index that was never used
+  std::vector<std::uint8_t> generation;
 };
 
 /// One opened device. One thread drives it.
@@ -375,42 +397,39 @@ struct Context {
   Pending pending;
   std::int32_t ack_countdown = 0;  ///< polls until acknowledgements are read from the lanes
   std::uint32_t region_epoch = 1;  ///< incremented when a registration ends
-  std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
+  std::uint32_t turn = 0;          ///< index in `awake` at which the next poll starts
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Peer*[]> acks_due;
-  std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
-  Peer* held_first = nullptr;          ///< peers with an unpublished line
+  std::unique_ptr<Qp*[]> queue_pairs;                 ///< by index
+  base::IntrusiveStack<next_held> held;               ///< peers with an unpublished line
+  base::IntrusiveStack<&InLane::next_in_use> in_use;  ///< lanes in which messages are read in place
+  std::uint32_t in_place_budget = 0;  ///< messages that may still be reported in place
   // Cold.
   Clock clock = Clock::real();
   std::uint64_t last_tick = 0;  ///< see read_clock()
   Driving driving = Driving::by_user;
   bool one_thread = false;  ///< one thread drives all peers: see keep_to_thread()
   std::uint64_t nonce = 0;
-  std::uint64_t process = 0;  ///< process_word of ours
+  std::uint64_t process = 0;  ///< process_word of this process
   std::uint32_t pid = 0;
-  ProcessSeat seat;  ///< none in Driving::by_user: the context keeps a GID of its own
+  DirectorySlot directory_slot;  ///< empty with Driving::by_user: the context shows its own GID
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;
+  base::IntrusiveStack<next_lost> lost;  ///< queue pairs that lost a direct message
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
-  std::uint32_t lane_scan = 0;
-  std::uint64_t lane_serial = 0;       ///< of the lane that was made last
+  std::uint64_t lane_serial = 0;               ///< serial of the newest lane
   std::uint32_t idle_rounds = 64;      ///< control steps without a packet until a lane sleeps
   std::uint64_t lanes_slept = 0;       ///< lanes put to sleep so far
   std::uint64_t datagram_timeout = 0;  ///< ticks that datagrams wait for a stopped receiver
   std::uint64_t datagram_pass = 0;
-  std::size_t peer_scan = 0;
-  bool new_lanes = false;
-  std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};
-  std::uint64_t next_liveness = 0;
-  base::UniqueFd liveness;    ///< epoll of the peers' pidfds
-  std::uint32_t watched = 0;  ///< peers that have one
+  std::size_t direct_scan = 0;  ///< the peer that take_lost() checks next
+  LaneScan lane_scan;
+  Liveness liveness;
   RegionSlots regions;
-  std::vector<std::uint32_t> free_queue_pairs;
-  std::uint32_t next_queue_pair = 1;
-  std::vector<std::uint8_t> queue_pair_generation;
+  QueuePairNumbers numbers;
   std::vector<std::uint32_t> object_users;
   std::vector<ibv_async_event> events;                                       ///< oldest first
   std::array<std::uint64_t, static_cast<std::size_t>(Drop::count)> drops{};  ///< datagrams
@@ -421,17 +440,30 @@ struct Context {
   std::unique_ptr<Faults> faults;  ///< null without a fault plan
 };
 
+inline Peer*& next_held(Peer& peer) noexcept { return peer.next_held; }
+inline Qp*& next_lost(Qp& qp) noexcept { return qp.next_lost; }
+inline Qp*& next_of_peer(Qp& qp) noexcept { return qp.next_of_peer; }
+inline Qp*& next_stalled(Qp& qp) noexcept { return qp.next_stalled; }
+
 inline Context& context_of(ibv_context* c) noexcept {
   return *reinterpret_cast<Context*>(reinterpret_cast<std::byte*>(c) - sizeof(Context::extension));
 }
 
-/// The tick for the device's timers, which go on if the counter has stepped back.
+/// Calls `visit` with every queue pair. Cold.
+template <typename Visit>
+void for_each_queue_pair(Context& c, Visit&& visit) {
+  for (std::uint32_t i = 0; i < c.numbers.next; ++i) {
+    if (c.queue_pairs[i] != nullptr) visit(*c.queue_pairs[i]);
+  }
+}
+
+/// The tick for the device's timers, which keep going if the counter steps back.
 inline std::uint64_t read_clock(Context& c) noexcept {
   return c.last_tick = c.clock.now_from(c.last_tick);
 }
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept;
-/// Forgets the events of an object that is being destroyed. Cold.
+/// Drops the events of an object that is being destroyed. Cold.
 void drop_events(Context& c, const void* element) noexcept;
 
 }  // namespace spinwire::softverbs

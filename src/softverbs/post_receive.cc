@@ -1,4 +1,4 @@
-// Posting receives, to a queue pair's own queue or a shared one. Hot.
+// Posts receives to a queue pair's own queue or to a shared one. Hot.
 #include <errno.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 #include "softverbs/process_directory.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,45 +11,34 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process_wide.h"
 #include "base/random.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/memory/peer_file.h"
+#include "softverbs/refusal.h"
 
 namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint64_t kDirectoryMagic = 0x31726944'77697053;  // "SpiwDir1"
-constexpr std::uint32_t kSeats = 256;
+constexpr std::uint32_t kDirectorySlots = 256;
 constexpr unsigned kNonceBits = 40;
 
-/// The memory that peers read; only its own process writes it.
+/// Peers read this memory; only its own process writes it.
 struct Directory {
   std::uint64_t magic;
   ibv_gid gid;
-  /// By seat: descriptor << 40 | nonce of the context there; 0: none.
-  std::array<std::atomic<std::uint64_t>, kSeats> contexts;
+  /// By slot: descriptor << 40 | nonce of the context; 0: none.
+  std::array<std::atomic<std::uint64_t>, kDirectorySlots> contexts;
 };
 
-struct OwnDirectory {
-  std::mutex mutex;
+struct OwnDirectory : base::ProcessWide {
   std::weak_ptr<base::SharedMemory> memory;
+
+  void after_fork() noexcept { memory.reset(); }  // the child makes its own directory
 };
 
-/// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
-/// finds it unlocked. A child makes a directory of its own.
-OwnDirectory& own_directory() noexcept {
-  alignas(OwnDirectory) static std::byte storage[sizeof(OwnDirectory)];
-  static OwnDirectory* const instance = [] {
-    auto* made = new (storage) OwnDirectory;
-    ::pthread_atfork([] { own_directory().mutex.lock(); }, [] { own_directory().mutex.unlock(); },
-                     [] {
-                       own_directory().memory.reset();
-                       own_directory().mutex.unlock();
-                     });
-    return made;
-  }();
-  return *instance;
-}
+OwnDirectory& own_directory() noexcept { return base::process_wide<OwnDirectory>(); }
 
 Directory& directory_in(const base::SharedMemory& memory) noexcept {
   return *reinterpret_cast<Directory*>(memory.data());
@@ -71,12 +59,12 @@ Result<std::shared_ptr<base::SharedMemory>> make_directory() {
   return memory;
 }
 
-/// Runs `look` on the directory that the GID names, of this process or of another. False without
-/// one.
-template <typename Look>
-bool look_into(const GidParts& parts, const ibv_gid& gid, Look&& look) noexcept {
+/// Calls `visit` with the directory that the GID names, of this process or another. False if there
+/// is none.
+template <typename Visit>
+bool with_directory(const GidParts& parts, const ibv_gid& gid, Visit&& visit) noexcept {
   const auto checked = [&](const Directory& directory) {
-    return directory.magic == kDirectoryMagic && same_gid(directory.gid, gid) && look(directory);
+    return directory.magic == kDirectoryMagic && same_gid(directory.gid, gid) && visit(directory);
   };
   if (parts.pid == static_cast<std::uint32_t>(getpid())) {
     OwnDirectory& own = own_directory();
@@ -95,16 +83,13 @@ bool look_into(const GidParts& parts, const ibv_gid& gid, Look&& look) noexcept 
 
 }  // namespace
 
-ProcessSeat::ProcessSeat(ProcessSeat&& other) noexcept
-    : directory_(std::move(other.directory_)), number_(other.number_) {}
-
-ProcessSeat& ProcessSeat::operator=(ProcessSeat&& other) noexcept {
+DirectorySlot& DirectorySlot::operator=(DirectorySlot&& other) noexcept {
   std::swap(directory_, other.directory_);
   std::swap(number_, other.number_);
   return *this;
 }
 
-ProcessSeat::~ProcessSeat() {
+DirectorySlot::~DirectorySlot() {
   if (directory_ == nullptr) return;
   Directory& directory = directory_in(*directory_);
   if (parse_gid(directory.gid, GidKind::process)->pid != static_cast<std::uint32_t>(getpid()))
@@ -112,10 +97,10 @@ ProcessSeat::~ProcessSeat() {
   directory.contexts[number_].store(0, std::memory_order_release);
 }
 
-Result<ProcessSeat> ProcessSeat::take(const ibv_gid& context) {
+Result<DirectorySlot> DirectorySlot::take(const ibv_gid& context) {
   OwnDirectory& own = own_directory();
   const std::lock_guard<std::mutex> lock(own.mutex);
-  ProcessSeat taken;
+  DirectorySlot taken;
   taken.directory_ = own.memory.lock();
   if (taken.directory_ == nullptr) {
     auto made = make_directory();
@@ -124,22 +109,22 @@ Result<ProcessSeat> ProcessSeat::take(const ibv_gid& context) {
   }
   const GidParts parts = *parse_gid(context, GidKind::context);
   auto& contexts = directory_in(*taken.directory_).contexts;
-  for (std::uint32_t i = 0; i < kSeats; ++i) {
+  for (std::uint32_t i = 0; i < kDirectorySlots; ++i) {
     if (contexts[i].load(std::memory_order_relaxed) != 0) continue;
     contexts[i].store(std::uint64_t{parts.fd} << kNonceBits | parts.nonce,
                       std::memory_order_release);
     taken.number_ = i;
     return taken;
   }
-  taken.directory_.reset();  // none of its seats is ours
+  taken.directory_.reset();  // it took no slot
   return base::fail(Status::limit, "open the softverbs device",
                     base::format("this process has {} contexts open, as many as its queue-pair "
                                  "numbers can tell apart",
-                                 kSeats),
+                                 kDirectorySlots),
                     "close contexts that are not used");
 }
 
-ibv_gid ProcessSeat::gid() const noexcept { return directory_in(*directory_).gid; }
+ibv_gid DirectorySlot::gid() const noexcept { return directory_in(*directory_).gid; }
 
 bool names_process(const ibv_gid& gid) noexcept {
   return parse_gid(gid, GidKind::process).has_value();
@@ -147,10 +132,11 @@ bool names_process(const ibv_gid& gid) noexcept {
 
 bool process_is_there(const ibv_gid& gid, std::string& why) noexcept {
   const auto parts = parse_gid(gid, GidKind::process);
-  if (parts && look_into(*parts, gid, [](const Directory&) { return true; })) return true;
-  why = base::format("process {} is gone, or has closed its devices", parts ? parts->pid : 0);
-  errno = ENODEV;
-  return false;
+  if (parts && with_directory(*parts, gid, [](const Directory&) { return true; })) return true;
+  const std::uint32_t pid = parts ? parts->pid : 0;
+  return refuse_with(ENODEV, why,
+                     base::format("process {} is gone, or has closed its devices", pid)),
+         false;
 }
 
 bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
@@ -161,15 +147,15 @@ bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
     return true;
   }
   std::uint64_t word = 0;
-  const bool found = look_into(*parts, given, [&](const Directory& directory) {
-    word = directory.contexts[seat_of(qpn)].load(std::memory_order_acquire);
+  const bool found = with_directory(*parts, given, [&](const Directory& directory) {
+    word = directory.contexts[directory_slot_of(qpn)].load(std::memory_order_acquire);
     return word != 0;
   });
-  if (!found) {
-    why = base::format("process {} has no device open with queue pair {}", parts->pid, qpn);
-    errno = ENODEV;
-    return false;
-  }
+  if (!found)
+    return refuse_with(
+               ENODEV, why,
+               base::format("process {} has no device open with queue pair {}", parts->pid, qpn)),
+           false;
   context =
       make_gid({parts->pid, static_cast<std::uint32_t>(word >> kNonceBits), word & kNonceMask});
   return true;

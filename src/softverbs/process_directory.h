@@ -1,6 +1,6 @@
-// The GID that the contexts of a process share, and the table by which a peer finds the context
-// that one of their queue pairs belongs to. A program for libibverbs takes the GID for its host's
-// port, whatever context it asked: queue pairs are found by GID and number. Cold.
+// The GID that the contexts of a process share, and the table in which a peer finds a queue pair's
+// context. A program for libibverbs takes any context's GID for that of its host's port; so peers
+// find queue pairs by GID and number. Cold.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -8,25 +8,26 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/shared_memory.h"
 #include "spinwire/status.h"
 
 namespace spinwire::softverbs {
 
-/// A context's place in the directory of its process. Its queue pairs have the seat's number in
-/// bits 16 to 23 of theirs, so no two contexts of a process have a queue pair of one number.
-class ProcessSeat {
+/// A context's place in the directory of its process. Bits 16 to 23 of its queue pairs' numbers
+/// hold the slot's number, so queue-pair numbers are unique in the process.
+class DirectorySlot {
  public:
-  ProcessSeat() noexcept = default;
-  ProcessSeat(ProcessSeat&& other) noexcept;
-  ProcessSeat& operator=(ProcessSeat&& other) noexcept;
+  DirectorySlot() noexcept = default;
+  DirectorySlot(DirectorySlot&& other) noexcept { *this = std::move(other); }
+  DirectorySlot& operator=(DirectorySlot&& other) noexcept;
   /// Leaves the directory; a forked child leaves its parent's alone.
-  ~ProcessSeat();
+  ~DirectorySlot();
 
-  /// Enters the context with this GID of its own. Errors: limit if 256 contexts are open; those of
-  /// SharedMemory::create().
-  static Result<ProcessSeat> take(const ibv_gid& context);
+  /// Enters the context whose own GID is `context`. Errors: limit if 256 contexts are open; those
+  /// of SharedMemory::create().
+  static Result<DirectorySlot> take(const ibv_gid& context);
 
   explicit operator bool() const noexcept { return directory_ != nullptr; }
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
@@ -38,17 +39,18 @@ class ProcessSeat {
   std::uint32_t number_ = 0;
 };
 
-/// The number of the seat of a queue pair's context.
-constexpr std::uint32_t seat_of(std::uint32_t qpn) noexcept { return (qpn >> 16) & 0xff; }
+/// The number of the slot of a queue pair's context.
+constexpr std::uint32_t directory_slot_of(std::uint32_t qpn) noexcept { return (qpn >> 16) & 0xff; }
 
-/// Whether this is the GID of a process.
+/// Whether `gid` is the GID of a process.
 bool names_process(const ibv_gid& gid) noexcept;
 
-/// False, errno and the reason if the process with this GID is gone or has closed its contexts.
+/// Whether the process with this GID has open contexts. If not, sets errno and the reason in `why`.
 bool process_is_there(const ibv_gid& gid, std::string& why) noexcept;
 
-/// Finds the context's own GID for one that a program gave with a queue pair's number: that of its
-/// process, or its own already. False, errno and the reason in `why` if there is no such context.
+/// Finds a context's own GID. `given` is the GID of a process, with the number of a queue pair, or
+/// already a context's own. If there is no such context, returns false and sets errno and the
+/// reason in `why`.
 bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
                   std::string& why) noexcept;
 

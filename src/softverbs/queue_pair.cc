@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "base/log.h"
+#include "base/log_message.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/device_control.h"
 #include "softverbs/faults/fault_layer.h"
@@ -16,6 +16,7 @@
 #include "softverbs/objects.h"
 #include "softverbs/process_directory.h"
 #include "softverbs/queues.h"
+#include "softverbs/refusal.h"
 #include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -55,7 +56,8 @@ constexpr Transition kTransitions[] = {
          IBV_QP_MIN_RNR_TIMER},
 };
 
-/// Transitions of unreliable datagrams. A failed send leads to SQE, in which receiving goes on.
+/// Transitions of unreliable datagrams. A failed send leads to SQE, in which the queue pair still
+/// receives.
 constexpr Transition kDatagramTransitions[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
     {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
@@ -83,17 +85,17 @@ void reserve_one(std::vector<T>& list, std::size_t used) {
 
 bool allocate_qpn(Context& c, std::uint32_t& qpn) {
   std::uint32_t index = 0;
-  if (c.next_queue_pair < kFirstNumber) c.next_queue_pair = kFirstNumber;
-  if (c.next_queue_pair < kMaxQueuePairs) {
-    reserve_one(c.free_queue_pairs, c.next_queue_pair);
-    index = c.next_queue_pair++;
-  } else if (!c.free_queue_pairs.empty()) {
-    index = c.free_queue_pairs.front();
-    c.free_queue_pairs.erase(c.free_queue_pairs.begin());
+  if (c.numbers.next < kFirstNumber) c.numbers.next = kFirstNumber;
+  if (c.numbers.next < kMaxQueuePairs) {
+    reserve_one(c.numbers.free, c.numbers.next);
+    index = c.numbers.next++;
+  } else if (!c.numbers.free.empty()) {
+    index = c.numbers.free.front();
+    c.numbers.free.erase(c.numbers.free.begin());
   } else {
     return false;
   }
-  qpn = std::uint32_t{c.queue_pair_generation[index]} << 16 | index;
+  qpn = std::uint32_t{c.numbers.generation[index]} << 16 | index;
   return true;
 }
 
@@ -113,10 +115,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
   reserve_one(c.waiting, c.objects_open);
   if (c.faults != nullptr) attach_queue(c, *qp);
-  if (!allocate_qpn(c, qp->qp_num)) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (!allocate_qpn(c, qp->qp_num)) return refuse_with(ENOMEM);
   qp->datagram_word = packet_kind(Packet::datagram, 0) << 48 | std::uint64_t{qp->qp_num} << 24;
   qp->context = &c.verbs;
   qp->qp_context = init.qp_context;
@@ -181,9 +180,7 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_RNR_RETRY) != 0 && attr.rnr_retry > 7) return EINVAL;
   if ((mask & IBV_QP_MIN_RNR_TIMER) != 0 && attr.min_rnr_timer > 31) return EINVAL;
   if ((mask & IBV_QP_DEST_QPN) != 0 && attr.dest_qp_num > 0xffffff) return EINVAL;
-  if ((mask & IBV_QP_AV) != 0 && (attr.ah_attr.is_global == 0 || attr.ah_attr.port_num != 1 ||
-                                  attr.ah_attr.grh.sgid_index != 0))
-    return EINVAL;  // peers are found by GID only
+  if ((mask & IBV_QP_AV) != 0 && !has_gid(attr.ah_attr)) return EINVAL;
   if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attr.max_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kPeerAccess) != 0)
@@ -193,9 +190,7 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
 
 void disconnect_peer(Qp& qp) noexcept {
   if (qp.peer == nullptr) return;
-  Qp** link = &qp.peer->queue_pairs;
-  while (*link != &qp) link = &(*link)->next_of_peer;
-  *link = qp.next_of_peer;
+  qp.peer->queue_pairs.erase(qp);
   unstall(qp);
   --qp.peer->users;
   qp.peer = nullptr;
@@ -214,19 +209,17 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   }
   qp.peer = peer;
   ++peer->users;
-  qp.next_of_peer = peer->queue_pairs;
-  peer->queue_pairs = &qp;
+  peer->queue_pairs.push_front(qp);
   qp.dest_qpn = qp.attr.dest_qp_num;
-  qp.naks_handled = peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)].nak_serial.load(
-      std::memory_order_relaxed);
+  qp.naks_handled = remote_entry(qp).nak_serial.load(std::memory_order_relaxed);
   QueuePairEntry& entry = *qp.entry;
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
   entry.violation.store(0, std::memory_order_relaxed);
-  publish_attributes(qp);  // before a peer can find it
+  publish_attributes(qp);  // before peers can find the queue pair
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
-  qp.peer_access = PeerAccess::possible;
+  qp.peer_access.state = PeerAccess::possible;
   qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
   return 0;
 }
@@ -236,6 +229,7 @@ void to_reset(Qp& qp) noexcept {
   if (qp.faults != nullptr) queue_reset(qp);
   stop_waiting(qp);
   drop_waiting(qp);
+  forget_direct_messages(qp);
   disconnect_peer(qp);
   stop_serving(qp);
   qp.open = false;
@@ -246,54 +240,54 @@ void to_reset(Qp& qp) noexcept {
   qp.own_receives.head = qp.own_receives.tail = 0;
   ++qp.epoch;
   qp.state = IBV_QPS_RESET;
+  forget_batches(context_of(qp.context), qp);
 }
 
-/// Takes a queue pair's completions out of a queue: what a program finds after RESET is of the work
-/// that it posted since.
+/// Removes a queue pair's completions from a queue, so that after RESET a program finds only those
+/// of later work.
 void forget_completions(Context& c, Cq& cq, const Qp& qp) noexcept {
   std::uint32_t kept = cq.head;
   for (std::uint32_t at = cq.head; at != cq.tail; ++at) {
     const ibv_wc& wc = cq.ring[at & cq.mask];
     if (wc.qp_num != qp.qp_num) cq.ring[kept++ & cq.mask] = wc;
   }
-  c.pending.attention -= cq.tail - kept;
+  c.pending.slow_work -= cq.tail - kept;
   cq.tail = kept;
 }
 
-/// Moves to ERR. 0, or EBUSY while a peer's access through the queue pair is in progress: call
-/// again.
+/// Moves to ERR. Returns 0, or EBUSY while a peer's access through the queue pair is in progress:
+/// call again.
 int to_error(Context& c, Qp& qp) noexcept {
-  // Packets that the peer received are not flushed, though no poll has seen the acknowledgement
-  // yet.
-  if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
+  // Completes packets that the peer received, even if no poll has seen the acknowledgement.
+  if (qp.peer != nullptr && !qp.peer->gone) apply_peer_acks(*qp.peer);
   enter_error(qp);
-  return accesses_drained(c, qp) ? 0 : EBUSY;
+  return peer_accesses_ended(c, qp) ? 0 : EBUSY;
 }
 
-/// Waits for peers' accesses to end before the queue pair is reset or destroyed: 0, or EBUSY in
-/// state ERR.
+/// Ends peers' accesses before the queue pair is reset or destroyed. Returns 0, or EBUSY and leaves
+/// the queue pair in ERR while one is in progress.
 int drain_accesses(Context& c, Qp& qp) noexcept {
-  if (qp.peer_access == PeerAccess::none) return 0;
+  if (qp.peer_access.state == PeerAccess::none) return 0;
   stop_serving(qp);
-  if (accesses_drained(c, qp)) return 0;
+  if (peer_accesses_ended(c, qp)) return 0;
   return to_error(c, qp);
 }
 
-/// Revokes the rights that are not among `kept`, before any other change, so that the call can be
-/// repeated. False while an access under them may be in progress.
+/// Revokes the rights that are not in `kept`, before any other change, so that the call can be
+/// repeated. False while an access with a revoked right may be in progress.
 bool revoke_rights(Context& c, Qp& qp, unsigned kept) noexcept {
   const unsigned taken = qp.attr.qp_access_flags & ~kept;
   if (taken != 0) {
     qp.attr.qp_access_flags &= kept;
     publish_attributes(qp);
-    if (qp.peer_access == PeerAccess::recorded) qp.peer_access = PeerAccess::possible;
-    qp.rights_revoked = true;
+    if (qp.peer_access.state == PeerAccess::recorded) qp.peer_access.state = PeerAccess::possible;
+    qp.peer_access.rights_revoked = true;
   }
-  if (qp.rights_revoked) qp.rights_revoked = !accesses_drained(c, qp);
-  return !qp.rights_revoked;
+  if (qp.peer_access.rights_revoked) qp.peer_access.rights_revoked = !peer_accesses_ended(c, qp);
+  return !qp.peer_access.rights_revoked;
 }
 
-/// Enters a state; 0, or an errno value and no change.
+/// Enters a state. Returns 0, or an errno value and changes nothing.
 int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
   switch (state) {
     case IBV_QPS_RTR:
@@ -303,7 +297,7 @@ int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
     case IBV_QPS_RTS:
       if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
       // `open` is of connections only.
-      qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone;
+      qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone && !qp.direct_lost;
       qp.sends_at_once = qp.qp_type == IBV_QPT_UD && qp.sq_tail == qp.sq_head;
       break;
     default:
@@ -327,20 +321,9 @@ bool valid_init(const Context& c, const Pd& pd, const ibv_qp_init_attr& init) no
 ibv_qp* create_qp(ibv_pd* base, ibv_qp_init_attr* init) noexcept {
   Context& c = context_of(base->context);
   Pd& pd = *static_cast<Pd*>(base);
-  if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UD) {
-    errno = EOPNOTSUPP;
-    return nullptr;
-  }
-  if (!valid_init(c, pd, *init)) {
-    errno = EINVAL;
-    return nullptr;
-  }
-  try {
-    return create(c, pd, *init);
-  } catch (const std::bad_alloc&) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UD) return refuse_with(EOPNOTSUPP);
+  if (!valid_init(c, pd, *init)) return refuse_with(EINVAL);
+  return or_no_memory([&] { return create(c, pd, *init); });
 }
 
 int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
@@ -349,7 +332,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   if ((mask & IBV_QP_CUR_STATE) != 0 && attr->cur_qp_state != qp.state) return EINVAL;
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attr->qp_state : qp.state;
   const int given = mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE);
-  // Any state may go to RESET, and all but RESET to ERR, with no attribute besides.
+  // Any state may go to RESET, and all but RESET to ERR, without other attributes.
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) {
     if (to == IBV_QPS_RESET && qp.windows != 0) return EBUSY;
     if (given != 0 || (to == IBV_QPS_ERR && qp.state == IBV_QPS_RESET)) return EINVAL;
@@ -369,6 +352,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     return EBUSY;
   const ibv_qp_attr before = qp.attr;
   copy_attributes(qp, *attr, mask);
+  forget_batches(c, qp);
   if (const int error = enter(c, qp, to); error != 0) {
     qp.attr = before;
     return error;
@@ -395,12 +379,12 @@ int destroy_qp(ibv_qp* base) noexcept {
   if (qp->windows != 0) return EBUSY;
   if (const int error = drain_accesses(c, *qp); error != 0) return error;
   to_reset(*qp);
-  release_runs(c, *qp);
+  release_batches(c, *qp);
   qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
-  c.free_queue_pairs.push_back(qp->handle);
-  if (!c.seat) ++c.queue_pair_generation[qp->handle];
+  c.numbers.free.push_back(qp->handle);
+  if (!c.directory_slot) ++c.numbers.generation[qp->handle];
   --static_cast<Pd*>(qp->pd)->users;
   --static_cast<Cq*>(qp->send_cq)->users;
   --static_cast<Cq*>(qp->recv_cq)->users;

@@ -1,4 +1,4 @@
-// Steps of the send and receive queues that several files share. Hot unless marked.
+// Steps of the send and receive queues that several files share. Hot, unless marked cold.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -17,23 +17,23 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
 int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
 int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
-/// Runs a work request on the peer's memory; false if it did not succeed (yet).
+/// Runs a work request on the peer's memory. False if it failed, or has to wait.
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
-/// Runs and transmits what is queued, as far as order, room and retry timers allow.
-void pump(Qp& qp) noexcept;
-/// Looks at what the peer consumed of our lane, and at its negative answers, and applies both.
-void acknowledge(Peer& peer) noexcept;
+/// Runs and transmits queued work requests, as far as order, room and retry timers allow.
+void run_send_queue(Qp& qp) noexcept;
+/// Reads and applies the peer's acknowledgement of the lane to it, and its negative answers.
+void apply_peer_acks(Peer& peer) noexcept;
 
 /// Number of polls after which acknowledgements that no packet carried are read from the lane.
-/// Reading takes the cacheline from the peer, which writes it at every step. In an exchange of
-/// messages that costs both ends more than a later send completion.
+/// Reading takes the cache line from the peer, which writes it in each poll that receives. In a
+/// ping-pong that costs both ends more than a later send completion.
 inline constexpr std::int32_t kAckInterval = 48;
 
-/// Whether a work request of a connection needs nothing of the peer.
+/// Whether a connection's work request does not involve the peer.
 constexpr bool is_local(std::uint8_t opcode) noexcept {
   return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
 }
-/// Whether it consumes one of the peer's receives.
+/// Whether a connection's work request consumes one of the peer's receives.
 constexpr bool is_packet(std::uint8_t opcode) noexcept {
   constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
                                      1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -50,48 +50,58 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
                                std::memory_order_release);
 }
 
-/// A slot in the queue's ring. Null if the queue is overrun, which raises an event.
-ibv_wc* ring_slot(Cq& cq) noexcept;
+/// The peer's part of the connection, as peers see it.
+inline QueuePairEntry& remote_entry(const Qp& qp) noexcept {
+  return qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+}
+/// Whether the peer's queue pair is connected to ours and responds. It does until it fails.
+inline bool is_served(const Qp& qp, const QueuePairEntry& remote) noexcept {
+  return remote.ident.load(std::memory_order_acquire) == queue_pair_ident(qp.dest_qpn, qp.qp_num) &&
+         remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+}
+/// Whether polls have not yet received all packets in a lane.
+inline bool has_packet(const InLane& lane) noexcept {
+  return word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark;
+}
 
 // Cold.
-/// Hides as many receives from the hot paths as the limit of a shared queue says.
+/// Hides as many receives from the hot paths as the limit of a shared queue.
 void hide_reserve(ReceiveQueue& queue) noexcept;
 /// Shows the hot paths all receives.
 void expose_reserve(ReceiveQueue& queue) noexcept;
-/// For a packet that finds no receive: if the limit hides some, raises the event and shows them.
-/// False if it hides none.
+/// Called when a packet finds no receive: raises the limit event and shows the hidden receives.
+/// False if none are hidden.
 bool claim_reserve(Qp& qp) noexcept;
-/// Appends a queue pair to those that wait for room in their peer's lane.
+/// Appends a queue pair to the list of those that wait for room in their peer's lane.
 void stall(Qp& qp) noexcept;
-/// Removes it from that list.
+/// Removes a queue pair from the list.
 void unstall(Qp& qp) noexcept;
 /// Sends for the waiting queue pairs, in turn, until the lane is full again.
 void resume_stalled(Peer& peer) noexcept;
-/// Ends the oldest work request with an error: the queue pair goes to ERR and the rest is flushed.
+/// Fails the oldest work request: the queue pair goes to ERR and the rest is flushed.
 void fail_oldest(Qp& qp, ibv_wc_status status) noexcept;
-/// Stops answering one-sided requests. Peers can still read its earlier answers.
+/// Stops responding to one-sided requests. Peers can still read earlier answers.
 void stop_serving(Qp& qp) noexcept;
-/// ERR: stop answering, flush both queues.
+/// Enters ERR: stops responding and flushes both queues.
 void enter_error(Qp& qp) noexcept;
-/// Goes back to the oldest work request and retries it after the time that `reason` demands.
+/// Goes back to the oldest work request and retries it after the delay for `reason`.
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept;
-/// The peer is gone: fails the oldest work request. With Driving::by_poll it fails when the retries
-/// are over, as on a network, so that two programs that end at the same time do not disturb each
-/// other.
+/// Fails the oldest work request of a queue pair whose peer is gone. With Driving::by_poll it fails
+/// when the retries run out, as on a network, so that two programs that end at the same time do not
+/// disturb each other.
 void handle_unreachable(Qp& qp) noexcept;
 /// Runs the queue pair's next work request again after `delay`.
 void wait_until(Qp& qp, Nanoseconds delay) noexcept;
-/// Applies the negative answers of a peer's queue pairs.
-void apply_naks(Peer& peer, std::uint64_t head) noexcept;
-/// Runs expired timers, and control() with Driving::by_poll.
+/// Applies the negative answers of a peer's queue pairs to the packets in lines `acked` to `head`.
+void apply_naks(Peer& peer, std::uint64_t acked, std::uint64_t head) noexcept;
+/// Runs expired timers, and with Driving::by_poll control().
 void run_timers(Context& c) noexcept;
-/// Consumes all packets in a lane as if they had been lost. Returns the number of datagrams among
-/// them.
+/// Consumes all packets in a lane as if they were lost. Returns the number of datagrams among them.
 std::uint32_t discard_lane(InLane& lane) noexcept;
 void ring_doorbell(Peer& peer) noexcept;
 /// Receives the next packet in a lane, of any kind.
 void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
-/// A completion with an error; every field but status, wr_id and qp_num is undefined to the user.
+/// Adds a completion with an error; only status, wr_id and qp_num are defined for the user.
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
                 ibv_wc_opcode opcode) noexcept;
 
@@ -115,14 +125,17 @@ constexpr ibv_wc_opcode completion_opcode(std::uint8_t opcode) noexcept {
   }
 }
 
-/// A slot for a completion; null if the queue is overrun.
+/// Takes a slot in the queue's ring. Null if the queue is overrun, which raises an event.
+ibv_wc* ring_slot(Cq& cq) noexcept;
+/// Takes a slot for a completion; null if the queue is overrun.
 inline ibv_wc* completion_slot(Cq& cq) noexcept {
   if (cq.room == 0) return ring_slot(cq);
   --cq.room;
   return cq.out++;
 }
 
-/// The fields that the successful completions of a run share. Filling one in takes six stores.
+/// The fields that the successful completions of a run share. Filling in a completion takes six
+/// stores.
 class CompletionHead {
  public:
   CompletionHead(ibv_wc_opcode opcode, std::uint32_t qp_num, std::uint32_t src_qp,
@@ -137,7 +150,7 @@ class CompletionHead {
                   offsetof(ibv_wc, wc_flags) == 36);
     put(wc, 0, wr_id);
     put(wc, 8, kind_);
-    // The analyzer takes the shift for one of 32 bits.
+    // The analyzer mistakes this for a 32-bit shift.
     put(wc, 16, std::uint64_t{byte_len} << 32);  // NOLINT(clang-analyzer-core.*)
     put(wc, 24, numbers_);
     put(wc, 32, source_);
@@ -153,7 +166,7 @@ class CompletionHead {
   std::uint64_t source_;
 };
 
-/// The flag and the bits by which a packet acknowledges packets of the opposite direction.
+/// The flag and the bits with which a packet acknowledges packets of the opposite lane.
 inline std::uint64_t ack_flag(const Peer& peer) noexcept {
   return peer.in == nullptr || peer.in->head < peer.in->no_ack_until ? line_flag::kNoAck : 0;
 }
@@ -161,7 +174,7 @@ inline std::uint16_t ack_bits(const Peer& peer) noexcept {
   return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
 }
 
-/// Makes polls look for the peer's acknowledgements.
+/// Makes polls check for the peer's acknowledgements.
 inline void watch_answers(Peer& peer) noexcept {
   if (peer.unacked) return;
   peer.unacked = true;
@@ -170,9 +183,9 @@ inline void watch_answers(Peer& peer) noexcept {
   c.unacked[c.pending.unacked++] = &peer;
 }
 
-/// Consumes `lines` lines.
+/// Takes `lines` lines.
 inline void advance(InLane& lane, std::uint32_t lines) noexcept {
-  lane.head += lines;
+  lane.position += lines;
   lane.next += lines;
   if (lane.next >= lane.end) [[unlikely]] {
     lane.next -= kLaneLines;
@@ -180,24 +193,51 @@ inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   }
 }
 
-/// Publishes how many lines were consumed.
+/// Lists a queue pair whose peer refused a direct message, or ended without having taken the last
+/// one. It sends nothing more: its next work request fails. Cold.
+void fail_direct_messages(Qp& qp) noexcept;
+/// Before a queue pair is reset or destroyed. Cold.
+void forget_direct_messages(Qp& qp) noexcept;
+
+/// Returns the lines taken to the sender, unless messages are being read there.
 inline void publish_head(InLane& lane) noexcept {
+  if (lane.in_use) return;
+  lane.head = lane.position;
   lane.control->head.store(lane.head, std::memory_order_release);
   if (lane.peer != nullptr) lane.peer->out.ack_on_top = lane.head << 48;
 }
 
-/// Publishes the held line, and with it all lines behind it.
+/// Publishes the held line, and so all lines behind it.
 inline void publish_line(Peer& peer) noexcept {
   std::exchange(peer.out.held, nullptr)->word.store(peer.out.held_word, std::memory_order_release);
 }
 
 inline void wake_if_asleep(Peer& peer) noexcept {
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // pairs with the membarrier of the receiver
   if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
     ring_doorbell(peer);
 }
 
-/// To be called after lines were published: watches for the answers, and wakes a sleeping lane.
+/// Opens the part of the lane to a peer that direct senders use. False: they have to use the verbs.
+/// Cold.
+bool open_direct_limit(Peer& peer) noexcept;
+/// Holds back the word of a line, and with it all lines behind it, until publish_held().
+void hold_line(Peer& peer, Line& line, std::uint64_t word) noexcept;
+/// Publishes all held lines of a context. False: there are none.
+inline bool publish_held(Context& c) noexcept {
+  if (c.held.empty()) return false;
+  do {
+    Peer& peer = c.held.pop_front();
+    peer.has_held_line = false;
+    if (peer.out.held == nullptr) continue;
+    publish_line(peer);
+    wake_if_asleep(peer);
+  } while (!c.held.empty());
+  return true;
+}
+
+/// Call it after publishing lines: makes polls check for acknowledgements, and wakes a sleeping
+/// lane.
 inline void after_publishing(Peer& peer) noexcept {
   if (peer.out.held != nullptr) [[unlikely]]
     publish_line(peer);
@@ -207,10 +247,10 @@ inline void after_publishing(Peer& peer) noexcept {
 
 /// Number of the oldest packet in flight. Between sq_tail and sq_next there are only packets.
 inline std::uint32_t oldest_psn(const Qp& qp) noexcept {
-  return psn_add(qp.next_psn, qp.sq_tail - qp.sq_next);
+  return qp.sq[qp.sq_tail & qp.sq_mask].psn;
 }
 
-/// The elements of a work request in the send queue.
+/// The scatter/gather elements of a work request in the send queue.
 inline const ibv_sge* elements(const Qp& qp, const SendWr& wr) noexcept {
   return wr.sge_count == 1 ? &wr.first
                            : &qp.sq_sges[static_cast<std::size_t>(&wr - qp.sq.get()) * qp.max_sge];

@@ -1,7 +1,7 @@
-// Shared receive queues: the limit below which an event is raised. Cold.
+// The limit of shared receive queues, below which an event is raised. Cold.
 //
-// The hot paths see only the receives above the limit. A packet that finds none takes the general
-// path, which checks the limit.
+// The hot paths see only the receives above the limit. A packet that finds no receive takes the
+// general path, which checks the limit.
 #include <errno.h>
 
 #include <algorithm>

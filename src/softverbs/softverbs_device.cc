@@ -25,14 +25,15 @@
 #include "softverbs/objects.h"
 #include "softverbs/process_directory.h"
 #include "softverbs/queues.h"
+#include "softverbs/refusal.h"
 
 namespace spinwire::softverbs {
 namespace {
 
 constexpr int kMaxCqe = 1 << 22;
 constexpr std::size_t kEventRoom = 256;
-/// How long datagrams wait for a stopped receiver. Receivers that poll all the time need no long
-/// timeout; programs that share processors can be descheduled for the longer one.
+/// Timeout of datagrams that wait for a stopped receiver. It is short for receivers that poll all
+/// the time; programs that share processors may be descheduled for longer.
 constexpr Nanoseconds kDatagramTimeout = std::chrono::milliseconds(1);
 constexpr Nanoseconds kProgramDatagramTimeout = std::chrono::milliseconds(200);
 
@@ -67,7 +68,7 @@ void fill_segment(Context& c) {
   c.segment->shown_gid = c.segment->gid;
 }
 
-/// Publishes the table of atomic locks, the first object that peers may map.
+/// Publishes the table of atomic locks as object 0.
 void publish_lock_table(Context& c) {
   struct stat st {};
   (void)fstat(c.locks->fd(), &st);
@@ -80,7 +81,7 @@ void publish_lock_table(Context& c) {
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
-  // Without it peers could miss the end of a key or a lane's sleep.
+  // Without membarrier, peers could miss that a key is invalid or a lane asleep.
   if (!base::membarrier_available()) {
     return base::fail(Status::unsupported, "open the softverbs device",
                       "the kernel refuses expedited memory barriers (membarrier)",
@@ -97,48 +98,42 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->driving = driving;
   c->datagram_timeout =
       clock.ticks(driving == Driving::by_poll ? kProgramDatagramTimeout : kDatagramTimeout);
-  c->pending.attention = driving == Driving::by_poll ? 1 : 0;
+  c->pending.slow_work = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
   c->acks_due = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
-  c->regions.own.reset(static_cast<OwnRegion*>(std::calloc(kMaxRegions, sizeof(OwnRegion))));
+  c->regions.own.reset(static_cast<OwnRegion*>(std::calloc(kMaxRegions, sizeof(OwnRegion))),
+                       [](OwnRegion* table) { std::free(table); });
   if (c->regions.own == nullptr) throw std::bad_alloc();
   c->lanes.resize(kMaxLanes);
-  c->queue_pair_generation.resize(kMaxQueuePairs, 0);
+  c->numbers.generation.resize(kMaxQueuePairs, 0);
   c->object_users.reserve(64);
   c->events.reserve(kEventRoom);
-  c->liveness.reset(epoll_create1(EPOLL_CLOEXEC));
-  if (!c->liveness) {
+  c->liveness.processes.reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!c->liveness.processes) {
     return base::fail_errno(Status::system, "open the softverbs device", "epoll_create1", errno,
                             "raise the limit of open files (ulimit -n)");
   }
-  if (auto locks = process_locks(); locks) {
-    c->locks = std::move(*locks);
-  } else {
-    return tl::unexpected(locks.error());
-  }
+  auto locks = process_locks();
+  if (!locks) return tl::unexpected(locks.error());
+  c->locks = std::move(*locks);
   fill_segment(*c);
   if (driving == Driving::by_poll) {
-    auto seat = ProcessSeat::take(c->segment->gid);
-    if (!seat) return tl::unexpected(seat.error());
-    c->seat = std::move(*seat);
-    c->segment->shown_gid = c->seat.gid();
-    std::ranges::fill(c->queue_pair_generation, static_cast<std::uint8_t>(c->seat.number()));
+    auto slot = DirectorySlot::take(c->segment->gid);
+    if (!slot) return tl::unexpected(slot.error());
+    c->directory_slot = std::move(*slot);
+    c->segment->shown_gid = c->directory_slot.gid();
+    std::ranges::fill(c->numbers.generation, static_cast<std::uint8_t>(c->directory_slot.number()));
   }
   publish_lock_table(*c);
   fill_context(*c);
-  add_local_segment(c->segment->gid, c->memory);
+  add_local_segment(c->segment->gid, {c->memory, c->regions.own});
   return &c.release()->verbs;
 }
 
-/// A locally administered identifier (IEEE 802, its second bit), since the device has no vendor.
+/// A locally administered identifier (IEEE 802, second bit), because the device has no vendor.
 constexpr std::uint32_t kVendorId = 0x02736f;
-
-void* refuse_with(int error) noexcept {
-  errno = error;
-  return nullptr;
-}
 
 }  // namespace
 
@@ -185,13 +180,13 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   attr->max_cq = 1 << 16;
   attr->max_cqe = kMaxCqe;
   attr->max_mr = kMaxRegions - 1;
-  attr->max_mw = attr->max_mr;  // all together
+  attr->max_mw = attr->max_mr;  // shared with max_mr
   attr->device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B;
   attr->max_pd = 1 << 16;
   attr->max_qp_rd_atom = 128;
   attr->max_res_rd_atom = attr->max_qp_rd_atom * attr->max_qp;
   attr->max_qp_init_rd_atom = 128;
-  attr->atomic_cap = IBV_ATOMIC_HCA;  // private memory: under a lock, which processors ignore
+  attr->atomic_cap = IBV_ATOMIC_HCA;  // private memory: under a lock, not atomic for processors
   attr->max_ah = 1 << 16;
   attr->max_srq = 1 << 16;
   attr->max_srq_wr = kMaxWr;
@@ -233,7 +228,7 @@ int get_async_event(ibv_context* context, ibv_async_event* event) noexcept {
 ibv_pd* alloc_pd(ibv_context* context) noexcept {
   Context& c = context_of(context);
   auto* pd = new (std::nothrow) Pd();
-  if (pd == nullptr) return static_cast<ibv_pd*>(refuse_with(ENOMEM));
+  if (pd == nullptr) return refuse_with(ENOMEM);
   pd->context = context;
   pd->id = c.next_pd++;
   ++c.objects_open;
@@ -260,8 +255,8 @@ int dealloc_pd(ibv_pd* base) noexcept {
 }
 
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
-  if (entries < 1 || entries > kMaxCqe) return static_cast<ibv_cq*>(refuse_with(EINVAL));
-  try {
+  if (entries < 1 || entries > kMaxCqe) return refuse_with(EINVAL);
+  return or_no_memory([&]() -> ibv_cq* {
     auto cq = std::make_unique<Cq>();
     const std::uint32_t size = std::bit_ceil(static_cast<std::uint32_t>(entries));
     cq->ring = std::make_unique<ibv_wc[]>(size);
@@ -270,9 +265,7 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
     cq->cqe = static_cast<int>(size);
     ++context_of(context).objects_open;
     return cq.release();
-  } catch (const std::bad_alloc&) {
-    return static_cast<ibv_cq*>(refuse_with(ENOMEM));
-  }
+  });
 }
 
 int resize_cq(ibv_cq* base, int entries) noexcept {
@@ -290,11 +283,21 @@ int resize_cq(ibv_cq* base, int entries) noexcept {
   return 0;
 }
 
+ibv_wc* ring_slot(Cq& cq) noexcept {
+  if (cq.tail - cq.head > cq.mask) [[unlikely]] {
+    if (!cq.overrun) raise_event(context_of(cq.context), IBV_EVENT_CQ_ERR, &cq);
+    cq.overrun = true;
+    return nullptr;
+  }
+  ++context_of(cq.context).pending.slow_work;
+  return &cq.ring[cq.tail++ & cq.mask];
+}
+
 int destroy_cq(ibv_cq* base) noexcept {
   Cq* cq = static_cast<Cq*>(base);
   if (cq->users != 0) return EBUSY;
-  context_of(cq->context).pending.attention -= cq->tail - cq->head;
   Context& c = context_of(cq->context);
+  c.pending.slow_work -= cq->tail - cq->head;
   drop_events(c, base);
   --c.objects_open;
   delete cq;
@@ -311,9 +314,8 @@ void make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t 
 
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* init) noexcept {
   const std::uint32_t depth = init->attr.max_wr;
-  if (depth < 1 || depth > kMaxWr || init->attr.max_sge > kMaxSge)
-    return static_cast<ibv_srq*>(refuse_with(EINVAL));
-  try {
+  if (depth < 1 || depth > kMaxWr || init->attr.max_sge > kMaxSge) return refuse_with(EINVAL);
+  return or_no_memory([&]() -> ibv_srq* {
     auto srq = std::make_unique<Srq>();
     make_receive_queue(srq->queue, depth, init->attr.max_sge);
     srq->context = pd->context;
@@ -325,9 +327,7 @@ ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* init) noexcept {
     ++srq->domain->users;
     ++context_of(pd->context).objects_open;
     return srq.release();
-  } catch (const std::bad_alloc&) {
-    return static_cast<ibv_srq*>(refuse_with(ENOMEM));
-  }
+  });
 }
 
 int destroy_srq(ibv_srq* base) noexcept {

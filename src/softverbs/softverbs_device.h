@@ -19,7 +19,7 @@ inline constexpr const char* kDeviceName = "softverbs";
 inline constexpr int kMaxWr = 32768;
 inline constexpr int kMaxSge = 16;
 
-/// Opens a context; with a fault plan (softverbs/faults/fault_plan.h), if one is given.
+/// Opens a context, with a fault plan (softverbs/faults/fault_plan.h) if one is given.
 Result<ibv_context*> open_device(const Clock& clock, Driving driving,
                                  const FaultPlan* faults = nullptr);
 /// EBUSY while objects of the context exist.
@@ -35,12 +35,12 @@ int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) 
 int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
 
 ibv_pd* alloc_pd(ibv_context* context) noexcept;
-/// A domain of its own name with the rights of `pd`, which lasts longer.
+/// Makes another handle with the rights of `pd`, which must outlive it.
 ibv_pd* alloc_parent_domain(ibv_pd* pd) noexcept;
 int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
-/// Makes room for at least `entries` completions; never shrinks the queue. EINVAL if more wait
-/// there than are asked for.
+/// Makes room for at least `entries` completions; never shrinks the queue. EINVAL if more
+/// completions wait in it.
 int resize_cq(ibv_cq* cq, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
@@ -49,21 +49,21 @@ int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) noexcept;
 int query_srq(ibv_srq* srq, ibv_srq_attr* attr) noexcept;
 int destroy_srq(ibv_srq* srq) noexcept;
 
-/// Attaches the context with the GID given, if it is not attached yet. Set-up. Null and errno if it
-/// cannot be reached.
+/// Makes an address handle and attaches the context with its GID, if necessary. Null and errno if
+/// the context cannot be reached. Set-up.
 ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
 int destroy_ah(ibv_ah* ah) noexcept;
-/// Whether the process that it leads to has ended or closed its context, as control() has found.
+/// Whether control() has found that the handle's process has ended or closed its context.
 bool peer_has_ended(const ibv_ah* ah) noexcept;
 
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
-/// After a change to ERR or RESET, or to fewer rights, no peer accesses memory through the queue
-/// pair any more. EBUSY while an access is in progress: no new one begins; call again. Meanwhile a
-/// queue pair on its way to RESET is in ERR, and one that loses rights keeps its state without
-/// them. EBUSY and no change if windows are bound to a queue pair that is to be RESET.
+/// After a change to ERR or RESET, peers no longer access memory through the queue pair; after a
+/// loss of rights, not with those rights. EBUSY while an access is in progress: no new access
+/// begins; call again. Until then a queue pair on its way to RESET is in ERR, and one that loses
+/// rights keeps its state without them. RESET with bound windows: EBUSY and no change.
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
-/// EBUSY as for RESET.
+/// EBUSY: as modify_qp() to RESET.
 int destroy_qp(ibv_qp* qp) noexcept;
 
 }  // namespace spinwire::softverbs

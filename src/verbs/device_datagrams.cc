@@ -18,8 +18,8 @@ tl::unexpected<Error> refused(const char* asked, const char* call, int error) {
 
 }  // namespace
 
-/// Tries whether the device has datagram queue pairs, which no attribute reports. A failure for
-/// want of another resource does not count.
+/// Tests whether the device has datagram queue pairs, which no attribute reports. Only errors that
+/// mean "unsupported" count.
 void Device::probe_datagrams() noexcept {
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;

@@ -1,6 +1,6 @@
-// Direct datagrams, as the layers above verbs/ see them: short datagrams that an opened device
-// carries without work requests. softverbs owns their line format. A device without them leaves
-// Provider::direct null; its datagrams go by work requests.
+// Direct datagrams for the layers above verbs/: datagrams that the device carries without work
+// requests. softverbs owns their line format. On a device without them Provider::direct is null,
+// and datagrams use work requests.
 #pragma once
 
 #include "softverbs/ud/ud_direct.h"
@@ -8,11 +8,11 @@
 namespace spinwire::verbs {
 
 using softverbs::DatagramAddress;
+using softverbs::DirectBatch;
+using softverbs::DirectBatches;
 using softverbs::DirectDatagrams;
 using softverbs::DirectEnd;
 using softverbs::DirectLane;
-using softverbs::DirectRun;
-using softverbs::DirectRuns;
 using softverbs::kDirectHeader;
 using softverbs::kDirectPayload;
 using softverbs::Line;

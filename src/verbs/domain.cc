@@ -9,7 +9,7 @@
 namespace spinwire::verbs {
 
 Result<void> Device::make_domain(Domain& domain) {
-  leaving_domains_.reserve(domains_ + 1);
+  retired_domains_.reserve(domains_ + 1);
   domain.pd = provider().alloc_pd(context());
   if (domain.pd != nullptr) {
     ++domains_;
@@ -43,20 +43,20 @@ bool Device::end_domain(Domain& domain) noexcept {
   return true;
 }
 
-void Device::leave_domain(const Domain& domain) noexcept {
-  leaving_domains_.push_back(
+void Device::retire_domain(const Domain& domain) noexcept {
+  retired_domains_.push_back(
       domain);  // NOLINT(bugprone-exception-escape): reserved when it was made
 }
 
-bool Device::poll_leaving() noexcept {
-  if (leaving_domains_.empty()) return false;
-  // The queue pair may be waiting to be destroyed, too.
+bool Device::poll_retired_domains() noexcept {
+  if (retired_domains_.empty()) return false;
+  // The domain's queue pair may still be waiting to be destroyed.
   destroy_left();
-  Domain& first = leaving_domains_.front();
+  Domain& first = retired_domains_.front();
   if (!end_domain(first) || first.pd != nullptr) {
-    std::rotate(leaving_domains_.begin(), leaving_domains_.begin() + 1, leaving_domains_.end());
+    std::rotate(retired_domains_.begin(), retired_domains_.begin() + 1, retired_domains_.end());
   } else {
-    leaving_domains_.erase(leaving_domains_.begin());
+    retired_domains_.erase(retired_domains_.begin());
   }
   return true;
 }

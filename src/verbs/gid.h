@@ -1,4 +1,4 @@
-// Chooses a port's GID: a pure function of the table, so that troublesome tables can be tested.
+// Chooses a port's GID: a pure function of the GID table, so that tests can cover unusual tables.
 // Set-up.
 #pragma once
 
@@ -26,16 +26,16 @@ struct GidEntry {
 /// An IPv6 address, or an IPv4 one in its mapped form.
 using HostAddress = std::array<std::uint8_t, 16>;
 
-/// How suitable an entry is: higher is better, `none` is unusable.
+/// Suitability of an entry: higher is better, `none` is unusable.
 enum class GidRank : std::uint8_t {
   none,
   v1,             ///< RoCEv1: does not leave the Ethernet segment
   v2_loopback,    ///< reaches this host only
-  v2_link_local,  ///< does not leave the Ethernet segment either
+  v2_link_local,  ///< does not leave the Ethernet segment
   v2_routable,
   own,      ///< the GID of an InfiniBand port or of the embedded device
-  matches,  ///< RoCEv2, of the address asked for
-  asked,    ///< by its index
+  matches,  ///< RoCEv2 with the requested address
+  asked,    ///< requested by index
 };
 
 struct GidVerdict {
@@ -56,7 +56,8 @@ int best_gid(std::span<const GidVerdict> verdicts) noexcept;
 
 /// "a.b.c.d" for mapped IPv4 addresses, else an IPv6 address.
 std::string gid_text(const ibv_gid& gid);
-/// Parses a numeric IPv4 or IPv6 address; unset if `text` is none or means all interfaces.
+/// Parses a numeric IPv4 or IPv6 address; unset if `text` is not an address or means all
+/// interfaces.
 std::optional<HostAddress> parse_host_address(const std::string& text);
 
 }  // namespace spinwire::verbs

@@ -7,20 +7,21 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_message.h"
 #include "base/memlock.h"
 
 namespace spinwire::verbs {
 namespace {
 
-Error refused(const char* asked, const char* call, int error, std::string remedy) {
-  return base::fail_errno(Status::system, asked, call, error, std::move(remedy)).value();
+tl::unexpected<Error> verb_failed(const char* asked, const char* call, int error) {
+  return base::fail_errno(Status::system, asked, call, error, "");
 }
 
-/// A work request or completion, about, where memory for it is counted.
+/// Estimated size of a work request or completion.
 constexpr std::uint64_t kEntryBytes = 128;
 
-/// Queues are pinned as other memory is, so that the limit on that may be why.
+/// The error of a call that may have run out of memory. Queues are pinned, so the limit on locked
+/// memory may be the cause.
 tl::unexpected<Error> short_of_memory(std::string asked, const char* call, int error,
                                       std::uint64_t bytes) {
   if (error == ENOMEM) {
@@ -33,11 +34,17 @@ tl::unexpected<Error> short_of_memory(std::string asked, const char* call, int e
 
 }  // namespace
 
-tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
-                                 const std::string& device) {
-  return base::fail(Status::limit, base::format("{} = {}", setting, asked),
-                    base::format("device {} has {}", device, has),
-                    base::format("lower {} to at most {}", setting, has));
+tl::unexpected<Error> over_limit(const Limit& limit, const std::string& device) {
+  return base::fail(Status::limit, base::format("{} = {}", limit.setting, limit.asked),
+                    base::format("device {} has {}", device, limit.has),
+                    base::format("lower {} to at most {}", limit.setting, limit.has));
+}
+
+Result<void> check_each(std::span<const Limit> limits, const std::string& device) {
+  for (const Limit& limit : limits) {
+    if (limit.asked > limit.has) return over_limit(limit, device);
+  }
+  return {};
 }
 
 bool shares_receives(const ibv_device_attr& device) noexcept {
@@ -56,19 +63,13 @@ std::uint32_t mtu_bytes(ibv_mtu code) noexcept { return 128u << static_cast<unsi
 Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
                           const std::string& name) {
   const bool shared = asked.shared_receives && shares_receives(device);
-  const struct {
-    const char* setting;
-    std::uint64_t asked;
-    int has;
-  } limits[] = {
-      {"queues.completion_depth", asked.completion_depth, device.max_cqe},
-      {"queues.receive_depth", shared ? asked.receive_depth : 0, device.max_srq_wr},
-      {"queues.send_depth", asked.send_depth, device.max_qp_wr},
+  const auto limit = [](int has) { return static_cast<std::uint64_t>(std::max(has, 0)); };
+  const Limit limits[] = {
+      {"queues.completion_depth", asked.completion_depth, limit(device.max_cqe)},
+      {"queues.receive_depth", shared ? asked.receive_depth : 0, limit(device.max_srq_wr)},
+      {"queues.send_depth", asked.send_depth, limit(device.max_qp_wr)},
   };
-  for (const auto& limit : limits) {
-    const auto has = static_cast<std::uint64_t>(std::max(limit.has, 0));
-    if (limit.asked > has) return over_limit(limit.setting, limit.asked, has, name);
-  }
+  if (auto good = check_each(limits, name); !good) return good;
   if (device.max_sge < static_cast<int>(kSendElements)) {
     return base::fail(Status::limit, base::format("{} elements a work request", kSendElements),
                       base::format("device {} has {}", name, device.max_sge), "use another device");
@@ -90,11 +91,12 @@ Result<void> Device::set_up() {
   Selection& s = selected_;
   ibv_device_attr attr{};
   if (const int error = provider().query_device(context(), &attr); error != 0)
-    return tl::unexpected(refused("query the device", "ibv_query_device", error, ""));
+    return verb_failed("query the device", "ibv_query_device", error);
   if (auto fits = check_limits(attr, options_, s.name); !fits) return fits;
   if (options_.pkey_index >= s.port_attr.pkey_tbl_len) {
-    return over_limit("queue_pair.pkey_index", options_.pkey_index,
-                      std::max<std::uint64_t>(s.port_attr.pkey_tbl_len, 1) - 1, s.name);
+    return over_limit({"queue_pair.pkey_index", options_.pkey_index,
+                       std::max<std::uint64_t>(s.port_attr.pkey_tbl_len, 1) - 1},
+                      s.name);
   }
   const auto chosen = std::find_if(s.candidates.begin(), s.candidates.end(),
                                    [](const DeviceCandidate& c) { return c.chosen; });
@@ -142,7 +144,8 @@ Result<void> Device::make_queues() {
   return probe_queue_pair();
 }
 
-/// A device may tell of shared receive queues that it does not give.
+/// Makes the shared receive queue. A device may report shared receive queues but refuse to make
+/// one.
 Result<void> Device::make_shared_receives() {
   if (info_.shared_receives) {
     ibv_srq_init_attr srq{};
@@ -169,7 +172,7 @@ Result<void> Device::make_shared_receives() {
   return {};
 }
 
-/// Where the device honours it, locks are left out: one thread drives all our queues.
+/// Makes a thread domain, so that the device can omit locks: one thread drives all queues.
 void Device::make_thread_domain() noexcept {
   if (provider().alloc_td == nullptr) return;
   td_ = provider().alloc_td(context());
@@ -178,7 +181,7 @@ void Device::make_thread_domain() noexcept {
   info_.single_threaded = domain_ != nullptr;
 }
 
-/// A device may tell of windows that it does not give.
+/// Tests whether the device makes memory windows: it may report them, but refuse to make one.
 void Device::probe_memory_windows() noexcept {
   ibv_mw* window = provider().alloc_mw(pd_, IBV_MW_TYPE_2);
   info_.memory_windows = window != nullptr;
@@ -186,8 +189,8 @@ void Device::probe_memory_windows() noexcept {
 }
 
 ibv_qp* Device::try_qp(const QueuePairOptions& options, ibv_pd* domain) noexcept {
-  // A shared queue's receives are in the engine's domain, where devices may or may not find them
-  // for a queue pair of another.
+  // A shared queue's receives are in the engine's domain; some devices do not use them for a queue
+  // pair of another domain.
   const bool raw = options.receive_depth != 0;
   ibv_srq* const shared = domain == nullptr && !raw ? srq_ : nullptr;
   ibv_qp_init_attr init{};
@@ -204,8 +207,8 @@ ibv_qp* Device::try_qp(const QueuePairOptions& options, ibv_pd* domain) noexcept
   return provider().create_qp(domain != nullptr ? domain : queue_pd(), &init);
 }
 
-/// What a queue pair can have together, no attribute tells: one is made to see. Inline data is a
-/// gain, no need, so that less of it will do.
+/// Makes a queue pair to test its options, because no attribute reports which go together. Inline
+/// data is optional, so smaller sizes are tried in turn.
 Result<void> Device::probe_queue_pair() {
   QueuePairOptions tried;
   tried.send_depth = options_.send_depth;
@@ -240,13 +243,13 @@ bool Device::wait_for_local_accesses() noexcept {
 
 Device::~Device() {
   if (selected_.context == nullptr) return;
-  // A peer may be in the midst of an access; one that is stopped there costs what it is at.
+  // A peer may be accessing memory. If it was stopped there, its object is leaked.
   constexpr int kAttempts = 2000;
   for (int i = 0; !leaving_.empty() && i < kAttempts; ++i) {
     destroy_left();
     sched_yield();
   }
-  for (int i = 0; poll_leaving() && i < kAttempts; ++i) {
+  for (int i = 0; poll_retired_domains() && i < kAttempts; ++i) {
   }
   if (srq_ != nullptr) provider().destroy_srq(srq_);
   for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
@@ -285,16 +288,13 @@ Result<void> Device::to_init(ibv_qp* qp, const QueuePairOptions& options) {
   attr.port_num = options.place.port;
   attr.pkey_index = options.path.pkey_index;
   attr.qp_access_flags = static_cast<unsigned>(options.access);
-  const int error = provider().modify_qp(
-      qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-  if (error != 0)
-    return tl::unexpected(refused("bring a queue pair to INIT", "ibv_modify_qp", error, ""));
-  return {};
+  return modify_qp(qp, attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+                   "bring a queue pair to INIT");
 }
 
 namespace {
 
-/// Within an InfiniBand subnet the LID is enough; everywhere else the GID says where to.
+/// Within an InfiniBand subnet the LID is enough; everywhere else the GID addresses the peer.
 bool needs_route(const Place& place, const ibv_gid& peer) noexcept {
   return place.link_layer != LinkLayer::infiniband ||
          peer.global.subnet_prefix != place.gid.global.subnet_prefix;
@@ -332,14 +332,13 @@ Result<void> Device::to_rtr(ibv_qp* qp, const QueuePairOptions& options,
       provider().modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-  // A peer of the embedded device that died in the handshake, or has closed its device.
+  // On the embedded device: the peer died during the handshake, or closed its device.
   if (error == ENOENT || error == ESRCH || error == ENODEV)
     return base::fail_errno(Status::peer_lost, "reach the peer's device (RTR)", "ibv_modify_qp",
                             error, "see whether the peer's process still runs");
-  if (error != 0)
-    return tl::unexpected(refused("reach the peer's device (RTR)", "ibv_modify_qp", error,
-                                  "both ends must use the same kind of device, on one network"));
-  return {};
+  if (error == 0) return {};
+  return base::fail_errno(Status::system, "reach the peer's device (RTR)", "ibv_modify_qp", error,
+                          "both ends must use the same kind of device, on one network");
 }
 
 Result<void> Device::to_rts(ibv_qp* qp, const QueuePairOptions& options, std::uint32_t psn,
@@ -351,19 +350,16 @@ Result<void> Device::to_rts(ibv_qp* qp, const QueuePairOptions& options, std::ui
   attr.rnr_retry = options.retry.rnr_retry;
   attr.sq_psn = psn;
   attr.max_rd_atomic = std::clamp<std::uint8_t>(remote.rd_atomic, 1, options.rd_atomic);
-  const int error =
-      provider().modify_qp(qp, &attr,
-                           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                               IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-  if (error != 0)
-    return tl::unexpected(refused("bring a queue pair to RTS", "ibv_modify_qp", error, ""));
-  return {};
+  return modify_qp(qp, attr,
+                   IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+                   "bring a queue pair to RTS");
 }
 
-Result<void> Device::modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask) {
+Result<void> Device::modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask, const char* asked) {
   const int error = provider().modify_qp(qp, &attr, mask);
   if (error == 0) return {};
-  return tl::unexpected(refused("bring a queue pair up", "ibv_modify_qp", error, ""));
+  return verb_failed(asked, "ibv_modify_qp", error);
 }
 
 bool Device::to_error(ibv_qp* qp) noexcept {
@@ -386,7 +382,7 @@ Result<ibv_qp_state> Device::query_state(ibv_qp* qp) {
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
   if (const int error = provider().query_qp(qp, &attr, IBV_QP_STATE, &init); error != 0)
-    return tl::unexpected(refused("query a queue pair", "ibv_query_qp", error, ""));
+    return verb_failed("query a queue pair", "ibv_query_qp", error);
   return attr.qp_state;
 }
 

@@ -1,5 +1,5 @@
-// An opened device of either provider, with its queues. Set-up; the hot path uses cq() and srq()
-// with the ibv_* calls.
+// An opened device of either provider, with its queues. All calls are set-up; the hot path uses
+// cq() and srq() with the ibv_* calls.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -46,16 +46,18 @@ struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
-  bool shared_receives = true;        ///< preferred; otherwise each queue pair has its own:
-  std::uint32_t own_receives = 0;     ///< this many; fewer will do
-  std::uint32_t domain_receives = 0;  ///< with one: of a queue pair in a domain of its own
+  bool shared_receives = true;        ///< preferred; otherwise each queue pair has its own
+  std::uint32_t own_receives = 0;     ///< receives of each queue pair then, if the device allows as
+                                      ///< many
+  std::uint32_t domain_receives = 0;  ///< with a shared queue: receives of a queue pair in its own
+                                      ///< domain
   std::uint32_t send_depth = 0;       ///< of each queue pair
   std::uint32_t inline_bytes = 0;     ///< wanted; fewer will do
   std::uint32_t rd_atomic = 128;      ///< wanted; fewer will do
   std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
 };
-/// Elements of a send work request: a header and a payload.
+/// Scatter/gather elements of a send work request: a header and a payload.
 inline constexpr std::uint32_t kSendElements = 2;
 
 struct RemoteQueuePair {
@@ -77,11 +79,11 @@ struct RetryOptions {
 struct QueuePairOptions {
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
-  std::uint8_t rd_atomic = 1;  ///< READs and atomics at once, of each side
+  std::uint8_t rd_atomic = 1;  ///< outstanding READs and atomics of each side
   int access = 0;              ///< IBV_ACCESS_*
   std::uint32_t send_elements = kSendElements;
   std::uint32_t receive_elements = 1;
-  std::uint32_t receive_depth = 0;  ///< depth of a queue of its own; 0: the engine's default
+  std::uint32_t receive_depth = 0;  ///< depth of a raw queue pair's own receive queue; 0: not raw
   Place place;
   PathOptions path;
   RetryOptions retry;
@@ -96,16 +98,17 @@ struct DatagramOptions {
   std::uint32_t psn = 0;
 };
 
-/// A protection domain of one connection, beside the engine's.
+/// A protection domain for one connection.
 struct Domain {
   ibv_pd* pd = nullptr;
-  ibv_mr* slab = nullptr;  ///< registered there, too
+  ibv_mr* slab = nullptr;  ///< the slab, registered in this domain
 };
 
 class Device {
  public:
-  /// Errors: no_device, naming the devices and why none was chosen; limit, naming asked and
-  /// available; no_memory, with the limit on locked memory; system.
+  /// Selects a device, opens it and makes its queues. Errors: no_device, with the devices and why
+  /// none was chosen; limit, with the value asked for and the limit; no_memory, with the limit on
+  /// locked memory; system.
   static Result<std::unique_ptr<Device>> open(const DeviceOptions& options,
                                               std::span<const Provider* const> from = providers());
   Device(const Device&) = delete;
@@ -114,71 +117,74 @@ class Device {
 
   [[nodiscard]] const Provider& provider() const noexcept { return *selected_.provider; }
   [[nodiscard]] ibv_context* context() const noexcept { return selected_.context; }
-  [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }  ///< for memory
+  [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }  ///< the engine's protection domain
   [[nodiscard]] ibv_cq* cq() const noexcept { return cq_; }
-  /// Null: each queue pair has its own receives, as many as info() says.
+  /// Null: each queue pair has info().own_receives receives of its own.
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
-  /// Name, place, and what it can do.
+  /// Name, place and capabilities.
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
 
-  /// Registers the slab: local use, and memory windows where the device has them. Null and errno.
+  /// The slab's registration, for local use and for memory windows if the device has them. On
+  /// failure register_slab() returns null and sets errno.
   [[nodiscard]] ibv_mr* slab() const noexcept { return slab_; }
   ibv_mr* register_slab(std::span<std::byte> slab) noexcept;
 
   // Domains, in domain.cc. One control verb each.
-  /// Errors: limit naming how many there are, system.
+  /// Errors: limit, with the number of domains in use and the device's limit; system.
   Result<void> make_domain(Domain& domain);
-  /// As register_slab(), for the queue pair of that domain.
+  /// Registers the slab in `domain`, for local use. Null and errno on failure.
   ibv_mr* register_slab(Domain& domain, std::span<std::byte> slab) noexcept;
   /// Takes the next step of closing; `pd` is null after the last. False: an object in the domain is
-  /// still in use; leave_domain() hands the domain to the device, which retries in poll_leaving().
+  /// still in use. Then call retire_domain(): the device keeps the domain and
+  /// poll_retired_domains() retries.
   bool end_domain(Domain& domain) noexcept;
-  void leave_domain(const Domain& domain) noexcept;
-  /// Takes the next step to the end of a domain that was left; false if there is none.
-  bool poll_leaving() noexcept;
-  /// Before memory is unmapped, when no queue pair answers any more: waits until no thread of this
-  /// process is in the midst of a copy. False: one was for too long, and the memory has to stay.
+  void retire_domain(const Domain& domain) noexcept;
+  /// Takes the next step of closing a domain given to retire_domain(); false if there is none.
+  bool poll_retired_domains() noexcept;
+  /// Waits until no thread of this process accesses this device's memory. Call it before memory is
+  /// unmapped, when no queue pair responds any more. False: an access took too long; do not unmap.
   bool wait_for_local_accesses() noexcept;
   [[nodiscard]] std::size_t domains() const noexcept { return domains_; }  ///< not ended
-  /// Receives of a queue pair in a domain of its own.
+  /// Receives of a queue pair in its own domain.
   [[nodiscard]] std::uint32_t domain_receives() const noexcept {
     return srq_ != nullptr ? options_.domain_receives : info_.own_receives;
   }
 
-  /// Where the engine is.
+  /// The engine's port and GID.
   [[nodiscard]] const Place& place() const noexcept { return place_; }
-  /// Another place on this device; a `gid_index` of -1 takes the port's best. Errors: no_device
-  /// with the reason, system.
+  /// Finds another port or GID of this device; a `gid_index` of -1 takes the port's best GID.
+  /// Errors: limit; no_device, with the reason; system.
   Result<Place> find_place(std::uint8_t port, int gid_index);
-  /// Whether the device has what is asked for, which one queue pair is made to see if it is more
-  /// than the engine's own have. Errors: limit naming the member of ConnectionSettings, what was
-  /// asked and what there is.
+  /// Checks that the device supports these options. Makes a queue pair to test options beyond those
+  /// of the engine's own queue pairs. Errors: limit, with the member of ConnectionSettings, the
+  /// value asked for and the limit.
   Result<void> check(const QueuePairOptions& asked);
 
   // One control verb each.
-  /// In the engine's protection domain, or in `domain`; there its receives are its own.
+  /// Makes a queue pair in the engine's protection domain, or in `domain` with its own receives.
   Result<ibv_qp*> create_qp(const QueuePairOptions& options, ibv_pd* domain = nullptr);
   Result<void> to_init(ibv_qp* qp, const QueuePairOptions& options);
   Result<void> to_rtr(ibv_qp* qp, const QueuePairOptions& options, const RemoteQueuePair& remote);
   Result<void> to_rts(ibv_qp* qp, const QueuePairOptions& options, std::uint32_t psn,
                       const RemoteQueuePair& remote);
-  /// With attributes that come from elsewhere.
-  Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask);
-  /// False if the device refused: then only destroying it is left.
+  /// Modifies a queue pair with the caller's attributes. `asked`: the purpose, for the error.
+  Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask,
+                         const char* asked = "bring a queue pair up");
+  /// False if the device refused; then destroy the queue pair.
   bool to_error(ibv_qp* qp) noexcept;
-  /// While a peer's access is in progress the queue pair waits in a list.
+  /// Destroys the queue pair. While a peer's access is in progress, it waits in a list.
   void destroy_qp(ibv_qp* qp) noexcept;
   Result<ibv_qp_state> query_state(ibv_qp* qp);
 
-  // Datagrams, in device_datagrams.cc; to be destroyed by destroy_qp().
-  /// At the engine's place, with receives of its own, ready to send: several control verbs. Errors:
-  /// no_memory, system.
+  // Datagrams, in device_datagrams.cc. Destroy their queue pairs with destroy_qp().
+  /// Makes a queue pair at the engine's place, with its own receives, ready to send: several
+  /// control verbs. Errors: no_memory, system.
   Result<ibv_qp*> create_datagram_qp(const DatagramOptions& options);
-  /// Makes a queue pair send again after a failed send; false if the device refused.
+  /// Returns a queue pair from SQE to RTS after a failed send; false if the device refused.
   bool restart_sends(ibv_qp* qp) noexcept;
   Result<ibv_ah*> create_ah(const QueuePairOptions& options, const RemoteQueuePair& remote);
   void destroy_ah(ibv_ah* ah) noexcept;
-  /// Whether the device knows that the process there has ended.
+  /// Whether the device knows that the peer's process has ended.
   [[nodiscard]] bool peer_has_ended(const ibv_ah* ah) const noexcept;
 
  private:
@@ -192,8 +198,6 @@ class Device {
   void make_thread_domain() noexcept;
   [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
   ibv_qp* try_qp(const QueuePairOptions& options, ibv_pd* domain = nullptr) noexcept;
-  [[nodiscard]] Result<void> check_raw(const QueuePairOptions& asked) const;
-
   void destroy_left() noexcept;
   int raise_datagram_qp(ibv_qp* qp, const DatagramOptions& options) noexcept;
 
@@ -201,40 +205,47 @@ class Device {
   Selection selected_;
   ibv_pd* pd_ = nullptr;
   ibv_td* td_ = nullptr;
-  ibv_pd* domain_ = nullptr;  ///< the protection domain with our thread's domain
+  ibv_pd* domain_ = nullptr;  ///< the parent domain that holds `td_`
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
-  std::vector<ibv_qp*> leaving_;         ///< to be destroyed; has room for all
-  std::size_t queue_pairs_ = 0;          ///< there are
-  std::vector<Domain> leaving_domains_;  ///< to be closed; has room for all
-  std::size_t domains_ = 0;              ///< there are
+  std::vector<ibv_qp*> leaving_;         ///< waiting to be destroyed; has room for all queue pairs
+  std::size_t queue_pairs_ = 0;          ///< made and not destroyed
+  std::vector<Domain> retired_domains_;  ///< waiting to be closed; has room for all
+  std::size_t domains_ = 0;              ///< made and not closed
   int max_domains_ = 0;
   Place place_;
   std::uint32_t ports_ = 0;
-  std::uint32_t max_send_depth_ = 0;  ///< and that of receives
+  std::uint32_t max_send_depth_ = 0;  ///< also the limit of receives
   std::uint32_t max_rd_atomic_ = 0;
   DeviceInfo info_;
 };
 
-/// Whether connections can have their receives in one queue.
+/// Whether the device has shared receive queues.
 bool shares_receives(const ibv_device_attr& device) noexcept;
 
 Place place_of(std::uint8_t port, const ibv_port_attr& attr, const GidEntry& gid) noexcept;
 
-/// How a peer is reached from where the options say.
+/// The address vector of a peer, from the place and path of `options`.
 ibv_ah_attr address_of(const QueuePairOptions& options, const RemoteQueuePair& remote) noexcept;
 
-/// A setting that asks for more than the device called `device` has.
-tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
-                                 const std::string& device);
+/// A setting and the limit of the device for it.
+struct Limit {
+  const char* setting;
+  std::uint64_t asked;
+  std::uint64_t has;
+};
+/// The Error for a setting above the limit of the device named `device`.
+tl::unexpected<Error> over_limit(const Limit& limit, const std::string& device);
+/// Errors: limit, for the first setting above its limit.
+Result<void> check_each(std::span<const Limit> limits, const std::string& device);
 
-/// IBV_MTU_* of a path MTU in bytes, the largest that does not exceed it.
+/// The largest IBV_MTU_* that does not exceed `bytes`.
 ibv_mtu mtu_code(std::uint32_t bytes) noexcept;
 std::uint32_t mtu_bytes(ibv_mtu code) noexcept;
 
-/// Whether a device has what is asked for; `name` is for the error. Errors: limit, naming the
-/// setting, what was asked and what there is.
+/// Checks `asked` against the device's limits; `name` is for the error. Errors: limit, with the
+/// setting, the value asked for and the limit.
 Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
                           const std::string& name);
 

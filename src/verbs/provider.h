@@ -11,23 +11,24 @@
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 #include "verbs/direct_datagrams.h"
+#include "verbs/direct_messages.h"
 #include "verbs/gid.h"
 
 namespace spinwire::verbs {
 
 struct CompletionQueueOptions {
   int entries = 0;
-  /// One thread at a time uses the queue and everything that completes there, so the device may
-  /// omit locks. Devices that cannot ignore it.
+  /// One thread at a time uses the queue and all objects that complete there, so the device may
+  /// omit locks. Devices without this option ignore it.
   bool single_threaded = false;
   ibv_pd* parent_domain = nullptr;  ///< null: none
 };
 
-/// Calls answering int give 0 or an errno value; calls answering a pointer give null and set errno,
-/// as libibverbs does.
+/// Functions that return int return 0 or an errno value. On failure, functions that return a
+/// pointer return null and set errno, as libibverbs does.
 struct Provider {
   const char* name;
-  bool reaches_other_hosts;  ///< else its devices have to be asked for by name
+  bool reaches_other_hosts;  ///< false: its devices are chosen only by name
   std::vector<std::string> (*device_names)();
   Result<ibv_context*> (*open_device)(const std::string& name, const Clock& clock);
   int (*close_device)(ibv_context* context);
@@ -35,12 +36,12 @@ struct Provider {
   int (*query_device)(ibv_context* context, ibv_device_attr* attr);
   int (*query_port)(ibv_context* context, std::uint8_t port, ibv_port_attr* attr);
   int (*query_gid)(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid);
-  /// The first `slots` entries of the port's table, without those that cannot be read.
+  /// The readable entries among the first `slots` of the port's table.
   std::vector<GidEntry> (*gid_table)(ibv_context* context, std::uint8_t port, int slots);
-  /// Next async event, EAGAIN if there is none; never blocks.
+  /// Reads the next async event; EAGAIN if there is none. Never blocks.
   int (*get_async_event)(ibv_context* context, ibv_async_event* event);
   /// Whether the system has removed the device, which not every driver reports by an event; null if
-  /// that cannot happen. A system call: ask now and then.
+  /// that cannot happen. Makes a system call: use it rarely.
   bool (*is_gone)(ibv_context* context);
 
   ibv_pd* (*alloc_pd)(ibv_context* context);
@@ -51,16 +52,18 @@ struct Provider {
   ibv_pd* (*alloc_parent_domain)(ibv_context* context, ibv_pd* pd, ibv_td* td);
 
   ibv_mr* (*reg_mr)(ibv_pd* pd, void* address, std::size_t length, int access);
+  /// Registers memory for the peer of one queue pair alone, which may be in any state. Null where
+  /// the device opens a registration to its whole domain.
+  ibv_mr* (*reg_mr_for_qp)(ibv_qp* qp, void* address, std::size_t length, int access);
   /// EBUSY: the keys are invalid, but a peer's access is in progress; call again.
   int (*dereg_mr)(ibv_mr* mr);
   ibv_mw* (*alloc_mw)(ibv_pd* pd, ibv_mw_type type);
-  /// EBUSY as for dereg_mr.
+  /// EBUSY: see dereg_mr.
   int (*dealloc_mw)(ibv_mw* mw);
 
   ibv_cq* (*create_cq)(ibv_context* context, const CompletionQueueOptions& options);
   int (*destroy_cq)(ibv_cq* cq);
   ibv_srq* (*create_srq)(ibv_pd* pd, ibv_srq_init_attr* attr);
-  int (*modify_srq)(ibv_srq* srq, ibv_srq_attr* attr, int mask);
   int (*destroy_srq)(ibv_srq* srq);
   ibv_ah* (*create_ah)(ibv_pd* pd, ibv_ah_attr* attr);
   int (*destroy_ah)(ibv_ah* ah);
@@ -68,20 +71,21 @@ struct Provider {
   /// EBUSY: the queue pair is in ERR, but a peer's access through it is in progress; call again.
   int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask);
   int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init);
-  /// EBUSY as above.
+  /// EBUSY: see modify_qp.
   int (*destroy_qp)(ibv_qp* qp);
 
-  /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if
-  /// it needs none. May make system calls, never blocks.
+  /// Does the device's periodic work (liveness, sleeping lanes) in the user's control step; null if
+  /// it has none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
-  /// Waits until no thread of this process accesses the device's memory, or `timeout` has passed:
-  /// false. No queue pair may answer any more. Null where only the device accesses memory.
+  /// Waits until no thread of this process accesses the device's memory; false after `timeout`. No
+  /// queue pair may respond any more. Null where only the device accesses memory.
   bool (*wait_for_local_accesses)(ibv_context* context, Nanoseconds timeout);
-  /// Whether the process that an address handle leads to has ended. Null where the device cannot
-  /// know.
+  /// Whether the process behind an address handle has ended. Null where the device cannot know.
   bool (*peer_has_ended)(const ibv_ah* ah);
   /// Direct datagrams; null if the device has none.
   const verbs::DirectDatagrams* direct;
+  /// Direct messages; null if the device has none.
+  const verbs::DirectMessages* direct_messages;
 };
 
 }  // namespace spinwire::verbs

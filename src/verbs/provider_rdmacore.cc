@@ -1,4 +1,4 @@
-// Devices of libibverbs as a provider.
+// The provider of libibverbs' devices.
 #include <errno.h>
 #include <fcntl.h>
 #include <net/if.h>
@@ -27,10 +27,10 @@ struct FreeList {
 };
 using DeviceList = std::unique_ptr<ibv_device*, FreeList>;
 
-/// libibverbs answers -1 and errno in places, an errno value in others.
+/// Some functions of libibverbs return -1 and set errno, others return an errno value.
 int error_of(int answer) noexcept { return answer < 0 ? errno : answer; }
 
-/// Where the system shows the device as long as it has it.
+/// Whether sysfs lists the device; it does until the device is removed.
 bool is_shown(const ibv_context* context) noexcept {
   std::array<char, sizeof context->device->dev_name + 32> path{};
   (void)std::snprintf(path.data(), path.size(), "/sys/class/infiniband_verbs/%s",
@@ -38,8 +38,8 @@ bool is_shown(const ibv_context* context) noexcept {
   return ::access(path.data(), F_OK) == 0;
 }
 
-/// Which process opened a context. A forked child has the device's descriptor in common with its
-/// parent, so that what it destroyed would be gone there, too.
+/// Records which process opened a context. A forked child shares the device's descriptor with its
+/// parent, so an object that the child destroyed would be gone for the parent, too.
 class Owners {
  public:
   /// May throw std::bad_alloc.
@@ -57,7 +57,7 @@ class Owners {
       return o.context == context && o.process == ::getpid();
     });
   }
-  /// Whether it was shown when it was opened; a library's device never is.
+  /// Whether sysfs listed the device when it was opened; it never lists a device made by a library.
   [[nodiscard]] bool was_shown(const ibv_context* context) noexcept {
     const std::lock_guard lock(mutex_);
     return std::any_of(owners_.begin(), owners_.end(),
@@ -77,8 +77,8 @@ class Owners {
   std::vector<Owner> owners_;
 };
 
-/// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
-/// finds it usable.
+/// Never destroyed, because contexts may outlive other statics. A fork holds the lock, so that the
+/// child finds it usable.
 Owners& owners() {
   static Owners* const all = [] {
     auto* made = new Owners;
@@ -112,7 +112,7 @@ Result<ibv_context*> open(const std::string& name, const Clock&) {
     errno = 0;
     ibv_context* context = ibv_open_device(*device);
     if (context == nullptr) return not_opened(name, errno != 0 ? errno : EIO);
-    // Events are looked for by a loop that must not wait.
+    // The engine polls for events and must not block.
     const int flags = ::fcntl(context->async_fd, F_GETFL);
     if (flags >= 0 && ::fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK) == 0) {
       owners().add(context);
@@ -132,12 +132,12 @@ int close_device(ibv_context* context) {
   return error_of(ibv_close_device(context));
 }
 
-/// Soft-RoCE's, which no other device has.
+/// Vendor id of Soft-RoCE alone.
 constexpr std::uint32_t kRxeVendor = 0xffffff;
 
 int query_device(ibv_context* context, ibv_device_attr* attr) {
   if (const int error = error_of(ibv_query_device(context, attr)); error != 0) return error;
-  // There a window opens all of its region, which is more than it is asked to.
+  // On Soft-RoCE a memory window opens its whole region, not only the bound bytes.
   if (attr->vendor_id == kRxeVendor)
     attr->device_cap_flags &= ~static_cast<unsigned>(IBV_DEVICE_MEM_WINDOW_TYPE_2B);
   return 0;
@@ -164,7 +164,7 @@ GidType type_of(std::uint32_t type) noexcept {
   }
 }
 
-/// Names the interface, if it is one of our network namespace, and sees whether it is up.
+/// Reads the interface's name and state, if it is in this process's network namespace.
 void read_netdev(unsigned index, GidEntry& entry) {
   char name[IF_NAMESIZE] = "";
   if (index == 0 || ::if_indextoname(index, name) == nullptr) return;
@@ -191,8 +191,7 @@ std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int slo
   return table;
 }
 
-/// The thread that reads an event is the one that destroys what it concerns, so that it can be
-/// acknowledged at once.
+/// Reads and acknowledges an event at once: the thread that reads it also destroys its object.
 int get_async_event(ibv_context* context, ibv_async_event* event) {
   if (ibv_get_async_event(context, event) != 0) return errno != 0 ? errno : EIO;
   ibv_ack_async_event(event);
@@ -239,7 +238,7 @@ ibv_cq* create_extended(ibv_context* context, const CompletionQueueOptions& opti
   return cq != nullptr ? ibv_cq_ex_to_cq(cq) : nullptr;
 }
 
-/// What a device does not know it refuses; how, is its own choice.
+/// Devices refuse unknown attributes with different errors, so any failure tries the next form.
 ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
   ibv_cq* cq = nullptr;
   if (options.single_threaded && options.parent_domain != nullptr)
@@ -250,14 +249,11 @@ ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
 
 int destroy_cq(ibv_cq* cq) { return error_of(ibv_destroy_cq(cq)); }
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) { return ibv_create_srq(pd, attr); }
-int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
-  return error_of(ibv_modify_srq(srq, attr, mask));
-}
 int destroy_srq(ibv_srq* srq) { return error_of(ibv_destroy_srq(srq)); }
 int destroy_ah(ibv_ah* ah) { return error_of(ibv_destroy_ah(ah)); }
 
-/// Seven retries are for ever to Soft-RoCE, where the specification knows that only of RNR retries:
-/// nobody would learn that the peer is gone.
+/// Soft-RoCE takes a retry count of 7 as infinite, which the specification does only for RNR
+/// retries. A dead peer would never be noticed.
 void limit_retries(ibv_qp* qp, ibv_qp_attr& attr) {
   constexpr std::uint8_t kForEver = 7;
   ibv_device_attr device{};
@@ -296,13 +292,13 @@ const Provider& rdmacore_provider() noexcept {
       .dealloc_td = dealloc_td,
       .alloc_parent_domain = alloc_parent_domain,
       .reg_mr = reg_mr,
+      .reg_mr_for_qp = nullptr,
       .dereg_mr = dereg_mr,
       .alloc_mw = alloc_mw,
       .dealloc_mw = dealloc_mw,
       .create_cq = create_cq,
       .destroy_cq = destroy_cq,
       .create_srq = create_srq,
-      .modify_srq = modify_srq,
       .destroy_srq = destroy_srq,
       .create_ah = ibv_create_ah,
       .destroy_ah = destroy_ah,
@@ -314,13 +310,9 @@ const Provider& rdmacore_provider() noexcept {
       .wait_for_local_accesses = nullptr,
       .peer_has_ended = nullptr,
       .direct = nullptr,
+      .direct_messages = nullptr,
   };
   return provider;
-}
-
-std::span<const Provider* const> providers() noexcept {
-  static const Provider* const all[] = {&softverbs_provider(), &rdmacore_provider()};
-  return all;
 }
 
 }  // namespace spinwire::verbs

@@ -1,4 +1,4 @@
-// The embedded device as a provider: the one place above it that knows it.
+// The provider of the embedded device.
 #include "base/error.h"
 #include "softverbs/memory/access_tracking.h"
 #include "softverbs/memory/memory_region.h"
@@ -24,7 +24,7 @@ std::vector<GidEntry> softverbs_gid_table(ibv_context* context, std::uint8_t por
   return {entry};
 }
 
-/// Its queues have no locks.
+/// Ignores `single_threaded`: softverbs' queues have no locks.
 ibv_cq* create_softverbs_cq(ibv_context* context, const CompletionQueueOptions& options) {
   return softverbs::create_cq(context, options.entries);
 }
@@ -50,13 +50,13 @@ const Provider& softverbs_provider() noexcept {
       .dealloc_td = nullptr,
       .alloc_parent_domain = nullptr,
       .reg_mr = softverbs::reg_mr,
+      .reg_mr_for_qp = softverbs::reg_mr_for_qp,
       .dereg_mr = softverbs::dereg_mr,
       .alloc_mw = softverbs::alloc_mw,
       .dealloc_mw = softverbs::dealloc_mw,
       .create_cq = create_softverbs_cq,
       .destroy_cq = softverbs::destroy_cq,
       .create_srq = softverbs::create_srq,
-      .modify_srq = softverbs::modify_srq,
       .destroy_srq = softverbs::destroy_srq,
       .create_ah = softverbs::create_ah,
       .destroy_ah = softverbs::destroy_ah,
@@ -68,6 +68,7 @@ const Provider& softverbs_provider() noexcept {
       .wait_for_local_accesses = softverbs::wait_for_local_accesses,
       .peer_has_ended = softverbs::peer_has_ended,
       .direct = &softverbs::direct_datagrams(),
+      .direct_messages = &softverbs::direct_messages(),
   };
   return provider;
 }

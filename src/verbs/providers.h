@@ -12,7 +12,7 @@ const Provider& softverbs_provider() noexcept;
 /// The devices of libibverbs: InfiniBand, RoCE, kernel Soft-RoCE.
 const Provider& rdmacore_provider() noexcept;
 
-/// Both, the one first that a plain device name means first.
+/// All providers, in the order in which a plain device name is searched.
 std::span<const Provider* const> providers() noexcept;
 
 }  // namespace spinwire::verbs

@@ -1,4 +1,4 @@
-// What a queue pair may be asked to have, against what the device has. Cold.
+// Checks the options of a queue pair against the device's limits. Cold.
 #include <errno.h>
 
 #include <utility>
@@ -35,14 +35,14 @@ Place place_of(std::uint8_t port, const ibv_port_attr& attr, const GidEntry& gid
 Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   if (port == 0) port = place_.port;
   if (port == place_.port && (gid_index < 0 || gid_index == place_.gid_index)) return place_;
-  if (port > ports_) return over_limit("port", port, ports_, info_.name);
+  if (port > ports_) return over_limit({"port", port, ports_}, info_.name);
   std::string asked = base::format("use port {}", port);
   if (gid_index >= 0) asked += base::format(", GID index {}", gid_index);
   ibv_port_attr attr{};
   if (const int error = provider().query_port(context(), port, &attr); error != 0)
     return base::fail_errno(Status::system, std::move(asked), "ibv_query_port", error, "");
-  if (std::string trouble = port_trouble(attr); !trouble.empty())
-    return base::fail(Status::no_device, std::move(asked), std::move(trouble), "use another port");
+  if (std::string fault = check_port(attr); !fault.empty())
+    return base::fail(Status::no_device, std::move(asked), std::move(fault), "use another port");
   const std::vector<GidEntry> table = provider().gid_table(context(), port, attr.gid_tbl_len);
   GidWish wish;
   wish.index = gid_index;
@@ -50,31 +50,27 @@ Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   const int best = best_gid(verdicts);
   if (best < 0)
     return base::fail(Status::no_device, std::move(asked), reasons(table, verdicts),
-                      "give the index of a GID that is there");
+                      "give the index of an existing GID");
   return place_of(port, attr, table[static_cast<std::size_t>(best)]);
 }
 
-Result<void> Device::check_raw(const QueuePairOptions& asked) const {
-  if (asked.receive_depth > max_send_depth_)
-    return over_limit("raw.receive_depth", asked.receive_depth, max_send_depth_, info_.name);
-  if (asked.send_elements > info_.max_sge)
-    return over_limit("raw.max_send_sge", asked.send_elements, info_.max_sge, info_.name);
-  if (asked.receive_elements > info_.max_sge)
-    return over_limit("raw.max_recv_sge", asked.receive_elements, info_.max_sge, info_.name);
-  return {};
-}
-
 Result<void> Device::check(const QueuePairOptions& asked) {
-  if (asked.send_depth > max_send_depth_)
-    return over_limit("send_depth", asked.send_depth, max_send_depth_, info_.name);
-  if (asked.rd_atomic > max_rd_atomic_)
-    return over_limit("rd_atomic", asked.rd_atomic, max_rd_atomic_, info_.name);
+  const bool raw = asked.receive_depth != 0;
+  const Limit depths[] = {
+      {"send_depth", asked.send_depth, max_send_depth_},
+      {"rd_atomic", asked.rd_atomic, max_rd_atomic_},
+  };
+  const Limit sizes[] = {
+      {"raw.receive_depth", asked.receive_depth, max_send_depth_},
+      {"raw.max_send_sge", asked.send_elements, info_.max_sge},
+      {"raw.max_recv_sge", asked.receive_elements, info_.max_sge},
+  };
+  if (auto good = check_each(depths, info_.name); !good) return good;
   if (asked.path.pkey_index >= asked.place.pkeys) {
-    return over_limit("pkey_index", asked.path.pkey_index, std::max(asked.place.pkeys, 1u) - 1,
+    return over_limit({"pkey_index", asked.path.pkey_index, std::max(asked.place.pkeys, 1u) - 1},
                       info_.name);
   }
-  const bool raw = asked.receive_depth != 0;
-  if (auto good = raw ? check_raw(asked) : Result<void>{}; !good) return good;
+  if (auto good = raw ? check_each(sizes, info_.name) : Result<void>{}; !good) return good;
   if (!raw && asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes)
     return {};
   ibv_qp* const qp = try_qp(asked);
@@ -84,7 +80,7 @@ Result<void> Device::check(const QueuePairOptions& asked) {
     return {};
   }
   if (asked.inline_bytes > info_.inline_bytes)
-    return over_limit("inline_bytes", asked.inline_bytes, info_.inline_bytes, info_.name);
+    return over_limit({"inline_bytes", asked.inline_bytes, info_.inline_bytes}, info_.name);
   if (raw) {
     return base::fail_errno(
         Status::limit,
@@ -92,11 +88,11 @@ Result<void> Device::check(const QueuePairOptions& asked) {
                      "send_depth = {} and inline_bytes = {}",
                      asked.receive_depth, asked.send_elements, asked.receive_elements,
                      asked.send_depth, asked.inline_bytes),
-        "ibv_create_qp", error, "lower one of them: no attribute tells what goes together");
+        "ibv_create_qp", error, "lower one of them: no attribute reports which values go together");
   }
-  return base::fail_errno(Status::limit, base::format("send_depth = {}", asked.send_depth),
-                          "ibv_create_qp", error,
-                          base::format("lower send_depth; {} is had", options_.send_depth));
+  return base::fail_errno(
+      Status::limit, base::format("send_depth = {}", asked.send_depth), "ibv_create_qp", error,
+      base::format("lower send_depth; the engine's own {} works", options_.send_depth));
 }
 
 }  // namespace spinwire::verbs

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -33,7 +34,7 @@ class Search {
     if (best_.context != nullptr) (void)best_.provider->close_device(best_.context);
   }
 
-  void look_at(const Provider& provider, const std::string& name) {
+  void examine(const Provider& provider, const std::string& name) {
     DeviceCandidate of_device;
     of_device.provider = provider.name;
     of_device.device = name;
@@ -101,8 +102,8 @@ class Search {
     if (const int error = provider.query_port(context, of_port.port, &attr); error != 0)
       return reject(of_port, base::format("ibv_query_port: {}", base::errno_text(error)));
     of_port.link_layer = layer_of(attr);
-    if (std::string trouble = port_trouble(attr); !trouble.empty())
-      return reject(of_port, std::move(trouble));
+    if (std::string fault = check_port(attr); !fault.empty())
+      return reject(of_port, std::move(fault));
     const std::vector<GidEntry> table = provider.gid_table(context, of_port.port, attr.gid_tbl_len);
     if (wish_.gid.index >= attr.gid_tbl_len) {
       return reject(of_port, base::format("GID index {} was asked for, its table ends at {}",
@@ -117,7 +118,7 @@ class Search {
       return reject(of_port, asked ? base::format("there is nothing at GID index {}, which was "
                                                   "asked for",
                                                   wish_.gid.index)
-                                   : "no GID serves: give its interface an address and set it up");
+                                   : "no usable GID: give its interface an address and set it up");
     }
     const auto at = static_cast<std::size_t>(best);
     if (verdicts[at].rank <= best_.rank) return;
@@ -193,11 +194,11 @@ std::string asked_text(const DeviceWish& wish) {
 }  // namespace
 
 LinkLayer layer_of(const ibv_port_attr& port) noexcept {
-  // Old drivers report no link layer; they are InfiniBand's.
+  // Drivers that report no link layer are old InfiniBand drivers.
   return port.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::ethernet : LinkLayer::infiniband;
 }
 
-std::string port_trouble(const ibv_port_attr& port) {
+std::string check_port(const ibv_port_attr& port) {
   constexpr std::uint8_t kDisabled = 3;
   const char* link = port.phys_state == kDisabled
                          ? "it is disabled: set its interface up (ip link set DEV up)"
@@ -225,10 +226,10 @@ Result<Selection> select_device(std::span<const Provider* const> providers, cons
                       "set device.name to one of them, \"softverbs\" for peers on this host");
   }
   Search search(wish, clock);
-  for (const auto& [provider, name] : names) search.look_at(*provider, name);
+  for (const auto& [provider, name] : names) search.examine(*provider, name);
   if (!search.found()) {
     return base::fail(Status::no_device, asked_text(wish), reasons(search.candidates()),
-                      "mend what is wrong there, or set device.name, device.port or "
+                      "fix one of these causes, or set device.name, device.port or "
                       "device.gid_index to another");
   }
   search.choose();
@@ -238,7 +239,7 @@ Result<Selection> select_device(std::span<const Provider* const> providers, cons
 std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> providers,
                                             const DeviceWish& wish, const Clock& clock) {
   Search chosen(wish, clock);
-  for (const auto& [provider, name] : meant(providers, wish.name)) chosen.look_at(*provider, name);
+  for (const auto& [provider, name] : meant(providers, wish.name)) chosen.examine(*provider, name);
   chosen.choose();
   std::vector<DeviceCandidate> result = std::move(chosen.candidates());
   const auto seen = [&result](const Provider& provider, const std::string& name) {
@@ -250,7 +251,7 @@ std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> pro
   Search others(any, clock);
   for (const Provider* provider : providers) {
     for (const std::string& name : provider->device_names()) {
-      if (!seen(*provider, name)) others.look_at(*provider, name);
+      if (!seen(*provider, name)) others.examine(*provider, name);
     }
   }
   for (DeviceCandidate& c : others.candidates()) {
@@ -266,31 +267,15 @@ std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> pro
 namespace spinwire {
 
 std::string_view to_string(LinkLayer layer) noexcept {
-  switch (layer) {
-    case LinkLayer::infiniband:
-      return "InfiniBand";
-    case LinkLayer::ethernet:
-      return "Ethernet";
-    case LinkLayer::unknown:
-      break;
-  }
-  return "unknown";
+  return layer == LinkLayer::infiniband ? "InfiniBand"
+         : layer == LinkLayer::ethernet ? "Ethernet"
+                                        : "unknown";
 }
 
 std::string_view to_string(GidType type) noexcept {
-  switch (type) {
-    case GidType::infiniband:
-      return "InfiniBand";
-    case GidType::roce_v1:
-      return "RoCEv1";
-    case GidType::roce_v2:
-      return "RoCEv2";
-    case GidType::embedded:
-      return "embedded";
-    case GidType::unknown:
-      break;
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 4> kNames{"InfiniBand", "RoCEv1", "RoCEv2", "embedded"};
+  const auto at = static_cast<std::size_t>(type);
+  return at < kNames.size() ? kNames[at] : "unknown";
 }
 
 std::string DeviceCandidate::text() const {

@@ -1,4 +1,4 @@
-// Chooses device, port and GID by the settings, and keeps the reasons. Set-up.
+// Chooses device, port and GID by the settings, and records the reasons. Set-up.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -34,18 +34,19 @@ struct Selection {
   std::vector<DeviceCandidate> candidates;
 };
 
-/// Errors: no_device, naming the devices there are, or each rejected one with the reason.
+/// Opens the best device that `wish` allows. Errors: no_device, with the devices that exist, or
+/// with the reason for each rejected one.
 Result<Selection> select_device(std::span<const Provider* const> providers, const DeviceWish& wish,
                                 const Clock& clock);
 
-/// Lists all candidates, whatever `wish.name` says, and marks the one that select_device() would
-/// take. Leaves nothing open.
+/// Lists all candidates, also those that `wish.name` excludes, and marks the one that
+/// select_device() would choose. Leaves no device open.
 std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> providers,
                                             const DeviceWish& wish, const Clock& clock);
 
 LinkLayer layer_of(const ibv_port_attr& port) noexcept;
 
-/// Why a port in this state cannot be used and what to do about it; empty if it can.
-std::string port_trouble(const ibv_port_attr& port);
+/// Why the port cannot be used and what to do about it; empty if it can.
+std::string check_port(const ibv_port_attr& port);
 
 }  // namespace spinwire::verbs

@@ -1,4 +1,4 @@
-// Prebuilt receive work requests: posting one again only links it. Hot.
+// Prebuilt receive work requests: reposting one only links it. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -32,7 +32,7 @@ class ReceiveChain {
     return first_;
   }
 
-  /// Posts all; 0, or an errno value, and refused work requests stay in the chain.
+  /// Posts all. Returns 0 or an errno value; refused work requests stay in the chain.
   int post(ibv_srq* srq) noexcept {
     return post_by(
         [srq](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); });
@@ -68,8 +68,8 @@ class ReceiveChain {
   std::uint32_t count_ = 0;
 };
 
-/// The receives of one engine, a prebuilt work request per slot, and the chain of those waiting to
-/// be posted again together. `Memory` is what the user of a slot keeps with it.
+/// The receives of one engine: a prebuilt work request per slot, and the chain of slots to be
+/// posted together. `Memory` is the type of the pointer that each slot holds for its user.
 template <typename Memory>
 class ReceiveSlots {
  public:
@@ -77,7 +77,7 @@ class ReceiveSlots {
   ReceiveSlots(const ReceiveSlots&) = delete;
   ReceiveSlots& operator=(const ReceiveSlots&) = delete;
 
-  /// Makes `count` slots, whose receives carry wr_id(slot). May throw std::bad_alloc. Set-up.
+  /// Makes `count` slots; their receives carry wr_id(slot). May throw std::bad_alloc. Set-up.
   template <typename WrId>
   void make(std::uint32_t count, WrId wr_id) {
     slots_ = std::make_unique<Slot[]>(count);
@@ -86,7 +86,7 @@ class ReceiveSlots {
   }
   [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< slots made
 
-  /// Where the slot's next messages go.
+  /// Sets the memory that receives the slot's next messages.
   void aim(std::uint32_t slot, void* address, std::uint32_t length, std::uint32_t lkey) noexcept {
     slots_[slot].sge = {reinterpret_cast<std::uint64_t>(address), length, lkey};
   }
@@ -94,7 +94,7 @@ class ReceiveSlots {
     return reinterpret_cast<std::byte*>(slots_[slot].sge.addr);  // verbs carry it as an integer
   }
   [[nodiscard]] Memory*& memory(std::uint32_t slot) noexcept { return slots_[slot].memory; }
-  /// The queue that the slot is reserved for, where there are several.
+  /// The queue that the slot is reserved for, if there are several.
   [[nodiscard]] std::uint32_t& queue(std::uint32_t slot) noexcept { return slots_[slot].queue; }
   [[nodiscard]] std::uint32_t queue(std::uint32_t slot) const noexcept {
     return slots_[slot].queue;

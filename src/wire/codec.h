@@ -1,81 +1,136 @@
-// Little-endian fields at explicit offsets of a byte range, bounds-checked. A field that does not
-// lie wholly within the range is never touched; the reader or writer remembers and says so once, at
-// the end, so that a decoder reads as a table. Neither allocates.
+// The layout of a struct on the wire: its fields in order, little-endian, without padding. One list
+// of fields serves the encoder and the decoder. Neither allocates.
+//
+//   using ReplyLayout = Layout<&Reply::time, &Reply::id, zeros<3>>;
+//
+// A field is a member, whose size on the wire is its own, or one of the objects below: constant,
+// zeros, flag, part.
 #pragma once
 
-#include <concepts>
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
+#include <type_traits>
 
 namespace spinwire::wire {
 
-/// Reads fields. A field out of bounds reads as 0 and makes ok() false for good.
-class Reader {
- public:
-  explicit constexpr Reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
+/// Writes a number or an enumerator, little-endian.
+template <typename T>
+constexpr void put_number(std::byte* at, T value) noexcept {
+  const auto number = static_cast<std::uint64_t>(value);
+  for (std::size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<std::byte>(number >> (8 * i));
+}
+template <typename T>
+constexpr T get_number(const std::byte* at) noexcept {
+  std::uint64_t number = 0;
+  for (std::size_t i = 0; i < sizeof(T); ++i)
+    number |= std::to_integer<std::uint64_t>(at[i]) << (8 * i);
+  return static_cast<T>(number);
+}
 
-  template <std::unsigned_integral T>
-  [[nodiscard]] constexpr T get(std::size_t offset) noexcept {
-    if (!within(offset, sizeof(T))) return 0;
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < sizeof(T); ++i) {
-      value |= std::to_integer<std::uint64_t>(bytes_[offset + i]) << (8 * i);
-    }
-    return static_cast<T>(value);
-  }
-  /// Copies `out.size()` bytes that begin at `offset`; zeroes when they are not all there.
-  void copy(std::size_t offset, std::span<std::uint8_t> out) noexcept {
-    if (out.empty()) return;
-    if (within(offset, out.size())) {
-      std::memcpy(out.data(), bytes_.data() + offset, out.size());
+/// A member: a number, an enumerator, or an array of bytes.
+template <auto member>
+struct Member;
+template <typename Value, typename Struct, Value Struct::*member>
+struct Member<member> {
+  static constexpr std::size_t kBytes = sizeof(Value);
+  static constexpr void put(const Struct& from, std::byte* at) noexcept {
+    if constexpr (std::is_class_v<Value>) {
+      for (const std::uint8_t byte : from.*member) *at++ = std::byte{byte};
     } else {
-      std::memset(out.data(), 0, out.size());
+      put_number(at, from.*member);
     }
   }
-  /// False once a field lay out of bounds.
-  [[nodiscard]] constexpr bool ok() const noexcept { return ok_; }
-
- private:
-  constexpr bool within(std::size_t offset, std::size_t size) noexcept {
-    const bool inside = offset <= bytes_.size() && size <= bytes_.size() - offset;
-    ok_ = ok_ && inside;
-    return inside;
+  static constexpr bool get(const std::byte* at, Struct& to) noexcept {
+    if constexpr (std::is_class_v<Value>) {
+      for (std::uint8_t& byte : to.*member) byte = std::to_integer<std::uint8_t>(*at++);
+    } else {
+      to.*member = get_number<Value>(at);
+    }
+    return true;
   }
-
-  std::span<const std::byte> bytes_;
-  bool ok_ = true;
 };
 
-/// Writes fields. A field out of bounds is left out and makes ok() false for good.
-class Writer {
- public:
-  explicit constexpr Writer(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
-
-  template <std::unsigned_integral T>
-  constexpr void put(std::size_t offset, T value) noexcept {
-    if (!within(offset, sizeof(T))) return;
-    for (std::size_t i = 0; i < sizeof(T); ++i) {
-      bytes_[offset + i] = static_cast<std::byte>(static_cast<std::uint64_t>(value) >> (8 * i));
-    }
+/// Bytes that are always the same; others are refused.
+template <auto bytes>
+struct Constant {
+  static constexpr std::size_t kBytes = bytes.size();
+  static constexpr void put(const auto&, std::byte* at) noexcept {
+    for (const std::uint8_t byte : bytes) *at++ = std::byte{byte};
   }
-  void copy(std::size_t offset, std::span<const std::uint8_t> in) noexcept {
-    if (in.empty() || !within(offset, in.size())) return;
-    std::memcpy(bytes_.data() + offset, in.data(), in.size());
+  static constexpr bool get(const std::byte* at, auto&) noexcept {
+    return std::equal(bytes.begin(), bytes.end(), at,
+                      [](std::uint8_t a, std::byte b) { return std::byte{a} == b; });
   }
-  /// False once a field lay out of bounds.
-  [[nodiscard]] constexpr bool ok() const noexcept { return ok_; }
+};
+template <auto bytes>
+inline constexpr Constant<bytes> constant;
+/// Reserved bytes: later versions can use them.
+template <std::size_t count>
+inline constexpr Constant<std::array<std::uint8_t, count>{}> zeros;
 
- private:
-  constexpr bool within(std::size_t offset, std::size_t size) noexcept {
-    const bool inside = offset <= bytes_.size() && size <= bytes_.size() - offset;
-    ok_ = ok_ && inside;
-    return inside;
+/// A Boolean as the lowest bit of a T. The other bits are reserved.
+template <auto member, typename T>
+struct Flag {
+  static constexpr std::size_t kBytes = sizeof(T);
+  static constexpr void put(const auto& from, std::byte* at) noexcept {
+    put_number(at, T{from.*member});
+  }
+  static constexpr bool get(const std::byte* at, auto& to) noexcept {
+    const T bits = get_number<T>(at);
+    to.*member = (bits & 1) != 0;
+    return bits <= 1;
+  }
+};
+template <auto member, typename T>
+inline constexpr Flag<member, T> flag;
+
+/// A member with a layout of its own.
+template <auto member, typename Layout>
+struct Part {
+  static constexpr std::size_t kBytes = Layout::kBytes;
+  static constexpr void put(const auto& from, std::byte* at) noexcept {
+    Layout::put(from.*member, at);
+  }
+  static constexpr bool get(const std::byte* at, auto& to) noexcept {
+    return Layout::get(at, to.*member);
+  }
+};
+template <auto member, typename Layout>
+inline constexpr Part<member, Layout> part;
+
+template <auto field>
+struct FieldOf : decltype(field) {};
+template <typename Value, typename Struct, Value Struct::*member>
+struct FieldOf<member> : Member<member> {};
+
+template <auto... fields>
+struct Layout {
+  static constexpr std::size_t kBytes = (FieldOf<fields>::kBytes + ...);
+
+  /// Writes kBytes.
+  static constexpr void put(const auto& from, std::byte* at) noexcept {
+    ((FieldOf<fields>::put(from, at), at += FieldOf<fields>::kBytes), ...);
+  }
+  /// Reads kBytes. False if a constant differs.
+  static constexpr bool get(const std::byte* at, auto& to) noexcept {
+    bool good = true;
+    ((good &= FieldOf<fields>::get(at, to), at += FieldOf<fields>::kBytes), ...);
+    return good;
   }
 
-  std::span<std::byte> bytes_;
-  bool ok_ = true;
+  static constexpr std::array<std::byte, kBytes> encode(const auto& from) noexcept {
+    std::array<std::byte, kBytes> bytes{};
+    put(from, bytes.data());
+    return bytes;
+  }
+  /// False if `bytes` has another size, or a constant differs. Reads nothing beyond `bytes`. The
+  /// caller checks what the fields mean.
+  static constexpr bool decode(std::span<const std::byte> bytes, auto& to) noexcept {
+    return bytes.size() == kBytes && get(bytes.data(), to);
+  }
 };
 
 }  // namespace spinwire::wire

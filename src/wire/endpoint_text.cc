@@ -11,7 +11,7 @@
 namespace spinwire {
 namespace {
 
-constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's
+constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's version
 constexpr std::string_view kRaw = "raw";                   // a word without a value
 constexpr std::string_view kSpace = " \t\r\n";
 
@@ -34,13 +34,13 @@ std::string_view type_word(GidType type) noexcept {
   return "unknown";
 }
 
-/// A field that is a number: how it is called, written and kept.
+/// A numeric field: its name, its form, and its accessors.
 struct Number {
   std::string_view name;
   bool hex;
-  bool of_raw;  ///< means something at the end of a raw connection
+  bool of_raw;  ///< used in the endpoint of a raw connection
   std::uint64_t (*get)(const Endpoint&);
-  /// False if the field cannot hold it.
+  /// Returns false if the field cannot hold the value.
   bool (*set)(Endpoint&, std::uint64_t);
 };
 
@@ -65,9 +65,9 @@ constexpr std::array kNumbers{
     number<&Endpoint::eager_bytes>("eager", false),
     number<&Endpoint::credits>("credits", false),
     number<&Endpoint::incarnation>("incarnation", true),
-    number<&Endpoint::control_address>("cell", true),
-    number<&Endpoint::control_rkey>("cell-key", true),
-    number<&Endpoint::control_token>("cell-token", true),
+    number<&Endpoint::credit_cell_address>("cell", true),
+    number<&Endpoint::credit_cell_rkey>("cell-key", true),
+    number<&Endpoint::credit_cell_token>("cell-token", true),
     number<&Endpoint::peer_timeout_ms>("peer-timeout-ms", false),
     number<&Endpoint::max_rd_atomic>("rd-atomic", false, true),
 };
@@ -116,7 +116,7 @@ Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
   return set_number(e, kNumbers[field], value);
 }
 
-/// Takes the first word off the text; empty at its end.
+/// Removes and returns the first word of the text; empty at its end.
 std::string_view take_word(std::string_view& text) noexcept {
   const std::size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
   text.remove_prefix(begin);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -11,13 +12,57 @@
 namespace spinwire::wire {
 namespace {
 
-// Statuses travel as their number, so the numbers are part of the protocol: new ones go at the end.
+// Statuses travel as numbers, so the numbers are part of the protocol: add new ones at the end.
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
-static_assert(endpoint_at::peer_timeout_ms + sizeof(Endpoint::peer_timeout_ms) == kEndpointBytes);
-static_assert(session_at::token + sizeof(SessionEnd::token) == kSessionBytes);
-static_assert(join_at::token + sizeof(JoinSession::token) == kJoinBytes);
-static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
+
+using VersionLayout = Layout<&VersionRange::min, &VersionRange::max>;
+using HeaderLayout = Layout<constant<kMagic>, part<&FrameHeader::versions, VersionLayout>,
+                            &FrameHeader::kind, &FrameHeader::body_length, &FrameHeader::features>;
+using EndpointLayout =
+    Layout<&Endpoint::gid, &Endpoint::qp_num, &Endpoint::psn, &Endpoint::max_message,
+           &Endpoint::credits, &Endpoint::incarnation, &Endpoint::credit_cell_address,
+           &Endpoint::credit_cell_rkey, &Endpoint::lid, &Endpoint::mtu, &Endpoint::gid_type,
+           &Endpoint::max_rd_atomic, &Endpoint::eager_bytes, &Endpoint::credit_cell_token,
+           &Endpoint::peer_timeout_ms>;
+using ReadyLayout = Layout<&Ready::incarnation>;
+using PathResponseLayout = Layout<&PathResponse::token>;
+using SessionLayout =
+    Layout<&SessionEnd::gid, &SessionEnd::qp_num, &SessionEnd::qkey, &SessionEnd::name,
+           &SessionEnd::window, &SessionEnd::mtu, &SessionEnd::lid, &SessionEnd::gid_type, zeros<1>,
+           &SessionEnd::incarnation, &SessionEnd::first, &SessionEnd::token>;
+using JoinLayout = Layout<part<&JoinSession::endpoint, EndpointLayout>, &JoinSession::session,
+                          &JoinSession::token>;
+static_assert(HeaderLayout::kBytes == kHeaderBytes && EndpointLayout::kBytes == kEndpointBytes &&
+              ReadyLayout::kBytes == kReadyBytes && SessionLayout::kBytes == kSessionBytes &&
+              PathResponseLayout::kBytes == kPathResponseBytes && JoinLayout::kBytes == kJoinBytes);
+
+/// The size of a refusal's body without its text: the status.
+constexpr std::size_t kRefuseBytes = 1;
+
+struct KindInfo {
+  std::string_view name;
+  std::size_t min;  ///< of the body, bytes
+  std::size_t max;
+};
+/// In the order of FrameKind.
+constexpr std::array kKinds{
+    KindInfo{"hello", kEndpointBytes, kEndpointBytes},
+    KindInfo{"accept", kEndpointBytes, kEndpointBytes},
+    KindInfo{"refuse", kRefuseBytes, kRefuseBytes + kRefuseTextMax},
+    KindInfo{"ready", kReadyBytes, kReadyBytes},
+    KindInfo{"open session", kSessionBytes, kSessionBytes},
+    KindInfo{"session opened", kSessionBytes, kSessionBytes},
+    KindInfo{"join session", kJoinBytes, kJoinBytes},
+    KindInfo{"path response", kPathResponseBytes, kPathResponseBytes},
+};
+static_assert(kKinds.size() == static_cast<std::size_t>(kLastFrameKind));
+
+/// A kind that does not exist has no name and no sizes.
+constexpr KindInfo info_of(FrameKind kind) noexcept {
+  const auto at = static_cast<std::size_t>(kind) - 1;
+  return at < kKinds.size() ? kKinds[at] : KindInfo{"unknown", 0, 0};
+}
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
 constexpr std::uint32_t kQpNumMax = 0xfffffe;  // 0xffffff means multicast
@@ -46,7 +91,7 @@ std::string show(VersionRange range) {
                                 : base::format("{} to {}", range.min, range.max);
 }
 
-// Both as text and as numbers, since either alone hides something.
+// Shows bytes as text and as numbers, because either alone hides something.
 std::string show(std::span<const std::byte> bytes) {
   std::string text;
   std::string hex;
@@ -58,7 +103,7 @@ std::string show(std::span<const std::byte> bytes) {
   return base::format("'{}' ({})", text, hex);
 }
 
-// Names what commonly reaches a port that it was not meant for.
+// Names protocols that commonly reach the wrong port.
 std::string_view guess(std::span<const std::byte> seen) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kKnown{{
       {"GET ", "an HTTP request"},
@@ -82,188 +127,148 @@ std::string_view guess(std::span<const std::byte> seen) {
   return "no Spinwire peer";
 }
 
-struct Sizes {
-  std::size_t min;
-  std::size_t max;
-};
-
-Sizes body_sizes(FrameKind kind) noexcept {
-  switch (kind) {
-    case FrameKind::hello:
-    case FrameKind::accept:
-      return {kEndpointBytes, kEndpointBytes};
-    case FrameKind::ready:
-      return {kReadyBytes, kReadyBytes};
-    case FrameKind::refuse:
-      return {refuse_at::text, refuse_at::text + kRefuseTextMax};
-    case FrameKind::open_session:
-    case FrameKind::session_opened:
-      return {kSessionBytes, kSessionBytes};
-    case FrameKind::join_session:
-      return {kJoinBytes, kJoinBytes};
-    case FrameKind::path_response:
-      return {kPathResponseBytes, kPathResponseBytes};
-  }
-  return {0, 0};
-}
-
 bool newer(const FrameHeader& header, VersionRange ours) noexcept {
   return header.versions.max > ours.max;
 }
 
-Frame begin(FrameKind kind, std::size_t body_length, const Speaker& speaker) noexcept {
+/// A frame whose body is empty yet.
+Frame begin(FrameKind kind, std::size_t body_length, const Capabilities& capabilities) noexcept {
   Frame frame;
   frame.size = kHeaderBytes + body_length;
-  Writer w(frame.storage);
-  w.copy(header_at::magic, kMagic);
-  w.put<std::uint16_t>(header_at::version_min, speaker.versions.min);
-  w.put<std::uint16_t>(header_at::version_max, speaker.versions.max);
-  w.put<std::uint16_t>(header_at::kind, static_cast<std::uint16_t>(kind));
-  w.put<std::uint16_t>(header_at::body_length, static_cast<std::uint16_t>(body_length));
-  w.put<std::uint32_t>(header_at::features, speaker.features);
+  FrameHeader header;
+  header.versions = capabilities.versions;
+  header.kind = kind;
+  header.body_length = static_cast<std::uint16_t>(body_length);
+  header.features = capabilities.features;
+  HeaderLayout::put(header, frame.storage.data());
   return frame;
 }
 
-std::span<std::byte> body_of(Frame& frame) noexcept {
-  return std::span(frame.storage).subspan(kHeaderBytes);
-}
-
-void put_endpoint(Writer& w, const Endpoint& e) noexcept {
-  w.copy(endpoint_at::gid, e.gid);
-  w.put<std::uint32_t>(endpoint_at::qp_num, e.qp_num);
-  w.put<std::uint32_t>(endpoint_at::psn, e.psn);
-  w.put<std::uint32_t>(endpoint_at::max_message, e.max_message);
-  w.put<std::uint32_t>(endpoint_at::credits, e.credits);
-  w.put<std::uint64_t>(endpoint_at::incarnation, e.incarnation);
-  w.put<std::uint64_t>(endpoint_at::control_address, e.control_address);
-  w.put<std::uint32_t>(endpoint_at::control_rkey, e.control_rkey);
-  w.put<std::uint32_t>(endpoint_at::control_token, e.control_token);
-  w.put<std::uint32_t>(endpoint_at::peer_timeout_ms, e.peer_timeout_ms);
-  w.put<std::uint16_t>(endpoint_at::lid, e.lid);
-  w.put<std::uint16_t>(endpoint_at::mtu, e.mtu);
-  w.put<std::uint32_t>(endpoint_at::eager_bytes, e.eager_bytes);
-  w.put<std::uint8_t>(endpoint_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
-  w.put<std::uint8_t>(endpoint_at::max_rd_atomic, e.max_rd_atomic);
-}
-
-Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker) noexcept {
-  Speaker with = speaker;
-  if (e.raw) with.features |= feature::raw;
-  Frame frame = begin(kind, kEndpointBytes, with);
-  Writer w(body_of(frame));
-  put_endpoint(w, e);
+template <typename Fields, typename Body>
+Frame encode_body(FrameKind kind, const Body& body, const Capabilities& capabilities) noexcept {
+  Frame frame = begin(kind, Fields::kBytes, capabilities);
+  Fields::put(body, frame.storage.data() + kHeaderBytes);
   return frame;
 }
 
-Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker) noexcept {
-  Frame frame = begin(kind, kSessionBytes, speaker);
-  Writer w(body_of(frame));
-  w.copy(session_at::gid, e.gid);
-  w.put<std::uint32_t>(session_at::qp_num, e.qp_num);
-  w.put<std::uint32_t>(session_at::qkey, e.qkey);
-  w.put<std::uint32_t>(session_at::name, e.name);
-  w.put<std::uint16_t>(session_at::window, e.window);
-  w.put<std::uint16_t>(session_at::mtu, e.mtu);
-  w.put<std::uint16_t>(session_at::lid, e.lid);
-  w.put<std::uint8_t>(session_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
-  w.put<std::uint8_t>(session_at::reserved, 0);
-  w.put<std::uint64_t>(session_at::incarnation, e.incarnation);
-  w.put<std::uint32_t>(session_at::first, e.first);
-  w.put<std::uint64_t>(session_at::token, e.token);
-  return frame;
+Frame encode_endpoint(FrameKind kind, const Endpoint& e, Capabilities capabilities) noexcept {
+  if (e.raw) capabilities.features |= feature::raw;
+  return encode_body<EndpointLayout>(kind, e, capabilities);
 }
 
-Result<void> check_qp_num(std::string_view what, std::uint32_t qp_num) {
-  if (qp_num >= kQpNumMin && qp_num <= kQpNumMax) return {};
-  return bad_field(what, "qp_num", base::format("{:#x}", qp_num), "0x2 to 0xfffffe");
+/// Checks the fields of a struct in turn. The first that is out of its limits is the outcome.
+class Checks {
+ public:
+  explicit Checks(std::string_view what) noexcept : what_(what) {}
+
+  void field(bool good, std::string_view name, std::uint64_t value, std::string_view limit) {
+    if (!good) fail(name, std::to_string(value), limit);
+  }
+  void hex(bool good, std::string_view name, std::uint64_t value, std::string_view limit) {
+    if (!good) fail(name, base::format("{:#x}", value), limit);
+  }
+  void not_zero(std::string_view name, std::uint64_t value) {
+    field(value != 0, name, value, "any other number");
+  }
+  void fail(std::string_view name, const std::string& value, std::string_view limit) {
+    if (outcome_) outcome_ = bad_field(what_, name, value, limit);
+  }
+  void part(const Result<void>& outcome) {
+    if (outcome_) outcome_ = outcome;
+  }
+  [[nodiscard]] Result<void> outcome() && { return std::move(outcome_); }
+
+ private:
+  std::string_view what_;
+  Result<void> outcome_;
+};
+
+/// Decodes a body of exactly the size of its layout. `check` gets Checks and the body.
+template <typename Fields, typename Body, typename Check>
+Result<Body> decode_as(std::string_view what, std::span<const std::byte> bytes, Check&& check) {
+  if (bytes.size() != Fields::kBytes) {
+    return bad_field(what, "its size", std::to_string(bytes.size()),
+                     base::format("{} bytes", Fields::kBytes));
+  }
+  Body body;
+  const bool exact = Fields::get(bytes.data(), body);
+  Checks checks(what);
+  check(checks, body);
+  if (!exact) checks.fail("a reserved byte", "not 0", "0");
+  if (auto good = std::move(checks).outcome(); !good) return tl::unexpected(good.error());
+  return body;
 }
 
-/// Of an Endpoint or a SessionEnd.
+void check_qp_num(Checks& checks, std::uint32_t qp_num) {
+  checks.hex(qp_num >= kQpNumMin && qp_num <= kQpNumMax, "qp_num", qp_num, "0x2 to 0xfffffe");
+}
+
+/// Checks the address of an Endpoint or a SessionEnd.
 template <typename End>
-Result<void> check_address(std::string_view what, const End& e) {
-  if (e.gid_type > GidType::embedded) {
-    return bad_field(what, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
-                     "0 (ib), 1 (rocev1), 2 (rocev2) or 3 (softverbs)");
+void check_address(Checks& checks, const End& e) {
+  checks.field(e.gid_type <= GidType::embedded, "gid_type", static_cast<unsigned>(e.gid_type),
+               "0 (ib), 1 (rocev1), 2 (rocev2) or 3 (softverbs)");
+  if (std::all_of(e.gid.begin(), e.gid.end(), [](std::uint8_t b) { return b == 0; }))
+    checks.fail("gid", "all zero", "the address of a port");
+  checks.hex(e.gid_type != GidType::infiniband || (e.lid != 0 && e.lid <= kLidMax), "lid", e.lid,
+             "0x1 to 0xbfff on ib");
+}
+
+void check_endpoint(Checks& checks, const Endpoint& e) {
+  check_address(checks, e);
+  check_qp_num(checks, e.qp_num);
+  checks.hex(e.psn <= kPsnMax, "psn", e.psn, "0 to 0xffffff");
+  checks.field(e.mtu >= 256 && e.mtu <= 4096 && std::has_single_bit(e.mtu), "mtu", e.mtu,
+               "256, 512, 1024, 2048 or 4096 bytes");
+  if (e.raw) return;  // nothing else is used
+  checks.field(e.max_message != 0 && e.max_message <= kMessageMax, "max_message", e.max_message,
+               "1 to 2147483648 bytes");
+  if (e.eager_bytes == 0 || e.eager_bytes > e.max_message) {
+    checks.fail("eager_bytes", std::to_string(e.eager_bytes),
+                base::format("1 to max_message, {} bytes", e.max_message));
   }
-  if (std::all_of(e.gid.begin(), e.gid.end(), [](std::uint8_t b) { return b == 0; })) {
-    return bad_field(what, "gid", "all zero", "the address of a port");
-  }
-  if (e.gid_type == GidType::infiniband && (e.lid == 0 || e.lid > kLidMax)) {
-    return bad_field(what, "lid", base::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
-  }
-  return {};
+  checks.field(e.credits <= kCreditsMax, "credits", e.credits, "0 to 32768");
+  checks.not_zero("incarnation", e.incarnation);
+  checks.hex(e.credit_cell_address != 0 && e.credit_cell_address % 8 == 0, "credit_cell_address",
+             e.credit_cell_address, "a multiple of 8 above 0");
+  checks.not_zero("credit_cell_rkey", e.credit_cell_rkey);
+  checks.not_zero("credit_cell_token", e.credit_cell_token);
+  checks.field(e.peer_timeout_ms != 0 && e.peer_timeout_ms <= kPeerTimeoutMax, "peer_timeout_ms",
+               e.peer_timeout_ms, "1 to 3600000 milliseconds");
 }
 
 }  // namespace
 
-std::string_view to_string(FrameKind kind) noexcept {
-  switch (kind) {
-    case FrameKind::hello:
-      return "hello";
-    case FrameKind::accept:
-      return "accept";
-    case FrameKind::refuse:
-      return "refuse";
-    case FrameKind::ready:
-      return "ready";
-    case FrameKind::open_session:
-      return "open session";
-    case FrameKind::session_opened:
-      return "session opened";
-    case FrameKind::join_session:
-      return "join session";
-    case FrameKind::path_response:
-      return "path response";
-  }
-  return "unknown";
+std::string_view to_string(FrameKind kind) noexcept { return info_of(kind).name; }
+
+Frame encode(const Hello& hello, const Capabilities& capabilities) noexcept {
+  return encode_endpoint(FrameKind::hello, hello.endpoint, capabilities);
+}
+Frame encode(const Accept& accept, const Capabilities& capabilities) noexcept {
+  return encode_endpoint(FrameKind::accept, accept.endpoint, capabilities);
+}
+Frame encode(const Ready& ready, const Capabilities& capabilities) noexcept {
+  return encode_body<ReadyLayout>(FrameKind::ready, ready, capabilities);
+}
+Frame encode(const OpenSession& open, const Capabilities& capabilities) noexcept {
+  return encode_body<SessionLayout>(FrameKind::open_session, open.end, capabilities);
+}
+Frame encode(const SessionOpened& opened, const Capabilities& capabilities) noexcept {
+  return encode_body<SessionLayout>(FrameKind::session_opened, opened.end, capabilities);
+}
+Frame encode(const JoinSession& join, const Capabilities& capabilities) noexcept {
+  return encode_body<JoinLayout>(FrameKind::join_session, join, capabilities);
+}
+Frame encode(const PathResponse& response, const Capabilities& capabilities) noexcept {
+  return encode_body<PathResponseLayout>(FrameKind::path_response, response, capabilities);
 }
 
-Frame encode(const Hello& hello, const Speaker& speaker) noexcept {
-  return encode_endpoint(FrameKind::hello, hello.endpoint, speaker);
-}
-
-Frame encode(const Accept& accept, const Speaker& speaker) noexcept {
-  return encode_endpoint(FrameKind::accept, accept.endpoint, speaker);
-}
-
-Frame encode(const Refuse& refuse, const Speaker& speaker) noexcept {
+Frame encode(const Refuse& refuse, const Capabilities& capabilities) noexcept {
   const std::size_t length = std::min<std::size_t>(refuse.length, kRefuseTextMax);
-  Frame frame = begin(FrameKind::refuse, refuse_at::text + length, speaker);
-  const auto body = body_of(frame);
-  Writer w(body);
-  w.put<std::uint8_t>(refuse_at::status, static_cast<std::uint8_t>(refuse.status));
-  for (std::size_t i = 0; i < length; ++i) {
-    w.put<std::uint8_t>(refuse_at::text + i, static_cast<std::uint8_t>(refuse.text[i]));
-  }
-  return frame;
-}
-
-Frame encode(const Ready& ready, const Speaker& speaker) noexcept {
-  Frame frame = begin(FrameKind::ready, kReadyBytes, speaker);
-  Writer(body_of(frame)).put<std::uint64_t>(ready_at::incarnation, ready.incarnation);
-  return frame;
-}
-
-Frame encode(const OpenSession& open, const Speaker& speaker) noexcept {
-  return encode_session(FrameKind::open_session, open.end, speaker);
-}
-
-Frame encode(const SessionOpened& opened, const Speaker& speaker) noexcept {
-  return encode_session(FrameKind::session_opened, opened.end, speaker);
-}
-
-Frame encode(const JoinSession& join, const Speaker& speaker) noexcept {
-  Frame frame = begin(FrameKind::join_session, kJoinBytes, speaker);
-  Writer w(body_of(frame));
-  put_endpoint(w, join.endpoint);
-  w.put<std::uint32_t>(join_at::session, join.session);
-  w.put<std::uint64_t>(join_at::token, join.token);
-  return frame;
-}
-
-Frame encode(const PathResponse& response, const Speaker& speaker) noexcept {
-  Frame frame = begin(FrameKind::path_response, kPathResponseBytes, speaker);
-  Writer(body_of(frame)).put<std::uint64_t>(path_response_at::token, response.token);
+  Frame frame = begin(FrameKind::refuse, kRefuseBytes + length, capabilities);
+  std::byte* const body = frame.storage.data() + kHeaderBytes;
+  put_number(body, refuse.status);
+  std::memcpy(body + kRefuseBytes, refuse.text.data(), length);
   return frame;
 }
 
@@ -303,22 +308,16 @@ Result<std::uint16_t> agree(VersionRange theirs, VersionRange ours) {
 Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange ours) {
   constexpr std::string_view kWhat = "handshake header";
   if (auto magic = check_magic(bytes); !magic) return tl::make_unexpected(magic.error());
-  Reader r(bytes);
   FrameHeader header;
-  header.versions.min = r.get<std::uint16_t>(header_at::version_min);
-  header.versions.max = r.get<std::uint16_t>(header_at::version_max);
-  const auto kind = r.get<std::uint16_t>(header_at::kind);
-  header.kind = static_cast<FrameKind>(kind);
-  header.body_length = r.get<std::uint16_t>(header_at::body_length);
-  header.features = r.get<std::uint32_t>(header_at::features);
-  if (!r.ok()) return bad_field(kWhat, "its size", std::to_string(bytes.size()), "at least 16");
+  if (bytes.size() < kHeaderBytes || !HeaderLayout::get(bytes.data(), header))
+    return bad_field(kWhat, "its size", std::to_string(bytes.size()), "at least 16");
 
   const auto agreed = agree(header.versions, ours);
   if (!agreed) return tl::make_unexpected(agreed.error());
   header.version = *agreed;
-  const Sizes sizes = body_sizes(header.kind);
+  const KindInfo sizes = info_of(header.kind);
   if (sizes.max == 0) {
-    return bad_field(kWhat, "kind", std::to_string(kind),
+    return bad_field(kWhat, "kind", std::to_string(static_cast<unsigned>(header.kind)),
                      "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session), 6 (session "
                      "opened), 7 (join session) or 8 (path response)");
   }
@@ -332,151 +331,71 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 }
 
 Result<void> check(const Endpoint& e) {
-  constexpr std::string_view kWhat = "endpoint";
-  if (auto address = check_address(kWhat, e); !address) return address;
-  if (auto number = check_qp_num(kWhat, e.qp_num); !number) return number;
-  if (e.psn > kPsnMax) {
-    return bad_field(kWhat, "psn", base::format("{:#x}", e.psn), "0 to 0xffffff");
-  }
-  if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
-    return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256, 512, 1024, 2048 or 4096 bytes");
-  }
-  if (e.raw) return {};  // nothing else is used
-  if (e.max_message == 0 || e.max_message > kMessageMax) {
-    return bad_field(kWhat, "max_message", std::to_string(e.max_message), "1 to 2147483648 bytes");
-  }
-  if (e.eager_bytes == 0 || e.eager_bytes > e.max_message) {
-    return bad_field(kWhat, "eager_bytes", std::to_string(e.eager_bytes),
-                     base::format("1 to max_message, {} bytes", e.max_message));
-  }
-  if (e.credits > kCreditsMax) {
-    return bad_field(kWhat, "credits", std::to_string(e.credits), "0 to 32768");
-  }
-  if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
-  if (e.control_address == 0 || e.control_address % 8 != 0) {
-    return bad_field(kWhat, "control_address", base::format("{:#x}", e.control_address),
-                     "a multiple of 8 above 0");
-  }
-  if (e.control_rkey == 0) return bad_field(kWhat, "control_rkey", "0", "any other number");
-  if (e.control_token == 0) return bad_field(kWhat, "control_token", "0", "any other number");
-  if (e.peer_timeout_ms == 0 || e.peer_timeout_ms > kPeerTimeoutMax) {
-    return bad_field(kWhat, "peer_timeout_ms", std::to_string(e.peer_timeout_ms),
-                     "1 to 3600000 milliseconds");
-  }
-  return {};
+  Checks checks("endpoint");
+  check_endpoint(checks, e);
+  return std::move(checks).outcome();
 }
 
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw) {
-  if (body.size() != kEndpointBytes) {
-    return bad_field("endpoint", "its size", std::to_string(body.size()), "70 bytes");
-  }
-  Reader r(body);
-  Endpoint e;
-  e.raw = raw;
-  r.copy(endpoint_at::gid, e.gid);
-  e.qp_num = r.get<std::uint32_t>(endpoint_at::qp_num);
-  e.psn = r.get<std::uint32_t>(endpoint_at::psn);
-  e.max_message = r.get<std::uint32_t>(endpoint_at::max_message);
-  e.eager_bytes = r.get<std::uint32_t>(endpoint_at::eager_bytes);
-  e.credits = r.get<std::uint32_t>(endpoint_at::credits);
-  e.incarnation = r.get<std::uint64_t>(endpoint_at::incarnation);
-  e.control_address = r.get<std::uint64_t>(endpoint_at::control_address);
-  e.control_rkey = r.get<std::uint32_t>(endpoint_at::control_rkey);
-  e.control_token = r.get<std::uint32_t>(endpoint_at::control_token);
-  e.peer_timeout_ms = r.get<std::uint32_t>(endpoint_at::peer_timeout_ms);
-  e.lid = r.get<std::uint16_t>(endpoint_at::lid);
-  e.mtu = r.get<std::uint16_t>(endpoint_at::mtu);
-  e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(endpoint_at::gid_type));
-  e.max_rd_atomic = r.get<std::uint8_t>(endpoint_at::max_rd_atomic);
-  if (auto valid = check(e); !valid) return tl::make_unexpected(std::move(valid.error()));
-  return e;
+  return decode_as<EndpointLayout, Endpoint>("endpoint", body, [raw](Checks& checks, Endpoint& e) {
+    e.raw = raw;
+    check_endpoint(checks, e);
+  });
 }
 
 Result<Ready> decode_ready(std::span<const std::byte> body) {
-  if (body.size() != kReadyBytes) {
-    return bad_field("ready frame", "its size", std::to_string(body.size()), "8 bytes");
-  }
-  const Ready ready{Reader(body).get<std::uint64_t>(ready_at::incarnation)};
-  if (ready.incarnation == 0)
-    return bad_field("ready frame", "incarnation", "0", "any other number");
-  return ready;
+  return decode_as<ReadyLayout, Ready>("ready frame", body, [](Checks& checks, const Ready& ready) {
+    checks.not_zero("incarnation", ready.incarnation);
+  });
 }
 
 Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
-  constexpr std::string_view kWhat = "path response";
-  if (body.size() != kPathResponseBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "8 bytes");
-  const PathResponse response{Reader(body).get<std::uint64_t>(path_response_at::token)};
-  if (response.token == 0) return bad_field(kWhat, "token", "0", "any other number");
-  return response;
+  return decode_as<PathResponseLayout, PathResponse>(
+      "path response", body, [](Checks& checks, const PathResponse& response) {
+        checks.not_zero("token", response.token);
+      });
 }
 
 Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server) {
-  constexpr std::string_view kWhat = "session";
-  if (body.size() != kSessionBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "56 bytes");
-  Reader r(body);
-  SessionEnd e;
-  r.copy(session_at::gid, e.gid);
-  e.qp_num = r.get<std::uint32_t>(session_at::qp_num);
-  e.qkey = r.get<std::uint32_t>(session_at::qkey);
-  e.name = r.get<std::uint32_t>(session_at::name);
-  e.window = r.get<std::uint16_t>(session_at::window);
-  e.mtu = r.get<std::uint16_t>(session_at::mtu);
-  e.lid = r.get<std::uint16_t>(session_at::lid);
-  e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(session_at::gid_type));
-  e.incarnation = r.get<std::uint64_t>(session_at::incarnation);
-  e.first = r.get<std::uint32_t>(session_at::first);
-  e.token = r.get<std::uint64_t>(session_at::token);
-  if (e.qp_num != 0) {  // an end without datagrams need not tell its address
-    if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
-    if (auto number = check_qp_num(kWhat, e.qp_num); !number) return tl::unexpected(number.error());
-  }
-  if (r.get<std::uint8_t>(session_at::reserved) != 0)
-    return bad_field(kWhat, "the last byte", "not 0", "0");
-  if (e.name == 0) return bad_field(kWhat, "name", "0", "any other number");
-  if (!std::has_single_bit(e.window) || e.window > kSessionWindowMax)
-    return bad_field(kWhat, "window", std::to_string(e.window), "a power of two up to 64");
-  if (e.mtu < 256 || e.mtu > 4096)
-    return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256 to 4096 bytes");
-  if ((e.qkey & 0x80000000) != 0)
-    return bad_field(kWhat, "qkey", base::format("{:#x}", e.qkey), "0 to 0x7fffffff");
-  if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
-  if (e.first % kSessionWindowMax != 0)
-    return bad_field(kWhat, "first", std::to_string(e.first), "a multiple of 64");
-  if ((e.token != 0) != of_server)
-    return bad_field(kWhat, "token", e.token == 0 ? "0" : "not 0", of_server ? "not 0" : "0");
-  return e;
+  const auto check = [of_server](Checks& checks, const SessionEnd& e) {
+    if (e.qp_num != 0) {  // an end without datagrams may omit its address
+      check_address(checks, e);
+      check_qp_num(checks, e.qp_num);
+    }
+    checks.not_zero("name", e.name);
+    checks.field(std::has_single_bit(e.window) && e.window <= kSessionWindowMax, "window", e.window,
+                 "a power of two up to 64");
+    checks.field(e.mtu >= 256 && e.mtu <= 4096, "mtu", e.mtu, "256 to 4096 bytes");
+    checks.hex((e.qkey & 0x80000000) == 0, "qkey", e.qkey, "0 to 0x7fffffff");
+    checks.not_zero("incarnation", e.incarnation);
+    checks.field(e.first % kSessionWindowMax == 0, "first", e.first, "a multiple of 64");
+    if ((e.token != 0) != of_server)
+      checks.fail("token", e.token == 0 ? "0" : "not 0", of_server ? "not 0" : "0");
+  };
+  return decode_as<SessionLayout, SessionEnd>("session", body, check);
 }
 
 Result<JoinSession> decode_join(std::span<const std::byte> body) {
-  constexpr std::string_view kWhat = "join of a session";
-  if (body.size() != kJoinBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "74 bytes");
-  auto endpoint = decode_endpoint(body.first(kEndpointBytes));
-  if (!endpoint) return tl::make_unexpected(std::move(endpoint.error()));
-  Reader r(body);
-  JoinSession join;
-  join.endpoint = *endpoint;
-  join.session = r.get<std::uint32_t>(join_at::session);
-  join.token = r.get<std::uint64_t>(join_at::token);
-  if (join.session == 0) return bad_field(kWhat, "session", "0", "any other number");
-  if (join.token == 0) return bad_field(kWhat, "token", "0", "the server's");
-  return join;
+  const auto check_join = [](Checks& checks, const JoinSession& join) {
+    checks.part(check(join.endpoint));
+    checks.not_zero("session", join.session);
+    checks.field(join.token != 0, "token", join.token, "the server's");
+  };
+  return decode_as<JoinLayout, JoinSession>("join of a session", body, check_join);
 }
 
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
-  const Sizes sizes = body_sizes(FrameKind::refuse);
+  const KindInfo sizes = info_of(FrameKind::refuse);
   if (body.size() < sizes.min || body.size() > sizes.max) {
     return bad_field("refuse frame", "its size", std::to_string(body.size()), "1 to 201 bytes");
   }
-  const auto status = Reader(body).get<std::uint8_t>(refuse_at::status);
+  const auto status = std::to_integer<std::uint8_t>(body.front());
   const bool known = status != 0 && status < kStatusCount;
   if (!known && !(newer_peer && status != 0)) {
     return bad_field("refuse frame", "status", std::to_string(status),
                      base::format("1 to {}", kStatusCount - 1));
   }
-  const auto text = body.subspan(refuse_at::text);
+  const auto text = body.subspan(kRefuseBytes);
   return make_refuse(known ? static_cast<Status>(status) : Status::refused,
                      {reinterpret_cast<const char*>(text.data()), text.size()});
 }
@@ -490,7 +409,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
   }
   const bool skips = newer(header, ours);
   const auto known =
-      body.first(skips ? std::min(body.size(), body_sizes(header.kind).max) : body.size());
+      body.first(skips ? std::min(body.size(), info_of(header.kind).max) : body.size());
   const bool raw = (header.features & feature::raw) != 0;
   const auto wrap = [&](auto part) { return Received{header, std::move(part)}; };
   switch (header.kind) {

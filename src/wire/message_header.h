@@ -1,5 +1,5 @@
-// The header in front of every message on a queue pair: eight bytes, little-endian, adjacent to the
-// payload. Hot.
+// The header of every message on a queue pair: eight bytes, little-endian, adjacent to the payload.
+// Hot.
 #pragma once
 
 #include <bit>
@@ -13,33 +13,36 @@ static_assert(std::endian::native == std::endian::little, "the header is copied 
 
 enum class MessageKind : std::uint8_t {
   data = 1,               ///< the application's bytes
-  credit_return = 2,      ///< the sender gives `length` unused credits back
-  goodbye = 3,            ///< the sender closes; nothing follows
+  credit_return = 2,      ///< the sender returns `length` unused credits
+  goodbye = 3,            ///< the sender closes; no message follows
   rendezvous_offer = 4,   ///< a message to fetch with READs; a RendezvousOffer follows
   rendezvous_answer = 5,  ///< ends a rendezvous; a RendezvousAnswer follows
-  // Leases, see wire/lease_messages.h.
-  lease_request = 6,  ///< for memory; a LeaseRequest follows
-  lease_grant = 7,    ///< the answer to it; a LeaseGrant follows
-  lease_push = 8,     ///< memory that nobody asked for; a LeaseGrant follows
+  // Leases; see wire/lease_messages.h.
+  lease_request = 6,  ///< requests memory; a LeaseRequest follows
+  lease_grant = 7,    ///< answers a request; a LeaseGrant follows
+  lease_push = 8,     ///< offers unrequested memory; a LeaseGrant follows
   lease_call = 9,     ///< about a lease; a LeaseCall follows
   lease_reply = 10,   ///< to such a call; a LeaseReply follows
+  // Credit by messages, where the receiver's credit cell is overwritten. They cost no credit.
+  credit_ask = 11,  ///< allows the receiver one `credit`; the sender reads its cell no more
+  credit = 12,      ///< what a word in the credit cell says: `granted`, and that the sender polls
 };
 
 namespace message_flag {
-inline constexpr std::uint8_t kWantCredit = 1;  ///< the sender could use more credit
+inline constexpr std::uint8_t kWantCredit = 1;  ///< the sender needs more credit
 inline constexpr std::uint8_t kAll = 1;
 }  // namespace message_flag
 
 struct MessageHeader {
   MessageKind kind;
   std::uint8_t flags;
-  std::uint16_t granted;  ///< low bits of all credits ever granted to the receiver of this
+  std::uint16_t granted;  ///< low bits of all credits granted to the message's receiver
   std::uint32_t length;   ///< payload bytes; for credit_return, credits
 };
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 static_assert(sizeof(MessageHeader) == kMessageHeaderBytes);
 
-/// The header as it lies on the wire: one word, written with one store.
+/// The header in wire format: one word, written with one store.
 constexpr std::uint64_t encode(const MessageHeader& header) noexcept {
   return static_cast<std::uint64_t>(header.kind) | std::uint64_t{header.flags} << 8 |
          std::uint64_t{header.granted} << 16 | std::uint64_t{header.length} << 32;
@@ -54,8 +57,8 @@ inline std::uint64_t get(const std::byte* at) noexcept {
   return header;
 }
 
-/// Whether this is the header of an application's message with no flag, of `received` bytes in all:
-/// decode() in one compare for what nearly every message is.
+/// Whether this is the header of an application's message without flags, of `received` bytes in
+/// all. Does the work of decode() for nearly every message in one compare.
 constexpr bool is_plain(std::uint64_t header, std::uint32_t received) noexcept {
   constexpr std::uint64_t kGranted = 0xffff0000;
   return received >= kMessageHeaderBytes &&
@@ -66,7 +69,7 @@ constexpr std::uint16_t granted_of(std::uint64_t header) noexcept {
   return static_cast<std::uint16_t>(header >> 16);
 }
 
-/// The same header, telling of this much credit.
+/// The header with another count of grants.
 constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted) noexcept {
   return (header & ~std::uint64_t{0xffff0000}) | std::uint64_t{granted} << 16;
 }
@@ -78,8 +81,7 @@ inline constexpr std::size_t kLeaseGrantBytes = 40;
 inline constexpr std::size_t kLeaseCallBytes = 24;
 inline constexpr std::size_t kLeaseReplyBytes = 16;
 
-/// What follows the header of a control message that has a body, bytes; 0: it has none, or is of no
-/// such kind.
+/// Bytes that follow the header of a control message with a body; 0 for other kinds.
 constexpr std::size_t body_bytes(MessageKind kind) noexcept {
   switch (kind) {
     case MessageKind::rendezvous_offer:
@@ -100,7 +102,7 @@ constexpr std::size_t body_bytes(MessageKind kind) noexcept {
   }
 }
 
-/// Checks a message of `received` bytes that begins at `at`; false if it is malformed.
+/// Checks a message of `received` bytes at `at`. Returns false if it is malformed.
 inline bool decode(const std::byte* at, std::size_t received, MessageHeader& header) noexcept {
   if (received < kMessageHeaderBytes) [[unlikely]]
     return false;
@@ -113,7 +115,9 @@ inline bool decode(const std::byte* at, std::size_t received, MessageHeader& hea
   if (const std::size_t body = body_bytes(header.kind); body != 0)
     return payload == body && header.length == payload;
   if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
-  return header.kind == MessageKind::goodbye && payload == 0 && header.length == 0;
+  const bool is_bare = header.kind == MessageKind::goodbye ||
+                       header.kind == MessageKind::credit_ask || header.kind == MessageKind::credit;
+  return is_bare && payload == 0 && header.length == 0;
 }
 
 }  // namespace spinwire::wire

@@ -8,16 +8,14 @@
 namespace spinwire::wire {
 namespace {
 
-constexpr std::uint32_t kTokenMagic = 0x54525753;  // "SWRT"
-constexpr std::uint8_t kVersion = 1;
-constexpr std::size_t kHashed = 40;
+constexpr std::array<std::uint8_t, 5> kMagicAndVersion{'S', 'W', 'R', 'T', 1};
+/// A hash follows.
+using TokenLayout = Layout<constant<kMagicAndVersion>, &Token::access, zeros<2>, &Token::address,
+                           &Token::length, &Token::incarnation, &Token::rkey, &Token::qp_num>;
+constexpr std::size_t kHashed = TokenLayout::kBytes;
+static_assert(kHashed + sizeof(std::uint64_t) == kTokenBytes);
 
-namespace at {
-constexpr std::size_t magic = 0, version = 4, access = 5, zero = 6, address = 8, length = 16,
-                      incarnation = 24, rkey = 32, qp_num = 36, hash = kHashed;
-}
-
-/// Finds damage, not malice.
+/// Detects damage, not forgery.
 std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
   return XXH3_64bits(bytes.data(), kHashed);
 }
@@ -26,31 +24,14 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
 
 std::array<std::byte, kTokenBytes> encode(const Token& token) noexcept {
   std::array<std::byte, kTokenBytes> bytes{};
-  Writer w(bytes);
-  w.put<std::uint32_t>(at::magic, kTokenMagic);
-  w.put<std::uint8_t>(at::version, kVersion);
-  w.put<std::uint8_t>(at::access, token.access);
-  w.put<std::uint64_t>(at::address, token.address);
-  w.put<std::uint64_t>(at::length, token.length);
-  w.put<std::uint64_t>(at::incarnation, token.incarnation);
-  w.put<std::uint32_t>(at::rkey, token.rkey);
-  w.put<std::uint32_t>(at::qp_num, token.qp_num);
-  w.put<std::uint64_t>(at::hash, hash_of(bytes));
+  TokenLayout::put(token, bytes.data());
+  put_number(bytes.data() + kHashed, hash_of(bytes));
   return bytes;
 }
 
 bool decode(std::span<const std::byte> bytes, Token& token) noexcept {
-  if (bytes.size() != kTokenBytes) return false;
-  Reader in(bytes);
-  token.access = in.get<std::uint8_t>(at::access);
-  token.address = in.get<std::uint64_t>(at::address);
-  token.length = in.get<std::uint64_t>(at::length);
-  token.incarnation = in.get<std::uint64_t>(at::incarnation);
-  token.rkey = in.get<std::uint32_t>(at::rkey);
-  token.qp_num = in.get<std::uint32_t>(at::qp_num);
-  return in.get<std::uint32_t>(at::magic) == kTokenMagic &&
-         in.get<std::uint8_t>(at::version) == kVersion && in.get<std::uint16_t>(at::zero) == 0 &&
-         in.get<std::uint64_t>(at::hash) == hash_of(bytes) && token.length != 0 &&
+  return bytes.size() == kTokenBytes && TokenLayout::get(bytes.data(), token) &&
+         get_number<std::uint64_t>(bytes.data() + kHashed) == hash_of(bytes) && token.length != 0 &&
          token.address + token.length > token.address && token.rkey != 0 &&
          is_remote_access(token.access);
 }

@@ -15,13 +15,13 @@ struct Token {
   std::uint64_t length = 0;
   std::uint64_t incarnation = 0;  ///< of the owner's engine
   std::uint32_t rkey = 0;
-  std::uint32_t qp_num = 0;  ///< the owner's, if the key is bound to that; else 0
+  std::uint32_t qp_num = 0;  ///< the owner's, if the key is bound to that queue pair; else 0
   std::uint8_t access = 0;
 };
 
 std::array<std::byte, kTokenBytes> encode(const Token& token) noexcept;
-/// False if it is malformed: of another size or version, damaged, without bytes, key or rights, or
-/// beyond the end of memory.
+/// False if the token is malformed: of another size or version, damaged, without bytes, key or
+/// rights, or beyond the end of memory.
 bool decode(std::span<const std::byte> bytes, Token& token) noexcept;
 
 }  // namespace spinwire::wire

@@ -13,23 +13,23 @@ namespace spinwire::wire {
 static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
 
 enum class RpcKind : std::uint8_t {
-  request = 1,  ///< of the client; the payload is the application's
-  reply = 2,    ///< of the server; with a status other than ok its payload is a text
-  ping = 3,     ///< of the client: it is there, and all calls with lower numbers are over for it
-  pong = 4,     ///< the answer
-  close = 5,    ///< of the client: the session is over
-  closed = 6,   ///< the answer, or of the server: the session is over
-  unknown = 7,  ///< of the server: it has forgotten the session that `number` names there
-  /// Of the server, before it opens a session: the payload is a number that the client shows in a
-  /// path_response frame.
+  request = 1,  ///< from the client; the payload is the application's
+  reply = 2,    ///< from the server; unless the status is ok, the payload is a text
+  ping = 3,     ///< from the client: it is alive, and calls with lower numbers are over
+  pong = 4,     ///< answers a ping
+  close = 5,    ///< from the client: the session is over
+  closed = 6,   ///< answers a close, or from the server: the session is over
+  unknown = 7,  ///< from the server: it has forgotten the session `number`
+  /// From the server, before it opens a session: the payload is a token that the client returns in
+  /// a path_response frame.
   path_challenge = 8,
 };
 inline constexpr std::size_t kPathTokenBytes = 8;
 
-/// In the number of a ping, of a session with more than one slot: it says nothing of calls.
+/// In the number of a ping for more than one slot: the number says nothing about calls.
 inline constexpr std::uint32_t kNoCallsOver = 1;
 
-/// What a session is called by the end that made the record: index and generation of it.
+/// The name of a session at one end: index and generation of that end's record.
 struct RpcName {
   static constexpr unsigned kIndexBits = 20;
   static constexpr std::uint32_t kIndexMask = (1u << kIndexBits) - 1;
@@ -40,20 +40,22 @@ struct RpcName {
 };
 
 struct RpcHeader {
-  std::uint32_t session;  ///< as the receiver calls it
-  std::uint32_t number;   ///< of the call; its low bits are its slot
-  /// Of a request. Of a reply: for how long the server had it, in units of 1024 ns; the highest:
-  /// that long, or unknown.
+  std::uint32_t session;  ///< the receiver's name of the session
+  std::uint32_t number;   ///< the call's number; its low bits are its slot
+  /// Request: the method. Reply: the time for which the server had the request, in units of 1024
+  /// ns; the two highest values mean "that long or longer" and "unknown".
   std::uint16_t method;
   RpcKind kind;
-  std::uint8_t status;   ///< of a reply: a Status
-  std::uint16_t length;  ///< of the payload, bytes
-  std::uint16_t window;  ///< of a reply: calls that the session may have under way
+  std::uint8_t status;   ///< for a reply: a Status
+  std::uint16_t length;  ///< bytes of the payload
+  std::uint16_t window;  ///< for a reply: calls that the session may have in flight
 };
 inline constexpr std::size_t kRpcHeaderBytes = 16;
 static_assert(sizeof(RpcHeader) == kRpcHeaderBytes);
+/// For how long the server had the request of this reply; see RpcHeader::method.
+constexpr std::uint16_t server_time_of(const RpcHeader& reply) noexcept { return reply.method; }
 
-/// The header as it goes over the wire, in two words: so it is made and read in registers.
+/// The header in wire format, in two words, so that registers can hold it.
 struct RpcWords {
   std::uint64_t low;   ///< session:32 | number:32
   std::uint64_t high;  ///< method:16 | kind:8 | status:8 | length:16 | window:16
@@ -76,20 +78,20 @@ constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
   return mtu - static_cast<std::uint32_t>(kRpcHeaderBytes);
 }
 
-/// Whether a header is that of a request, or of a reply with status ok, before so many bytes, and
-/// in order: what decode() would take, in one compare and two. Any number of bytes is allowed, also
-/// the difference of two that is below 0.
+/// Whether a valid header is that of a request before `bytes` bytes. Accepts what decode() accepts,
+/// in one compare. `bytes` may be any number, even a negative difference.
 constexpr bool is_request(const RpcWords& w, std::uint64_t bytes) noexcept {
   return w.high >> 16 == (std::uint64_t{static_cast<std::uint8_t>(RpcKind::request)} | bytes << 16);
 }
-/// The latter but for its window, which may be 0.
+/// Whether a header is that of a reply with status ok before `bytes` bytes. The caller checks the
+/// window, which may be 0.
 constexpr bool is_good_reply(const RpcWords& w, std::uint64_t bytes) noexcept {
   constexpr std::uint64_t kKind = static_cast<std::uint8_t>(RpcKind::reply);
   return static_cast<std::uint32_t>(w.high >> 16) == (kKind | bytes << 16);  // of all its bits
 }
 
-/// Checks a datagram of `received` bytes that begins at `at`; false if it is malformed. What the
-/// names in it mean is for the receiver to check.
+/// Checks a datagram of `received` bytes at `at`. Returns false if it is malformed. The receiver
+/// checks the names in the datagram.
 inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header) noexcept {
   if (received < kRpcHeaderBytes) [[unlikely]]
     return false;

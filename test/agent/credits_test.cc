@@ -8,17 +8,17 @@
 namespace credits_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
-/// No retry is allowed: a message that finds no receive ends its connection at once, so that a
-/// connection that lives was never met by a queue without receives.
+/// Forbids retries: a message without a receive ends its connection at once. So a live connection
+/// shows that every message found a receive.
 Config strict_config() {
   Config c = small_config();
   c.queue_pair.rnr_retry = 0;
   return c;
 }
 
-std::uint32_t granted(const Node& n) { return n.engine.stats().credits_granted; }
+std::uint32_t granted(const Node& n) { return n.engine.stats().reserved_receives; }
 
 TEST(Credits, IdleHoldsOneActiveGrowsOnDemand) {
   Pair p(strict_config());
@@ -63,7 +63,7 @@ TEST(Credits, UnusedOnesGoBackAfterTheIdleTime) {
       ticks += 200'000;
       return ticks > began + 500'000'000;
     }));
-    // Both ends agree on what is left, and it is one.
+    // Both ends agree that one credit is left.
     EXPECT_EQ(p.ends.client.stats().send_credits, 1u);
     EXPECT_EQ(p.ends.server.stats().granted_credits, 1u);
     EXPECT_TRUE(p.ends.client.ready());
@@ -73,7 +73,7 @@ TEST(Credits, UnusedOnesGoBackAfterTheIdleTime) {
 }
 
 TEST(Credits, KeepalivesAreNoUseOfThem) {
-  // More frequent than the idle time: unused credit goes back all the same.
+  // Messages are more frequent than the idle time, but unused credit still returns.
   std::uint64_t ticks = 1'000'000'000;
   Config c = strict_config();
   c.connections.keepalive_interval = 20ms;
@@ -97,7 +97,7 @@ TEST(Credits, KeepalivesAreNoUseOfThem) {
 }
 
 TEST(Credits, OneWayStreamIsToldByWrites) {
-  const std::uint64_t kMessages = amount(150'000);  // twice around the bits that messages tell
+  const std::uint64_t kMessages = amount(150'000);  // twice the range of the count in messages
   Pair p(strict_config());
   Buffer b = p.client.filled(32, 1);
   std::uint64_t sent = 0;
@@ -111,7 +111,7 @@ TEST(Credits, OneWayStreamIsToldByWrites) {
   EXPECT_LE(most, 64u);  // connections.credits
   EXPECT_EQ(p.client.messages, 0u);
   EXPECT_EQ(p.ends.server.stats().messages_sent, 0u);
-  // Told in steps, not message by message.
+  // Credit is granted in steps, not for each message.
   EXPECT_LT(p.server.engine.stats().doorbells, kMessages / 8);
   b.reset();
   p.finish();
@@ -134,7 +134,7 @@ TEST(Credits, OneWayWritesWithImmediateAreToldToo) {
   p.finish();
 }
 
-/// Many connections that all send as much as they may.
+/// Many connections that all send as much as credit allows.
 struct Many : Pair {
   Many(const Config& c, std::size_t count) : Pair(c) {
     all.push_back(ends);
@@ -188,12 +188,11 @@ TEST(Credits, GreedyConnectionLeavesRoomForNewOnes) {
   c.connections.credits = 64;
   c.connections.maximum = 16;
   Many p(c, 1);
-  for (int i = 0; i < 500; ++i) {
+  ASSERT_TRUE(p.until([&] {
     p.push();
-    p.settle(1);
-  }
-  EXPECT_GE(granted(p.server), 25u);
-  // The budget of 40 is all but used; new ones get a receive each and make progress.
+    return granted(p.server) >= 25;
+  }));
+  // The budget of 40 is nearly used up; new connections get one receive each and make progress.
   for (int i = 0; i < 8; ++i) {
     const Ends next = connect(p.client, p.server);
     ASSERT_TRUE(next.client.ready());
@@ -210,8 +209,8 @@ TEST(Credits, GreedyConnectionLeavesRoomForNewOnes) {
 }
 
 TEST(Credits, NoMessageEverFindsNoReceive) {
-  // Everything at once in both directions, posts from inside callbacks too, with the smallest
-  // budget: were more granted than is posted, a connection would fail.
+  // Everything at once in both directions, also posts from callbacks, with the smallest budget. If
+  // more were granted than is posted, a connection would fail.
   Config c = strict_config();
   c.queues.receive_depth = 96;
   c.queues.receive_postlist = 32;
@@ -223,7 +222,7 @@ TEST(Credits, NoMessageEverFindsNoReceive) {
   p.server.on_message = [&](Connection conn, Message&) {
     if (conn.send(answer, {}, answers % 2 == 0 ? Post::now : Post::automatic) == Status::ok)
       ++answers;
-    // The peer uses what it was just told of while this poll has receives yet to be reposted.
+    // The peer uses credit granted in this poll before the poll reposts its receives.
     if (p.server.messages % 8 == 0) {
       (void)p.client.engine.poll();
       p.push();
@@ -244,14 +243,14 @@ TEST(Credits, NoMessageEverFindsNoReceive) {
 }
 
 TEST(Credits, CountersWrapAround) {
-  // Sixteen bits of the count travel with each message; the cell holds more.
+  // Each message carries sixteen bits of the count; the cell holds more.
   Pair p(strict_config());
   Buffer b = p.client.filled(8, 1);
   std::uint64_t sent = 0;
   ASSERT_TRUE(p.until([&] {
     while (sent < 200000 && p.ends.client.send(b, {}, Post::defer) == Status::ok) ++sent;
     (void)p.ends.client.flush();
-    // Answers now and then, so that both ways of telling alternate.
+    // Sends now and then, so that messages and the cell alternate in granting credit.
     if (sent % 7 == 0) (void)p.ends.server.send_copy({});
     return p.server.messages == 200000;
   }));

@@ -1,4 +1,4 @@
-// The errors of connections whose completions the device ended with an error.
+// Errors of connections after the device reported a failed completion.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -14,10 +14,11 @@
 namespace device_errors_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::detail::EngineCore;
 
-/// An engine whose device says of the next completion, of a send or a receive, what the test wants.
+/// An engine whose device gives the next completion, of a send or receive, the status that a test
+/// sets.
 struct Faulty {
   Faulty() : core(small_config(), Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
     const auto opened = core.open();
@@ -54,7 +55,7 @@ struct Faulty {
   static inline Faulty* self = nullptr;
 };
 
-/// A connection of a faulty engine's, and how it ended.
+/// A connection of a faulty engine, and how it ended.
 struct Ended {
   Status operation = Status::ok;  ///< a SEND to the peer
   Error cause;
@@ -139,7 +140,7 @@ TEST(EngineDeviceErrors, TellWhoseFaultAReceiveWas) {
     const char* cause;
   } cases[] = {
       {IBV_WC_LOC_LEN_ERR, Status::protocol, "more than the limit"},
-      {IBV_WC_LOC_QP_OP_ERR, Status::protocol, "more than the limit"},  // as Soft-RoCE tells it
+      {IBV_WC_LOC_QP_OP_ERR, Status::protocol, "more than the limit"},  // as reported by Soft-RoCE
       {IBV_WC_LOC_PROT_ERR, Status::local_error, "local memory"},
       {IBV_WC_LOC_ACCESS_ERR, Status::local_error, "local memory"},
       {IBV_WC_FATAL_ERR, Status::local_error, "the device has failed"},

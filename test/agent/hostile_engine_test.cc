@@ -1,4 +1,5 @@
-// An engine that is made to violate the protocol: each violation ends its connection, with a reason
+// An engine that violates the protocol: each violation ends its connection, with a reason at both
+// ends.
 // at both ends.
 #include <gtest/gtest.h>
 
@@ -16,7 +17,7 @@
 namespace hostile_engine_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::agent::Agent;
 using spinwire::agent::ControlMessage;
 using spinwire::agent::make_control_message;
@@ -34,7 +35,7 @@ Config hostile_config() {
   return c;
 }
 
-/// A server with two connections to one engine, whose inside is in reach.
+/// A server with two connections to one engine, whose internals the test can reach.
 struct Inside {
   Inside()
       : server(hostile_config()),
@@ -142,7 +143,7 @@ TEST(HostileEngine, EachControlMessageThatIsNoneEndsItsConnection) {
 TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   Inside t;
   t.begin();
-  // Memory that the engine has, under a key that opens other memory of it: the credit cell's.
+  // The right address, but the key of other memory of that engine: of the credit cell.
   const Agent& a =
       *t.core.find(t.hostile.index(), spinwire::detail::Internals::generation(t.hostile));
   wire::RendezvousOffer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
@@ -155,7 +156,7 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   t.talk();
   const auto audit = t.server.engine.audit();
   EXPECT_TRUE(audit) << audit.error().message();
-  EXPECT_EQ(t.server.engine.memory_stats(Pool::large).blocks_used, 0u);
+  EXPECT_EQ(t.server.engine.memory_stats(Pool::rendezvous).blocks_used, 0u);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
-// A peer that violates the protocol of leases by well-formed messages: in the wrong state, about
-// leases of other connections, or beyond what was agreed.
-#include "agent/attacked.h"
+// A peer that violates the protocol of leases with well-formed messages: in the wrong state, about
+// leases of other connections, or beyond the limits.
+#include "agent/hostile_peer.h"
 #include "spinwire/lease.h"
 
 namespace hostile_leases_test {
 namespace {
 
-using namespace attacked;  // NOLINT: a test's helpers
+using namespace hostile_peer;  // NOLINT: a test's helpers
 using spinwire::KeyScope;
 using spinwire::LeaseOptions;
 using spinwire::LeaseReply;
@@ -16,11 +16,10 @@ using spinwire::ReturnedBy;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-/// The first record that there ever is, by either end's name: see agent::name_of(), and
-/// hostile_config() for the number of records.
-constexpr std::uint32_t kFirst = 1 | 1u << std::bit_width(64u);
+/// The name of an engine's first lease: see agent::LeaseRecords.
+constexpr std::uint32_t kFirst = 1;
 
-/// The peer as a holder and an owner: it says one thing after the other, as it has credit.
+/// The peer as a holder and an owner of leases. It sends each message once it has credit.
 struct Talk : Attacked {
   explicit Talk(const Config& c = hostile_config()) : Attacked(c) {
     node.on_returned = [this](Connection, const Returned& r) { returned.push_back(r.how); };
@@ -42,7 +41,7 @@ struct Talk : Attacked {
     say(MessageKind::lease_call, wire::LeaseCall{time, which, 77, action, LeaseVerdict::granted},
         how);
   }
-  /// The next of this kind that the engine says.
+  /// The engine's next message of this kind.
   template <typename Body>
   Body hear(MessageKind kind) {
     Body body;
@@ -58,7 +57,7 @@ struct Talk : Attacked {
     return body;
   }
   LeaseVerdict replied() { return hear<wire::LeaseReply>(MessageKind::lease_reply).verdict; }
-  /// Memory of the engine's, leased to the peer.
+  /// Leases memory of the engine to the peer.
   wire::LeaseGrant push(const Buffer& b) {
     EXPECT_EQ(victim.lease(b.slice(), {}, [this](LeaseReply& r) { lease = r.lease; }), Status::ok);
     return hear<wire::LeaseGrant>(MessageKind::lease_push);
@@ -70,7 +69,7 @@ struct Talk : Attacked {
     EXPECT_TRUE(until([&] { return static_cast<bool>(lease); }));
     return grant;
   }
-  /// What the peer would lease, as it answers a request or pushes it.
+  /// A lease that the peer grants, as an answer or unasked.
   [[nodiscard]] wire::LeaseGrant grant(std::uint64_t size, spinwire::Nanoseconds time,
                                        std::uint32_t id = 0) {
     wire::LeaseGrant g;
@@ -150,6 +149,28 @@ TEST_F(HostileLeases, OneThatIsRecalledIsNotRenewed) {
   t.end();
 }
 
+TEST_F(HostileLeases, OneThatIsRecalledBeforeItIsTakenEndsByItself) {
+  Config c = hostile_config();
+  c.connections.close_timeout = 100ms;
+  c.queue_pair.ack_timeout = 8;
+  Talk t(c);
+  {
+    const Buffer b = t.node.filled(64, 1);
+    LeaseOptions options;
+    options.duration = 1h;
+    spinwire::LeaseId id;
+    ASSERT_EQ(t.victim.lease(b, options, {}, &id), Status::ok);
+    ASSERT_TRUE(id);
+    const auto grant = t.hear<wire::LeaseGrant>(MessageKind::lease_push);
+    ASSERT_EQ(t.victim.recall(id), Status::ok);
+    EXPECT_EQ(t.hear<wire::LeaseCall>(MessageKind::lease_call).action, LeaseAction::recall);
+    t.call(grant.lease, LeaseAction::took);  // and the peer never returns it
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+    EXPECT_EQ(t.returned[0], ReturnedBy::recall);
+  }
+  t.end();
+}
+
 TEST_F(HostileLeases, ThoseOfOtherConnectionsAreOutOfReach) {
   Talk t;
   RemoteMemory theirs;
@@ -183,7 +204,7 @@ TEST_F(HostileLeases, RequestsOfOtherConnectionsAreNotGrantedByIt) {
       Status::ok);
   ASSERT_TRUE(t.peer.send(MessageKind::lease_grant, wire::encode(t.grant(64, 1s, kFirst))));
   while (t.node.closed.empty()) {
-    (void)t.node.poll();  // alone, so that nobody answers meanwhile
+    (void)t.node.poll();  // alone, so that the peer does not answer
     t.peer.control();
   }
   EXPECT_FALSE(memory);
@@ -202,7 +223,7 @@ TEST_F(HostileLeases, AGrantIsOfWhatWasAsked) {
     RemoteMemory memory;
     std::optional<Status> told;
     LeaseOptions options;
-    options.time = 1s;
+    options.duration = 1s;
     ASSERT_EQ(t.victim.request_memory(64, options,
                                       [&](LeaseReply& r) {
                                         told = r.status;
@@ -238,7 +259,7 @@ TEST_F(HostileLeases, ARenewalIsNotForLongerThanWasAsked) {
     RemoteMemory memory;
     std::optional<Status> told;
     LeaseOptions options;
-    options.time = 1s;
+    options.duration = 1s;
     ASSERT_EQ(
         t.victim.request_memory(64, options, [&](LeaseReply& r) { memory = std::move(r.memory); }),
         Status::ok);
@@ -274,7 +295,7 @@ TEST_F(HostileLeases, WhatIsPushedHasItsLimits) {
     t.say(MessageKind::lease_push, t.grant(64, time));
     return t.hear<wire::LeaseCall>(MessageKind::lease_call).verdict;
   };
-  EXPECT_EQ(pushed(c.leases.guard), LeaseVerdict::bad_time);
+  EXPECT_EQ(pushed(c.leases.guard), LeaseVerdict::bad_duration);
   EXPECT_EQ(pushed(c.leases.guard + 1us), LeaseVerdict::granted);
   EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
   EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
@@ -297,8 +318,8 @@ TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
   const std::pair<wire::LeaseRequest, LeaseVerdict> cases[] = {
       {{8192, longest, 1, 256, 1}, LeaseVerdict::granted},
       {{8193, longest, 1, 256, 1}, LeaseVerdict::too_long},
-      {{8192, longest + 1, 1, 256, 1}, LeaseVerdict::bad_time},
-      {{8192, 0, 1, 256, 1}, LeaseVerdict::bad_time},
+      {{8192, longest + 1, 1, 256, 1}, LeaseVerdict::bad_duration},
+      {{8192, 0, 1, 256, 1}, LeaseVerdict::bad_duration},
       {{8192, longest, 1, 512, 1}, LeaseVerdict::misaligned},
       {{8192, longest, 1, 24, 1}, LeaseVerdict::misaligned},
       {{8192, longest, 1, 0, 1}, LeaseVerdict::misaligned},
@@ -319,9 +340,9 @@ TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
     t.call(grant.lease, LeaseAction::renew, longest);
     EXPECT_EQ(t.replied(), LeaseVerdict::granted);
     t.call(grant.lease, LeaseAction::renew, longest + 1);
-    EXPECT_EQ(t.replied(), LeaseVerdict::bad_time);
+    EXPECT_EQ(t.replied(), LeaseVerdict::bad_duration);
     t.call(grant.lease, LeaseAction::renew, 0);
-    EXPECT_EQ(t.replied(), LeaseVerdict::bad_time);
+    EXPECT_EQ(t.replied(), LeaseVerdict::bad_duration);
     t.call(grant.lease, LeaseAction::give_back);
     EXPECT_EQ(t.replied(), LeaseVerdict::granted);
   }
@@ -335,7 +356,7 @@ TEST_F(HostileLeases, InvalidatingAnothersKeyEndsNotItsOwn) {
   ASSERT_TRUE(a.invalidate && b.invalidate);
   t.call(a.lease, LeaseAction::release, 0, {IBV_WR_SEND_WITH_INV, 0, b.rkey});
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
-  // It is back: the key is dead, though not by what the peer did.
+  // The lease is returned: the key is closed, but not by the peer's action.
   ASSERT_TRUE(t.peer.send(Bytes(8), {IBV_WR_RDMA_WRITE, 0, 0, a.address, a.rkey}));
   ASSERT_TRUE(t.until([&] { return t.peer.dead(); }));
   EXPECT_TRUE(Node::holds(first.bytes(), 1));
@@ -376,7 +397,7 @@ TEST_F(HostileLeases, AWindowWhoseEndIsHeldUpEndsTheConnectionInTime) {
     const Buffer b = t.node.filled(64, 1);
     const auto region = t.victim.expose(b.slice(), Access::remote_write, KeyScope::connection);
     ASSERT_TRUE(region);
-    ASSERT_EQ(t.victim.send(b), Status::ok);  // which the peer does not take
+    ASSERT_EQ(t.victim.send(b), Status::ok);  // which the peer does not pull
     ASSERT_EQ(t.victim.revoke(*region), Status::would_block);
   }
   ASSERT_TRUE(until({&t.node, &t.friendly}, [&] { return !t.node.closed.empty(); }));

@@ -1,11 +1,11 @@
-// Malformed messages, field by field: the peer's connection ends with a reason, and other
-// connections are not affected. hostile_state_test.cc sends valid messages in the wrong state.
-#include "agent/attacked.h"
+// Malformed messages, field by field. Each ends the peer's connection with a reason and does not
+// affect other connections. hostile_state_test.cc sends valid messages in the wrong state.
+#include "agent/hostile_peer.h"
 
 namespace hostile_test {
 namespace {
 
-using namespace attacked;  // NOLINT: a test's helpers
+using namespace hostile_peer;  // NOLINT: a test's helpers
 
 Bytes cut(Bytes bytes, std::size_t size) {
   bytes.resize(size);
@@ -27,7 +27,7 @@ std::vector<Bad> bad_headers() {
   std::vector<Bad> all;
   for (std::size_t size = 0; size < wire::kMessageHeaderBytes; ++size)
     all.push_back({"truncated", cut(header(1, 0, 0, 0), size), kNoHeader});
-  for (const int kind : {0, 11, 12, 128, 255})
+  for (const int kind : {0, 13, 14, 128, 255})
     all.push_back({"kind", header(static_cast<std::uint8_t>(kind), 0, 0, 0), kNoHeader});
   for (const int flags : {2, 4, 8, 16, 32, 64, 128, 255})
     all.push_back({"flags", header(1, static_cast<std::uint8_t>(flags), 4, 4), kNoHeader});
@@ -35,6 +35,11 @@ std::vector<Bad> bad_headers() {
     all.push_back({"length", header(1, 0, length, 4), kNoHeader});
   all.push_back({"goodbye with bytes", header(3, 0, 1, 1), kNoHeader});
   all.push_back({"goodbye with a length", header(3, 0, 1, 0), kNoHeader});
+  for (const std::uint8_t kind : {std::uint8_t{11}, std::uint8_t{12}}) {
+    all.push_back({"credit with bytes", header(kind, 0, 1, 1), kNoHeader});
+    all.push_back({"credit with a length", header(kind, 0, 1, 0), kNoHeader});
+    all.push_back({"credit's flags", header(kind, 2, 0, 0), kNoHeader});
+  }
   all.push_back({"return with bytes", header(2, 0, 0, 1), kNoHeader});
   all.push_back({"return of all", header(2, 0, 1, 0), kNoHeader});
   all.push_back({"return of more", header(2, 0, 0x8000, 0), kNoHeader});
@@ -139,7 +144,7 @@ TEST_F(HostilePeer, MessagesAboutLeasesAreChecked) {
   expect_each_refused(t, bad_leases());
 }
 
-TEST_F(HostilePeer, TheSameWithAnImmediate) {
+TEST_F(HostilePeer, MessagesWithAnImmediateAreChecked) {
   Attacked t;
   std::vector<Bad> all = bad_transfers(t.peer);
   all.push_back({"flags", header(1, 2, 4, 4), kNoHeader});

@@ -1,11 +1,13 @@
 // A peer that sends well-formed messages in the wrong state, repeatedly, too often, or without
 // credit.
-#include "agent/attacked.h"
+#include <algorithm>
+
+#include "agent/hostile_peer.h"
 
 namespace hostile_state_test {
 namespace {
 
-using namespace attacked;  // NOLINT: a test's helpers
+using namespace hostile_peer;  // NOLINT: a test's helpers
 
 TEST_F(HostilePeer, NothingComesWithoutCredit) {
   Attacked t;
@@ -44,8 +46,8 @@ TEST_F(HostilePeer, ANoticeHasNoBytesThatCouldBeRead) {
     readable = m.bytes().size();
   };
   const Endpoint& e = t.peer.engine();
-  ASSERT_TRUE(
-      t.peer.send(Bytes(8), {IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, e.control_address, e.control_rkey}));
+  ASSERT_TRUE(t.peer.send(
+      Bytes(8), {IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, e.credit_cell_address, e.credit_cell_rkey}));
   ASSERT_TRUE(t.until([&] { return readable != 77; }));
   EXPECT_EQ(size, 8u);
   EXPECT_EQ(readable, 0u);
@@ -75,12 +77,12 @@ TEST_F(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
     SCOPED_TRACE(one.name);
     t.begin();
     const Endpoint& e = t.peer.engine();
-    ASSERT_TRUE(
-        t.peer.send(Bytes(one.size),
-                    {one.opcode, 1, 0, e.control_address + static_cast<std::uint64_t>(one.offset),
-                     e.control_rkey + one.key}));
+    ASSERT_TRUE(t.peer.send(
+        Bytes(one.size),
+        {one.opcode, 1, 0, e.credit_cell_address + static_cast<std::uint64_t>(one.offset),
+         e.credit_cell_rkey + one.key}));
     ASSERT_TRUE(t.until([&] { return t.peer.dead(); }));
-    // The device has ended the queue pair; the engine learns by its event, or by trying to send.
+    // The device has failed the queue pair. The engine learns this by an event, or when it sends.
     const Buffer b = t.node.filled(8, 1);
     ASSERT_TRUE(t.until([&] {
       (void)t.victim.send(b);
@@ -108,7 +110,7 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
     EXPECT_EQ(sent, Peer::kReceives);
     t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   }
-  // What is older than what is known is no more than late.
+  // A count older than the latest is only late.
   t.begin();
   ASSERT_TRUE(t.peer.write_granted(1));
   t.settle();
@@ -121,40 +123,104 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
 
 TEST_F(HostilePeer, CreditThatItWasNotToldOfCannotBeReturned) {
   Attacked t;
-  t.begin();
-  ASSERT_TRUE(t.peer.send(header(1, wire::message_flag::kWantCredit, 4, 4)));
-  ASSERT_TRUE(t.until([&] { return t.peer.granted() > t.peer.engine().credits; }));
+  /// The credits that the peer may still return, when the engine has granted one more and not told
+  /// it.
+  const auto begin = [&t]() -> std::uint32_t {
+    t.begin();
+    EXPECT_TRUE(t.peer.send(header(1, wire::message_flag::kWantCredit, 4, 4)));
+    EXPECT_TRUE(t.until([&] { return t.peer.granted() > t.peer.engine().credits; }));
+    t.settle();
+    const std::uint32_t told = t.peer.granted();
+    EXPECT_GT(told, 3u);
+    // The engine grants a receive anew for this one, and does not advertise it.
+    EXPECT_TRUE(t.peer.send(header(1, 0, 4, 4)));
+    EXPECT_TRUE(t.until([&] { return t.delivered == 2; }));
+    EXPECT_EQ(t.peer.granted(), told);
+    return told - 3;  // two messages have used theirs, and the return uses one
+  };
+  constexpr auto kReturn = static_cast<std::uint8_t>(wire::MessageKind::credit_return);
+  std::uint32_t most = begin();
+  ASSERT_TRUE(t.peer.send(header(kReturn, 0, most, 0)));
   t.settle();
-  const std::uint32_t told = t.peer.granted();
-  ASSERT_GT(told, 3u);
-  // The engine grants a receive anew for this one, and does not advertise it.
-  ASSERT_TRUE(t.peer.send(header(1, 0, 4, 4)));
-  ASSERT_TRUE(t.until([&] { return t.delivered == 2; }));
-  ASSERT_EQ(t.peer.granted(), told);
-  const auto kind = static_cast<std::uint8_t>(wire::MessageKind::credit_return);
-  ASSERT_TRUE(t.peer.send(header(kind, 0, told - 2, 0)));
-  t.expect_refused("");
+  EXPECT_TRUE(t.victim.ready());
+  (void)t.victim.close();
+  t.expect_ended(Status::ok, "", 0);
+  most = begin();
+  ASSERT_TRUE(t.peer.send(header(kReturn, 0, most + 1, 0)));
+  t.expect_refused(kNoHeader);
   t.finish();
 }
 
-TEST_F(HostilePeer, AWordWithoutTheTokenIsNotThePeers) {
-  // Another peer of the engine has found the cell's key.
+/// Messages of a kind that the engine has sent to the peer.
+std::size_t heard(const Attacked& t, MessageKind kind) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      t.peer.heard, [kind](const raw_peer::Heard& h) { return h.header.kind == kind; }));
+}
+/// A message about credit, which says what the peer has granted.
+Bytes credit_message(MessageKind kind, std::uint32_t granted) {
+  return message({kind, 0, static_cast<std::uint16_t>(granted), 0});
+}
+
+TEST_F(HostilePeer, AWordWithoutProofIsNotThePeersWhoIsAskedForMessages) {
+  // On some devices another peer of the engine can write the cell.
+  Attacked t;
+  for (const std::uint64_t change : {1ull, 0x100ull, 1ull << 32, 1ull << 63, 0x1'0000'0001ull}) {
+    t.begin();
+    const std::uint32_t token = t.peer.engine().credit_cell_token;
+    const std::uint32_t granted = Peer::kReceives + 100;
+    ASSERT_TRUE(t.peer.write_cell(wire::encode(wire::CreditWord{granted, 1}, token) ^ change));
+    ASSERT_TRUE(t.until([&] { return heard(t, MessageKind::credit_ask) == 1; }));
+    EXPECT_TRUE(t.victim.ready());
+    EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+    ASSERT_TRUE(t.peer.write_granted(granted));  // the cell does not count any more
+    t.settle();
+    EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+    EXPECT_EQ(heard(t, MessageKind::credit_ask), 1u);
+    for (std::uint32_t more = 1; more <= 3; ++more) {
+      ASSERT_TRUE(t.peer.send(credit_message(MessageKind::credit, Peer::kReceives + more)));
+      ASSERT_TRUE(t.until([&] { return heard(t, MessageKind::credit_ask) == 1 + more; }));
+      EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives + more);
+    }
+    (void)t.victim.close();
+    t.expect_ended(Status::ok, "", 0);
+  }
+  t.finish();
+}
+
+TEST_F(HostilePeer, CreditByMessagesThatNobodyAskedFor) {
   Attacked t;
   t.begin();
-  const std::uint32_t token = t.peer.engine().control_token;
-  for (const std::uint32_t forged : {0u, ~token, token ^ 1, token ^ 0x80000000}) {
-    for (const std::uint32_t granted : {Peer::kReceives + 100, 0x7fffffu, 1u}) {
-      ASSERT_TRUE(t.peer.write_cell(wire::encode(wire::CreditWord{granted, 1, forged})));
+  ASSERT_TRUE(t.peer.send(credit_message(MessageKind::credit, Peer::kReceives)));
+  t.expect_refused(kNoHeader);
+  t.begin();
+  ASSERT_TRUE(t.peer.write_cell(0));
+  ASSERT_TRUE(t.until([&] { return heard(t, MessageKind::credit_ask) == 1; }));
+  for (int i = 0; i < 2; ++i)
+    ASSERT_TRUE(t.peer.send(credit_message(MessageKind::credit, Peer::kReceives + 1)));
+  t.expect_refused(kNoHeader);
+  t.finish();
+}
+
+TEST_F(HostilePeer, IsSentOneMessageAboutCreditForEachThatItAsksFor) {
+  Attacked t;
+  t.begin();
+  for (std::uint32_t asked = 1; asked <= 3; ++asked) {
+    ASSERT_TRUE(t.peer.send(credit_message(MessageKind::credit_ask, Peer::kReceives)));
+    // The first is due at once, the others when there is news.
+    if (asked > 1) {
       t.settle();
-      EXPECT_TRUE(t.victim.ready());
-      EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+      EXPECT_EQ(heard(t, MessageKind::credit), asked - 1);
+      const std::uint32_t known = t.peer.granted();
+      ASSERT_TRUE(t.peer.send(header(1, wire::message_flag::kWantCredit, 4, 4)));
+      ASSERT_TRUE(t.until([&] { return t.peer.granted() > known; }));
     }
+    ASSERT_TRUE(t.until([&] { return heard(t, MessageKind::credit) == asked; }));
   }
-  ASSERT_TRUE(t.peer.grant(3));  // the peer's own next word counts again
-  t.settle();
-  EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives + 3);
-  (void)t.victim.close();
-  t.expect_ended(Status::ok, "", 0);
+  EXPECT_TRUE(t.victim.ready());
+  // Two asks at once; the engine has sent nothing since the first.
+  for (int i = 0; i < 2; ++i)
+    ASSERT_TRUE(t.peer.send(credit_message(MessageKind::credit_ask, Peer::kReceives)));
+  t.expect_refused(kNoHeader);
   t.finish();
 }
 
@@ -168,7 +234,7 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
   t.finish();
 }
 
-/// The victim has offered a rendezvous message; the peer knows of it.
+/// The victim offers a rendezvous message, and the peer knows the offer.
 wire::RendezvousOffer offered_by_victim(Attacked& t, std::size_t size = 20000) {
   wire::RendezvousOffer offer;
   const Buffer b = t.node.filled(size, 3);
@@ -193,7 +259,7 @@ TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
     EXPECT_TRUE(offer.invalidate);
     const How how = invalidates ? How{IBV_WR_SEND_WITH_INV, 0, offer.rkey} : How{};
     ASSERT_TRUE(t.peer.send(answer_to(offer.id), how));
-    // One that leaves the key alive has it ended by its owner, and is an answer all the same.
+    // If the message leaves the key open, its owner closes it. The message is still an answer.
     ASSERT_TRUE(t.until([&] { return t.node.tally.idle(); }));
     EXPECT_EQ(t.node.tally.ended(Status::ok), before + 1);
     ASSERT_TRUE(t.until([&] { return t.node.engine.stats().windows_free == t.windows(); }));
@@ -208,7 +274,7 @@ TEST_F(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
   Attacked t;
   t.begin();
   const wire::RendezvousOffer offer = offered_by_victim(t);
-  // Credit for a second message comes with the flag that asks for it.
+  // The flag that asks for credit brings it for a second message.
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
   ASSERT_TRUE(t.until([&] { return t.peer.granted() > 2; }));
   ASSERT_TRUE(t.peer.send(answer_to(offer.id)));
@@ -222,7 +288,7 @@ TEST_F(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
   Attacked t;
   t.friendly.on_offer = [](Connection, Offer&) {};
   t.begin();
-  // The first that there ever is, of the honest connection, not pulled yet.
+  // The first offer of the honest connection, not pulled yet.
   {
     const Buffer b = t.node.filled(20000, 3);
     ASSERT_EQ(t.node.tally.run([&](auto done) { return t.honest.server.send(b, done); }),
@@ -230,7 +296,7 @@ TEST_F(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
   }
   ASSERT_TRUE(t.peer.send(answer_to(65536)));
   while (t.node.closed.empty()) {
-    (void)t.node.poll();  // alone, so that the offer is outstanding meanwhile
+    (void)t.node.poll();  // alone, so that the offer stays outstanding
     t.peer.control();
   }
   EXPECT_FALSE(t.node.tally.idle());
@@ -245,7 +311,7 @@ TEST_F(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
   for (const int which : {0, 1}) {
     t.begin();
     const wire::RendezvousOffer offer = offered_by_victim(t);
-    const std::uint32_t key = which == 0 ? t.peer.engine().control_rkey : offer.rkey + 0x100;
+    const std::uint32_t key = which == 0 ? t.peer.engine().credit_cell_rkey : offer.rkey + 0x100;
     ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, key}));
     ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
     EXPECT_NE(t.node.closed[0].status, Status::ok);
@@ -263,7 +329,7 @@ TEST_F(HostilePeer, WhatCannotBePulledEndsTheConnection) {
     wire::RendezvousOffer offer = t.peer.offer(300000, 1);
     if (which == 0) offer.rkey += 0x10000;
     if (which == 1) offer.address = 4096;
-    if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
+    if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends beyond
     ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(offer)));
     t.expect_ended(Status::remote_access, "the READ of a rendezvous message", 1);
     EXPECT_EQ(t.delivered, 0u);
@@ -279,7 +345,7 @@ TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
     ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, offer));
     ASSERT_TRUE(t.until([&] { return t.delivered == i; }));
     t.peer.grant(1);
-    EXPECT_EQ(t.node.engine.memory_stats(Pool::large).blocks_used, 0u);
+    EXPECT_EQ(t.node.engine.memory_stats(Pool::rendezvous).blocks_used, 0u);
   }
   ASSERT_TRUE(t.until([&] { return t.peer.heard.size() == 20; }));
   EXPECT_EQ(t.bytes, 20u * 20000);
@@ -290,7 +356,7 @@ TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
 
 TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
   Attacked t;
-  // Refused offers, and requests that nobody can have, are answered; for the first there is credit.
+  // Refused offers and unanswerable requests get answers. For the first of them there is credit.
   for (const MessageKind kind : {MessageKind::rendezvous_offer, MessageKind::lease_request}) {
     t.node.on_offer = [](Connection, Offer& o) { o.refuse(); };
     t.begin(1);
@@ -316,7 +382,7 @@ TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
 TEST_F(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
   Attacked t;
   t.begin();
-  // The goodbye comes true when the message before it is delivered; a second is none.
+  // The goodbye takes effect once the earlier message is delivered; a second one is an error.
   ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(t.peer.offer(kLongest, 1))));
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(t.peer.send(MessageKind::goodbye));
   t.expect_ended(Status::ok, "", 1);
@@ -387,7 +453,7 @@ TEST_F(HostilePeer, RequestsForMemoryHaveTheirLimits) {
   EXPECT_EQ(granted, most);
   EXPECT_EQ(refused, 9 * most);
   EXPECT_EQ(t.node.engine.memory_stats(Pool::lease).blocks_used, most);
-  // It goes without giving anything back.
+  // The peer leaves without giving anything back.
   t.peer.fail();
   ASSERT_TRUE(t.until([&] {
     (void)t.victim.send_copy(std::as_bytes(std::span("?", 1)));

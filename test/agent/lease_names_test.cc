@@ -1,8 +1,8 @@
-// Names of leases: a stale one must not fit a later lease.
+// Names of leases: a stale name must not match a later lease.
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <unordered_set>
+#include <vector>
 
 #include "agent/lease_table.h"
 #include "engine/harness.h"
@@ -10,31 +10,74 @@
 namespace lease_names_test {
 namespace {
 
-using spinwire::agent::find_named;
-using spinwire::agent::name_of;
-using Pool = spinwire::base::IndexPool<int, spinwire::base::Reuse::oldest>;
+using Records = spinwire::agent::LeaseRecords<int>;
 
-TEST(LeaseNames, AreNewForMillionsOfLeasesOneAtATime) {
-  for (const std::uint32_t capacity : {1u, 3u, 4u, 1024u, 32768u}) {
-    Pool pool(capacity);
-    std::unordered_set<std::uint32_t> seen;
-    for (std::uint32_t i = 0; i < engine_test::amount(1'000'000); ++i) {
-      const std::uint32_t index = pool.acquire();
-      const std::uint32_t name = name_of(pool, index);
-      ASSERT_NE(name, 0u);
-      ASSERT_TRUE(seen.insert(name).second) << capacity << " records, lease " << i;
-      ASSERT_EQ(find_named(pool, name), &pool.at(index));
-      pool.release(index);
-      ASSERT_EQ(find_named(pool, name), nullptr);
-    }
+/// Uses a record `count` times, one use after the other. No name comes twice.
+void use_again(Records& records, std::uint32_t count) {
+  std::vector<bool> seen(std::size_t{1} << 32);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t index = records.acquire();
+    ASSERT_NE(index, Records::kNone);
+    const std::uint32_t name = records.name(index);
+    ASSERT_NE(name, 0u);
+    ASSERT_NE(name, ~0u);
+    ASSERT_FALSE(seen[name]) << "lease " << i;
+    seen[name] = true;
+    ASSERT_EQ(records.find(name), &records.at(index));
+    records.release(index);
+    ASSERT_EQ(records.find(name), nullptr);
   }
 }
 
+TEST(LeaseNames, AreNewForMillionsOfLeasesOneAtATime) {
+  for (const std::uint32_t capacity : {1u, 3u, 4u, 1024u, 32768u}) {
+    Records records(capacity);
+    use_again(records, engine_test::amount(1'000'000));
+  }
+}
+
+TEST(LeaseNames, AreNewForMillionsOfLeasesOfOneRecordWhileAllOthersAreHeld) {
+  for (const std::uint32_t capacity : {2u, 1024u, 32768u, 65536u}) {
+    Records records(capacity);
+    std::vector<std::uint32_t> held;
+    while (records.size() + 1 < capacity) held.push_back(records.acquire());
+    use_again(records, engine_test::amount(1'000'000));
+    for (const std::uint32_t index : held)
+      ASSERT_EQ(records.find(records.name(index)), &records.at(index));
+  }
+}
+
+TEST(LeaseNames, PassOverThoseInUseWhenTheyBeginAgain) {
+  Records records(4, 1);
+  const std::uint32_t kept = records.acquire();
+  Records late(4, ~0u - 1);
+  EXPECT_EQ(records.name(kept), 1u);
+  std::vector<std::uint32_t> names;
+  for (int i = 0; i < 4; ++i) names.push_back(late.name(late.acquire()));
+  EXPECT_EQ(names, (std::vector<std::uint32_t>{~0u - 1, 1, 2, 3}));
+  EXPECT_EQ(late.acquire(), Records::kNone);
+}
+
 TEST(LeaseNames, OfNothingAreNotFound) {
-  Pool pool(5);
-  (void)pool.acquire();
-  for (const std::uint32_t name : {0u, 6u, 7u, 8u, ~0u, 1u << 31})
-    EXPECT_EQ(find_named(pool, name), nullptr) << name;
+  Records records(5);
+  (void)records.acquire();
+  for (const std::uint32_t name : {0u, 2u, 7u, 8u, ~0u, 1u << 31})
+    EXPECT_EQ(records.find(name), nullptr) << name;
+}
+
+TEST(LeaseNames, OfRecordsInOneBucketAreToldApart) {
+  Records records(4);
+  std::vector<std::uint32_t> held;
+  // Of 8 names in turn, one is kept: they all lie in one bucket.
+  for (int i = 0; i < 3; ++i) {
+    held.push_back(records.acquire());
+    for (int other = 0; other < 7; ++other) records.release(records.acquire());
+  }
+  ASSERT_EQ((records.name(held[0]) ^ records.name(held[2])) % 8, 0u);
+  records.release(held[1]);
+  EXPECT_EQ(records.find(records.name(held[0])), &records.at(held[0]));
+  EXPECT_EQ(records.find(records.name(held[0]) + 8), nullptr);
+  EXPECT_EQ(records.find(records.name(held[2])), &records.at(held[2]));
 }
 
 }  // namespace

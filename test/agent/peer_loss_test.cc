@@ -7,7 +7,7 @@
 namespace peer_loss_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
 constexpr std::uint64_t kMillisecond = 1'000'000;
 
@@ -19,7 +19,7 @@ Config timed_config() {
   return c;
 }
 
-/// Moves time on by `ms`, in steps of a millisecond with a poll of each node.
+/// Advances time by `ms`, in steps of a millisecond with a poll of each node.
 void pass(std::uint64_t& ticks, std::uint64_t ms, std::initializer_list<Node*> nodes) {
   for (std::uint64_t i = 0; i < ms; ++i) {
     ticks += kMillisecond;
@@ -34,7 +34,7 @@ TEST(PeerLoss, SilentPeerThatPollsStays) {
   pass(ticks, 20000, {&p.client, &p.server});
   EXPECT_TRUE(p.ends.client.ready());
   EXPECT_TRUE(p.ends.server.ready());
-  // It was asked, though, about once in a keepalive time.
+  // Keepalives were sent, though, about one per interval.
   EXPECT_GE(p.client.engine.stats().doorbells - bells, 100u);
   EXPECT_LE(p.client.engine.stats().doorbells - bells, 220u);
   p.finish();
@@ -143,7 +143,8 @@ TEST(PeerLoss, OneSidedOperationsThatSucceedAreNoSignOfThePeersProcess) {
 }
 
 TEST(PeerLoss, EachEndKeepsTheSilenceThatTheOtherAccepts) {
-  // The server would be heard once in an hour by its own settings; the client accepts one second.
+  // By its own configuration the server would send once an hour. The client accepts one second
+  // only.
   Config slow = timed_config();
   slow.connections.keepalive_interval = std::chrono::hours(1);
   slow.connections.peer_timeout = std::chrono::hours(1);
@@ -185,7 +186,7 @@ TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
   Pair p(timed_config(), &ticks);
   pass(ticks, 500, {&p.client, &p.server});
   Buffer b = p.client.filled(200, 1);
-  // Neither polls for long; then both do, and one sends first of all.
+  // Neither end polls for long; then both do, and one sends first.
   ticks += 60'000 * kMillisecond;
   ASSERT_EQ(
       p.client.tally.run([&](CompletionCallback done) { return p.ends.client.send(b, done); }),
@@ -203,7 +204,8 @@ TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
 TEST(PeerLoss, KilledProcess) {
   if (!on_softverbs())
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
-  const Config c = small_config();
+  Config c = small_config();
+  c.connections.peer_timeout = 1h;  // the device notices, or nobody
   Child victim([&](int in, int out) { return echo_server(in, out, c); });
   Node server;
   server.listen();
@@ -219,7 +221,7 @@ TEST(PeerLoss, KilledProcess) {
     (void)client.tally.run([&](CompletionCallback done) { return busy.send(b, done); });
     return client.messages > 1000;
   }));
-  // Stopped, then killed, with operations under way: sent until nothing comes back any more.
+  // Stopped, then killed, with operations in flight: sends until no answer returns.
   victim.signal(SIGSTOP);
   int refused = 0;
   ASSERT_TRUE(until({&client}, [&] {
@@ -230,9 +232,7 @@ TEST(PeerLoss, KilledProcess) {
   }));
   EXPECT_FALSE(client.tally.idle());
   victim.kill(SIGKILL);
-  const auto killed = std::chrono::steady_clock::now();
   ASSERT_TRUE(until({&client, &server}, [&] { return client.closed.size() == 2; }));
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, 5s);
   EXPECT_TRUE(client.tally.idle());
   EXPECT_GE(client.tally.ended(Status::peer_lost), 1u);
   EXPECT_EQ(client.tally.ended(Status::ok) + client.tally.ended(Status::peer_lost) +

@@ -25,20 +25,20 @@ using spinwire::Endpoint;
 
 using Bytes = std::vector<std::byte>;
 
-/// A message as it lies on the wire.
+/// A message as it is on the wire.
 inline Bytes message(const wire::MessageHeader& header, std::span<const std::byte> body = {}) {
   Bytes bytes(wire::kMessageHeaderBytes);
   wire::put(wire::encode(header), bytes.data());
   bytes.insert(bytes.end(), body.begin(), body.end());
   return bytes;
 }
-/// One whose length is right.
+/// A message whose length field is right.
 inline Bytes message(wire::MessageKind kind, std::span<const std::byte> body = {},
                      std::uint8_t flags = 0, std::uint16_t granted = 0) {
   return message({kind, flags, granted, static_cast<std::uint32_t>(body.size())}, body);
 }
 
-/// How a message goes out.
+/// How a message is sent.
 struct How {
   ibv_wr_opcode opcode = IBV_WR_SEND;
   std::uint32_t immediate = 0;
@@ -47,7 +47,7 @@ struct How {
   std::uint32_t rkey = 0;
 };
 
-/// What the engine sent.
+/// A message from the engine.
 struct Heard {
   wire::MessageHeader header{};
   Bytes body;
@@ -58,14 +58,14 @@ struct Heard {
 class Peer {
  public:
   static constexpr std::uint32_t kReceives = 16;
-  static constexpr std::size_t kSlot = 8192;         ///< a message in or out
-  static constexpr std::uint32_t kSlots = 64;        ///< of messages out
-  static constexpr std::size_t kOffered = 1u << 21;  ///< where memory to be pulled begins
+  static constexpr std::size_t kSlot = 8192;         ///< for one message, either way
+  static constexpr std::uint32_t kSlots = 64;        ///< for messages to the engine
+  static constexpr std::size_t kOffered = 1u << 21;  ///< start of the memory to be pulled
   static constexpr std::size_t kMemory = 2 * kOffered;
 
   explicit Peer(const spinwire::Clock& clock = spinwire::Clock::real()) : node_(options(clock)) {}
 
-  /// Makes a queue pair, in the place of the one before; answers what to tell the engine.
+  /// Makes a new queue pair, which replaces the last. Returns the endpoint for the engine.
   Endpoint open() {
     close();
     qp_ = node_.make_qp();
@@ -89,14 +89,14 @@ class Peer {
     e.eager_bytes = kSlot - wire::kMessageHeaderBytes;
     e.credits = kReceives;
     e.incarnation = 1;
-    e.control_address = node_.address(0);
-    e.control_rkey = node_.mr->rkey;
-    e.control_token = kToken;
+    e.credit_cell_address = node_.address(0);
+    e.credit_cell_rkey = node_.mr->rkey;
+    e.credit_cell_token = kToken;
     e.peer_timeout_ms = 3600000;
     e.max_rd_atomic = 1;
     return e;
   }
-  /// The engine's end has told its own.
+  /// Connects to the engine's endpoint.
   void join(const Endpoint& engine) {
     engine_ = engine;
     softverbs_test::Endpoint to{};
@@ -106,7 +106,7 @@ class Peer {
     softverbs_test::must(node_.rtr(qp_, to) == 0, "RTR");
     softverbs_test::must(node_.rts(qp_) == 0, "RTS");
   }
-  /// The queue pair goes without a word.
+  /// Destroys the queue pair without a goodbye.
   void close() {
     if (qp_ == nullptr) return;
     while (spinwire::softverbs::destroy_qp(qp_) == EBUSY) control();
@@ -117,7 +117,7 @@ class Peer {
     if (qp_ != nullptr) node_.fail(qp_);
   }
 
-  /// Posts the bytes as they are; false if the queue pair takes no more.
+  /// Posts the bytes unchanged. Returns false if the queue pair is full.
   bool send(std::span<const std::byte> bytes, const How& how = {}) {
     if (qp_ == nullptr || outstanding_ >= kSlots || bytes.size() > kSlot) return false;
     const std::size_t at = kOut + sent_ % kSlots * kSlot;
@@ -142,15 +142,16 @@ class Peer {
   /// Writes a word into the engine's credit cell.
   bool write_cell(std::uint64_t word) {
     return send(std::as_bytes(std::span(&word, 1)),
-                {IBV_WR_RDMA_WRITE, 0, 0, engine_.control_address, engine_.control_rkey});
+                {IBV_WR_RDMA_WRITE, 0, 0, engine_.credit_cell_address, engine_.credit_cell_rkey});
   }
   bool write_granted(std::uint32_t granted) {
-    return write_cell(wire::encode(wire::CreditWord{granted, ++beat_, engine_.control_token}));
+    return write_cell(
+        wire::encode(wire::CreditWord{granted, ++sequence_}, engine_.credit_cell_token));
   }
-  /// Lets the engine send so many more, for which there are receives while they are polled.
+  /// Grants credit for `more` messages, for which there are receives while the peer is polled.
   bool grant(std::uint32_t more) { return write_granted(granted_ += more); }
 
-  /// Takes what has come, up to a batch.
+  /// Takes completions, up to a batch.
   void poll() {
     ibv_wc wc[16];
     const int n = ibv_poll_cq(node_.cq, 16, wc);
@@ -158,15 +159,19 @@ class Peer {
   }
   void control() const { spinwire::softverbs::control_device(node_.context); }
 
-  /// Whether the queue pair has refused or lost something.
+  /// For lines that the device would not write.
+  [[nodiscard]] spinwire::softverbs::Qp& queue_pair() const {
+    return *static_cast<spinwire::softverbs::Qp*>(qp_);
+  }
+  /// Whether the queue pair has failed.
   [[nodiscard]] bool dead() const { return dead_; }
   [[nodiscard]] bool idle() const { return outstanding_ == 0; }
   [[nodiscard]] const Endpoint& engine() const { return engine_; }
-  /// All that the engine has ever granted, as it told in its messages or wrote here.
+  /// The total credit that the engine has granted, in its messages or in the cell here.
   [[nodiscard]] std::uint32_t granted() {
     return std::max({engine_.credits, told_, wire::decode_credit_word(cell()).granted});
   }
-  /// Memory that may be offered.
+  /// Memory for rendezvous offers.
   [[nodiscard]] std::span<std::byte> offered(std::size_t size) {
     return node_.bytes(kOffered, size);
   }
@@ -197,7 +202,7 @@ class Peer {
     (void)node_.post_recv(slot, kIn + slot * kSlot, kSlot, qp_);
   }
   void take(const ibv_wc& wc) {
-    if (qp_ == nullptr || wc.qp_num != qp_->qp_num) return;  // of one before
+    if (qp_ == nullptr || wc.qp_num != qp_->qp_num) return;  // of an earlier queue pair
     if (wc.status != IBV_WC_SUCCESS) dead_ = true;
 
     if (wc.status != IBV_WC_SUCCESS) return;
@@ -205,15 +210,15 @@ class Peer {
       --outstanding_;
       return;
     }
-    if (wc.opcode == IBV_WC_RECV && wc.byte_len >= wire::kMessageHeaderBytes) hear(wc);
+    if (wc.opcode == IBV_WC_RECV && wc.byte_len >= wire::kMessageHeaderBytes) record_message(wc);
     post_receive(wc.wr_id);
   }
-  void hear(const ibv_wc& wc) {
+  void record_message(const ibv_wc& wc) {
     const auto bytes = node_.bytes(kIn + wc.wr_id * kSlot, wc.byte_len);
     Heard h;
     std::memcpy(&h.header, bytes.data(), sizeof h.header);
     h.body.assign(bytes.begin() + wire::kMessageHeaderBytes, bytes.end());
-    told_ = std::max<std::uint32_t>(told_, h.header.granted);  // of fewer than would wrap around
+    told_ = std::max<std::uint32_t>(told_, h.header.granted);  // too few messages to wrap
     h.invalidates = (wc.wc_flags & IBV_WC_WITH_INV) != 0;
     h.invalidated = h.invalidates ? wc.invalidated_rkey : 0;
     heard.push_back(std::move(h));
@@ -223,8 +228,8 @@ class Peer {
   ibv_qp* qp_ = nullptr;
   Endpoint engine_;
   std::uint32_t granted_ = 0;  ///< to the engine
-  std::uint8_t beat_ = 0;
-  std::uint32_t told_ = 0;  ///< by it, of credit
+  std::uint8_t sequence_ = 0;
+  std::uint32_t told_ = 0;  ///< credit granted by the engine
   std::uint64_t sent_ = 0;
   std::uint32_t outstanding_ = 0;
   bool dead_ = false;

@@ -1,5 +1,5 @@
-// A stranger opens a session or a connection and names, as its device, a descriptor that is no
-// device: the victim must neither die, nor wait, nor get a terminal.
+// An attacker opens a session or a connection and names, as its device, a descriptor that is no
+// device. The victim must not die, block, or acquire a terminal.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ class AttackByDescriptor : public testing::Test {
     if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "GIDs of adapters name no descriptors";
   }
 
-  /// Names the descriptor in both dialogues; the victim answers each.
+  /// Names the descriptor in both dialogues; the victim must answer each.
   static void name_descriptor(const Victim& victim, int fd) {
     const ibv_gid gid = gid_of_descriptor(fd);
     const Stream session(victim.address());
@@ -34,7 +34,7 @@ class AttackByDescriptor : public testing::Test {
     EXPECT_TRUE(connection.answered(20000));
   }
 
-  /// The victim serves on: a connection and a call succeed.
+  /// Checks that the victim still serves: a connection and a call succeed.
   static void expect_service(const Victim& victim) {
     Node client(rpc_test::rpc_config());
     const Connection c = client.begin(victim.address());
@@ -53,7 +53,7 @@ class AttackByDescriptor : public testing::Test {
 
 TEST_F(AttackByDescriptor, ASegmentThatIsTruncatedAfterItsCheck) {
   Victim victim(rpc_test::rpc_config());
-  // A segment to the letter, but its owner can take the pages away.
+  // A correct segment, but its owner can truncate it.
   const UniqueFd fd(memfd_create("attack", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(fd.get(), sizeof(sv::Segment)), 0);
   const ibv_gid gid = gid_of_descriptor(fd.get());
@@ -124,7 +124,7 @@ TEST_F(AttackByDescriptor, AnOrdinaryFile) {
   ASSERT_EQ(pwrite(fd.get(), &header, sizeof header, 0), static_cast<ssize_t>(sizeof header));
   name_descriptor(victim, fd.get());
   char lanes[64];
-  // Nobody has entered itself into what looks like the directory of lanes.
+  // Nothing may register in the fake directory of lanes.
   ASSERT_EQ(
       pread(fd.get(), lanes, sizeof lanes, static_cast<off_t>(offsetof(sv::Segment, directory))),
       static_cast<ssize_t>(sizeof lanes));

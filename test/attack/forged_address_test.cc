@@ -1,4 +1,4 @@
-// A stranger asks for a session in the name of an address where it gets nothing, to learn ours.
+// An attacker requests a session for an address where it receives nothing, to learn ours.
 #include <gtest/gtest.h>
 
 #include "attack/victim.h"
@@ -12,7 +12,9 @@ using rpc_test::RawDatagrams;
 
 class AttackByForgedAddress : public testing::Test {
  protected:
-  AttackByForgedAddress() : victim_(rpc_test::rpc_config()), there_(small_config()) {
+  /// `handshake_timeout`: after which the victim closes a stream that has not proved its address.
+  explicit AttackByForgedAddress(std::chrono::milliseconds handshake_timeout = 60s)
+      : victim_(victim_config(handshake_timeout)), there_(small_config()) {
     if (!on_softverbs()) return;
     datagrams_ = std::make_unique<RawDatagrams>(core());
   }
@@ -22,6 +24,11 @@ class AttackByForgedAddress : public testing::Test {
   }
   [[nodiscard]] spinwire::detail::EngineCore& core() {
     return *spinwire::detail::core_of(there_.engine);
+  }
+  static Config victim_config(std::chrono::milliseconds handshake_timeout) {
+    Config c = rpc_test::rpc_config();
+    c.connections.handshake_timeout = handshake_timeout;
+    return c;
   }
   /// The victim's frames until it closes the stream, which it does after its handshake time-out.
   static bool learns_anything(const Stream& stream) {
@@ -36,7 +43,12 @@ class AttackByForgedAddress : public testing::Test {
   std::unique_ptr<RawDatagrams> datagrams_;
 };
 
-TEST_F(AttackByForgedAddress, OfAQueuePairThatIsNotThere) {
+class AttackByForgedAddressToTheEnd : public AttackByForgedAddress {
+ protected:
+  AttackByForgedAddressToTheEnd() : AttackByForgedAddress(1s) {}
+};
+
+TEST_F(AttackByForgedAddressToTheEnd, OfAQueuePairThatIsNotThere) {
   wire::SessionEnd end = datagrams_->end(7);
   end.qp_num ^= 0x8000;
   const Stream stream(victim_.address());
@@ -52,7 +64,7 @@ TEST_F(AttackByForgedAddress, OfAnotherEngineAndGuessing) {
   for (std::uint64_t guess = 1; guess <= 1000; ++guess)
     stream.send(wire::encode(wire::PathResponse{guess}));
   EXPECT_FALSE(stream.answered(200)) << "a wrong token opens nothing";
-  // Who gets the datagrams is told.
+  // The peer that receives the datagrams gets the addresses.
   stream.send(wire::encode(wire::PathResponse{token}));
   const auto opened = stream.receive();
   ASSERT_TRUE(opened);

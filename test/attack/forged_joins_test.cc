@@ -1,4 +1,4 @@
-// A stranger joins a session of somebody else's, to take its long calls over or to end them.
+// An attacker joins another client's session, to take over its long calls or to end them.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -12,13 +12,13 @@
 namespace attack_test {
 namespace {
 
-/// By the transport of the session's calls.
+/// With each transport of the session's calls.
 class AttackByJoin : public testing::TestWithParam<spinwire::RpcTransport> {};
 
 TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
-  Config config = rpc_test::over(GetParam(), rpc_test::bulk_config());
+  Config config = rpc_test::over(GetParam(), rpc_test::long_call_config());
   Victim victim(config);
-  std::vector<spinwire::Error> closed;  // the client's callbacks use it until its end
+  std::vector<spinwire::Error> closed;  // used by the client's callbacks to its end
   Node client(config);
   spinwire::SessionOptions options;
   options.on_closed = [&](spinwire::Session, const spinwire::Error& why) { closed.push_back(why); };
@@ -35,7 +35,7 @@ TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
     return ended;
   };
   ASSERT_EQ(call(), Status::ok);
-  // More than a stranger can know: the name that the server has given, and the client's GID.
+  // More than an attacker can know: the name given by the server, and the client's GID.
   auto& calls = *spinwire::detail::core_of(client.engine)->calls;
   const std::uint32_t name = calls.clients.find(0)->peer_session;
   auto prepared = client.engine.prepare({});

@@ -1,5 +1,5 @@
-// A peer rewrites what our segment says of our memory: the victim's own thread must write where its
-// application allowed it, and nowhere else.
+// A peer rewrites the entries of our segment that describe our memory. The victim's own thread must
+// write only where its application allowed it.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -15,7 +15,7 @@ using namespace softverbs_test;  // NOLINT: a test's helpers
 
 constexpr std::size_t kOpened = 64;
 
-/// The victim is node b. It opens the first bytes of `own`; the attacker knows the key.
+/// The victim is node b. It exposes the first bytes of `own`; the attacker knows the key.
 class AttackByForgedRights : public testing::Test {
  protected:
   AttackByForgedRights() : opened_(sv::reg_mr(link_.b.pd, own_.data(), kOpened, Node::kAllAccess)) {
@@ -42,6 +42,21 @@ class AttackByForgedRights : public testing::Test {
     send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key_);
     ASSERT_EQ(send.post(link_.qa), 0);
     ASSERT_TRUE(link_.run(1, 0));
+  }
+  /// A WRITE or READ, which the attacker's own thread executes.
+  ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset) {
+    link_.at_a.clear();
+    Send send(1, link_.a.sge(0, 32), opcode);
+    send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key_);
+    must(send.post(link_.qa) == 0, "post");
+    must(link_.run(1, 0), "run");
+    return link_.at_a[0].status;
+  }
+  /// A new pair of queue pairs, after a refusal.
+  void reconnect() {
+    link_.qa = link_.a.make_qp();
+    link_.qb = link_.b.make_qp();
+    connect(link_.a, link_.qa, link_.b, link_.qb);
   }
   void expect_refused() const {
     EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
@@ -94,6 +109,45 @@ TEST_F(AttackByForgedRights, AWriteThroughAQueuePairWithoutTheRight) {
   link_.b.internals().segment->queue_pairs[link_.qb->handle].access = Node::kAllAccess;
   write(0);
   expect_refused();
+}
+
+// Both nodes are of this process: what a third process writes into the segment of one must not lead
+// the thread of the other astray.
+
+TEST_F(AttackByForgedRights, AOneSidedWriteWithinItsRegionSucceeds) {
+  EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, 0), IBV_WC_SUCCESS);
+  EXPECT_TRUE(holds(std::span(own_).first(32), 1));
+}
+
+TEST_F(AttackByForgedRights, AOneSidedWriteOrReadBeyondItsRegion) {
+  for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
+    reconnect();
+    widen();
+    EXPECT_EQ(one_sided(opcode, 128), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(all_are(own_, 0));
+  }
+}
+
+TEST_F(AttackByForgedRights, AOneSidedWriteUnderAnEndedKey) {
+  EXPECT_EQ(sv::dereg_mr(std::exchange(opened_, nullptr)), 0);
+  shared_entry().key = key_;
+  EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, 0), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
+}
+
+TEST_F(AttackByForgedRights, AOneSidedWriteInAnotherDomain) {
+  ibv_pd* const other = sv::alloc_pd(link_.b.context);
+  ibv_mr* const elsewhere = sv::reg_mr(other, own_.data(), own_.size(), Node::kAllAccess);
+  ASSERT_NE(elsewhere, nullptr);
+  link_.b.internals().segment->regions[sv::region_index(elsewhere->rkey)].pd = shared_entry().pd;
+  Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE);
+  send.to(reinterpret_cast<std::uint64_t>(own_.data()), elsewhere->rkey);
+  ASSERT_EQ(send.post(link_.qa), 0);
+  ASSERT_TRUE(link_.run(1, 0));
+  EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
+  EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
+  EXPECT_EQ(sv::dealloc_pd(other), 0);
 }
 
 TEST_F(AttackByForgedRights, AReceiveBeyondItsRegion) {

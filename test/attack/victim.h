@@ -1,14 +1,16 @@
-// An engine in a process of its own that serves every peer, for attackers to try; and the frames
-// that an attacker sends it.
+// An engine in a process of its own that serves every peer, as the target of attacks, and the
+// frames of an attacker.
 #pragma once
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -19,35 +21,42 @@
 
 #include "base/unique_fd.h"
 #include "control/loopback.h"
-#include "rpc/ends.h"
+#include "rpc/rpc_ends.h"
 #include "softverbs/context_gid.h"
 #include "wire/handshake.h"
 
 namespace attack_test {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::base::UniqueFd;
 namespace wire = spinwire::wire;
 
 inline constexpr spinwire::Method kEcho = 1;  ///< replies with the first 8 bytes
 
-/// What a victim says at its end.
+/// What a victim reports at its end.
 struct VictimReport {
   std::uint64_t polls = 0;
   std::uint64_t longest_poll_ms = 0;
   bool has_terminal = false;
 };
 
-/// A daemon: it leads a session without a terminal, listens, accepts connections and serves calls.
+/// A daemon: the leader of a session without a terminal. It listens, accepts connections and serves
+/// calls.
 class Victim {
  public:
   explicit Victim(const Config& config)
-      : child_([config](int in, int out) { return run(config, in, out); }),
+      : child_([this, config](int in, int out) { return run(config, in, out, *steps_); }),
         address_(child_.line()) {}
+  Victim(const Victim&) = delete;
+  Victim& operator=(const Victim&) = delete;
+  ~Victim() { (void)munmap(steps_, sizeof *steps_); }
 
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  /// Polls that took a control step, so far. Time for measuring on a busy machine: these do not
+  /// pass while the victim is kept from running. Also for processes that are forked from now on.
+  [[nodiscard]] std::uint64_t control_steps() const noexcept { return steps_->load(); }
 
-  /// Ends it in order and takes its report. Fails if the victim has died.
+  /// Stops the victim and returns its report. Fails if it has died.
   VictimReport stop() {
     VictimReport report;
     child_.tell('q');
@@ -59,7 +68,15 @@ class Victim {
   }
 
  private:
-  static int run(const Config& config, int in, int out) {
+  using Steps = std::atomic<std::uint64_t>;
+
+  static Steps* shared_steps() {
+    void* const at =
+        mmap(nullptr, sizeof(Steps), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(at, MAP_FAILED);
+    return new (at) Steps(0);
+  }
+  static int run(const Config& config, int in, int out, Steps& steps) {
     (void)setsid();
     Node node(config);
     node.listen();
@@ -79,6 +96,7 @@ class Victim {
         report.longest_poll_ms =
             std::max(report.longest_poll_ms, static_cast<std::uint64_t>(took.count()));
       }
+      steps.store(node.engine.stats().control_steps);
     }
     report.has_terminal = UniqueFd(::open("/dev/tty", O_RDWR | O_CLOEXEC)).get() >= 0;
     const bool sound = node.engine.audit().has_value();
@@ -87,6 +105,7 @@ class Victim {
     return sound ? 0 : 5;
   }
 
+  Steps* steps_ = shared_steps();
   Child child_;
   std::string address_;
 };
@@ -94,10 +113,11 @@ class Victim {
 /// One TCP stream to the victim.
 class Stream {
  public:
-  explicit Stream(const std::string& address)
-      : fd_(loopback::plain_client(*spinwire::control::Address::parse(address))) {}
+  /// `source`: as for plain_client().
+  explicit Stream(const std::string& address, const char* source = nullptr)
+      : fd_(loopback::plain_client(*spinwire::control::Address::parse(address), source)) {}
 
-  /// What cannot be sent has been refused already.
+  /// A send can fail because the victim has already closed.
   void send(const wire::Frame& frame) const {
     (void)::send(fd_.get(), frame.bytes().data(), frame.bytes().size(), MSG_NOSIGNAL);
   }
@@ -105,7 +125,7 @@ class Stream {
     (void)::send(fd_.get(), frame.bytes().data(), std::min(bytes, frame.bytes().size()),
                  MSG_NOSIGNAL);
   }
-  /// The victim's next frame; none if it is no valid one, or the victim has closed.
+  /// The victim's next frame; none if it is invalid or the victim has closed.
   [[nodiscard]] std::optional<wire::Received> receive() const {
     std::array<std::byte, wire::kFrameBytesMax> bytes{};
     if (!read_all(std::span(bytes).first(wire::kHeaderBytes))) return std::nullopt;
@@ -117,7 +137,7 @@ class Stream {
     return got ? std::optional(std::move(*got)) : std::nullopt;
   }
   /// Waits until the victim has answered or closed. Whether it answered.
-  [[nodiscard]] bool answered(int timeout_ms = 5000) const {
+  [[nodiscard]] bool answered(int timeout_ms = 60'000) const {
     pollfd end{fd_.get(), POLLIN, 0};
     char first = 0;
     return ::poll(&end, 1, timeout_ms) == 1 && ::recv(fd_.get(), &first, 1, MSG_PEEK) == 1;
@@ -128,7 +148,7 @@ class Stream {
   [[nodiscard]] bool read_all(std::span<std::byte> to) const {
     while (!to.empty()) {
       pollfd ready{fd_.get(), POLLIN, 0};
-      if (::poll(&ready, 1, 10000) != 1) return false;
+      if (::poll(&ready, 1, 60'000) != 1) return false;
       const ssize_t got = ::recv(fd_.get(), to.data(), to.size(), 0);
       if (got <= 0) return false;
       to = to.subspan(static_cast<std::size_t>(got));
@@ -139,7 +159,7 @@ class Stream {
   UniqueFd fd_;
 };
 
-/// A client's end of a session, whose device is what the GID says.
+/// A client's end of a session, with a GID that names its device.
 inline wire::SessionEnd session_end(const ibv_gid& gid) {
   wire::SessionEnd end;
   std::memcpy(end.gid.data(), gid.raw, sizeof gid.raw);
@@ -153,7 +173,7 @@ inline wire::SessionEnd session_end(const ibv_gid& gid) {
   return end;
 }
 
-/// An endpoint of a connection, whose device is what the GID says.
+/// An endpoint of a connection, with a GID that names its device.
 inline spinwire::Endpoint endpoint(const ibv_gid& gid) {
   spinwire::Endpoint e;
   std::memcpy(e.gid.data(), gid.raw, sizeof gid.raw);
@@ -163,15 +183,15 @@ inline spinwire::Endpoint endpoint(const ibv_gid& gid) {
   e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 5;
-  e.control_address = 4096;
-  e.control_rkey = 9;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 4096;
+  e.credit_cell_rkey = 9;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 1;
   return e;
 }
 
-/// The GID of a device whose segment is descriptor `fd` of this process.
+/// The GID of a device whose segment is this process's descriptor `fd`.
 inline ibv_gid gid_of_descriptor(int fd) {
   return spinwire::softverbs::make_gid(
       {static_cast<std::uint32_t>(getpid()), static_cast<std::uint32_t>(fd), 4711});

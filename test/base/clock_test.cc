@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -88,7 +89,8 @@ TEST(Clock, RealConversionsThereAndBackLoseLessThanATickAndANanosecond) {
 }
 
 TEST(Clock, LongDurationsDoNotDriftFromShortOnes) {
-  // A year converted at once and second by second agree to within the rounding of a second's tick.
+  // Converting a year at once or second by second differs by at most one tick's rounding per
+  // second.
   const Clock clock = Clock::real();
   const std::uint64_t second = clock.ticks(1s);
   constexpr std::uint64_t kSeconds = 365 * 24 * 3600;
@@ -99,7 +101,7 @@ TEST(Clock, LongDurationsDoNotDriftFromShortOnes) {
 
 TEST(Clock, RealClockKeepsPaceWithTheSystems) {
   const Clock clock = Clock::real();
-  // Bracketing reads on both sides, so that being descheduled between them cannot fail the test.
+  // Reads the clock before and after, so that a reschedule in between cannot fail the test.
   const std::int64_t outer_start = system_ns();
   const std::uint64_t start = clock.now();
   const std::int64_t inner_start = system_ns();
@@ -110,7 +112,7 @@ TEST(Clock, RealClockKeepsPaceWithTheSystems) {
   const std::int64_t outer_end = system_ns();
 
   const std::int64_t measured = clock.duration(end - start).count();
-  // The system's clock may be slewed by up to 500 parts in a million, now or at calibration.
+  // The system's clock may be slewed by up to 500 ppm, now or at calibration.
   constexpr double kTolerance = 1200e-6;
   EXPECT_GE(static_cast<double>(measured),
             static_cast<double>(inner_end - inner_start) * (1 - kTolerance));
@@ -120,10 +122,14 @@ TEST(Clock, RealClockKeepsPaceWithTheSystems) {
 
 TEST(Clock, RealClockIsCalibratedOncePerProcess) {
   const Clock first = Clock::real();
-  const std::int64_t before = system_ns();
-  for (int i = 0; i < 1000; ++i) ASSERT_EQ(Clock::real().ticks_per_ns(), first.ticks_per_ns());
-  // A thousand calibrations would have taken seconds.
-  EXPECT_LT(system_ns() - before, 1'000'000'000);
+  std::int64_t fastest = std::numeric_limits<std::int64_t>::max();
+  for (int i = 0; i < 1000; ++i) {
+    const std::int64_t before = system_ns();
+    ASSERT_EQ(Clock::real().ticks_per_ns(), first.ticks_per_ns());
+    fastest = std::min(fastest, system_ns() - before);
+  }
+  // A calibration takes milliseconds. A busy machine slows down some of the calls, but not all.
+  EXPECT_LT(fastest, 500'000);
 }
 
 TEST(Clock, RealClockNeverRunsBackwards) {

@@ -53,20 +53,6 @@ TEST(IndexPool, ReusesTheMostRecentlyReleasedFirst) {
   EXPECT_EQ(pool.acquire(), 2u);
 }
 
-TEST(IndexPool, ReusesTheOldestFirstIfAsked) {
-  IndexPool<Thing, spinwire::base::Reuse::oldest> pool(4);
-  EXPECT_EQ(pool.acquire(), 0u);
-  pool.release(0);
-  for (const std::uint32_t i : {1u, 2u, 3u, 0u}) EXPECT_EQ(pool.acquire(), i);
-  EXPECT_TRUE(pool.full());
-  EXPECT_EQ(pool.acquire(), pool.kNone);
-  for (const std::uint32_t i : {2u, 0u}) pool.release(i);
-  EXPECT_EQ(pool.acquire(), 2u);
-  EXPECT_EQ(pool.acquire(), 0u);
-  pool.release(3);
-  EXPECT_EQ(pool.acquire(), 3u);
-}
-
 TEST(IndexPool, FindsOnlyTheLivingGeneration) {
   IndexPool<Thing> pool(2);
   const std::uint32_t index = pool.acquire();
@@ -78,7 +64,7 @@ TEST(IndexPool, FindsOnlyTheLivingGeneration) {
 
   pool.release(index);
   EXPECT_EQ(pool.find(index, generation), nullptr);
-  // The next use's name is known already, but names nothing before it is handed out.
+  // The name of the next use is known, but invalid before the slot is allocated.
   EXPECT_NE(pool.generation(index), generation);
   EXPECT_EQ(pool.find(index, pool.generation(index)), nullptr);
 

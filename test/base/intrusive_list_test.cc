@@ -14,8 +14,9 @@ namespace intrusive_list_test {
 using spinwire::base::IntrusiveLinks;
 using spinwire::base::IntrusiveList;
 using spinwire::base::IntrusiveQueue;
+using spinwire::base::IntrusiveStack;
 
-// Declared before its record is complete, as layers need it that only know the record's name.
+// Declared before its record is complete, for layers that only know the record's name.
 struct Late;
 Late*& next_late(Late& late) noexcept;
 struct Owner {
@@ -37,6 +38,7 @@ struct Record {
 };
 using Queue = IntrusiveQueue<&Record::next>;
 using OtherQueue = IntrusiveQueue<&Record::next_other>;
+using Stack = IntrusiveStack<&Record::next>;
 using List = IntrusiveList<&Record::links>;
 
 namespace {
@@ -49,6 +51,33 @@ std::vector<int> values_of(const Any& list) {
 }
 
 using Values = std::vector<int>;
+
+TEST(IntrusiveStack, IsLastInFirstOut) {
+  std::array<Record, 3> records{Record{1}, Record{2}, Record{3}};
+  Stack stack;
+  EXPECT_TRUE(stack.empty());
+  for (int round = 0; round < 2; ++round) {
+    for (Record& record : records) stack.push_front(record);
+    EXPECT_EQ(values_of(stack), (Values{3, 2, 1}));
+    for (int value = 3; value != 0; --value) EXPECT_EQ(stack.pop_front().value, value);
+    EXPECT_TRUE(stack.empty());
+  }
+}
+
+TEST(IntrusiveStack, GivesUpARecordFromAnyPlace) {
+  for (std::size_t erased = 0; erased < 3; ++erased) {
+    std::array<Record, 3> records{Record{1}, Record{2}, Record{3}};
+    Stack stack;
+    for (Record& record : records) stack.push_front(record);
+    Values left{3, 2, 1};
+    left.erase(left.begin() + (2 - static_cast<std::ptrdiff_t>(erased)));
+    stack.erase(records[erased]);
+    EXPECT_EQ(values_of(stack), left);
+    stack.push_front(records[erased]);
+    left.insert(left.begin(), records[erased].value);
+    EXPECT_EQ(values_of(stack), left);
+  }
+}
 
 TEST(IntrusiveQueue, IsFirstInFirstOut) {
   std::array<Record, 3> records{Record{1}, Record{2}, Record{3}};

@@ -1,5 +1,3 @@
-#include "base/log.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log_message.h"
 
 namespace log_test {
 namespace {
@@ -23,7 +22,7 @@ using spinwire::LogLevel;
 using spinwire::base::log;
 using spinwire::base::log_enabled;
 
-/// Collects messages while it lives.
+/// Collects messages during its lifetime.
 struct Listener {
   explicit Listener(LogLevel least) {
     spinwire::set_log(

@@ -25,19 +25,19 @@ TEST(Membarrier, AvailabilityDoesNotChange) {
   EXPECT_TRUE(membarrier());
 }
 
-/// A word on a cacheline of its own: a line that its writer holds anyway hides the effect.
+/// A word on its own cache line: a line that its writer holds would hide the effect.
 struct alignas(64) Line {
   std::atomic<int> word{0};
 };
 
-/// Waits for another thread's word; gives the processor up if that one has to run here.
+/// Waits for another thread's word; yields if that thread needs this processor.
 void await(const std::atomic<int>& word, int value) {
   for (int spins = 0; word.load(std::memory_order_acquire) < value; ++spins) {
     if (spins > 2000) std::this_thread::yield();
   }
 }
 
-/// The processors that this thread may run on.
+/// The processors that this thread may use.
 std::vector<int> processors() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -62,7 +62,7 @@ void await_time(const spinwire::Clock& clock, std::uint64_t ticks) {
 }
 
 /// Both sides write their own word and read the other's. With a barrier on the slow side only, at
-/// least one of them has to see the other; without it both are blind in some of the rounds.
+/// least one of them must see the other. Without it, in some rounds neither does.
 TEST(Membarrier, OrdersAPlainStoreAndLoadOfAnotherThread) {
   if (!membarrier_available()) GTEST_SKIP() << "this kernel has no expedited membarrier";
   const std::vector<int> all = processors();
@@ -73,7 +73,7 @@ TEST(Membarrier, OrdersAPlainStoreAndLoadOfAnotherThread) {
   Line fast_saw;
   Line round;
   Line done;
-  // Both start a round at the same tick, give or take a little, so that they meet in every order.
+  // Both sides start a round at nearly the same tick, so that they meet in every order.
   const spinwire::Clock clock = spinwire::Clock::real();
   const std::uint64_t ahead = clock.ticks(std::chrono::nanoseconds(800));
   const std::uint64_t jitter = clock.ticks(std::chrono::nanoseconds(60));

@@ -1,4 +1,4 @@
-// Memory that is kept for the next who asks: it is as new, and nobody else's.
+// Memory kept for the next user: it is zeroed and shared with nobody.
 #include "base/memory_store.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ TEST(MemoryStore, WhatComesBackIsZeroed) {
   {
     SharedMemory memory = make();
     before = memory.data();
-    // Here and there, and across the ends of pages.
+    // Writes in several places and across page boundaries.
     std::memset(memory.data(), 1, 10'000);
     memory.data()[kSize / 2] = std::byte{2};
     memory.data()[kSize - 1] = std::byte{3};
@@ -73,7 +73,7 @@ TEST(MemoryStore, NobodyElseGetsIt) {
   EXPECT_EQ(MemoryStore::of_thread(), nullptr);
   const SharedMemory outside = make();
   EXPECT_NE(outside.data(), before);
-  EXPECT_EQ(kept.store->take(kSize).data(), before);  // it was there all the time
+  EXPECT_EQ(kept.store->take(kSize).data(), before);  // the store kept it
 }
 
 TEST(MemoryStore, TooMuchIsNotKept) {

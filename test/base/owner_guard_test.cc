@@ -28,7 +28,7 @@ OwnerGuard make(OwnerGuard::ForkDetection detection = OwnerGuard::ForkDetection:
   return std::move(guard).value();  // Throws if there is none.
 }
 
-/// Runs `body` in a forked child and answers the value it returned, or -1.
+/// Runs `body` in a forked child and returns its result, or -1.
 template <typename Body>
 int in_child(Body&& body) {
   const pid_t child = ::fork();

@@ -35,7 +35,7 @@ TEST(Random, ASourceOfSeedsReplacesTheKernels) {
 }
 
 TEST(Random, SameSeedGivesSameSequence) {
-  // The reference values of SplitMix64, so that seeds recorded once stay good.
+  // Reference values of SplitMix64, so that recorded seeds stay valid.
   Random random(1234567);
   EXPECT_EQ(random.next(), 6457827717110365317u);
   EXPECT_EQ(random.next(), 3203168211198807973u);

@@ -121,7 +121,7 @@ TEST(SharedMemory, AnotherProcessMapsItThroughProc) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // What it inherited does not count.
+    // Inherited memory does not count.
     ::munmap(memory.data(), memory.size());
     ::close(memory.fd());
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);

@@ -24,10 +24,35 @@ TEST(Status, EveryValueHasANameOfItsOwn) {
     EXPECT_NE(name, "unknown status") << i;
     EXPECT_TRUE(names.insert(name).second) << name;
   }
-  EXPECT_EQ(to_string(Status::ok), "ok");
-  EXPECT_EQ(to_string(Status::would_block), "would_block");
-  EXPECT_EQ(to_string(Status::forked_child), "forked_child");
-  EXPECT_EQ(to_string(Status::system), "system");
+#define EXPECT_NAMED(status) EXPECT_EQ(to_string(Status::status), #status)
+  EXPECT_NAMED(ok);
+  EXPECT_NAMED(would_block);
+  EXPECT_NAMED(no_buffer);
+  EXPECT_NAMED(invalid_argument);
+  EXPECT_NAMED(out_of_bounds);
+  EXPECT_NAMED(message_too_long);
+  EXPECT_NAMED(not_connected);
+  EXPECT_NAMED(wrong_thread);
+  EXPECT_NAMED(reentrant);
+  EXPECT_NAMED(forked_child);
+  EXPECT_NAMED(unsupported);
+  EXPECT_NAMED(flushed);
+  EXPECT_NAMED(peer_lost);
+  EXPECT_NAMED(remote_access);
+  EXPECT_NAMED(remote_error);
+  EXPECT_NAMED(local_error);
+  EXPECT_NAMED(timed_out);
+  EXPECT_NAMED(refused);
+  EXPECT_NAMED(protocol);
+  EXPECT_NAMED(bad_config);
+  EXPECT_NAMED(no_device);
+  EXPECT_NAMED(no_memory);
+  EXPECT_NAMED(in_use);
+  EXPECT_NAMED(limit);
+  EXPECT_NAMED(system);
+  EXPECT_NAMED(cancelled);
+  EXPECT_NAMED(lease_expired);
+#undef EXPECT_NAMED
 }
 
 TEST(Status, ValuesBeyondTheListAreNamedAsUnknown) {

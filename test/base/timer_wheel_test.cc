@@ -77,7 +77,7 @@ TEST(TimerWheel, CancelDisarmsInEveryPlace) {
   wheel.cancel(timers[0]);
   wheel.cancel(timers[3]);
   EXPECT_FALSE(timers[1].scheduled());
-  wheel.cancel(timers[1]);  // again: nothing
+  wheel.cancel(timers[1]);  // again: no effect
   EXPECT_EQ(wheel.size(), 1u);
   timers[2].index = 2;
   EXPECT_EQ(advance(wheel, 100), List{2});
@@ -171,7 +171,7 @@ TEST(TimerWheel, FiresNoMoreThanAskedAndTheRestLater) {
 }
 
 TEST(TimerWheel, ALargeBacklogIsTakenDownInBoundedSteps) {
-  // All in one list of a high level: one call may not move them all.
+  // All in one list of a high level: one call must not move them all.
   constexpr std::size_t kTimers = 5000;
   TimerWheel wheel(1, 0);
   std::vector<std::unique_ptr<Timer>> timers;
@@ -185,7 +185,7 @@ TEST(TimerWheel, ALargeBacklogIsTakenDownInBoundedSteps) {
   while (wheel.size() > 0) {
     ASSERT_LT(++calls, kTimers);
     if (fired == 0) {
-      // Interrupted in between, it still takes orders.
+      // It accepts changes between calls.
       wheel.reschedule(*timers[kTimers - 1 - calls], end);
       EXPECT_LT(wheel.next_deadline(), end);
     }
@@ -196,7 +196,7 @@ TEST(TimerWheel, ALargeBacklogIsTakenDownInBoundedSteps) {
 }
 
 TEST(TimerWheel, TheHintCountsTimersThatAreStillComingDown) {
-  // The latest come down first, and the call's work ends before it gets to the earliest.
+  // The latest timers move down first, and the call's budget ends before the earliest.
   constexpr std::uint64_t kStart = 1u << 18;
   std::vector<std::unique_ptr<Timer>> timers;
   TimerWheel wheel(1, 0);
@@ -211,7 +211,7 @@ TEST(TimerWheel, TheHintCountsTimersThatAreStillComingDown) {
 }
 
 TEST(TimerWheel, ALongPauseCostsNoMoreThanTheTimersInIt) {
-  // Centuries of units lie between: only lists in use may be visited.
+  // Centuries of units lie between, so only lists in use may be visited.
   TimerWheel wheel(1, 0);
   Timer near;
   Timer far;
@@ -265,7 +265,7 @@ TEST(TimerWheel, ATimerThatRearmsItselfInThePastStarvesNobody) {
   EXPECT_TRUE(other_fired);
 }
 
-/// Random operations on the wheel and on a plain list of deadlines, compared at every step.
+/// Compares random operations on the wheel and on a plain list of deadlines at every step.
 void compare_with_model(std::uint64_t resolution, std::uint64_t start, std::uint64_t range,
                         std::uint64_t seed) {
   constexpr std::size_t kTimers = 120;
@@ -303,7 +303,7 @@ void compare_with_model(std::uint64_t resolution, std::uint64_t start, std::uint
         });
         ASSERT_LE(fired, most);
         if (fired < most) {
-          // Nothing more than a unit late is left; 120 timers cannot use a call's moves up.
+          // No timer is more than a unit late: 120 timers cannot use up the moves of a call.
           for (const std::uint64_t deadline : model) {
             ASSERT_TRUE(deadline == kIdle || deadline + unit > now) << deadline << " at " << now;
           }
@@ -319,7 +319,7 @@ void compare_with_model(std::uint64_t resolution, std::uint64_t start, std::uint
       earliest = std::min(earliest, model[t]);
     }
     ASSERT_EQ(wheel.size(), scheduled);
-    // The hint is never later than the first moment at which a timer may fire.
+    // The hint is not later than the first time at which a timer may fire.
     const std::uint64_t first = (std::max(earliest, now / unit * unit) + unit - 1) / unit * unit;
     if (scheduled != 0) {
       ASSERT_LE(wheel.next_deadline(), first);

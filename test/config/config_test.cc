@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "config/config_keys.h"
+#include "config/queue_sizing.h"
 
 namespace config_test {
 namespace {
@@ -27,7 +28,7 @@ using spinwire::Result;
 using spinwire::Status;
 using namespace std::chrono_literals;
 
-/// A variable of the environment, while it lives; what was there before comes back.
+/// Sets an environment variable during its lifetime and restores it.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -92,7 +93,7 @@ std::string contents(const std::filesystem::path& file) {
   return text.str();
 }
 
-/// A file of the test's own, removed with it.
+/// A temporary file of a test.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& text) {
@@ -158,7 +159,7 @@ TEST(Config, ReadsDottedAndInlineTables) {
   EXPECT_EQ(good("queues = { send_depth = 32 }").queues.send_depth, 32u);
 }
 
-// Every key set to both ends of its range comes back from the written form.
+// Every key, set to each end of its range, is read back from the written form.
 TEST(Config, EveryKeyReadsWhatItWrites) {
   for (const auto& key : spinwire::config::config_keys()) {
     for (const std::int64_t end : {key.least, key.most}) {
@@ -170,7 +171,7 @@ TEST(Config, EveryKeyReadsWhatItWrites) {
         EXPECT_EQ(key.get(config), end) << full_name(key);
       }
       EXPECT_EQ(good(config.to_toml()).to_toml(), config.to_toml()) << full_name(key);
-      // Each key has a member of its own: only its line differs from the defaults.
+      // Each key has its own member: only its line differs from the defaults.
       std::istringstream now(config.to_toml());
       std::istringstream before(Config{}.to_toml());
       int changed = 0;
@@ -207,8 +208,8 @@ TEST(Config, EveryKeyRefusesWhatIsJustOutsideItsRange) {
 }
 
 TEST(Config, RangesFitTheirMembers) {
-  // A value at the end of its range survives a 32-bit member, and a member set by code beyond any
-  // range is still seen as out of it.
+  // A value at the end of its range fits a 32-bit member. A member that code sets beyond its range
+  // is still detected.
   Config config;
   config.memory.send_bytes = ~std::uint64_t{0};
   EXPECT_EQ(bad_check(config).asked, "memory.send_bytes");
@@ -305,7 +306,7 @@ TEST(ConfigErrors, SyntaxErrorsNameTheLine) {
 }
 
 TEST(ConfigErrors, OddCharactersAreRefusedWhereTheyStand) {
-  // The parser asserts that a key begins like one, and knows not all characters beyond ASCII.
+  // The parser asserts that a key begins with a valid character, but misjudges some non-ASCII ones.
   EXPECT_EQ(bad("[!]").asked, "test.toml:1:2");
   EXPECT_EQ(bad("[queues]\n[ # ]").asked.rfind("test.toml:2:", 0), 0u);
   EXPECT_EQ(bad("[[queu\u044c]]\n").asked, "test.toml:1:7");
@@ -323,7 +324,7 @@ TEST(ConfigErrors, OddCharactersAreRefusedWhereTheyStand) {
 }
 
 TEST(ConfigErrors, TheFirstInTheFileIsTold) {
-  // The parser keeps tables sorted by name; a reader does not.
+  // The parser sorts tables by name; the reported error must be the first in the file.
   const Error error = bad("[queues]\nzzz = 1\n[connections]\naaa = 1\n");
   EXPECT_EQ(error.asked, "test.toml:2:1: queues.zzz");
 }
@@ -371,6 +372,17 @@ TEST(ConfigFile, EveryShippedFileLoadsPassesTheCheckAndDeviates) {
     const auto checked = config->check();
     EXPECT_TRUE(checked) << name << ": " << checked.error().message();
     EXPECT_NE(config->to_toml(), Config{}.to_toml()) << name;
+  }
+}
+
+// An engine warns otherwise: handshakes beyond them would wait.
+TEST(ConfigFile, NoShippedFileHasMoreHandshakesThanConnectionsMayBeHalfOpen) {
+  for (const char* name : {"default.toml", "low_latency.toml", "storage.toml", "softroce.toml"}) {
+    const auto config = Config::load(conf(name));
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_LE(config->connections.handshakes,
+              spinwire::config::half_open_connections(config->connections))
+        << name;
   }
 }
 
@@ -525,7 +537,7 @@ TEST(ConfigCheck, ReceivePoolHoldsTheReceivesWithAQuarterSpare) {
   EXPECT_TRUE(contains(error.found, std::to_string(needed - 1))) << error.found;
   EXPECT_TRUE(contains(error.remedy, "21MiB")) << error.remedy;
 
-  // One byte more than a power of two takes blocks of twice the size.
+  // One byte more than a power of two needs blocks of twice the size.
   config.memory.receive_bytes = needed;
   config.connections.eager_bytes = 4097;
   EXPECT_FALSE(config.check());

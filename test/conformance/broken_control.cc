@@ -1,9 +1,9 @@
-// The layer between the cases and the device, cold half: the program's own definitions of `ibv_*`
-// stand before libibverbs', hand on to it, and break what the planted defect says.
+// The layer between the cases and the device, cold part: it overrides libibverbs' `ibv_*`
+// functions, calls them, and breaks what the planted defect says.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 
-#include "conformance/ledger.h"
+#include "conformance/object_records.h"
 
 #undef ibv_reg_mr
 
@@ -48,12 +48,12 @@ Scratch& scratch_of(ibv_pd* pd) {
   return scratch;
 }
 
-/// EBUSY, unless nobody is to be told.
+/// Returns EBUSY, or success if the planted defect hides it.
 int busy(int error) { return error == EBUSY && broken("busy-ignored") ? 0 : error; }
 
 // ---- states -----------------------------------------------------------------------------------
 
-/// Whether the state machine has such a transition at all.
+/// Whether the state machine has this transition.
 bool possible(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to) {
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) return true;
   const bool datagrams = type == IBV_QPT_UD;
@@ -86,7 +86,7 @@ unsigned rotated(unsigned access) {
   return out;
 }
 
-/// What the device gets to see instead of what it was asked.
+/// Changes the attributes that the device gets.
 void change(ibv_qp_attr& attr, int& mask, ibv_qp_state from, ibv_qp_state to) {
   const bool stays_ready = from == IBV_QPS_RTS && to == IBV_QPS_RTS;
   if (broken("rnr-forever")) attr.rnr_retry = 7;
@@ -109,7 +109,7 @@ int modify_to(ibv_qp* qp, ibv_qp_state state) {
   return modify(qp, attr, IBV_QP_STATE);
 }
 
-/// A refused transition that a broken device makes all the same; the refusal if it does not.
+/// Makes a refused transition that a broken device would make; otherwise returns the refusal.
 int forgive(QueuePair& known, const ibv_qp_attr& attr, int mask, ibv_qp_state to) {
   constexpr int kLast = IBV_QP_DEST_QPN;
   for (int bit = 1; bit <= kLast; bit <<= 1) {
@@ -126,7 +126,7 @@ int forgive(QueuePair& known, const ibv_qp_attr& attr, int mask, ibv_qp_state to
   return EINVAL;
 }
 
-/// Shared receives are not the queue pair's to flush.
+/// Flushes a shared receive, which a queue pair must not do.
 void flush_shared(const QueuePair& known) {
   const auto& waiting = ledger.receives[known.qp->srq];
   if (waiting.empty()) return;
@@ -189,7 +189,7 @@ void change_answer(const ibv_qp* qp, ibv_qp_attr& attr, ibv_qp_init_attr* init) 
   if (broken("query-made") && init != nullptr) *init = {};
 }
 
-// ---- making -----------------------------------------------------------------------------------
+// ---- creating ---------------------------------------------------------------------------------
 
 ibv_qp_init_attr reduced(ibv_context* context, ibv_qp_init_attr init) {
   ibv_device_attr device{};
@@ -422,7 +422,7 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
     event->event_type = IBV_EVENT_QP_FATAL;
     event->element.qp = ledger.needless.back();
     ledger.needless.pop_back();
-    --event->element.qp->events_completed;  // the device awaits no acknowledgement of it
+    --event->element.qp->events_completed;  // the device expects no acknowledgement of it
     return 0;
   }
   for (;;) {

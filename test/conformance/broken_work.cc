@@ -1,5 +1,5 @@
-// The layer between the cases and the device, hot half: what is posted, and what completes.
-#include "conformance/ledger.h"
+// The layer between the cases and the device, hot part: posting and completions.
+#include "conformance/object_records.h"
 
 namespace conformance::layer {
 
@@ -25,7 +25,7 @@ bool forgiven(Fault fault) {
          (fault == Fault::bounds && broken("bounds-unchecked"));
 }
 
-/// Elements that a device without checks would use: other memory stands in for them.
+/// Points elements to scratch memory, as for a device that does not check keys.
 void divert(ibv_pd* pd, std::vector<ibv_sge>& sges) {
   for (ibv_sge& sge : sges) {
     if (!forgiven(judge(pd, sge.addr, sge.length, sge.lkey))) continue;
@@ -35,7 +35,7 @@ void divert(ibv_pd* pd, std::vector<ibv_sge>& sges) {
   }
 }
 
-// ---- what is posted ---------------------------------------------------------------------------
+// ---- posting: changes -------------------------------------------------------------------------
 
 bool is_atomic(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -65,7 +65,7 @@ void change_elements(Work& work, const QueuePair& known) {
     work.wr.send_flags &= ~static_cast<unsigned>(IBV_SEND_INLINE);
 }
 
-/// Address and key of a one-sided work request lie in different places.
+/// The address of a one-sided work request; its place depends on the opcode.
 std::uint64_t& remote_address(ibv_send_wr& wr) {
   return is_atomic(wr.opcode) ? wr.wr.atomic.remote_addr : wr.wr.rdma.remote_addr;
 }
@@ -130,7 +130,7 @@ void change_bind(ibv_send_wr& wr, const QueuePair& known) {
   ledger.windows[wr.bind_mw.rkey] = {known.qp->qp_num, info.mr->rkey};
 }
 
-/// A work request that touches nothing, in place of one that is to do nothing.
+/// Replaces a work request by one without effect.
 void turn_into_nothing(Work& work) {
   work.disguised = true;
   work.wr.opcode = IBV_WR_RDMA_WRITE;
@@ -162,7 +162,7 @@ QueuePair* somebody() {
   return nullptr;
 }
 
-/// Clears a byte behind the receive that a datagram does not fit into.
+/// Clears a byte behind a receive that is too small for a datagram.
 void write_behind(QueuePair* to, const Work& work) {
   if (!can_take(to)) return;
   const PostedReceive& next = ledger.receives_of(to->qp).front();
@@ -195,14 +195,15 @@ int post(ibv_qp* qp, Work& work) {
   return own(qp->context).post_send(qp, &work.wr, &bad);
 }
 
-/// Whether a datagram is put aside until it can be received; its sender is told that it went.
+/// Keeps a datagram until it can be received and reports success to its sender. Returns whether it
+/// did.
 bool keep(ibv_qp* qp, const Work& work) {
   QueuePair* to = ledger.find(work.wr.wr.ud.remote_qpn);
   if (!broken("datagram-kept") || to == nullptr || to->qp->srq != nullptr || receives_now(*to))
     return false;
   to->kept.push_back(work);
   to->kept.back().wr.send_flags &= ~static_cast<unsigned>(IBV_SEND_SIGNALED);
-  to->kept.back().wr.wr_id = qp->qp_num;  // who sends it
+  to->kept.back().wr.wr_id = qp->qp_num;  // the sender
   ibv_wc wc{};
   wc.wr_id = work.wr.wr_id;
   wc.opcode = IBV_WC_SEND;
@@ -227,7 +228,7 @@ void post_kept(QueuePair& to) {
 
 // ---- posting ----------------------------------------------------------------------------------
 
-/// Whether a post comes to nothing and is told to be good.
+/// Whether a post is accepted but has no effect.
 bool swallowed(const ibv_qp* qp, bool receive) {
   if (broken("late-posts") && qp->state == IBV_QPS_ERR) return true;
   if (receive) {
@@ -278,7 +279,7 @@ int post_one(ibv_qp* qp, const ibv_send_wr& wr) {
   return 0;
 }
 
-/// Whether the first of two neighbours comes after the second.
+/// Whether the second of two neighbours is posted before the first.
 bool overtaken(const ibv_send_wr& first, const ibv_send_wr& second) {
   const bool fenced = (second.send_flags & IBV_SEND_FENCE) != 0;
   return (broken("write-overtaken") && first.opcode == IBV_WR_RDMA_WRITE) ||
@@ -348,7 +349,7 @@ int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) {
   });
 }
 
-// ---- what completes ---------------------------------------------------------------------------
+// ---- completions ------------------------------------------------------------------------------
 
 bool is_receive(const ibv_cq* cq, const ibv_wc& wc, const QueuePair& known) {
   if (wc.status == IBV_WC_SUCCESS) return (wc.opcode & IBV_WC_RECV) != 0;
@@ -389,7 +390,7 @@ PostedReceive take_posted(const ibv_qp* qp, std::uint64_t id) {
   return posted;
 }
 
-/// False if the completion is lost.
+/// Returns false if the completion is lost.
 bool change_receive(ibv_wc& wc, const QueuePair& known) {
   const PostedReceive posted = take_posted(known.qp, wc.wr_id);
   if (broken("rtr-deaf") && known.qp->state == IBV_QPS_RTR) return false;
@@ -457,7 +458,7 @@ void change_done(ibv_wc& wc, const QueuePair& known, const Work& work) {
   if (broken("done-flushed") && known.qp->state == IBV_QPS_ERR) wc.status = IBV_WC_WR_FLUSH_ERR;
 }
 
-/// A failure that is told as success.
+/// Turns a failure into success.
 void hide(ibv_wc& wc, const Work& work) {
   const bool hidden = (broken("dead-answers") && wc.status == IBV_WC_RETRY_EXC_ERR) ||
                       (broken("bind-unchecked") && wc.status == IBV_WC_MW_BIND_ERR);
@@ -484,7 +485,7 @@ bool change_send(ibv_wc& wc, QueuePair& known) {
   return true;
 }
 
-/// One completion of the device becomes none, one or two.
+/// Turns one completion of the device into none, one or two.
 void change(ibv_cq* cq, ibv_wc wc, std::vector<ibv_wc>& out) {
   QueuePair* known = ledger.find(wc.qp_num);
   if (known == nullptr) return out.push_back(wc);
@@ -496,7 +497,7 @@ void change(ibv_cq* cq, ibv_wc wc, std::vector<ibv_wc>& out) {
   if ((flushed && broken("flush-doubled")) || (receive && broken("doubled"))) out.push_back(wc);
 }
 
-/// What needs several completions to be wrong.
+/// Applies defects that need several completions.
 void disorder(std::vector<ibv_wc>& wcs) {
   const auto flushed = [](const ibv_wc& wc) { return wc.status == IBV_WC_WR_FLUSH_ERR; };
   if (broken("flush-order")) {

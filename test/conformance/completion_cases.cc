@@ -33,7 +33,7 @@ TEST_F(Completions, PollingForNoneTakesNone) {
   expect_recv(b.received(), b, 1, 8);
 }
 
-// More completions than there is room for: the queue is in error, which an event tells.
+// More completions than the queue holds: the queue is in error, which an event reports.
 TEST_F(Completions, OverrunIsTold) {
   EndOptions small;
   small.cqe = 2;
@@ -103,7 +103,7 @@ class Notification : public Verbs {
   void send(unsigned flags = 0) const {
     Send(50, IBV_WR_SEND, {a().memory.sge(0, 8)}, IBV_SEND_SIGNALED | flags).on(a());
   }
-  /// Whether an event is there, or comes within `timeout`; it is taken and acknowledged.
+  /// Whether an event arrives within `timeout`. Takes and acknowledges it.
   [[nodiscard]] bool event(const ibv_cq* of, std::chrono::milliseconds timeout) const {
     pollfd waiting{channel_->fd, POLLIN, 0};
     if (::poll(&waiting, 1, static_cast<int>(timeout.count())) != 1) return false;

@@ -1,21 +1,20 @@
-// verbs-conformance: tries a device by what the InfiniBand specification and libibverbs' manual
-// promise, through plain `ibv_*` calls. One unit: GoogleTest, the layer of planted defects, and
-// each
+// verbs-conformance: tests a device against the InfiniBand specification and libibverbs' manual,
+// through plain `ibv_*` calls. One unit: GoogleTest, the layer of planted defects, and each
 // *_cases.cc beside this file.
 //
-//   verbs-conformance [--device NAME] [--gid INDEX] [--timeout MS]    try a device
-//   verbs-conformance --prove [--jobs N]      see that each case fails on a device broken for it
-//   verbs-conformance --defect NAME           try a device that is broken so
-//   verbs-conformance --list-defects          what can be broken, and which cases must see it
+//   verbs-conformance [--device NAME] [--gid INDEX] [--timeout MS]    tests a device
+//   verbs-conformance --prove [--jobs N]      proves that each case fails on a broken device
+//   verbs-conformance --defect NAME           tests a device with this defect
+//   verbs-conformance --list-defects          lists defects and the cases that must detect them
 #include <src/gtest-all.cc>
 
 #include "conformance/conformance_ends.h"
-#include "conformance/prove.h"
+#include "conformance/defect_proof.h"
 
-// One #include a file of cases.
+// One #include per file of cases.
 #include "conformance.inc"
 
-// Defines some of libibverbs' functions, which verbs.h has macros for: last.
+// Last, because it defines libibverbs' functions, for which verbs.h has macros.
 #include "conformance/broken_control.cc"
 #include "conformance/broken_work.cc"
 
@@ -35,7 +34,7 @@ struct Wish {
   unsigned jobs = 4;
 };
 
-/// One option with a value; false if there is no such option, or no such value.
+/// Sets one option; false if the option or its value is invalid.
 bool set(const std::string& option, const char* value, Wish& wish) {
   if (option == "--device") return settings.device = value, true;
   if (option == "--defect") return plant(value);
@@ -72,7 +71,10 @@ int main(int argc, char** argv) {
   if (!conformance::parse(argc, argv, wish)) return conformance::usage();
   if (wish.list) return conformance::list_defects();
   if (wish.prove) return conformance::prove(wish.jobs);
+  auto* const missing = new conformance::Missing;  // GoogleTest's from now on
+  testing::UnitTest::GetInstance()->listeners().Append(missing);
   const int result = RUN_ALL_TESTS();
   conformance::print_departures();
-  return result;
+  if (missing->count() != 0) std::printf("[  FAILED  ] %u cases were skipped\n", missing->count());
+  return missing->count() != 0 ? 1 : result;
 }

@@ -1,5 +1,5 @@
-// The device under test, and its objects as values that clean up after themselves. Plain libibverbs
-// and nothing else: whatever answers to `ibv_*` can be tried.
+// The device under test, and RAII wrappers of its objects. Uses libibverbs only, so any device with
+// `ibv_*` calls can be tested.
 #pragma once
 
 #include <fcntl.h>
@@ -23,24 +23,24 @@
 namespace conformance {
 
 struct Settings {
-  std::string device;  ///< empty: the first there is
-  int gid_index = -1;  ///< the first that stands for an IPv4 address, else 0
-  /// For what has to come. What does not come costs this much, and a device that is broken on
-  /// purpose lets us wait often.
+  std::string device;  ///< empty: the first device
+  int gid_index = -1;  ///< -1: the first IPv4 address, else 0
+  /// Time limit for expected events. A missing event costs this much time, and devices with defects
+  /// miss many.
   std::chrono::milliseconds timeout{5000};
 };
 inline Settings settings;
 
 constexpr std::uint8_t kPort = 1;
 
-/// For what no case is about: a case whose set-up fails fails.
+/// For set-up that no case is about: a failure ends the case.
 inline void must(bool good, const char* what) {
   if (!good) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
 }
 
 // ---- objects ----------------------------------------------------------------------------------
 
-/// Destroying has to succeed: an object that stays busy is a defect of the device.
+/// Destroying must succeed: an object that stays busy is a defect of the device.
 template <auto kDestroy>
 struct Destroys {
   template <typename T>
@@ -48,7 +48,7 @@ struct Destroys {
     EXPECT_EQ(kDestroy(object), 0);
   }
 };
-/// Inline functions in verbs.h, whose address differs in no way that matters here.
+/// A function, because verbs.h defines ibv_dealloc_mw() inline.
 inline int dealloc_window(ibv_mw* mw) { return ibv_dealloc_mw(mw); }
 
 using Context = std::unique_ptr<ibv_context, Destroys<ibv_close_device>>;
@@ -91,7 +91,7 @@ inline int choose_gid(ibv_context* context) {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// Numbers: in the headers they are a macro's mixture of enumerators.
+// As integers: in the headers they are a mixture of enumerators and macros.
 constexpr int kLocalWrite = IBV_ACCESS_LOCAL_WRITE;
 constexpr int kRemoteRead = IBV_ACCESS_REMOTE_READ;
 constexpr int kRemoteWrite = IBV_ACCESS_REMOTE_WRITE;
@@ -115,7 +115,7 @@ inline bool all_are(std::span<const std::byte> bytes, std::byte value) {
   return std::all_of(bytes.begin(), bytes.end(), [&](std::byte b) { return b == value; });
 }
 
-/// Registered memory, all zero.
+/// Registered memory, zeroed.
 class Memory {
  public:
   Memory(ibv_pd* pd, std::size_t size, int access = kLocalWrite | kRemote)
@@ -145,9 +145,9 @@ class Memory {
   }
   [[nodiscard]] std::uint32_t rkey() const { return mr_->rkey; }
   [[nodiscard]] ibv_mr* mr() const { return mr_.get(); }
-  /// The keys die, the bytes stay.
+  /// Ends the keys; the bytes remain.
   void deregister() { mr_.reset(); }
-  /// The errno of trying to; where it worked there is nothing left to be deregistered.
+  /// Returns the errno of deregistering; after success nothing is left to deregister.
   int try_to_deregister() {
     const int error = ibv_dereg_mr(mr_.get());
     if (error == 0) (void)mr_.release();
@@ -162,20 +162,20 @@ class Memory {
 
 // ---- completions ------------------------------------------------------------------------------
 
-/// What a device fails to write stands out.
+/// A pattern that shows which fields the device does not write.
 inline ibv_wc blank_wc() {
   ibv_wc wc;
   std::memset(static_cast<void*>(&wc), 0xee, sizeof wc);
   return wc;
 }
 
-/// A time that only a defect lets run out: so long, and so many looks.
+/// A limit in time and in number of checks, which only a defect reaches.
 class Deadline {
  public:
-  /// False when it is over.
+  /// Returns false when the limit is reached.
   bool look() {
     if (++looks_ < kLooks || std::chrono::steady_clock::now() < end_) return true;
-    // Whom we waited for in vain thrice need not be waited for long.
+    // After three misses, further waits are short.
     constexpr int kChances = 3;
     if (++ran_out_ >= kChances) settings.timeout = std::min(settings.timeout, kShortTimeout);
     return false;
@@ -189,7 +189,7 @@ class Deadline {
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + settings.timeout;
 };
 
-/// Completions as they come, until there are `count`; fewer if the time-out passes.
+/// Takes `count` completions; fewer if the time limit passes.
 inline std::vector<ibv_wc> take(ibv_cq* cq, std::size_t count) {
   std::vector<ibv_wc> taken;
   for (Deadline deadline; taken.size() < count && deadline.look();) {
@@ -202,14 +202,14 @@ inline std::vector<ibv_wc> take(ibv_cq* cq, std::size_t count) {
   return taken;
 }
 
-/// The next completion. One that does not come ends the case.
+/// The next completion. Without one the case ends.
 inline ibv_wc one(ibv_cq* cq) {
   const std::vector<ibv_wc> taken = take(cq, 1);
   if (taken.empty()) throw std::runtime_error("a completion that had to come did not");
   return taken[0];
 }
 
-/// Time enough for a device to do what it must not.
+/// Waits long enough for a faulty device to act.
 inline void settle(ibv_cq* cq) {
   constexpr std::chrono::milliseconds kWhile{2};
   constexpr int kLooks = 200;
@@ -230,7 +230,7 @@ inline void do_not_block(int fd) {
   must(::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK) == 0, "O_NONBLOCK");
 }
 
-/// Element of an event, whatever it is about.
+/// The element of an event of any type.
 inline const void* element_of(const ibv_async_event& event) {
   switch (event.event_type) {
     case IBV_EVENT_CQ_ERR:
@@ -243,8 +243,8 @@ inline const void* element_of(const ibv_async_event& event) {
   }
 }
 
-/// Takes the events that there are; true if one is `type` of `element`. `cq` is polled with room
-/// for nothing meanwhile: some devices live by that.
+/// Takes the pending events. Returns true if one is `type` of `element`. Polls `cq` for zero
+/// completions meanwhile, because some devices work only when polled.
 inline bool event_came(ibv_context* context, ibv_event_type type, const void* element, ibv_cq* cq) {
   for (Deadline deadline; deadline.look();) {
     (void)ibv_poll_cq(cq, 0, nullptr);
@@ -257,7 +257,7 @@ inline bool event_came(ibv_context* context, ibv_event_type type, const void* el
   return false;
 }
 
-/// Whether any event but "communication established" is there.
+/// Whether any event but "communication established" is pending.
 inline bool any_event(ibv_context* context) {
   ibv_async_event event{};
   bool any = false;

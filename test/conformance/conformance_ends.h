@@ -1,10 +1,10 @@
-// Queue pairs with all that belongs to them, and the fixtures that most cases use.
+// Queue pairs with their objects, and the fixtures of most cases.
 #pragma once
 
 #include <arpa/inet.h>
 
 #include "conformance/conformance_device.h"
-#include "conformance/departures.h"
+#include "conformance/known_departures.h"
 
 namespace conformance {
 
@@ -20,11 +20,11 @@ struct EndOptions {
   ibv_comp_channel* channel = nullptr;  ///< of both completion queues
   std::size_t memory = 64 << 10;
   int memory_access = kLocalWrite | kRemote | kBind;
-  // Of the connection.
+  // Attributes of the connection.
   int qp_access = kRemote;
   std::uint8_t timeout = 8;  ///< 1 ms
   std::uint8_t retries = 2;
-  std::uint8_t rnr_retries = 7;  ///< for ever
+  std::uint8_t rnr_retries = 7;  ///< forever
   std::uint8_t rnr_timer = 1;    ///< 10 us
   std::uint32_t qkey = 0x1234;
 };
@@ -38,7 +38,7 @@ constexpr int kUdInitMask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV
 constexpr int kUdRtrMask = IBV_QP_STATE;
 constexpr int kUdRtsMask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 
-/// One queue pair with completion queues and memory of its own.
+/// One queue pair with its own completion queues and memory.
 class End {
  public:
   End(ibv_context* on, ibv_pd* domain, const EndOptions& wanted = {})
@@ -136,7 +136,7 @@ class End {
     return attr;
   }
   [[nodiscard]] ibv_qp_state state() const { return query().qp_state; }
-  /// Whether it gets into `wanted`, which is not at once where a peer has to tell it.
+  /// Waits until the state is `wanted`, which may need a message from the peer.
   [[nodiscard]] bool gets_into(ibv_qp_state wanted) const {
     for (Deadline deadline; deadline.look();) {
       if (state() == wanted) return true;
@@ -145,8 +145,8 @@ class End {
     return false;
   }
 
-  /// Whether the drain of the send queue that SQD began comes to its end; until then the queue pair
-  /// goes nowhere but to ERR.
+  /// Waits until the drain that SQD began has ended. Until then the only legal transition is to
+  /// ERR.
   [[nodiscard]] bool is_drained() const {
     for (Deadline deadline; deadline.look();) {
       if (query().sq_draining == 0) return true;
@@ -178,7 +178,7 @@ class End {
   Cq send_cq;
   Cq recv_cq;
   Memory memory;
-  Qp qp;  // last: it goes first
+  Qp qp;  // last: destroyed first
 };
 
 /// A send work request that owns its elements.
@@ -249,7 +249,7 @@ inline void connect(const End& a, const End& b) {
   b.to_rts();
 }
 
-/// Two ends of one connection; of one context, if not told otherwise.
+/// Two connected ends, by default in one context.
 struct Pair {
   End a;
   End b;
@@ -259,13 +259,13 @@ struct Pair {
   }
 };
 
-/// A completion as it has to be; `opcode` counts if the status says success.
+/// Checks a completion; `opcode` counts only with success.
 inline void expect_wc(const ibv_wc& wc, const End& end, std::uint64_t id, ibv_wc_status status,
                       ibv_wc_opcode opcode = IBV_WC_SEND) {
   EXPECT_EQ(wc.wr_id, id);
   EXPECT_EQ(wc.status, status) << ibv_wc_status_str(wc.status);
   EXPECT_EQ(wc.qp_num, end.qp->qp_num);
-  // Of a completion with an error the verbs define nothing more.
+  // Verbs define no other fields of a completion with an error.
   if (status == IBV_WC_SUCCESS && wc.status == status) {
     EXPECT_EQ(wc.opcode, opcode);
   }
@@ -274,8 +274,7 @@ inline void expect_recv(const ibv_wc& wc, const End& end, std::uint64_t id, std:
                         unsigned flags = 0, ibv_wc_opcode opcode = IBV_WC_RECV) {
   expect_wc(wc, end, id, IBV_WC_SUCCESS, opcode);
   EXPECT_EQ(wc.byte_len, length);
-  // Whether there was a GRH is told of datagrams only; of a connection the bit means nothing
-  // (11.4.2.1), and Soft-RoCE sets it.
+  // IBV_WC_GRH is meaningful for datagrams only (11.4.2.1); Soft-RoCE sets it for connections.
   const unsigned grh = end.datagrams() ? unsigned{IBV_WC_GRH} : 0u;
   EXPECT_EQ(wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV | grh), flags);
 }
@@ -306,7 +305,7 @@ class Verbs : public Case {
   ibv_device_attr device{};
 };
 
-/// With one connection.
+/// A fixture with one connection.
 class Connected : public Verbs {
  protected:
   Connected() : link(context.get(), pd.get()), a(link.a), b(link.b) {}

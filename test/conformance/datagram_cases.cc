@@ -1,5 +1,5 @@
-// Unreliable datagrams: addressed one by one, with the route's header before the payload, and lost
-// without a word whenever something is not right.
+// Unreliable datagrams: addressed one by one, with a routing header before the payload, and
+// silently dropped after any error.
 #include "conformance/conformance_ends.h"
 
 namespace conformance::datagram_cases {
@@ -35,7 +35,7 @@ class Datagrams : public Verbs {
     addressed(wr, qkey).on(a);
     expect_wc(a.sent(), a, id, IBV_WC_SUCCESS, IBV_WC_SEND);
   }
-  /// A datagram that has to arrive next: what was to be dropped before it was.
+  /// Checks the next datagram, which shows that earlier ones were dropped.
   void expect_next(std::uint64_t id, unsigned seed) const {
     fill(a.memory.at(30000, 24), seed);
     send(99, 30000, 24);
@@ -88,8 +88,8 @@ TEST_F(Datagrams, OfOneMtuArrive) {
   EXPECT_TRUE(holds(b.memory.at(kHeader, mtu_), 1));
 }
 
-// The header names both ends. (On Ethernet the first 20 bytes are undefined, and what follows may
-// be an IPv4 header; libibverbs' functions below know to tell them apart.)
+// The header names both ends. On Ethernet its first 20 bytes are undefined, and the rest may be an
+// IPv4 header; libibverbs' functions below distinguish the two.
 TEST_F(Datagrams, HeaderNamesTheReceiver) {
   std::ranges::fill(b.memory.at(0, kHeader), std::byte{0xff});
   b.receive(1, 0, 256);
@@ -170,7 +170,7 @@ TEST_F(Datagrams, UnsignaledDoNotComplete) {
   for (unsigned i = 0; i < 3; ++i) expect_recv(b.received(), b, i, kHeader + 8, IBV_WC_GRH);
 }
 
-// One queue pair, many senders, each named.
+// One queue pair receives from several senders and can tell them apart.
 TEST_F(Datagrams, ComeFromManySenders) {
   const End other = end(datagrams());
   other.to_init();
@@ -204,7 +204,7 @@ TEST_F(Datagrams, ReceivesMayBeShared) {
   EXPECT_TRUE(holds(memory.at(kHeader, 33), 1));
 }
 
-// ---- lost -------------------------------------------------------------------------------------
+// ---- dropped ----------------------------------------------------------------------------------
 
 TEST_F(Datagrams, UnderAWrongKeyAreDropped) {
   b.receive(1, 0, 256);
@@ -213,7 +213,7 @@ TEST_F(Datagrams, UnderAWrongKeyAreDropped) {
   EXPECT_TRUE(holds(b.memory.at(kHeader, 24), 1));
 }
 
-// A key with the highest bit set stands for the sender's own.
+// A Q_Key with the highest bit set means the sender's own key.
 TEST_F(Datagrams, HighestBitMeansTheOwnKey) {
   b.receive(1, 0, 256);
   send(2, 0, 16, 0x8000'0000u | (kKey + 5));
@@ -243,8 +243,8 @@ TEST_F(Datagrams, WithoutAReceiveAreDropped) {
   EXPECT_EQ(b.state(), IBV_QPS_RTS);
 }
 
-// Longer than the receive: dropped, and the receive stays for the next (responder class D), or is
-// completed with an error (devices differ). In no case is anything written behind it.
+// A datagram longer than the receive is dropped and the receive stays (responder class D), or the
+// receive completes with an error: devices differ. Nothing may be written behind it.
 TEST_F(Datagrams, LongerThanTheReceiveAreNotDelivered) {
   std::ranges::fill(b.memory.at(0, 512), kUntouched);
   b.receive(1, 0, kHeader + 15);
@@ -304,7 +304,7 @@ TEST_F(Datagrams, KnowNoOtherOpcode) {
     Send wr(1, opcode, {a.memory.sge(0, 8)});
     EXPECT_NE(addressed(wr).wr.wr_id, 0u);
     const int error = a.post(wr.wr);
-    // At the post, or by a completion where the driver leaves it to the adapter.
+    // Refused by the post, or by a completion if the driver leaves the check to the adapter.
     if (error == 0) {
       EXPECT_EQ(a.sent().status, IBV_WC_LOC_QP_OP_ERR);
       break;

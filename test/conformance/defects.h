@@ -1,4 +1,4 @@
-// What a device can be made to do wrong on purpose, and which cases have to see it: a case that no
+// The defects that can be planted in a device, and the cases that must detect them. A case that no
 // defect makes fail proves nothing.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace conformance {
 struct Defect {
   std::string_view name;
   std::string_view breaks;
-  std::string_view seen_by;  ///< patterns as of --gtest_filter; every case they name has to fail
+  std::string_view seen_by;  ///< patterns as in --gtest_filter; every matching case must fail
 };
 
 inline constexpr Defect kDefects[] = {
@@ -22,7 +22,7 @@ inline constexpr Defect kDefects[] = {
 inline constexpr std::size_t kNone = std::size(kDefects);
 inline std::size_t planted = kNone;
 
-/// A defect's name, known when this is compiled.
+/// The name of a defect, checked at compile time.
 class Name {
  public:
   consteval Name(const char* name) : index_(find(name)) {  // NOLINT(google-explicit-constructor)
@@ -39,7 +39,7 @@ class Name {
   std::size_t index_;
 };
 
-/// Whether the device is to be broken in this way.
+/// Whether this defect is planted.
 inline bool broken(Name name) { return planted == name.index(); }
 
 inline bool plant(std::string_view name) {

@@ -1,5 +1,5 @@
-// Regions that are registered again, completions that are read field by field, domains of threads,
-// and two contexts of one process.
+// Registering regions again, reading completions field by field, thread domains, and two contexts
+// of one process.
 #include <poll.h>
 
 #include "conformance/conformance_ends.h"
@@ -27,7 +27,7 @@ class Reregistration : public Connected {
 
 TEST_F(Reregistration, RightsAreThoseOfTheLastTime) {
   const Memory region(pd.get(), 4096, kLocalWrite);
-  const std::uint32_t key = region.rkey();  // programs tell it once
+  const std::uint32_t key = region.rkey();  // programs send the key only once
   ASSERT_EQ(ibv_rereg_mr(region.mr(), IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0,
                          kLocalWrite | kRemoteWrite),
             0);
@@ -92,7 +92,7 @@ class ExtendedCompletions : public Verbs {
     errno = 0;
     return ibv_create_cq_ex(context.get(), &attr);
   }
-  /// Whether a completion is there to be read before the time is up.
+  /// Whether a completion can be read before the time limit.
   bool start() {
     ibv_poll_cq_attr attr{};
     for (Deadline deadline; deadline.look();) {
@@ -122,7 +122,7 @@ TEST_F(ExtendedCompletions, TellWhatTheOthersTell) {
   EXPECT_EQ(ibv_wc_read_imm_data(cq_), htonl(0x1234));
   EXPECT_EQ(ibv_wc_read_qp_num(cq_), b.qp->qp_num);
   EXPECT_NE(ibv_wc_read_wc_flags(cq_) & IBV_WC_WITH_IMM, 0u);
-  b.receive(9, 128, 64);  // in the midst of reading
+  b.receive(9, 128, 64);  // while a completion is being read
   int next = ENOENT;
   for (Deadline deadline; (next = ibv_next_poll(cq_)) == ENOENT && deadline.look();) {
   }
@@ -139,7 +139,7 @@ TEST_F(ExtendedCompletions, UnknownFieldsAreRefused) {
   if (odd != nullptr) (void)ibv_destroy_cq(ibv_cq_ex_to_cq(odd));
 }
 
-// ---- domains of threads -----------------------------------------------------------------------
+// ---- thread domains ---------------------------------------------------------------------------
 
 TEST_F(Verbs, ParentDomainStandsForItsProtectionDomain) {
   ibv_td_init_attr no_options{};
@@ -156,7 +156,7 @@ TEST_F(Verbs, ParentDomainStandsForItsProtectionDomain) {
   EXPECT_EQ(ibv_dealloc_td(td), EBUSY);
   EXPECT_EQ(ibv_dealloc_pd(pd.get()), EBUSY);
   {
-    const Memory memory(pd.get(), 4096);  // of the one, used through the other
+    const Memory memory(pd.get(), 4096);  // registered in one domain, used through the other
     const End a(context.get(), parent), b(context.get(), parent);
     connect(a, b);
     b.receive(1, 0, 64);

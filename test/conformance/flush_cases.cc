@@ -1,4 +1,4 @@
-// ERR: what is outstanding is flushed, in order, each queue its own; and what is posted afterwards.
+// In ERR, outstanding work is flushed, in order for each queue, and so is work posted later.
 #include "conformance/conformance_ends.h"
 
 namespace conformance::flush_cases {
@@ -13,7 +13,7 @@ TEST_F(Flush, ReceivesInOrder) {
 }
 
 TEST_F(Flush, SendsInOrderSignaledOrNot) {
-  // No receive: none of them can have gone out.
+  // There is no receive, so none of these messages can be delivered.
   for (unsigned i = 0; i < 6; ++i)
     Send(200 + i, IBV_WR_SEND, {a.memory.sge(0, 8)}, i % 2 == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u)
         .on(a);
@@ -45,7 +45,7 @@ TEST_F(Flush, WhatIsPostedAfterwards) {
   expect_wc(a.received(), a, 4, IBV_WC_WR_FLUSH_ERR);
 }
 
-// What was done before is told as such.
+// Work completed earlier keeps its status.
 TEST_F(Flush, DoneIsDone) {
   b.receive(1, 0, 64);
   b.receive(2, 64, 64);
@@ -63,13 +63,13 @@ TEST_F(Flush, CompletionsOutliveTheirQueuePair) {
   Send(2, IBV_WR_SEND, {a.memory.sge(0, 8)}).on(a);
   expect_recv(b.received(), b, 1, 8);
   expect_wc(a.sent(), a, 2, IBV_WC_SUCCESS);
-  // Destroying flushes nothing: completions that were not taken may be gone, none may be invented.
+  // Destroying flushes nothing: completions not yet taken may vanish, but no new ones may appear.
   b.receive(3, 0, 64);
   b.qp.reset();
   EXPECT_TRUE(nothing(b.recv_cq.get()));
 }
 
-// The way to know that all is flushed that was posted.
+// The standard way to learn that everything posted has been flushed.
 TEST_F(Flush, DrainsByALastWorkRequest) {
   for (unsigned i = 0; i < 3; ++i) Send(i, IBV_WR_SEND, {a.memory.sge(0, 8)}, 0).on(a);
   a.to_error();

@@ -1,10 +1,10 @@
-// Errors that the side finds which made them: wrong keys, bounds, rights; receives that cannot take
-// what comes. Each ends the queue pair (reliable connection: ERR).
+// Errors detected at the end that causes them: wrong keys, bounds, rights, and receives that are
+// too small. Each ends the queue pair (reliable connection: ERR).
 #include "conformance/conformance_ends.h"
 
 namespace conformance::local_error_cases {
 
-/// Memory whose registration is over, with the key that it had.
+/// Memory that was deregistered, and the key that it had.
 class EndedMemory {
  public:
   explicit EndedMemory(ibv_pd* pd) : memory_(pd, 4096), sge_(memory_.sge(0, 8)) {
@@ -17,7 +17,7 @@ class EndedMemory {
   ibv_sge sge_;
 };
 
-/// Memory besides the end's own.
+/// Other memory than the end's own.
 struct Others {
   Others(ibv_context* context, ibv_pd* pd)
       : other_pd(ibv_alloc_pd(context)),
@@ -30,11 +30,11 @@ struct Others {
   EndedMemory ended;
 };
 
-/// Ways to name memory that the device must not touch.
+/// Ways to name memory that the device must not access.
 struct Spoiled {
   const char* name;
   ibv_sge (*of)(const End& end, const Others& others);
-  bool written;  ///< bad only for what the device writes
+  bool written;  ///< invalid only for memory that the device writes
 };
 
 ibv_sge with_key(ibv_sge sge, std::uint32_t key) {
@@ -123,8 +123,8 @@ TEST_P(LocalProtection, OfAnAtomicsResult) {
   expect_failure(send);
 }
 
-// The receiver's own fault: it completes its receive so; the sender is told of an operational error
-// of the remote end.
+// An error of the receiver: its receive completes with the error, and the sender gets a remote
+// operational error.
 TEST_P(LocalProtection, OfAReceive) {
   ASSERT_EQ(a.receive_into(1, {bad()}), 0);
   Send(2, IBV_WR_SEND, {b.memory.sge(0, 8)}).on(b);
@@ -181,7 +181,7 @@ TEST_F(LocalErrors, TooSmallInAllElementsTogether) {
   expect_wc(a.sent(), a, 2, IBV_WC_REM_INV_REQ_ERR);
 }
 
-// Of an unsignaled work request, too.
+// Unsignaled work requests complete after an error, too.
 TEST_F(LocalErrors, AnErrorAlwaysCompletes) {
   ibv_sge bad = a.memory.sge(0, 8);
   bad.lkey ^= 0x5a5a00;
@@ -189,7 +189,7 @@ TEST_F(LocalErrors, AnErrorAlwaysCompletes) {
   expect_wc(a.sent(), a, 2, IBV_WC_LOC_PROT_ERR);
 }
 
-// What was posted before completes as it would have, and in its place.
+// Earlier work requests complete normally and in order.
 TEST_F(LocalErrors, EarlierWorkIsNotHurt) {
   b.receive(1, 0, 64);
   fill(a.memory.at(0, 32), 1);
@@ -210,7 +210,7 @@ TEST_F(LocalErrors, EarlierWorkIsNotHurt) {
   EXPECT_TRUE(holds(b.memory.at(1000, 32), 1));
 }
 
-// The requester's error is nobody's but its own: the peer goes on waiting.
+// An error of the requester does not affect the peer, which keeps waiting.
 TEST_F(LocalErrors, ThePeerDoesNotNotice) {
   ibv_sge bad = a.memory.sge(0, 8);
   bad.lkey ^= 0x5a5a00;
@@ -221,7 +221,7 @@ TEST_F(LocalErrors, ThePeerDoesNotNotice) {
   EXPECT_EQ(b.state(), IBV_QPS_RTS);
 }
 
-// Errors that completions tell of are told by no event besides.
+// Errors that completions report raise no event.
 TEST_F(LocalErrors, ComeWithoutAnEvent) {
   ibv_sge bad = a.memory.sge(0, 8);
   bad.lkey ^= 0x5a5a00;

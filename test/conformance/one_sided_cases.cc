@@ -1,5 +1,5 @@
-// RDMA WRITE, RDMA READ and atomics: the peer's memory is changed or told, its programs are not,
-// but for WRITE with immediate.
+// RDMA WRITE, RDMA READ and atomics: they access the peer's memory without notice to its program,
+// except WRITE with immediate.
 #include "conformance/conformance_ends.h"
 
 namespace conformance::one_sided_cases {
@@ -95,7 +95,7 @@ TEST_F(OneSided, InlineWriteIsReadAtOnce) {
   EXPECT_TRUE(holds(b.memory.at(0, 64), 3));
 }
 
-// The specification (C9-88) has no key checked where no byte is touched.
+// The specification (C9-88) requires no key check for zero bytes.
 TEST_F(OneSided, NoBytesNeedNoKey) {
   for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
     Send(1, opcode).at(0xdead, 0xbeef).on(a);
@@ -104,7 +104,7 @@ TEST_F(OneSided, NoBytesNeedNoKey) {
   }
 }
 
-// What a SEND tells of is there: messages and writes of one queue pair keep their order.
+// When a SEND arrives, earlier WRITEs of the same queue pair are visible: both keep their order.
 TEST_F(OneSided, WriteIsThereBeforeTheSendBehindIt) {
   for (unsigned round = 0; round < 20; ++round) {
     fill(a.memory.at(0, 2000), round);
@@ -120,7 +120,7 @@ TEST_F(OneSided, WriteIsThereBeforeTheSendBehindIt) {
   }
 }
 
-// The bytes of a READ may be sent on only behind a fence, which waits for them.
+// Bytes of a READ may be sent on only behind a fence, which waits for the READ.
 TEST_F(OneSided, FenceWaitsForTheRead) {
   for (unsigned round = 0; round < 10; ++round) {
     fill(b.memory.at(0, 512), 100 + round);

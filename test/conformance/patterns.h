@@ -1,4 +1,4 @@
-// Patterns of names as GoogleTest's filters have them.
+// Name patterns as in GoogleTest's filters.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace conformance {
 
-/// * and ?.
+/// Supports * and ?.
 inline bool matches(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
   if (pattern[0] == '*') {
@@ -21,7 +21,7 @@ inline bool matches(std::string_view pattern, std::string_view name) {
          matches(pattern.substr(1), name.substr(1));
 }
 
-/// What stands between the colons.
+/// The patterns between the colons.
 inline std::vector<std::string_view> patterns_of(std::string_view list) {
   std::vector<std::string_view> patterns;
   for (std::string_view rest = list; !rest.empty();) {

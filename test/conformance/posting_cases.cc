@@ -1,4 +1,4 @@
-// What posting refuses, and what of a list stands when it does.
+// Which posts are refused, and what happens to the rest of a list.
 #include "conformance/conformance_ends.h"
 
 namespace conformance::posting_cases {
@@ -37,7 +37,7 @@ TEST_F(Posting, ReceivesBeyondTheQueueNameTheFirstRefused) {
   EXPECT_TRUE(nothing(b.recv_cq.get()));
 }
 
-// In a list all before the refused one count, nothing behind it does.
+// Work requests before the refused one are posted; those behind it are not.
 TEST_F(Posting, AListCountsUpToTheRefused) {
   for (unsigned i = 0; i < 4; ++i) b.receive(i, 64 * i, 64);
   std::vector<std::unique_ptr<Send>> list;
@@ -124,7 +124,7 @@ TEST_F(Posting, ListsArriveInOrder) {
   EXPECT_TRUE(nothing(a.send_cq.get()));
 }
 
-// Work requests, elements and lists are the program's again once the post returns.
+// Work requests, elements and lists belong to the program again once the post returns.
 TEST_F(Posting, KeepsNothingOfTheProgramsLists) {
   fill(a.memory.at(0, 700), 1);
   {
@@ -145,11 +145,11 @@ TEST_F(Posting, KeepsNothingOfTheProgramsLists) {
   expect_wc(a.sent(), a, 5, IBV_WC_SUCCESS);
 }
 
-// ---- what cannot be made ----------------------------------------------------------------------
+// ---- limits of objects ------------------------------------------------------------------------
 
 class Limits : public Verbs {
  protected:
-  /// The errno of making such a queue pair, 0 if it can be made.
+  /// The errno of creating such a queue pair; 0 if it succeeds.
   int refusal(const ibv_qp_cap& cap) const {
     const Cq cq(ibv_create_cq(context.get(), 8, nullptr, nullptr, 0));
     ibv_qp_init_attr init{};
@@ -202,7 +202,7 @@ TEST_F(Limits, OfCompletionQueues) {
   EXPECT_EQ(cq->cq_context, this);
 }
 
-// Remote writing without local is refused (ibv_reg_mr(3)).
+// Remote write without local write is refused (ibv_reg_mr(3)).
 TEST_F(Limits, OfMemoryAccess) {
   std::vector<std::byte> bytes(4096);
   const auto error = [&](int access) {

@@ -1,4 +1,4 @@
-// What the device tells of itself, and that it agrees with itself.
+// The device's reports about itself, and their consistency.
 #include <unistd.h>
 
 #include "conformance/conformance_ends.h"

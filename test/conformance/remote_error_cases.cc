@@ -1,5 +1,5 @@
-// Requests that the responder refuses: the requester learns why by a completion and its queue pair
-// goes to ERR; the responder's goes there, too, and its user learns by an event (InfiniBand
+// Requests that the responder refuses. The requester gets a completion with the reason, and its
+// queue pair goes to ERR. The responder's queue pair goes to ERR, too, with an event (InfiniBand
 // specification volume 1, 9.9 and 11.6.3).
 #include "conformance/conformance_ends.h"
 
@@ -12,7 +12,7 @@ enum class Way { write, write_imm, read, add, swap };
 struct Access {
   Way way;
   const char* name;
-  int right;  ///< that it needs
+  int right;  ///< that the operation needs
 };
 constexpr Access kAccesses[] = {{Way::write, "Write", kRemoteWrite},
                                 {Way::write_imm, "WriteImm", kRemoteWrite},
@@ -43,7 +43,8 @@ class RemoteAccess : public Verbs, public testing::WithParamInterface<Access> {
     }
   }
 
-  /// Refused: told so, nothing touched, both ends in ERR.
+  /// Checks that the request was refused with the right status, that no byte changed, and that both
+  /// ends are in ERR.
   void expect_refusal(const Pair& link, std::uint64_t address, std::uint32_t rkey) const {
     if (GetParam().way == Way::write_imm) link.b.receive(5, 60000, 16);
     std::ranges::fill(link.a.memory.at(512, 8), kUntouched);
@@ -75,7 +76,7 @@ TEST_P(RemoteAccess, WrongKey) {
 TEST_P(RemoteAccess, BeyondTheEnd) {
   const Pair link = pair();
   const Memory small(pd.get(), 64);
-  const bool aligned = GetParam().right == kRemoteAtomic;  // else that were its fault
+  const bool aligned = GetParam().right == kRemoteAtomic;  // otherwise alignment would be the error
   expect_refusal(link, small.address(aligned ? 64 : 57), small.rkey());
 }
 
@@ -100,8 +101,8 @@ TEST_P(RemoteAccess, QueuePairWithoutTheRight) {
   EndOptions closed;
   closed.qp_access = kRemote & ~GetParam().right;
   const Pair link = pair({}, closed);
-  // What a queue pair does not do at all is an invalid request; adapters and Soft-RoCE differ in
-  // which of the two they answer.
+  // An operation that a queue pair does not support is an invalid request. Adapters and Soft-RoCE
+  // differ in which of two statuses they report.
   if (GetParam().way == Way::write_imm) link.b.receive(5, 60000, 16);
   attempt(link.a, link.b.memory.address(), link.b.memory.rkey());
   const ibv_wc wc = link.a.sent();
@@ -149,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, RemoteAccess, testing::ValuesIn(kAccesses),
 
 class RemoteErrors : public Connected {};
 
-// What follows the refused request is flushed, in order, signaled or not.
+// Requests behind the refused one are flushed, in order, signaled or not.
 TEST_F(RemoteErrors, TheRestIsFlushedInOrder) {
   a.receive(20, 8192, 64);
   a.receive(21, 8192, 64);
@@ -171,8 +172,8 @@ TEST_F(RemoteErrors, TheRestIsFlushedInOrder) {
   EXPECT_TRUE(all_are(b.memory.at(64, 300), std::byte{0}));
 }
 
-// 8 bytes that are not aligned to 8 are an invalid request (C9-108). Some drivers see that at the
-// post already, which leaves nothing to the wire.
+// An address that is not aligned to 8 is an invalid request (C9-108). Some drivers refuse the post,
+// and then nothing is sent.
 TEST_F(RemoteErrors, MisalignedAtomicIsInvalid) {
   if (device.atomic_cap == IBV_ATOMIC_NONE) GTEST_SKIP() << "atomic_cap is IBV_ATOMIC_NONE";
   Send send(1, IBV_WR_ATOMIC_FETCH_AND_ADD, {a.memory.sge(0, 8)});
@@ -188,7 +189,7 @@ TEST_F(RemoteErrors, MisalignedAtomicIsInvalid) {
   EXPECT_TRUE(all_are(b.memory.at(0, 64), std::byte{0}));
 }
 
-// A write with immediate needs a receive, but only its existence.
+// A write with immediate needs a receive, but no room in it.
 TEST_F(RemoteErrors, WriteWithImmediateNeedsNoRoom) {
   ASSERT_EQ(b.receive_into(1, {}), 0);
   fill(a.memory.at(0, 256), 4);
@@ -200,11 +201,11 @@ TEST_F(RemoteErrors, WriteWithImmediateNeedsNoRoom) {
   EXPECT_TRUE(holds(b.memory.at(0, 256), 4));
 }
 
-// ---- not answered -----------------------------------------------------------------------------
+// ---- no response ------------------------------------------------------------------------------
 
 class Retries : public Verbs {
  protected:
-  /// Connected with few retries, soon over.
+  /// A connection with few retries and short timeouts.
   [[nodiscard]] Pair hasty(std::uint8_t rnr_retries = 1) const {
     EndOptions options;
     options.timeout = 4;  // 64 us
@@ -231,7 +232,7 @@ TEST_F(Retries, NoRetryAtAll) {
 }
 
 TEST_F(Retries, AReceiveInTimeIsFound) {
-  const Pair link = pair();  // tries for ever
+  const Pair link = pair();  // retries forever
   fill(link.a.memory.at(0, 3000), 1);
   Send(1, IBV_WR_SEND, {link.a.memory.sge(0, 20)}).on(link.a);
   Send(2, IBV_WR_SEND, {link.a.memory.sge(0, 3000)}).on(link.a);
@@ -291,7 +292,7 @@ TEST_F(Retries, AResetPeerDoesNotAnswer) {
   expect_wc(link.a.sent(), link.a, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
-// A queue pair answers only the one that it is connected to.
+// A queue pair responds only to the one that it is connected to.
 TEST_F(Retries, AStrangerIsNotAnswered) {
   const Pair link = hasty();
   EndOptions options;

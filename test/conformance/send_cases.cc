@@ -1,12 +1,12 @@
-// SEND on a reliable connection: what arrives, where, and what both completions say.
+// SEND on a reliable connection: the data, its place, and the completions of both ends.
 #include <set>
 
 #include "conformance/conformance_ends.h"
 
 namespace conformance::send_cases {
 
-constexpr std::size_t kThere = 0;  // where the sender's bytes lie
-constexpr std::size_t kHere = 0;   // where the receiver wants them
+constexpr std::size_t kThere = 0;  // offset of the sender's bytes
+constexpr std::size_t kHere = 0;   // offset of the receive
 constexpr std::byte kUntouched{0x5a};
 
 class SendLength : public Connected, public testing::WithParamInterface<std::uint32_t> {};
@@ -35,11 +35,11 @@ TEST_P(SendLength, FillsItsReceiveExactly) {
   expect_wc(a.sent(), a, 3, IBV_WC_SUCCESS, IBV_WC_SEND);
 }
 
-// Around a line of 64 bytes, the path's MTU of 1024, several of those.
+// Lengths around a line of 64 bytes, the path's MTU of 1024, and several MTUs.
 INSTANTIATE_TEST_SUITE_P(Lengths, SendLength,
                          testing::Values(0u, 1u, 2u, 7u, 8u, 47u, 48u, 49u, 63u, 64u, 65u, 439u,
-                                         440u, 441u, 1023u, 1024u, 1025u, 2048u, 3073u, 4096u,
-                                         32768u, 60000u));
+                                         440u, 441u, 1023u, 1024u, 1025u, 1088u, 1089u, 2048u,
+                                         3073u, 4096u, 32768u, 60000u));
 
 class RcSend : public Connected {};
 
@@ -97,7 +97,7 @@ TEST_F(RcSend, NoElementIsAnEmptyMessage) {
   expect_wc(a.sent(), a, 2, IBV_WC_SUCCESS, IBV_WC_SEND);
 }
 
-// Inline data is the device's once the post returns: the memory may change, and needs no key.
+// Inline data is copied before the post returns: the memory may change, and needs no key.
 TEST_F(RcSend, InlineIsReadAtOnce) {
   std::vector<std::byte> private_bytes(60);
   fill(private_bytes, 3);
@@ -209,7 +209,7 @@ TEST_F(RcSignal, UnsignaledRoomComesBackWithTheNextSignaled) {
   }
 }
 
-// The two queues of a queue pair may share a completion queue; opcodes and ids tell what is what.
+// Both queues of a queue pair may share a completion queue; opcodes and ids tell them apart.
 TEST_F(RcSignal, OneCompletionQueueForBothDirections) {
   const Pair link = pair();
   Cq shared(ibv_create_cq(context.get(), 16, nullptr, nullptr, 0));
@@ -229,7 +229,7 @@ TEST_F(RcSignal, OneCompletionQueueForBothDirections) {
   Send(4, IBV_WR_SEND, {left.memory.sge(64, 6)}).on(left);
   expect_recv(right.received(), right, 2, 6);
   expect_wc(one(shared.get()), left, 4, IBV_WC_SUCCESS, IBV_WC_SEND);
-  left.qp.reset();  // before the queue it completes to
+  left.qp.reset();  // before its completion queue
 }
 
 class TwoContexts : public Verbs {};
@@ -259,7 +259,7 @@ TEST_F(TwoContexts, AreConnectedLikeOne) {
   EXPECT_EQ(b.memory.word(16000), 5u);
 }
 
-/// An end in a context of its own.
+/// An end in its own context.
 class OwnContext {
  public:
   explicit OwnContext(const EndOptions& options = {})
@@ -271,7 +271,7 @@ class OwnContext {
   End end;
 };
 
-// A port has its GIDs and numbers its queue pairs, whichever context asks.
+// Contexts of one port share its GIDs and the space of its queue pair numbers.
 TEST_F(TwoContexts, HaveOneGidAndNumbersOfTheirOwn) {
   const End a(context.get(), pd.get());
   const OwnContext other;
@@ -283,7 +283,7 @@ TEST_F(TwoContexts, HaveOneGidAndNumbersOfTheirOwn) {
   EXPECT_EQ(numbers.size(), 4u);
 }
 
-// Programs that test themselves name the GID of their own port as destination.
+// Programs that test themselves use the GID of their own port as destination.
 TEST_F(TwoContexts, AreReachedByTheGidOfTheOther) {
   const End a(context.get(), pd.get());
   const OwnContext other;
@@ -337,7 +337,7 @@ TEST_F(TwoContexts, AreReachedThroughOneAddress) {
   expect_recv(wc, other.end, 1, kHeader + 24, IBV_WC_GRH);
   EXPECT_TRUE(holds(b.memory.at(kHeader, 24), 5));
   EXPECT_TRUE(holds(other.end.memory.at(kHeader, 24), 6));
-  // The way back, from what the datagram says.
+  // The return address, from the received datagram.
   auto* header = reinterpret_cast<ibv_grh*>(other.end.memory.at(0, kHeader).data());
   const Ah back(ibv_create_ah_from_wc(other.pd.get(), &wc, header, kPort));
   ASSERT_NE(back, nullptr);

@@ -1,5 +1,5 @@
-// Shared receive queues: several queue pairs take from one, in the order of posting; the limit's
-// event, and the one that says that a failed queue pair takes no more.
+// Shared receive queues: several queue pairs take receives from one queue, in the order of posting;
+// the limit event, and the event that a failed queue pair takes no more.
 #include "conformance/conformance_ends.h"
 
 namespace conformance::srq_cases {
@@ -108,7 +108,7 @@ TEST_F(SharedReceives, TooSmallFailsOneQueuePairOnly) {
   expect_recv(good.b.received(), good.b, 2, 40);
 }
 
-// Receives of a shared queue belong to nobody until they are taken: none is flushed.
+// Receives of a shared queue belong to no queue pair until they are taken, so none is flushed.
 TEST_F(SharedReceives, AreNotFlushed) {
   const Pair link = pair({}, sharing()), other = pair({}, sharing());
   receive(1, 0, 64);

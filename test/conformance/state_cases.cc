@@ -1,13 +1,13 @@
 // The queue pair's state machine (InfiniBand specification volume 1, 10.3.1, and the table of
-// attributes in 11.2.5.2): every state to every other, for connections and for datagrams.
+// attributes in 11.2.5.2): every transition, for connections and for datagrams.
 #include <optional>
 
 #include "conformance/conformance_ends.h"
 
 namespace conformance::state_cases {
 
-// RESET to ERR is left out: the specification's text has any state go to ERR, the kernel's table
-// not this one, and nothing could be outstanding.
+// RESET to ERR is left out: the specification's text allows it, the kernel's table does not, and
+// nothing can be outstanding.
 constexpr ibv_qp_state kStates[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
                                     IBV_QPS_SQD,   IBV_QPS_SQE,  IBV_QPS_ERR};
 
@@ -16,7 +16,7 @@ const char* name_of(ibv_qp_state state) {
   return kNames[state];
 }
 
-/// What a transition demands, and one attribute each that it has no use for.
+/// The attributes that a transition requires, and one that it does not accept.
 struct Demand {
   ibv_qp_state from;
   ibv_qp_state to;
@@ -67,7 +67,7 @@ std::span<const Demand> demands(ibv_qp_type type) {
 }
 
 std::optional<Demand> demand(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to) {
-  // To RESET and to ERR nothing is given.
+  // Transitions to RESET and ERR take no attributes.
   constexpr int kAny = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_SQ_PSN;
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) return Demand{from, to, 0, kAny};
   for (const Demand& d : demands(type)) {
@@ -76,7 +76,7 @@ std::optional<Demand> demand(ibv_qp_type type, ibv_qp_state from, ibv_qp_state t
   return std::nullopt;
 }
 
-/// Good values for every attribute there is, in one struct.
+/// Valid values for all attributes.
 ibv_qp_attr everything(const End& end, const End& peer) {
   ibv_qp_attr attr = end.rtr_attr(peer);
   const ibv_qp_attr first = end.init_attr(), last = end.rts_attr();
@@ -97,7 +97,7 @@ int attempt(const End& end, const End& peer, ibv_qp_state to, int mask) {
   return end.modify(attr, IBV_QP_STATE | mask);
 }
 
-/// Brings a new datagram queue pair from RTS into SQE, which takes a send that fails locally.
+/// Brings a new datagram queue pair from RTS to SQE by a send that fails locally.
 void fail_a_send(const End& end) {
   const ibv_ah_attr where = end.address_of(end);
   ibv_ah_attr attr = where;
@@ -109,7 +109,7 @@ void fail_a_send(const End& end) {
   EXPECT_EQ(end.sent().status, IBV_WC_LOC_PROT_ERR);
 }
 
-/// False if the device cannot get there.
+/// Returns false if the device cannot reach the state.
 bool bring_to(const End& end, const End& peer, ibv_qp_state state) {
   if (state == IBV_QPS_RESET) return true;
   end.to_init();
@@ -141,7 +141,7 @@ std::vector<Move> moves(bool allowed) {
     for (const ibv_qp_state from : kStates) {
       if (from == IBV_QPS_SQD || (from == IBV_QPS_SQE && type == IBV_QPT_RC)) continue;
       for (const ibv_qp_state to : kStates) {
-        const bool drains = from == IBV_QPS_RTS && to == IBV_QPS_SQD;  // SendQueueDrain is about it
+        const bool drains = from == IBV_QPS_RTS && to == IBV_QPS_SQD;  // see SendQueueDrain
         if (drains || (from == IBV_QPS_RESET && to == IBV_QPS_ERR)) continue;
         if (demand(type, from, to).has_value() == allowed) list.push_back({type, from, to});
       }
@@ -213,7 +213,7 @@ class IllegalMove : public StateMove {};
 
 TEST_P(IllegalMove, IsRefused) {
   const auto [type, from, to] = GetParam();
-  // With the attributes that the target state would have, from wherever it may be entered.
+  // Tries no attributes, and those of every legal transition to the target state.
   std::vector<int> masks = {0};
   for (const Demand& d : demands(type)) {
     if (d.to == to) masks.push_back(d.required);
@@ -226,7 +226,7 @@ TEST_P(IllegalMove, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(States, IllegalMove, testing::ValuesIn(moves(false)), name_of_move);
 
-// ---- what states mean -------------------------------------------------------------------------
+// ---- meaning of states ------------------------------------------------------------------------
 
 class States : public Verbs {};
 
@@ -357,7 +357,7 @@ TEST_F(States, AccessCanBeChangedWhileReady) {
   Send(2, IBV_WR_RDMA_WRITE, {link.a.memory.sge(0, 8)})
       .at(link.b.memory.address(), link.b.memory.rkey())
       .on(link.a);
-  // Which of the two: see RemoteAccess.QueuePairWithoutTheRight.
+  // For the two possible statuses see RemoteAccess.QueuePairWithoutTheRight.
   const ibv_wc_status refused = link.a.sent().status;
   EXPECT_TRUE(refused == IBV_WC_REM_ACCESS_ERR || refused == IBV_WC_REM_INV_REQ_ERR)
       << ibv_wc_status_str(refused);
@@ -436,7 +436,7 @@ TEST_F(States, DatagramSendErrorStopsSendingOnly) {
   expect_recv(link.b.received(), link.b, 8, 48, IBV_WC_GRH);
 }
 
-/// The specification has it for every device; some do without, and refuse RTS to SQD.
+/// The specification requires it of every device; some devices refuse RTS to SQD.
 class SendQueueDrain : public Verbs, public testing::WithParamInterface<ibv_qp_type> {
  protected:
   SendQueueDrain() {

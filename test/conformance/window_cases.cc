@@ -1,5 +1,5 @@
-// Memory windows of type 2B: bound by a work request, valid under the key given there and on that
-// one queue pair, ended by an invalidation from either side (specification volume 1, 10.6.7).
+// Memory windows of type 2B: bound by a work request, valid on one queue pair under the key given
+// there, ended by an invalidation from either side (specification volume 1, 10.6.7).
 #include "conformance/conformance_ends.h"
 
 namespace conformance::window_cases {
@@ -12,7 +12,7 @@ class Windows : public Connected {
     window_ = make_window();
   }
   void TearDown() override {
-    // A window leaves its queue pair before it goes.
+    // A window is destroyed before its queue pair.
     window_.reset();
   }
   [[nodiscard]] Mw make_window() const {
@@ -20,7 +20,7 @@ class Windows : public Connected {
     must(mw != nullptr, "ibv_alloc_mw");
     return mw;
   }
-  /// The completion of binding on b, of bytes of `memory`.
+  /// Binds bytes of `memory` on b. Returns the completion.
   ibv_wc try_bind(ibv_mw* mw, std::uint32_t rkey, const Memory& memory, std::size_t offset,
                   std::uint64_t length, int access) {
     Send(70, IBV_WR_BIND_MW)
@@ -28,7 +28,7 @@ class Windows : public Connected {
         .on(b);
     return b.sent();
   }
-  /// Binds bytes of b's memory; the key for them.
+  /// Binds bytes of b's memory and returns their key.
   std::uint32_t bind(std::size_t offset = 1024, std::uint64_t length = 256, int access = kRemote) {
     const std::uint32_t rkey = ibv_inc_rkey(window_->rkey);
     const ibv_wc wc = try_bind(window_.get(), rkey, b.memory, offset, length, access);
@@ -65,7 +65,7 @@ TEST_F(Windows, OpenWhatWasBound) {
   EXPECT_TRUE(std::ranges::equal(a.memory.at(4096, 156), b.memory.at(1124, 156)));
 }
 
-// A window opens memory to peers; that this end may write there as well means nothing for it.
+// A window opens memory to peers, so local write has no effect on it.
 TEST_F(Windows, LocalWriteMayBeAskedFor) {
   const std::uint32_t rkey = bind(1024, 256, kLocalWrite | kRemoteWrite);
   EXPECT_EQ(write(a, 1024, 64, rkey), IBV_WC_SUCCESS);
@@ -130,7 +130,7 @@ TEST_F(Windows, WriteOnlyIsNotRead) {
   EXPECT_EQ(read(1024, 8, rkey), IBV_WC_REM_ACCESS_ERR);
 }
 
-// Through the window, whatever its region grants.
+// The window grants access that its region does not.
 TEST_F(Windows, NeedNoRemoteRightOfTheirRegion) {
   const Memory quiet(pd.get(), 4096, kLocalWrite | kBind);
   const std::uint32_t rkey = ibv_inc_rkey(window_->rkey);
@@ -206,8 +206,8 @@ TEST_F(Windows, BindAndUseInOnePost) {
   EXPECT_EQ(write(a, 1024, 64, rkey), IBV_WC_SUCCESS) << "bound before the message went out";
 }
 
-// Completions of invalidating what is not: the specification's "memory management operation error"
-// has no name of its own in libibverbs; devices answer it in either of two ways.
+// Invalidating an invalid key: libibverbs has no name for the specification's "memory management
+// operation error", and devices report one of two statuses.
 TEST_F(Windows, InvalidatingAWrongKeyFails) {
   Send(1, IBV_WR_LOCAL_INV).invalidate(0x00fedc00).on(b);
   const ibv_wc wc = b.sent();
@@ -217,7 +217,7 @@ TEST_F(Windows, InvalidatingAWrongKeyFails) {
   EXPECT_EQ(b.state(), IBV_QPS_ERR);
 }
 
-// A fault of class J: the receive completes with the error, and both ends are lost.
+// A class J fault: the receive completes with the error, and both ends fail.
 TEST_F(Windows, RemotelyInvalidatingAWrongKeyFails) {
   b.receive(1, 8192, 64);
   Send(2, IBV_WR_SEND_WITH_INV, {a.memory.sge(0, 8)}).invalidate(0x00fedc00).on(a);
@@ -247,7 +247,8 @@ class WindowBinding : public Windows {
   [[nodiscard]] std::uint32_t next() const { return ibv_inc_rkey(window_->rkey); }
 };
 
-// Of type 2 only a free one (o10-37.2.30), and with length 0 none at all (o10-37.2.40).
+// A type 2 window must be free to be bound (o10-37.2.30), and the length must not be 0
+// (o10-37.2.40).
 TEST_F(WindowBinding, TwiceIsRefused) {
   bind();
   expect_refused(try_bind(window_.get(), next(), b.memory, 0, 64, kRemoteRead));

@@ -1,5 +1,5 @@
-// What the control port does with frames whose addresses have to be resolved first. The resolver is
-// a recorder; the one through rdma_cm is tried on Soft-RoCE.
+// The control port's handling of frames whose addresses must be resolved first. The resolver here
+// is a recorder; the one with rdma_cm is tested on Soft-RoCE.
 #include "control/address_resolver.h"
 
 #include "control/control_port_fixture.h"
@@ -15,7 +15,7 @@ struct ResolverRecord : control::AddressResolver {
   std::vector<Resolution> begun;
   std::vector<Resolution> cancelled;
   Gid last{};
-  bool knows = false;  ///< the address already
+  bool knows = false;  ///< whether it has the address already
   bool has_route = true;
 
   Result<bool> begin(const Resolution& what, const Gid& gid, GidType) override {
@@ -56,7 +56,7 @@ TEST_F(AddressResolution, AnOwnerSeesAHelloWhenItsAddressIsResolved) {
   EXPECT_EQ(listener_->client.qp_num, 101u);
   server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
   ASSERT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
-  server_.port.on_resolved(resolver.begun[0], {});  // once more: does nothing
+  server_.port.on_resolved(resolver.begun[0], {});  // a second answer has no effect
   EXPECT_EQ(resolver.begun.size(), 1u);
 }
 
@@ -121,7 +121,7 @@ TEST_F(AddressResolution, AHandshakeThatEndsMeanwhileIsCancelled) {
   ResolverRecord& resolver = record(server_.port);
   hello();
   ASSERT_TRUE(until([&] { return resolver.begun.size() == 1; }));
-  server_.pass(600ms);  // the handshake time-out of one that has no owner yet
+  server_.pass(600ms);  // the handshake timeout without an owner
   server_.step();
   EXPECT_EQ(server_.port.handshakes(), 0u);
   ASSERT_EQ(resolver.cancelled.size(), 1u);
@@ -138,11 +138,123 @@ TEST_F(AddressResolution, ThosePendingGiveWayToNewPeers) {
     say(strangers.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
   }
   ASSERT_TRUE(until([&] { return resolver.begun.size() == 4; }));
-  resolver.knows = true;  // the next one's address
+  resolver.knows = true;  // for the next address
   hello();
   server_.pass(100ms);
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(resolver.cancelled.size(), 1u);
+}
+
+/// A port with room for many peers, each of which names an address that has to be resolved.
+class ManyAddresses : public AddressResolution {
+ protected:
+  static constexpr auto kOfSource = control::ResolutionLimits::kOfSource;
+  static constexpr auto kOfAll = control::ResolutionLimits::kOfAll;
+
+  ManyAddresses() : resolver_(record(wide_.port)) {
+    const auto id = wide_.port.listen(loopback::any_port(), listener_);
+    EXPECT_TRUE(id);
+    address_ = *control::Address::parse(wide_.port.address_of(*id));
+  }
+  ~ManyAddresses() override { wide_.port.close(); }
+  void peers(std::uint32_t count, const char* source) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      peers_.push_back(loopback::plain_client(address_, source));
+      say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    }
+    ASSERT_TRUE(loopback::eventually([&] {
+      wide_.step();
+      return wide_.port.handshakes() == peers_.size();
+    }));
+    for (int i = 0; i < 20; ++i) wide_.step();
+  }
+  /// Ends what has begun and is not over, and lets others begin.
+  void end(const Result<void>& outcome) {
+    for (const std::size_t all = resolver_.begun.size(); over_ < all; ++over_)
+      wide_.port.on_resolved(resolver_.begun[over_], outcome);
+    for (int i = 0; i < 20; ++i) wide_.step();
+  }
+  void fail() { end(tl::unexpected(ResolverRecord::unreachable())); }
+
+  Port wide_{3, 256};
+  ResolverRecord& resolver_;
+  control::Address address_;
+  std::vector<UniqueFd> peers_;
+  std::size_t over_ = 0;
+};
+
+TEST_F(ManyAddresses, OneSourceHasOnlySoManyResolvedAtOnce) {
+  peers(kOfSource.at_once + 4, "127.0.0.2:0");
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.at_once);
+  peers(1, "127.0.0.3:0");
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.at_once + 1) << "another source is not concerned";
+  end({});
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.at_once + 5);
+  EXPECT_EQ(wide_.port.refusals(), 0u);
+}
+
+TEST_F(ManyAddresses, UnansweredOnesAreLimitedPerTime) {
+  peers(3 * kOfSource.burst, "127.0.0.2:0");
+  for (int i = 0; i < 8; ++i) fail();
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.burst);
+  peers(2, "127.0.0.3:0");
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.burst + 2) << "another source is not concerned";
+  wide_.pass(kOfSource.interval);
+  for (int i = 0; i < 20; ++i) wide_.step();
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.burst + 3);
+}
+
+TEST_F(ManyAddresses, AnsweredOnesAreNotLimitedPerTime) {
+  peers(3 * kOfSource.burst, "127.0.0.2:0");
+  for (int i = 0; i < 16; ++i) end({});
+  EXPECT_EQ(resolver_.begun.size(), 3 * kOfSource.burst);
+}
+
+TEST_F(ManyAddresses, ThoseThatEndMeanwhileCountAsUnanswered) {
+  for (int round = 0; round < 4; ++round) {
+    peers(kOfSource.at_once, "127.0.0.2:0");
+    wide_.pass(20ms);
+    for (UniqueFd& peer : peers_) peer.reset();
+    peers_.clear();
+    wide_.pass(480ms);  // their time-out
+    ASSERT_TRUE(loopback::eventually([&] {
+      wide_.step();
+      return wide_.port.handshakes() == 0;
+    }));
+  }
+  EXPECT_EQ(resolver_.cancelled.size(), resolver_.begun.size());
+  // The burst, and one for each half second.
+  EXPECT_LE(resolver_.begun.size(), kOfSource.burst + 4);
+}
+
+TEST_F(ManyAddresses, AllSourcesTogetherAreLimited) {
+  for (std::uint32_t i = 0; i < 12; ++i)
+    peers(kOfSource.at_once, ("127.0.1." + std::to_string(i + 1) + ":0").c_str());
+  EXPECT_EQ(resolver_.begun.size(), kOfAll.at_once);
+  fail();
+  EXPECT_EQ(resolver_.begun.size(), kOfAll.burst);
+  // A peer that names the address it comes from needs no permission.
+  Endpoint near = endpoint(102, 9);
+  near.gid = control::Address::parse("127.0.0.9:0")->as_v6();
+  const UniqueFd peer = loopback::plain_client(address_, "127.0.0.9:0");
+  say(peer, wire::encode(wire::Hello{near}).bytes());
+  ASSERT_TRUE(loopback::eventually([&] {
+    wide_.step();
+    return resolver_.begun.size() == kOfAll.burst + 1;
+  }));
+  EXPECT_EQ(resolver_.last, near.gid);
+}
+
+TEST_F(ManyAddresses, ARequestThatWaitsForTooLongIsRefused) {
+  peers(kOfSource.at_once + 1, "127.0.0.2:0");
+  wide_.pass(600ms);
+  wide_.step();
+  EXPECT_EQ(wide_.port.refusals(), kOfSource.at_once + 1);
+  std::array<std::byte, 1> first;
+  EXPECT_TRUE(loopback::eventually([&] {
+    wide_.step();
+    return ::recv(peers_.back().get(), first.data(), 1, MSG_DONTWAIT | MSG_PEEK) == 1;
+  })) << "the last one is told why";
 }
 
 TEST_F(AddressResolution, APeerThatClosesMeanwhileIsSeenAfterwards) {
@@ -153,7 +265,7 @@ TEST_F(AddressResolution, APeerThatClosesMeanwhileIsSeenAfterwards) {
     ASSERT_TRUE(until([&] { return resolver.begun.size() == 1; }));
   }
   steps();
-  EXPECT_EQ(server_.port.handshakes(), 1u);  // the frame stays, and nothing is read
+  EXPECT_EQ(server_.port.handshakes(), 1u);  // the frame is kept, and nothing is read
   server_.port.on_resolved(resolver.begun[0], {});
   ASSERT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
   EXPECT_EQ(server_.port.handshakes(), 0u);

@@ -1,5 +1,5 @@
-// Control ports without an engine: their owners are recorders, their peers plain sockets or another
-// port.
+// Control ports without an engine: their owners record events, their peers are plain sockets or
+// another port.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,6 +30,9 @@ using spinwire::Result;
 using spinwire::Status;
 using spinwire::base::UniqueFd;
 
+/// No limit for a probe; the port's own limit is shorter.
+constexpr Nanoseconds kNoLimit = std::chrono::hours(1);
+
 inline Endpoint endpoint(std::uint32_t qp_num, std::uint64_t incarnation) {
   Endpoint e;
   e.gid.fill(0xfe);
@@ -39,9 +42,9 @@ inline Endpoint endpoint(std::uint32_t qp_num, std::uint64_t incarnation) {
   e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = incarnation;
-  e.control_address = 4096;
-  e.control_rkey = 9;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 4096;
+  e.credit_cell_rkey = 9;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 1;
   return e;
@@ -124,30 +127,39 @@ struct Owner : control::ConnectionOwner,
   }
 };
 
-/// Takes everything that peers ask for, or refuses with `refusal`.
+/// Accepts every request of peers, or refuses it with `refusal`.
 struct ListenerRecord : control::ListenerOwner {
   explicit ListenerRecord(Owner& to) : owner(to) {}
   Owner& owner;
   Status refusal = Status::ok;
   HandshakeId handshake;
+  HandshakeId offered;  ///< to on_hello()
   Endpoint client;
   wire::JoinSession joined;
-  std::uint64_t path_token = 0;  ///< what clients have to show
-  std::function<void()> inside;  ///< runs inside of on_hello()
+  std::uint64_t path_token = 0;    ///< what clients have to show
+  bool has_room = true;            ///< for connections
+  std::uint32_t ending = 0;        ///< half-open connections
+  std::vector<std::string> asked;  ///< whether there is room, by these peers
+  std::function<void()> inside;    ///< runs inside of on_hello()
 
   Result<control::AcceptedConnection> take(HandshakeId id) {
     handshake = id;
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
     return control::AcceptedConnection{&owner, 77};
   }
-  Result<control::AcceptedConnection> on_hello(HandshakeId id, std::string_view peer,
+  Result<control::Admission> admit(const control::Address& peer) override {
+    asked.push_back(peer.str());
+    return control::Admission{has_room, ending};
+  }
+  Result<control::AcceptedConnection> on_hello(HandshakeId id, const control::Address& peer,
                                                const Endpoint& from) override {
-    EXPECT_EQ(peer.substr(0, 10), "127.0.0.1:");
+    EXPECT_TRUE(peer.is_loopback());
     client = from;
+    offered = id;
     if (inside) inside();
     return take(id);
   }
-  Result<control::AcceptedConnection> on_join_session(HandshakeId id, std::string_view,
+  Result<control::AcceptedConnection> on_join_session(HandshakeId id, const control::Address&,
                                                       const wire::JoinSession& join) override {
     joined = join;
     return take(id);
@@ -161,15 +173,18 @@ struct ListenerRecord : control::ListenerOwner {
     ours.token = 99;
     return control::AcceptedSession{ours, &owner, 44, 33, path_token};
   }
-  Result<void> on_cm_request(control::CmId&, const control::CmEvent&) override { return {}; }
+  Result<control::AcceptedConnection> on_cm_request(HandshakeId id, control::CmId&,
+                                                    const control::CmEvent&) override {
+    return take(id);
+  }
 };
 
 inline constexpr std::uint64_t kClientIncarnation = 1, kServerIncarnation = 2;
 
-/// A port with a clock of its own.
+/// A port with its own clock.
 struct Port {
   explicit Port(std::uint64_t incarnation, std::uint32_t handshakes = 4)
-      : timers(1, 0), port({handshakes, 500ms, incarnation}, clock, timers) {
+      : timers(1, 0), port({handshakes, handshakes, 500ms, incarnation}, clock, timers) {
     const auto opened = port.open();
     EXPECT_TRUE(opened);
   }
@@ -214,7 +229,7 @@ class ControlPortTest : public testing::Test {
       return done();
     });
   }
-  /// An outbound handshake of subject 11 that has said hello.
+  /// An outbound handshake of subject 11 that has sent its hello.
   HandshakeId hello() {
     const auto id = client_.port.connect(server_address(), client_owner_);
     EXPECT_TRUE(id);
@@ -222,12 +237,14 @@ class ControlPortTest : public testing::Test {
     client_.port.ask(*id, endpoint(101, kClientIncarnation));
     return *id;
   }
-  UniqueFd plain_peer() { return loopback::plain_client(server_address()); }
+  UniqueFd plain_peer(const char* source = nullptr) {
+    return loopback::plain_client(server_address(), source);
+  }
   static void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
     EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  /// Whether the port has closed the connection; drops bytes that it has sent.
+  /// Whether the port has closed the connection. Drops bytes that it has sent.
   static bool ended(const UniqueFd& fd) {
     std::array<char, 512> bytes;
     for (;;) {

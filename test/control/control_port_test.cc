@@ -33,7 +33,7 @@ TEST_F(ControlPortTest, AnsweringAndConfirmingTwiceDoesNothingMore) {
   client_.port.confirm(id, kServerIncarnation);
   ASSERT_TRUE(until([&] { return server_owner_.saw("confirmed 77"); }));
   EXPECT_EQ(client_owner_.events, (std::vector<std::string>{"accept 11", "confirmed 11"}));
-  client_.port.confirm(id, kServerIncarnation);  // it is over
+  client_.port.confirm(id, kServerIncarnation);  // the handshake is over
   client_.port.refuse(id, {Status::refused, "", "", ""});
   client_.port.drop(id);
 }
@@ -80,6 +80,54 @@ TEST_F(ControlPortTest, AConfirmationOfAnotherIncarnationIsRefused) {
   EXPECT_EQ(server_owner_.error.status, Status::protocol);
 }
 
+TEST_F(ControlPortTest, AConfirmationBeforeTheAnswerIsAnError) {
+  const UniqueFd early = plain_peer();
+  say(early, wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  say(early, wire::encode(wire::Ready{kServerIncarnation}).bytes());
+  ASSERT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
+  EXPECT_EQ(server_owner_.error.status, Status::protocol);
+  EXPECT_EQ(server_owner_.events.size(), 1u);
+}
+
+TEST_F(ControlPortTest, AnAcceptBeforeTheHelloIsAnError) {
+  auto hasty = loopback::listener();
+  const auto id = client_.port.connect(hasty.local(), client_owner_);
+  ASSERT_TRUE(id);
+  client_.port.assign(*id, 11);
+  const auto accepted = loopback::accept_one(hasty);
+  ASSERT_TRUE(accepted);
+  say(accepted->fd, wire::encode(wire::Accept{endpoint(202, 9)}).bytes());
+  ASSERT_TRUE(until([&] { return client_owner_.saw("failed 11"); }));
+  EXPECT_EQ(client_owner_.error.status, Status::protocol);
+  EXPECT_EQ(client_owner_.events.size(), 1u);
+}
+
+/// Each way to end a handshake inside of its owner's call, whatever the call answers.
+TEST_F(ControlPortTest, AnOwnerMayEndAHandshakeInsideOfItsOwnCall) {
+  const Error no{Status::refused, "listen", "not today", ""};
+  for (const Status answer : {Status::ok, Status::limit}) {
+    for (int way = 0; way < 3; ++way) {
+      listener_->refusal = answer;
+      HandshakeId other;
+      listener_->inside = [&] {
+        way == 1 ? server_.port.refuse(listener_->offered, no)
+                 : server_.port.drop(listener_->offered);
+        // Takes the record that has become free.
+        if (way == 2) other = *server_.port.connect(server_address(), client_owner_);
+      };
+      const UniqueFd peer = plain_peer();
+      say(peer, wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+      EXPECT_TRUE(until([&] { return ended(peer); })) << way;
+      listener_->inside = nullptr;
+      EXPECT_EQ(server_.port.outbound_room(), way == 2 ? 3u : 4u);
+      server_.port.drop(other);
+      server_.pass(600ms);
+      EXPECT_TRUE(until([&] { return server_.port.handshakes() == 0; })) << way;
+      EXPECT_TRUE(server_owner_.events.empty()) << way;
+    }
+  }
+}
+
 TEST_F(ControlPortTest, APeerThatClosesHalfWayFailsItsOwners) {
   const HandshakeId id = hello();
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
@@ -113,7 +161,7 @@ TEST_F(ControlPortTest, AListenerMayBeStoppedInsideOfItsOwner) {
   listener_->inside = [this] { server_.port.stop_listening(listening_); };
   const HandshakeId id = hello();
   ListenerRecord& record = *listener_;
-  listener_.reset();  // the port's handshake alone keeps it
+  listener_.reset();  // now only the port's handshake uses it
   ASSERT_TRUE(until([&] { return owner.expired(); }));
   (void)record;
   EXPECT_EQ(server_.port.handshakes(), 1u);  // it goes on
@@ -190,7 +238,7 @@ TEST_F(ControlPortTest, APeerThatIsSilentAfterItsHelloGivesWayToo) {
     say(silent.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
     listener_->handshake = {};
     ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); })) << i;
-    // The last one still waits for an answer of ours: that is not its fault.
+    // The last one still waits for our answer, which is not the peer's fault.
     if (i < 3) server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
   }
   const HandshakeId unanswered = listener_->handshake;
@@ -218,10 +266,26 @@ TEST_F(ControlPortTest, ASourceThatHoldsMuchGivesWaySooner) {
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 4; ++i) silent.push_back(plain_peer());
   ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
-  server_.pass(20ms);  // less than other sources have
+  server_.pass(20ms);  // a shorter limit than for other sources
   hello();
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_F(ControlPortTest, OfTwoSourcesTheOneThatHoldsMoreGivesWay) {
+  const UniqueFd honest = plain_peer();  // silent for the longest time
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 1; }));
+  server_.pass(10ms);
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 3; ++i) crowd.push_back(plain_peer("127.0.0.2:0"));
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
+  server_.pass(100ms);
+  const UniqueFd newcomer = plain_peer("127.0.0.3:0");
+  ASSERT_TRUE(until([&] { return server_.port.refusals() == 1; }));
+  EXPECT_TRUE(
+      loopback::eventually([&] { return ended(crowd[0]) || ended(crowd[1]) || ended(crowd[2]); }));
+  EXPECT_FALSE(ended(honest));
+  EXPECT_FALSE(ended(newcomer));
 }
 
 TEST_F(ControlPortTest, OutboundHandshakesHaveALimitOfTheirOwn) {
@@ -288,24 +352,30 @@ TEST_F(ControlPortTest, AHelloMayJoinASession) {
 }
 
 TEST_F(ControlPortTest, ProbesTellWhatIsAtTheAddress) {
-  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation, client_owner_));
-  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation + 5, client_owner_));
+  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation, client_owner_, kNoLimit));
+  ASSERT_TRUE(
+      client_.port.probe(server_address(), kServerIncarnation + 5, client_owner_, kNoLimit));
   ASSERT_TRUE(until([&] { return client_.port.handshakes() + server_.port.handshakes() == 0; }));
   EXPECT_TRUE(client_owner_.saw("alive 2"));
   EXPECT_TRUE(client_owner_.saw("restarted 7"));
-  // A process that hangs: its kernel takes the connection.
+  // A hung process: its kernel accepts the connection.
   auto silent = loopback::listener();
-  ASSERT_TRUE(client_.port.probe(silent.local(), 5, client_owner_));
+  ASSERT_TRUE(client_.port.probe(silent.local(), 5, client_owner_, kNoLimit));
   client_.step();
   client_.pass(600ms);
   client_.step();
   EXPECT_EQ(client_.port.handshakes(), 0u);
   EXPECT_TRUE(client_owner_.saw("silent 5"));
+  ASSERT_TRUE(client_.port.probe(silent.local(), 8, client_owner_, 20ms));
+  client_.step();
+  client_.pass(30ms);
+  client_.step();
+  EXPECT_TRUE(client_owner_.saw("silent 8"));
   const control::Address gone = silent.local();
   silent = {};
-  ASSERT_TRUE(client_.port.probe(gone, 6, client_owner_));
+  ASSERT_TRUE(client_.port.probe(gone, 6, client_owner_, kNoLimit));
   EXPECT_TRUE(until([&] { return client_owner_.saw("no_listener 6"); }));
-  EXPECT_EQ(client_owner_.events.size(), 4u);
+  EXPECT_EQ(client_owner_.events.size(), 5u);
 }
 
 TEST_F(ControlPortTest, DescriptorsOfOthersAreWatched) {

@@ -39,7 +39,7 @@ TEST(EpollSet, TellsWhatIsReadyByItsToken) {
   std::array<Event, 8> events;
   EXPECT_EQ(set->wait(events), 0u);
   ASSERT_EQ(::write(a.far.get(), "x", 1), 1);
-  for (int i = 0; i < 2; ++i) {  // level-triggered: told until it is read
+  for (int i = 0; i < 2; ++i) {  // level-triggered: reported until it is read
     ASSERT_EQ(set->wait(events), 1u);
     EXPECT_EQ(events[0].token, 0xfeedfacecafebeefu);
     EXPECT_TRUE(events[0].readable);
@@ -111,14 +111,14 @@ TEST(EpollSet, WhoFollowsACountLooksWhenItHasChanged) {
   std::array<Event, 8> events;
   EXPECT_EQ(set->wait(events), 0u);
   ASSERT_EQ(::write(a.far.get(), "x", 1), 1);
-  EXPECT_EQ(set->wait(events), 0u);  // nobody has said so
+  EXPECT_EQ(set->wait(events), 0u);  // the set was not told yet
   ++changes;
   EXPECT_EQ(set->wait(events), 1u);
-  EXPECT_EQ(set->wait(events), 1u);  // it is still there
+  EXPECT_EQ(set->wait(events), 1u);  // it is still readable
   char byte = 0;
   ASSERT_EQ(::read(a.near.get(), &byte, 1), 1);
   EXPECT_EQ(set->wait(events), 0u);
-  // What is done to the set itself counts as well.
+  // Changes of the set itself count as well.
   ASSERT_TRUE(set->modify(a.near.get(), 1, Interest::write));
   EXPECT_EQ(set->wait(events), 1u);
 }

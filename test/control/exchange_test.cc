@@ -26,6 +26,7 @@ using spinwire::control::ListenSocket;
 using spinwire::control::Progress;
 using wire::FrameKind;
 
+constexpr std::size_t kBodyLengthAt = 10;  // in a header
 constexpr wire::KindSet kHelloOnly = wire::kinds(FrameKind::hello);
 constexpr wire::KindSet kAnswer = wire::kinds(FrameKind::accept, FrameKind::refuse);
 
@@ -39,14 +40,14 @@ Endpoint endpoint(std::uint32_t qp_num) {
   e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 0x1234;
-  e.control_address = 0x1000;
-  e.control_rkey = 9;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 0x1000;
+  e.credit_cell_rkey = 9;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   return e;
 }
 
-/// An exchange at one end of a local stream and a plain descriptor at the other.
+/// An exchange at one end of a local stream, and a plain descriptor at the other.
 struct Fixture {
   explicit Fixture(wire::KindSet expected = kHelloOnly) {
     int ends[2] = {-1, -1};
@@ -65,7 +66,7 @@ struct Fixture {
     bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
     return bytes;
   }
-  /// The exchange has ended its direction and nothing is left to read.
+  /// Whether the exchange has ended its direction and nothing is left to read.
   [[nodiscard]] bool at_end() const {
     char byte = 0;
     return ::recv(peer.get(), &byte, 1, MSG_DONTWAIT) == 0;
@@ -209,7 +210,7 @@ TEST(Exchange, StrangersFailAtTheirFirstBytes) {
 TEST(Exchange, OverlongLengthFailsAtTheHeader) {
   Fixture f;
   wire::Frame frame = wire::encode(wire::Hello{endpoint(5)});
-  wire::Writer(frame.storage).put<std::uint16_t>(wire::header_at::body_length, 65535);
+  wire::put_number<std::uint16_t>(frame.storage.data() + kBodyLengthAt, 65535);
   f.write(frame.bytes().first(wire::kHeaderBytes));
   ASSERT_EQ(f.exchange.advance(), Progress::failed);
   EXPECT_TRUE(contains(f.exchange.error().found, "body length is 65535"));
@@ -220,7 +221,7 @@ TEST(Exchange, LongestFrameOfANewerPeerIsTaken) {
   std::vector<std::byte> bytes(wire::kFrameBytesMax, std::byte{0xee});
   const wire::Frame hello = wire::encode(wire::Hello{endpoint(5)}, {{1, 2}, 0});
   std::copy(hello.bytes().begin(), hello.bytes().end(), bytes.begin());
-  wire::Writer(bytes).put<std::uint16_t>(wire::header_at::body_length, 512 - 16);
+  wire::put_number<std::uint16_t>(bytes.data() + kBodyLengthAt, 512 - 16);
   f.write(bytes);
   ASSERT_EQ(f.exchange.advance(), Progress::frame) << f.exchange.error().message();
   EXPECT_EQ(std::get<wire::Hello>(f.exchange.received().body).endpoint, endpoint(5));
@@ -261,7 +262,7 @@ TEST(Exchange, VersionMismatchReachesBothEnds) {
   EXPECT_EQ(f.exchange.error().status, Status::unsupported);
   EXPECT_EQ(f.exchange.error().found, "the peer speaks version 8 to 9, we speak version 1");
   EXPECT_EQ(f.exchange.refuse(wire::make_refuse(Status::unsupported, "")), Progress::waiting);
-  // The header of the refusal alone tells the peer, whatever it makes of the body.
+  // The refusal's header alone suffices for the peer, even if it cannot decode the body.
   const auto header = wire::decode_header(f.read(), {8, 9});
   ASSERT_FALSE(header);
   EXPECT_EQ(header.error().found, "the peer speaks version 1, we speak version 8 to 9");
@@ -278,7 +279,7 @@ TEST(Exchange, RefusalArrivesThoughThePeerWasStillSending) {
   }));
   auto accepted = loopback::accept_one(listener);
   ASSERT_TRUE(accepted);
-  Exchange server;  // which does not read the hello first
+  Exchange server;  // does not read the hello first
   server.adopt(std::move(accepted->fd), accepted->peer, kHelloOnly);
   ASSERT_TRUE(loopback::wait_ready(server.fd(), POLLIN));
   EXPECT_EQ(server.refuse(wire::make_refuse(Status::limit, "handshakes")), Progress::waiting);
@@ -367,7 +368,7 @@ TEST(Exchange, RefusedConnectionIsToldByAdvance) {
   EXPECT_EQ(client.advance(), Progress::failed);
   EXPECT_EQ(client.refuse(wire::make_refuse(Status::limit, "")), Progress::closed);
 
-  // It is as new after reset(), for the next use of the pool's slot.
+  // reset() restores the initial state, for the next use of the pool's slot.
   client.reset();
   EXPECT_EQ(client.error().status, spinwire::Error{}.status);
   EXPECT_EQ(client.advance(), Progress::waiting);
@@ -421,7 +422,7 @@ TEST(Exchange, SendQueueIsBounded) {
   EXPECT_TRUE(decode(std::span(bytes).last(24)));
 }
 
-// A peer that does not read must not block us, nor lose or repeat a byte once it reads.
+// A peer that does not read must not block us, and loses or repeats no byte once it reads.
 TEST(Exchange, FullSocketHoldsBytesBack) {
   Fixture f;
   const std::vector<std::byte> filler(1 << 16, std::byte{0x55});
@@ -435,7 +436,7 @@ TEST(Exchange, FullSocketHoldsBytesBack) {
   EXPECT_EQ(f.exchange.advance(), Progress::waiting);
   ASSERT_FALSE(f.exchange.all_sent());
   EXPECT_EQ(f.exchange.interest(), Interest::read_write);
-  // A refusal finds room behind a full queue.
+  // A refusal fits behind a full queue.
   EXPECT_EQ(f.exchange.refuse(wire::make_refuse(Status::timed_out, "late")), Progress::waiting);
 
   std::vector<std::byte> bytes;
@@ -451,15 +452,15 @@ TEST(Exchange, FullSocketHoldsBytesBack) {
   EXPECT_EQ(std::get<wire::Refuse>(decode(rest.subspan(frame.size))->body).message(), "late");
 }
 
-// A socket that takes only part of what is queued must neither lose nor repeat a byte.
+// A socket that takes only part of the queued bytes must not lose or repeat a byte.
 TEST(Exchange, PartialWritesGoOnWhereTheyStopped) {
   ListenSocket listener = loopback::listener();
   const UniqueFd client = loopback::plain_client(listener.local());
   auto accepted = loopback::accept_one(listener);
   ASSERT_TRUE(accepted);
-  const int least = 1;  // the kernel makes it its own least
+  const int least = 1;  // the kernel raises it to its own minimum
   ASSERT_EQ(::setsockopt(accepted->fd.get(), SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)), 0);
-  // Packets that gather what is written can be filled by part of a write.
+  // Without TCP_NODELAY, part of a write can fill up a packet.
   const int off = 0;
   ASSERT_EQ(::setsockopt(accepted->fd.get(), IPPROTO_TCP, TCP_NODELAY, &off, sizeof(off)), 0);
   Exchange server;
@@ -475,7 +476,7 @@ TEST(Exchange, PartialWritesGoOnWhereTheyStopped) {
       fill();
       ASSERT_EQ(server.advance(), Progress::waiting);
     }
-    fill();  // behind the rest of what was written in part
+    fill();  // after the rest of the partial write
     ASSERT_TRUE(loopback::eventually([&] {
       std::array<std::byte, 65536> part;
       const ssize_t got = ::recv(client.get(), part.data(), part.size(), MSG_DONTWAIT);

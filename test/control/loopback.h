@@ -1,4 +1,4 @@
-// What the tests of sockets share: loopback listeners, plain peers and waiting with a deadline.
+// Shared by the tests of sockets: loopback listeners, plain peers, and waiting with a deadline.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,8 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <utility>
@@ -19,7 +21,7 @@
 
 namespace loopback {
 
-/// Repeats `attempt` until it answers true; false after ten seconds.
+/// Repeats `attempt` until it returns true. Returns false after ten seconds.
 template <typename Attempt>
 bool eventually(Attempt&& attempt) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -29,7 +31,7 @@ bool eventually(Attempt&& attempt) {
   return true;
 }
 
-/// Waits until `fd` shows one of `events`; for the kernel's own progress, never for a time.
+/// Waits until `fd` reports one of `events`. Waits for the kernel only, never for a period of time.
 inline bool wait_ready(int fd, short events) {
   pollfd waiting{fd, events, 0};
   return ::poll(&waiting, 1, 10000) == 1;
@@ -45,10 +47,19 @@ inline spinwire::control::ListenSocket listener(int backlog = 16) {
   return socket ? std::move(*socket) : spinwire::control::ListenSocket();
 }
 
-/// A plain blocking socket connected to `address`.
-inline spinwire::base::UniqueFd plain_client(const spinwire::control::Address& address) {
+/// A plain blocking socket connected to `address`, from `source` if that is given: each address of
+/// 127.0.0.0/8 is a source of its own.
+inline spinwire::base::UniqueFd plain_client(const spinwire::control::Address& address,
+                                             const char* source = nullptr) {
   spinwire::base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(fd.get(), address.data(), address.size()), 0);
+  if (source != nullptr) {
+    const auto from = *spinwire::control::Address::parse(source);
+    // The port is chosen at connect(), so that ports of other destinations can be used again.
+    const int late = 1;
+    (void)::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof late);
+    EXPECT_EQ(::bind(fd.get(), from.data(), from.size()), 0);
+  }
+  EXPECT_EQ(::connect(fd.get(), address.data(), address.size()), 0) << ::strerror(errno);
   return fd;
 }
 
@@ -59,7 +70,7 @@ inline std::optional<spinwire::control::Accepted> accept_one(
   return accepted ? std::move(*accepted) : std::nullopt;
 }
 
-/// A port that nobody listens on, kept from everybody else by a bound socket that does not listen.
+/// A port without a listener. A bound socket that does not listen keeps others from taking it.
 class DeadPort {
  public:
   DeadPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -74,7 +85,7 @@ class DeadPort {
   spinwire::base::UniqueFd fd_;
 };
 
-/// Leaves the process no free descriptor while it lives.
+/// Uses up the free descriptors of the process during its lifetime.
 class NoDescriptors {
  public:
   NoDescriptors() {

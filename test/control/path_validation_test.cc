@@ -1,5 +1,4 @@
-// Before a session is opened the client shows that it gets what is sent to the address that it
-// names.
+// Before a session is opened, the client proves that it receives what is sent to its address.
 #include "control/control_port_fixture.h"
 
 namespace control_port_test {
@@ -90,7 +89,7 @@ TEST_F(PathValidation, ItGivesWayToOthers) {
     say(silent.back(), wire::encode(wire::OpenSession{session_end(3, kClientIncarnation)}).bytes());
   }
   ASSERT_TRUE(until([&] { return challenges() == 3; }));
-  server_.pass(100ms);  // each peer has some time, in which it is left alone
+  server_.pass(100ms);  // each peer has some undisturbed time
   for (int i = 0; i < 3; ++i) silent.push_back(plain_peer());
   EXPECT_TRUE(until([&] { return server_owner_.saw("unconfirmed 44"); }));
 }

@@ -61,7 +61,7 @@ TEST(Socket, ConnectsAndAcceptsOverLoopback) {
 TEST(Socket, ListensOnIpv6) {
   auto listener = ListenSocket::open(*Address::parse("[::1]:0"), 4);
   if (!listener) GTEST_SKIP() << "no IPv6 loopback: " << listener.error().message();
-  // IPv6 only: IPv4 in its mapped form is no way in.
+  // IPv6 only: IPv4-mapped addresses must not be accepted.
   const auto mapped = ListenSocket::open(*Address::parse("[::ffff:127.0.0.1]:0"), 4);
   ASSERT_FALSE(mapped);
   EXPECT_EQ(mapped.error().status, Status::invalid_argument);
@@ -91,7 +91,7 @@ TEST(Socket, AddressIsFreeAgainAfterConnectionsOnIt) {
     const UniqueFd client = loopback::plain_client(address);
     auto accepted = loopback::accept_one(first);
     ASSERT_TRUE(accepted);
-    accepted.reset();  // the listener's side closes first and keeps the address in TIME_WAIT
+    accepted.reset();  // the listener's side closes first, so the address stays in TIME_WAIT
     char byte = 0;
     ASSERT_EQ(::read(client.get(), &byte, 1), 0);
   }
@@ -116,7 +116,7 @@ TEST(Socket, RefusedConnectionNamesTheAddress) {
 }
 
 TEST(Socket, ConnectionToItselfCountsAsRefused) {
-  // A socket that is bound to a port and connects to it meets itself.
+  // A socket that connects to its own port connects to itself.
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const Address wanted = loopback::any_port();
   ASSERT_EQ(::bind(fd.get(), wanted.data(), wanted.size()), 0);
@@ -149,7 +149,7 @@ TEST(Socket, WithoutDescriptorsAcceptAnswersLimitAndDropsThePeer) {
       char byte = 0;
       EXPECT_LE(::read(dropped->get(), &byte, 1), 0) << "the peer learns at once";
     }
-    // Nothing is left that would keep the listener readable.
+    // Nothing keeps the listener readable.
     pollfd waiting{listener.fd(), POLLIN, 0};
     EXPECT_EQ(::poll(&waiting, 1, 0), 0);
     const auto connecting = spinwire::control::begin_connect(listener.local());

@@ -15,11 +15,11 @@
 namespace atomics_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 
-/// A pair, and numbers at the server that the client reaches.
+/// A pair, and numbers at the server that the client can access.
 struct Bench : Pair {
   explicit Bench(const Config& config = small_config()) : Pair(config) {
     if (!client.engine.device().atomics) return;
@@ -82,7 +82,7 @@ TEST(EngineAtomics, TellWhatTheyFound) {
   EXPECT_EQ(b.number(4), 0x99u);
   EXPECT_EQ(c.stats().atomics, 4u);
   EXPECT_EQ(c.stats().reads + c.stats().writes + c.stats().messages_sent, 0u);
-  // No other operation has a value.
+  // Completions of other operations have no value.
   const Buffer own = b.client.filled(8, 1);
   got = b.run([&](auto done) { return c.read(own.slice(), b.word(3), done); });
   EXPECT_EQ(got.value, 0u);
@@ -108,7 +108,7 @@ TEST(EngineAtomics, ManyAtOnceEachTellTheirOwnAndRunInOrder) {
   b.finish();
 }
 
-/// Two engines change one number at a time: by additions, and by swaps tried until they succeed.
+/// Two engines change one number at once: by additions, and by swaps repeated until they succeed.
 TEST(EngineAtomics, TwoInitiatorsContend) {
   Bench b;
   NEEDS_ATOMICS(b);
@@ -201,7 +201,7 @@ TEST(EngineAtomics, RefusalsTakeNothing) {
     EXPECT_EQ(c.compare_swap(b.word(0), 0, 1), Status::wrong_thread);
     EXPECT_EQ(c.fetch_add(b.word(0), 1), Status::wrong_thread);
   }).join();
-  // No more than the send queue takes, and none more than the engine has records for.
+  // At most the send queue's depth is accepted, and at most the engine's number of records.
   std::uint32_t taken = 0;
   const auto add = [&] {
     return b.client.tally.run(
@@ -245,7 +245,7 @@ TEST(EngineAtomics, TheRightIsGivenApart) {
   EXPECT_EQ(b.run([&](auto done) { return b.ends.client.fetch_add(only, 9, done); }).status,
             Status::ok);
   EXPECT_EQ(b.number(0), 9u);
-  // Who forges it is refused by the device, and a value comes with success only.
+  // The device refuses forged atomics. Only a success has a value.
   const auto rest = b.server.engine.expose(b.memory.slice(8, 8), Access::remote_read_write).value();
   RemoteRegion forged = rest;
   forged.access = Access::remote_all;
@@ -276,7 +276,7 @@ TEST(EngineAtomics, AConnectionsRightsBoundThem) {
   EXPECT_EQ(barred.error().message(),
             "give a peer remote_all: the connection allows remote_read_write; ask for less, or "
             "allow more with the setting access");
-  // The queue pair refuses them, whatever key they name.
+  // The queue pair refuses atomics, whatever key they use.
   const auto region = server.engine.expose(memory.slice(), Access::remote_all);
   ASSERT_TRUE(region);
   Connection c = ends.client;
@@ -295,7 +295,7 @@ TEST(EngineAtomics, EndWithTheirConnection) {
   std::vector<Completion> ended;
   const CompletionCallback done = [&ended](const Completion& c) { ended.push_back(c); };
   b.number(0) = 77;
-  // Behind a message that the server does not take.
+  // Behind a message that the server does not receive.
   ASSERT_EQ(b.ends.client.send(own), Status::ok);
   ASSERT_EQ(b.ends.client.fetch_add(b.word(0), 1, done), Status::ok);
   ASSERT_EQ(b.ends.client.compare_swap(b.word(0), 77, 1, done, Post::defer), Status::ok);
@@ -307,7 +307,7 @@ TEST(EngineAtomics, EndWithTheirConnection) {
   }
 }
 
-/// An engine on the embedded device without atomics.
+/// An engine on the embedded device, without atomics.
 struct Without {
   Without() : provider(spinwire::verbs::softverbs_provider()) {
     provider.query_device = [](ibv_context* context, ibv_device_attr* attr) {
@@ -360,7 +360,7 @@ TEST(EngineAtomics, ADeviceWithoutThemIsUsedWithout) {
             Status::ok);
   ASSERT_TRUE(both([&] { return done == 1; }));
   EXPECT_TRUE(Node::holds(own.bytes(), 1));
-  // Its queue pair does not take them either.
+  // Its queue pair refuses atomics as well.
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
   const auto* agent = core.find(c.index(), spinwire::detail::Internals::generation(c));

@@ -1,4 +1,4 @@
-// The audit of an engine sees each kind of damage, and none where there is none.
+// The audit of an engine detects each kind of damage, and reports none without damage.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -12,14 +12,14 @@
 namespace audit_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::agent::Agent;
 using spinwire::agent::EngineContext;
 using spinwire::agent::OperationKind;
 using spinwire::detail::Block;
 using spinwire::detail::EngineCore;
 
-/// An engine whose inside is in reach, with a connection to a server and work on it.
+/// An engine with reachable internals, a connection to a server, and work in flight.
 struct Open {
   explicit Open(const Config& config = small_config())
       : server(config),
@@ -35,7 +35,7 @@ struct Open {
     message = spinwire::detail::make<Buffer>(
         core.context.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
     exposed = c.expose(message.slice(), Access::remote_read).value();
-    // A message and a write are deferred, so that nothing ends by itself.
+    // A message and a write are deferred, so that nothing completes by itself.
     EXPECT_EQ(c.send(message, {}, Post::defer), Status::ok);
     EXPECT_EQ(c.write(message.slice(), region, {}, Post::defer), Status::ok);
   }
@@ -62,7 +62,7 @@ struct Open {
   RemoteRegion exposed;
 };
 
-/// With `value` as `wrong`, the audit has to find something that its error names by `words`.
+/// With `value` changed to `wrong`, the audit must report an error that contains `words`.
 template <typename Value>
 void expect_found(Open& o, Value& value, std::type_identity_t<Value> wrong, const char* words) {
   ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
@@ -86,7 +86,6 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
       o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
   Agent& a = o.agent();
-  auto& all = *o.context().rendezvous;
   auto& offered = *a.rendezvous.sends.front();
   const auto none = spinwire::memory::WindowPool::kNone;
   expect_found(o, a.rendezvous.send_count, 2, "1 rendezvous messages are outstanding, 2 counted");
@@ -95,11 +94,11 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   if (offered.key.is_window())
     expect_found(o, offered.key.window, none,
                  "of 4 windows 3 are free, 0 in use and 0 being replaced");
-  expect_found(o, offered.cancel_pending, true, "a callback is due for nothing");
+  expect_found(o, offered.due, true, "a callback is due for nothing");
   ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
-  expect_found(o, a.credit.in_credit_queue, false,
+  expect_found(o, a.credit.in_end_of_poll_list, false,
                "no poll will run the callback of what was cancelled");
-  expect_found(o, all.pending_cancellations, {},
+  expect_found(o, o.context().cancellations, {},
                "1 callbacks of cancelled messages are due, 0 listed");
 }
 
@@ -144,7 +143,7 @@ TEST(EngineAudit, FindsRecordsThatAreLost) {
             "record " + std::to_string(o.context().operations.index_of(*lost)) + " is lost");
   lost->kind = OperationKind::send;
   o.context().operations.release(*lost);
-  // Freed while it is in use.
+  // Freed while in use.
   Agent& a = o.agent();
   const std::uint64_t name = a.send_queue.deferred->wr.wr_id;
   auto* const first = a.send_queue.deferred;
@@ -166,28 +165,28 @@ TEST(EngineAudit, FindsCreditThatIsNotThere) {
   expect_found(o, a.credit.advertised, a.credit.granted + 1, "the peer was told of");
   expect_found(o, a.credit.received, a.credit.received + 2, "receives are kept for it");
   expect_found(o, o.context().reserved_receives, o.context().reserved_receives + 1,
-               "receives are kept for peers");
-  expect_found(o, o.context().reservable_receives, 0, "receives are kept for peers, of 0");
+               "receives are reserved for peers");
+  expect_found(o, o.context().reservable_receives, 0, "receives are reserved for peers, of 0");
 }
 
 TEST(EngineAudit, FindsReceivesThatAreNotThere) {
   Open o;
-  EngineContext& s = o.context();
-  expect_found(o, s.posted_receives, s.posted_receives - 1, "are posted");
-  expect_found(o, s.posted_receives, s.posted_receives + 1, "are posted");
-  expect_found(o, s.receive_shortage, 1, "counts as missing");
+  EngineContext& ctx = o.context();
+  expect_found(o, ctx.posted_receives, ctx.posted_receives - 1, "are posted");
+  expect_found(o, ctx.posted_receives, ctx.posted_receives + 1, "are posted");
+  expect_found(o, ctx.receive_shortage, 1, "counts as missing");
   Block* const none = nullptr;
-  expect_found(o, s.receives.memory(3), none, "receive 3 has no block");
-  expect_found(o, s.receives.memory(3), s.receives.memory(4), "receive 3 goes elsewhere");
-  expect_found(o, s.receives.request(5).sg_list->addr, 4096, "receive 5 goes elsewhere");
-  if (s.own_queues != nullptr) return;
-  expect_found(o, s.receives.memory(3)->refs, 0, "receive 3 goes into a free block");
+  expect_found(o, ctx.receives.memory(3), none, "receive 3 has no block");
+  expect_found(o, ctx.receives.memory(3), ctx.receives.memory(4), "receive 3 goes elsewhere");
+  expect_found(o, ctx.receives.request(5).sg_list->addr, 4096, "receive 5 goes elsewhere");
+  if (ctx.own_queues != nullptr) return;
+  expect_found(o, ctx.receives.memory(3)->refs, 0, "receive 3 goes into a free block");
 }
 
 TEST(EngineAudit, FindsConnectionsInWrongLists) {
   Open o;
   Agent& a = o.agent();
-  expect_found(o, a.credit.in_credit_queue, true,
+  expect_found(o, a.credit.in_end_of_poll_list, true,
                "1 connections have credit to advertise, 0 are listed");
   expect_found(o, a.credit.waits_for_receives, true, "credit that waits for receives");
   expect_found(o, a.generation, a.generation + 1, "names another");
@@ -200,7 +199,7 @@ TEST(EngineAudit, FindsConnectionsInWrongLists) {
 TEST(EngineAudit, FindsDamagedMemory) {
   Open o;
   Block& block = *spinwire::detail::block_of(o.message);
-  ASSERT_EQ(block.refs, 4u);  // ours, two operations' and an exposure's
+  ASSERT_EQ(block.refs, 4u);  // ours, two of operations and one of an exposure
   expect_found(o, block.refs, 0, "uses memory that is free");
   expect_found(o, block.header_in_use, 0, "may be overwritten");
   expect_found(o, block.capacity, 5, "were overwritten");

@@ -1,4 +1,4 @@
-// Operations that the application gives up.
+// Cancelled operations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,10 +15,10 @@
 namespace cancel_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::OperationId;
 
-/// A pair, and memory of the server's that the client reaches.
+/// A pair, and memory of the server that the client can access.
 struct Bench : Pair {
   explicit Bench(const Config& config = small_config()) : Pair(config) {
     memory = server.buffer(8192, Pool::lease);
@@ -29,7 +29,7 @@ struct Bench : Pair {
     };
   }
   Connection& c() { return ends.client; }
-  /// A message of one byte, deferred; answers its name.
+  /// Defers a message of one byte and returns its operation.
   OperationId defer(int value) {
     Buffer b = client.buffer(1);
     b.data()[0] = static_cast<std::byte>(value);
@@ -38,7 +38,7 @@ struct Bench : Pair {
     return c().last_operation();
   }
   [[nodiscard]] std::uint64_t cancelled() const { return client.tally.ended(Status::cancelled); }
-  /// Lets the client have as many credits.
+  /// Waits until the client has this many credits.
   void gain_credits(std::uint32_t wanted) {
     const Buffer b = client.filled(1, 0);
     ASSERT_TRUE(until([&] {
@@ -112,7 +112,7 @@ TEST(EngineCancel, TheBlockOfADeferredOneGoesBackWithItsCallback) {
   b.finish();
 }
 
-/// Credit is neither lost nor made: each message that was not cancelled arrives, for ever.
+/// Cancelling neither loses nor creates credit: every message that was not cancelled arrives.
 TEST(EngineCancel, CreditComesBackExactly) {
   Bench b;
   std::uint64_t sent = 0;
@@ -137,7 +137,7 @@ TEST(EngineCancel, CreditComesBackExactly) {
       if ((random >> 16) % 2 == 0) continue;
       ASSERT_EQ(b.c().cancel(id), Status::ok);
       --sent;
-      // The credit is there for the next at once.
+      // The credit is available again at once.
       if ((random >> 18) % 4 != 0) continue;
       if (b.client.tally.run([&](auto d) { return b.c().send(one, d, Post::defer); }) == Status::ok)
         ++sent;
@@ -152,12 +152,12 @@ TEST(EngineCancel, CreditComesBackExactly) {
   b.finish();
 }
 
-/// The credit that a cancelled message was to tell the peer is told in another way.
+/// If a cancelled message was to grant credit to the peer, that credit is granted in another way.
 TEST(EngineCancel, CreditThatItWouldHaveToldIsToldAllTheSame) {
   Bench b;
   Connection server = b.ends.server;
   const Buffer answer = b.server.filled(1, 1);
-  // The server has used some of many credits, too few for their return to be worth telling.
+  // The server has used a few of many credits, too few to be returned on their own.
   ASSERT_TRUE(b.until([&] {
     if (b.c().stats().granted_credits < 40) (void)server.send(answer);
     return b.c().stats().granted_credits >= 40 && server.stats().outstanding == 0;
@@ -214,7 +214,8 @@ TEST(EngineCancel, WithoutACallbackToo) {
   EXPECT_TRUE(b.c().ready());
 }
 
-/// Behind a message that the peer does not take, so that the device still has it for long.
+/// The device keeps an operation long after its callback, behind a message that the peer does not
+/// receive.
 TEST(EngineCancel, ToldLongBeforeTheDeviceIsDone) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a send waits until the peer polls";
   Bench b;
@@ -232,7 +233,7 @@ TEST(EngineCancel, ToldLongBeforeTheDeviceIsDone) {
   EXPECT_EQ(b.client.tally.completed, 1u);
   EXPECT_EQ(b.c().stats().outstanding, 2u);
   EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 3u);
-  // The message, too: it arrives all the same.
+  // A message in flight is cancelled, too: it still arrives.
   ASSERT_EQ(b.c().cancel(send), Status::ok);
   for (int i = 0; i < 100; ++i) (void)b.client.poll();
   EXPECT_EQ(b.cancelled(), 2u);
@@ -257,7 +258,7 @@ TEST(EngineCancel, FromCallbacks) {
   const std::function<void(Status)> take_second = [&](Status status) {
     order.push_back(status == Status::cancelled ? 2 : 20);
     polled_at_second = b.client.engine.stats().polls;
-    // One that is deferred, given up while others given up are being told.
+    // A deferred operation is cancelled while callbacks of other cancelled ones run.
     EXPECT_EQ(b.c().send(one,
                          [&](const Completion& e) {
                            order.push_back(e.status == Status::cancelled ? 3 : 30);
@@ -300,7 +301,7 @@ TEST(EngineCancel, WithTheConnectionAboutToEnd) {
   b.finish();
 }
 
-/// The only operation of a connection that drains: its end is what the drain waits for.
+/// The drain of a connection waits for its only operation, which is cancelled.
 TEST(EngineCancel, TheLastOneOfADrainingConnectionLetsItEnd) {
   Config config = small_config();
   config.connections.close_timeout = 60s;
@@ -359,7 +360,7 @@ TEST(EngineCancel, WhatNamesNothing) {
   b.finish();
 }
 
-/// Of everything at once, at random, on both ends: each operation ends once, and nothing leaks.
+/// Random operations on both ends: each ends once, and nothing leaks.
 TEST(EngineCancel, AtRandomNothingLeaks) {
   Bench b;
   Buffer memory = b.client.buffer(8192, Pool::lease);

@@ -1,4 +1,4 @@
-// What the device reports reaches the application, typed and with the connection it concerns.
+// The device's events reach the application with their type and connection.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -34,7 +34,7 @@ struct Told {
   ConnectionState state;
 };
 
-/// A write under a key that the server never gave.
+/// Writes with a key that the server never gave.
 void violate(Pair& p) {
   auto memory = p.server.buffer(64, Pool::lease);
   auto region = p.server.engine.expose(memory.slice(), Access::remote_read).value();
@@ -94,7 +94,7 @@ TEST(EngineDeviceEvents, AHandlerMayReplaceItself) {
   p.finish();
 }
 
-/// The embedded device, which fails when it is told to.
+/// The embedded device, which fails on request.
 struct Failing {
   explicit Failing(const spinwire::Config& config)
       : provider(spinwire::verbs::softverbs_provider()),
@@ -139,7 +139,7 @@ TEST(EngineDeviceEvents, AFailedDeviceEndsAllAndMakesNoConnection) {
   ASSERT_TRUE(lost);
   ASSERT_TRUE(both([&] { return lost->ready() && peer.ready.size() == 1; }));
   Failing::fails = true;
-  // Not made again, however often it was to be tried.
+  // It is not reconnected, however many attempts were allowed.
   ASSERT_TRUE(both([&] { return cause.status != Status::ok && peer.closed.size() == 1; }));
   EXPECT_EQ(cause.status, Status::local_error) << cause.message();
   EXPECT_EQ(core.context.agents.size(), 0u);
@@ -153,7 +153,7 @@ TEST(EngineDeviceEvents, AFailedDeviceEndsAllAndMakesNoConnection) {
     EXPECT_NE(refused.found.find(ibv_event_type_str(IBV_EVENT_DEVICE_FATAL)), std::string::npos)
         << refused.message();
   }
-  // Who asks at its door is told as well.
+  // A peer that connects to its listener is told as well.
   (void)peer.begin(listener->address());
   ASSERT_TRUE(both([&] { return peer.closed.size() == 2; }));
   EXPECT_EQ(peer.closed[1].status, Status::no_device) << peer.closed[1].message();

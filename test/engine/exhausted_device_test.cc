@@ -1,5 +1,5 @@
-// A device that has no more of an object, and a process that may not lock more memory: the call
-// that needs it fails and says so, and nothing else does.
+// A device that runs out of an object, or a process that may not lock more memory: only the call
+// that needs it fails, with a reason.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 #include <linux/capability.h>
@@ -8,26 +8,28 @@
 
 #include <array>
 #include <cerrno>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/engine_core.h"
 #include "engine/harness.h"
+#include "engine/own_domain_config.h"
 #include "verbs/providers.h"
 
 namespace exhausted_device_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 using spinwire::verbs::softverbs_provider;
 
 enum Kind : std::size_t { domains, regions, windows, queues, shared_queues, pairs, kKinds };
 
-/// The embedded device with as many objects of each kind as a test leaves to it.
-struct Scarce {
+/// The embedded device with a limited number of objects of each kind.
+struct LimitedDevice {
   static constexpr std::uint32_t kPlenty = 1u << 30;
   static inline std::array<std::uint32_t, kKinds> left, live;
 
@@ -59,12 +61,13 @@ struct Scarce {
     }
   };
 
-  Scarce() : provider(softverbs_provider()) {
+  LimitedDevice() : provider(softverbs_provider()) {
     left.fill(kPlenty);
     live.fill(0);
     provider.alloc_pd = Make<domains, &Provider::alloc_pd>::call;
     provider.dealloc_pd = End<domains, &Provider::dealloc_pd>::call;
     provider.reg_mr = Make<regions, &Provider::reg_mr>::call;
+    provider.reg_mr_for_qp = Make<regions, &Provider::reg_mr_for_qp>::call;
     provider.dereg_mr = End<regions, &Provider::dereg_mr>::call;
     provider.alloc_mw = Make<windows, &Provider::alloc_mw>::call;
     provider.dealloc_mw = End<windows, &Provider::dealloc_mw>::call;
@@ -105,20 +108,20 @@ class EngineExhaustedDevice : public testing::Test {
 };
 
 TEST_F(EngineExhaustedDevice, WhateverIsMissingAtOpenNothingIsLeftBehind) {
-  Scarce s;
+  LimitedDevice s;
   std::uint32_t refused = 0;
   ASSERT_TRUE(s.open());
-  const auto used = Scarce::live;
+  const auto used = LimitedDevice::live;
   s.engine.reset();
-  EXPECT_EQ(Scarce::live, (std::array<std::uint32_t, kKinds>{}));
+  EXPECT_EQ(LimitedDevice::live, (std::array<std::uint32_t, kKinds>{}));
   const std::size_t descriptors = open_descriptors();
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     for (std::uint32_t have = 0; have <= used[kind]; ++have) {
       SCOPED_TRACE(testing::Message() << "kind " << kind << ", of which there are " << have);
-      Scarce::left.fill(Scarce::kPlenty);
-      Scarce::left[kind] = have;
+      LimitedDevice::left.fill(LimitedDevice::kPlenty);
+      LimitedDevice::left[kind] = have;
       const auto opened = s.open();
-      // What a device may lack, as windows, an engine does without.
+      // An engine works without optional objects, such as windows.
       if (!opened) {
         ++refused;
         EXPECT_TRUE(opened.error().status == Status::no_memory ||
@@ -128,18 +131,18 @@ TEST_F(EngineExhaustedDevice, WhateverIsMissingAtOpenNothingIsLeftBehind) {
         EXPECT_FALSE(opened.error().message().empty());
       }
       s.engine.reset();
-      EXPECT_EQ(Scarce::live, (std::array<std::uint32_t, kKinds>{}));
+      EXPECT_EQ(LimitedDevice::live, (std::array<std::uint32_t, kKinds>{}));
       EXPECT_EQ(open_descriptors(), descriptors);
     }
   }
   EXPECT_GE(refused, 5u);
-  Scarce::left.fill(Scarce::kPlenty);
+  LimitedDevice::left.fill(LimitedDevice::kPlenty);
   EXPECT_TRUE(s.open());
 }
 
 TEST_F(EngineExhaustedDevice, AConnectWithoutAQueuePairFailsAlone) {
-  std::vector<Error> closed;  // outlives the engine, whose end closes what is left
-  Scarce s;
+  std::vector<Error> closed;  // outlives the engine, whose destructor closes connections
+  LimitedDevice s;
   ASSERT_TRUE(s.open());
   Node peer;
   peer.listen();
@@ -147,8 +150,8 @@ TEST_F(EngineExhaustedDevice, AConnectWithoutAQueuePairFailsAlone) {
   options.handlers.on_closed = [&](Connection, const Error& e) { closed.push_back(e); };
   Connection first = s.engine->connect(peer.listener.address(), options).value();
   ASSERT_TRUE(s.until(peer, [&] { return first.ready(); }));
-  const std::uint32_t live = Scarce::live[pairs];
-  Scarce::left[pairs] = 0;
+  const std::uint32_t live = LimitedDevice::live[pairs];
+  LimitedDevice::left[pairs] = 0;
   for (std::size_t i = 1; i <= 3; ++i) {
     const auto made = s.engine->connect(peer.listener.address(), options);
     ASSERT_TRUE(made) << made.error().message();
@@ -156,49 +159,62 @@ TEST_F(EngineExhaustedDevice, AConnectWithoutAQueuePairFailsAlone) {
     EXPECT_EQ(closed.back().status, Status::no_memory) << closed.back().message();
     EXPECT_NE(closed.back().message().find("ibv_create_qp"), std::string::npos)
         << closed.back().message();
-    EXPECT_EQ(Scarce::live[pairs], live);
+    EXPECT_EQ(LimitedDevice::live[pairs], live);
   }
   EXPECT_TRUE(first.ready());
-  Scarce::left[pairs] = 1;
+  LimitedDevice::left[pairs] = 1;
   Connection next = s.engine->connect(peer.listener.address(), options).value();
   ASSERT_TRUE(s.until(peer, [&] { return next.ready(); }));
 }
 
 TEST_F(EngineExhaustedDevice, AnAcceptWithoutAQueuePairIsToldToTheClient) {
-  Scarce s;
+  LimitedDevice s;
   ASSERT_TRUE(s.open());
   const auto listener = s.engine->listen("127.0.0.1:0", {});
   ASSERT_TRUE(listener) << listener.error().message();
   Node client;
   const Connection first = client.begin(listener->address());
   ASSERT_TRUE(s.until(client, [&] { return first.ready(); }));
-  Scarce::left[pairs] = 0;
+  LimitedDevice::left[pairs] = 0;
   (void)client.begin(listener->address());
   ASSERT_TRUE(s.until(client, [&] { return client.closed.size() == 1; }));
   EXPECT_NE(client.closed[0].status, Status::ok) << client.closed[0].message();
   EXPECT_NE(client.closed[0].status, Status::timed_out) << "it learns only by waiting";
   EXPECT_TRUE(first.ready());
-  Scarce::left[pairs] = 1;
+  LimitedDevice::left[pairs] = 1;
   const Connection next = client.begin(listener->address());
   ASSERT_TRUE(s.until(client, [&] { return next.ready(); }));
 }
 
-/// From here on no more than this may be locked, not by root either.
-bool limit_locked_memory(std::uint64_t bytes) {
-  const rlimit limit{bytes, bytes};
+/// A field of /proc/self/status, in bytes.
+std::uint64_t status_bytes(const char* field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field, 0) == 0) return std::stoull(line.substr(line.find(':') + 1)) << 10;
+  }
+  return 0;
+}
+
+/// From here on limits of locked memory hold for this process, even if it is root's. Call it before
+/// a device is opened: the kernel takes no work requests from a process whose credentials have
+/// changed since (ib_safe_file_access()).
+bool obey_memory_limit() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2]{};
-  if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || syscall(SYS_capget, &header, data) != 0)
-    return false;
+  if (syscall(SYS_capget, &header, data) != 0) return false;
   data[0].effective &= ~(1u << CAP_IPC_LOCK);
   data[0].permitted &= ~(1u << CAP_IPC_LOCK);
   return syscall(SYS_capset, &header, data) == 0;
+}
+bool limit_locked_memory(std::uint64_t bytes) {
+  const rlimit limit{bytes, bytes};
+  return setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
 }
 
 TEST(EngineLockedMemory, AnEngineThatPinsTooMuchDoesNotOpen) {
   if (on_softverbs()) GTEST_SKIP() << "the embedded device pins nothing";
   Child child([](int, int out) {
-    if (!limit_locked_memory(1u << 20)) return 1;
+    if (!obey_memory_limit() || !limit_locked_memory(1u << 20)) return 1;
     const auto opened = Engine::open(small_config());
     if (opened) return 2;
     write_line(out, opened.error().status == Status::no_memory ? opened.error().message() : "?");
@@ -207,6 +223,37 @@ TEST(EngineLockedMemory, AnEngineThatPinsTooMuchDoesNotOpen) {
   const std::string line = child.line();
   EXPECT_EQ(child.wait(), 0);
   EXPECT_NE(line.find("1MiB soft"), std::string::npos) << line;
+  EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
+}
+
+TEST(EngineLockedMemory, AConnectThatPinsTooMuchFailsAlone) {
+  if (on_softverbs()) GTEST_SKIP() << "the embedded device pins nothing";
+  Child child([](int, int out) {
+    const Config config = own_domains::domain_config();
+    if (!obey_memory_limit()) return 2;
+    Pair p(config);
+    // Queue pairs and small registrations still fit, the pools a second time do not.
+    const std::uint64_t pinned = status_bytes("VmPin");
+    if (pinned < config.memory.send_bytes) return 3;
+    if (!limit_locked_memory(pinned + (4u << 20))) return 1;
+    ConnectOptions options;
+    options.handlers = p.client.handlers();
+    options.settings = own_domains::own();
+    if (!p.client.engine.connect(p.server.listener.address(), options)) return 4;
+    if (!p.until([&] { return p.client.closed.size() == 1; })) return 5;
+    write_line(out,
+               p.client.closed[0].status == Status::no_memory ? p.client.closed[0].message() : "?");
+    if (!p.ends.client.ready()) return 6;
+    if (p.ends.client.send(p.client.filled(100, 1)) != Status::ok) return 7;
+    if (!p.until([&] { return p.server.messages == 1; })) return 8;
+    (void)connect(p.client, p.server);  // one that shares the engine's registration
+    p.client.closed.clear();
+    p.finish();
+    return 0;
+  });
+  const std::string line = child.line();
+  EXPECT_EQ(child.wait(), 0) << line;
+  EXPECT_NE(line.find("own_domain"), std::string::npos) << line;
   EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
 }
 

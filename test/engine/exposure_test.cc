@@ -9,7 +9,7 @@
 namespace exposure_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
 TEST(EngineExposure, HeapMemoryWithinOneProcess) {
   Pair p;
@@ -32,7 +32,7 @@ TEST(EngineExposure, HeapMemoryWithinOneProcess) {
   });
   EXPECT_EQ(theirs[7000], std::byte{1});
   EXPECT_EQ(theirs[7001], std::byte{0x44});
-  // And as a message's payload.
+  // A message also sends from it.
   bool good = false;
   p.server.on_message = [&](Connection, Message& m) {
     good = std::memcmp(m.data(), ours.data() + 4000, 3000) == 0 && m.size() == 3000;
@@ -41,7 +41,7 @@ TEST(EngineExposure, HeapMemoryWithinOneProcess) {
   ASSERT_TRUE(p.until([&] { return p.server.messages == 1; }));
   EXPECT_TRUE(good);
   EXPECT_EQ(p.client.tally.ended(Status::ok), 3u);
-  // Dropped while an operation holds it: it stays until that has ended.
+  // An operation holds the dropped buffer's memory until it ends.
   ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
     return p.ends.client.write(here->slice(), there->remote(), d, Post::defer);
   }),
@@ -96,7 +96,7 @@ TEST(EngineExposure, RevokedMeansUnreachable) {
   EXPECT_EQ(p.client.tally.ended(Status::remote_access), 1u);
   EXPECT_EQ(p.client.closed[0].status, Status::remote_access) << p.client.closed[0].message();
   EXPECT_EQ(memory.data()[0], std::byte{0x66});
-  // The other exposure, on the other connection, is as it was.
+  // The other exposure, on the other connection, is unchanged.
   ASSERT_EQ(p.client.tally.run(
                 [&](CompletionCallback d) { return other.client.read(b.slice(), *second, d); }),
             Status::ok);
@@ -120,7 +120,7 @@ TEST(EngineExposure, HoldsItsBlock) {
   node.expect_clean();
 }
 
-/// Exposes memory of its own, revokes it when told, and tells what it holds.
+/// A process that exposes its own memory, revokes it on request, and reports its contents.
 int exposing_server(int in, int out, bool heap) {
   Node node;
   std::vector<std::byte> own(65536, std::byte{0x21});
@@ -194,7 +194,7 @@ TEST_P(EngineExposureAcross, Processes) {
   child.tell('s');
   EXPECT_EQ(child.line(), "66 33");
   ASSERT_TRUE(until({&client}, [&] { return client.closed.size() == 1; }));
-  // The process serves others as before.
+  // The process still serves others.
   Connection again = client.begin(address);
   ASSERT_TRUE(until({&client}, [&] { return again.ready(); }));
   EXPECT_EQ(again.close(), Status::ok);

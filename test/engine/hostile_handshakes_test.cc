@@ -19,7 +19,7 @@
 namespace handshakes_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 namespace wire = spinwire::wire;
 using spinwire::Endpoint;
 using spinwire::GidType;
@@ -40,7 +40,7 @@ void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
             static_cast<ssize_t>(bytes.size()));
 }
 void say(const UniqueFd& fd, std::string_view text) { say(fd, std::as_bytes(std::span(text))); }
-/// Whether the other end has closed, without waiting; bytes on the way there are dropped.
+/// Whether the peer has closed, without waiting. Drops received bytes.
 bool ended(const UniqueFd& fd) {
   std::array<char, 512> bytes;
   for (;;) {
@@ -59,21 +59,21 @@ Endpoint plausible() {
   e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 5;
-  e.control_address = 4096;
-  e.control_rkey = 9;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 4096;
+  e.credit_cell_rkey = 9;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 1;
   return e;
 }
 
-/// Attacks while a client connects: the client must be ready in time, and in the end the attackers
-/// be gone, counted, and nothing be left of them.
+/// Attacks while a client connects. The client must be ready in time. At the end the attackers must
+/// be gone and counted, and nothing of them left.
 class HandshakeAttack : public testing::Test {
  protected:
   HandshakeAttack() : server_(quick_config()), client_(small_config()) {
     server_.listen();
-    finish_one();  // what the first connection takes for good is no leak
+    finish_one();  // resources that the first connection keeps are no leak
     descriptors_ = open_descriptors();
   }
   void finish_one() {
@@ -89,11 +89,11 @@ class HandshakeAttack : public testing::Test {
     ASSERT_TRUE(until({&server_, &client_}, [&] {
       return std::all_of(attackers.begin(), attackers.end(), ended) && idle(server_);
     }));
-    EXPECT_LE(before, attackers.size());  // some may have been refused before the client came
+    EXPECT_LE(before, attackers.size());  // some may have been refused before the client connected
     EXPECT_EQ(server_.engine.stats().handshakes_refused, attackers.size());
     EXPECT_EQ(server_.ready.size(), 2u);
     attackers.clear();
-    // A refusal lingers until its reader has gone.
+    // A refusal stays until its reader has gone.
     EXPECT_TRUE(until({&server_, &client_}, [&] { return open_descriptors() == descriptors_; }));
     finish_one();
     finish(client_, server_);
@@ -123,7 +123,7 @@ TEST_F(HandshakeAttack, Garbage) {
 }
 
 TEST_F(HandshakeAttack, ConnectsAndSaysNothing) {
-  // Many more than there is room for.
+  // Many more than fit.
   std::vector<UniqueFd> a;
   for (int i = 0; i < 60; ++i) a.push_back(attack(server_));
   expect_repelled(std::move(a));
@@ -156,7 +156,7 @@ TEST_F(HandshakeAttack, FramesInTheWrongPlace) {
     a.push_back(attack(server_));
     say(a.back(), frame.bytes());
   }
-  // A confirmation right after the hello, of an engine that it cannot know.
+  // A confirmation right after the hello, of an unknown engine.
   a.push_back(attack(server_));
   say(a.back(), wire::encode(wire::Hello{plausible()}).bytes());
   say(a.back(), wire::encode(wire::Ready{12345}).bytes());
@@ -170,7 +170,7 @@ TEST_F(HandshakeAttack, AbsurdValues) {
   each[2].max_message = 0;
   each[3].credits = 0;
   each[4].gid_type = GidType::roce_v2;
-  each[5].control_address = 3;
+  each[5].credit_cell_address = 3;
   each[6].incarnation = 0;
   each[7].gid.fill(0);
   std::vector<UniqueFd> a;
@@ -178,7 +178,7 @@ TEST_F(HandshakeAttack, AbsurdValues) {
     a.push_back(attack(server_));
     say(a.back(), wire::encode(wire::Hello{e}).bytes());
   }
-  // Well-formed, but of no device at all.
+  // Well-formed, but of no device.
   a.push_back(attack(server_));
   say(a.back(), wire::encode(wire::Hello{plausible()}).bytes());
   expect_repelled(std::move(a));
@@ -196,7 +196,7 @@ TEST_F(HandshakeAttack, ConnectAndCloseAtOnce) {
   }
   finish_one();
   ASSERT_TRUE(until({&server_, &client_}, [&] { return open_descriptors() == descriptors_; }));
-  // A reset connection may be gone before it is taken.
+  // A reset connection may be gone before it is accepted.
   EXPECT_GE(server_.engine.stats().handshakes_refused, 50u);
   EXPECT_LE(server_.engine.stats().handshakes_refused, 100u);
   finish(client_, server_);
@@ -250,7 +250,7 @@ TEST(EngineHandshakes, AListenerThatSpeaksAnotherProtocol) {
   say(taken->fd, "SSH-2.0-OpenSSH_9.0\r\n");
   ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
   EXPECT_EQ(node.closed[0].status, Status::protocol) << node.closed[0].message();
-  // And one that hangs up.
+  // A peer that hangs up.
   (void)node.begin(std::string(text.view()));
   taken = loopback::accept_one(other);
   ASSERT_TRUE(taken);
@@ -260,7 +260,7 @@ TEST(EngineHandshakes, AListenerThatSpeaksAnotherProtocol) {
   node.expect_clean();
 }
 
-/// Between a client and a server; hangs up on the client at a word.
+/// Relays between a client and a server, and closes the client's side on request.
 struct Middle {
   explicit Middle(const Node& server) : to_server(attack(server)), door(loopback::listener()) {}
   void step() {
@@ -292,8 +292,8 @@ TEST(EngineHandshakes, APeerThatHasReadTheLastFrameMayHangUpAtOnce) {
   Node server;
   server.listen();
   Middle middle(server);
-  // As late as it can be told: the next thing that the client does is to write that frame, and to
-  // look for more.
+  // The latest moment for the close: the client's next step is to write that frame and to read
+  // more.
   static Middle* at_rts = nullptr;
   at_rts = &middle;
   auto provider = spinwire::verbs::softverbs_provider();

@@ -1,4 +1,4 @@
-// From when leases count, what ends calls about them, and what the device is asked to do.
+// When leases begin, what ends calls about them, and what the device is asked to do.
 #include <infiniband/verbs.h>
 
 #include "agent/agent.h"
@@ -15,10 +15,10 @@ using spinwire::detail::EngineCore;
 
 constexpr Nanoseconds kOnTheWay = 100ms;
 
-/// Time passes before the other end hears of it.
+/// Advances the time before the peer hears of it.
 void on_the_way() { Timed::now += static_cast<std::uint64_t>(kOnTheWay.count()); }
 
-/// Long enough for what the time ends to be seen: devices tell of what peers have taken late.
+/// Long enough to see effects of the time: devices report late what peers have received.
 void pass(Timed& t, Nanoseconds time) {
   t.pass(time);
   t.settle();
@@ -28,7 +28,7 @@ TEST(EngineLeasesCalls, TheHolderCountsFromWhenItAsked) {
   Timed t(By::window);
   const Nanoseconds guard = t.client.engine.config().leases.guard;
   LeaseOptions options;
-  options.time = 500ms;
+  options.duration = 500ms;
   RemoteMemory memory;
   ASSERT_EQ(t.ends.client.request_memory(64, options,
                                          [&](LeaseReply& r) { memory = std::move(r.memory); }),
@@ -53,7 +53,7 @@ TEST(EngineLeasesCalls, TheOwnerCountsFromWhenItHears) {
   Timed t(By::window);
   Buffer b = t.server.filled(64, 3);
   LeaseOptions options;
-  options.time = 500ms;
+  options.duration = 500ms;
   const Nanoseconds most = 500ms + max_retry_ticks(t.server.engine.config());
   for (const bool renewed : {false, true}) {
     t.returned.clear();
@@ -82,12 +82,12 @@ TEST(EngineLeasesCalls, ARecalledOneIsLeftForAllThatMayBeUnderWay) {
   const Config& c = t.server.engine.config();
   Buffer b = t.server.filled(64, 3);
   const Nanoseconds after = max_retry_ticks(c);
-  // Either what the lease has left, or the time that it takes to close, whichever is less.
+  // The lease's remaining time or the time that it takes to close, whichever is less.
   for (const Nanoseconds time : {Nanoseconds(60s), Nanoseconds(100ms)}) {
     t.returned.clear();
     t.leased.clear();
     LeaseOptions options;
-    options.time = time;
+    options.duration = time;
     LeaseId id;
     ASSERT_EQ(t.ends.server.lease(b.slice(), options, [&](LeaseReply& r) { id = r.lease; }),
               Status::ok);
@@ -118,7 +118,7 @@ TEST(EngineLeasesCalls, WhatEndsTheLeaseEndsTheCallAboutIt) {
     told.clear();
     ASSERT_EQ(t.ends.server.lease(b.slice(), {}, [&](LeaseReply& r) { id = r.lease; }), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.leased.size() == 1 && id; }));
-    // They cross.
+    // Both calls cross.
     ASSERT_EQ(t.leased[0].renew(10s, done), Status::ok);
     if (recalled) {
       ASSERT_EQ(t.ends.server.recall(id), Status::ok);
@@ -140,7 +140,36 @@ TEST(EngineLeasesCalls, WhatEndsTheLeaseEndsTheCallAboutIt) {
   t.finish(b);
 }
 
-/// revoke() keeps one contract, for each kind of key and for memory that either function exposed.
+TEST(EngineLeasesCalls, ALeaseIsRecalledBeforeItsCallback) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    SCOPED_TRACE(static_cast<int>(by));
+    Leases t(by);
+    Buffer b = t.server.filled(64, 3);
+    LeaseId id;
+    std::optional<LeaseReply> told;
+    EXPECT_EQ(t.ends.server.lease({}, {}, {}, &id), Status::out_of_bounds);
+    EXPECT_FALSE(id) << "nothing was leased";
+    ASSERT_EQ(t.ends.server.lease(
+                  b, {}, [&](LeaseReply& r) { told.emplace(std::move(r)); }, &id),
+              Status::ok);
+    ASSERT_TRUE(id);
+    EXPECT_EQ(t.ends.server.recall(id), Status::ok);
+    EXPECT_EQ(t.ends.server.recall(id), Status::invalid_argument);
+    EXPECT_FALSE(told.has_value()) << "no callback runs inside the call";
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1 && told.has_value(); }));
+    EXPECT_EQ(t.returned[0].lease, id);
+    EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
+    // By a window, the offer was under way already. Else a control step would have made the key.
+    const bool offered = by == By::window && t.server.engine.device().memory_windows;
+    EXPECT_EQ(told->status, offered ? Status::ok : Status::lease_expired);
+    EXPECT_EQ(told->refusal, offered ? LeaseRefusal::none : LeaseRefusal::over);
+    EXPECT_EQ(told->lease, offered ? id : LeaseId{});
+    EXPECT_TRUE(t.leased.empty() || !t.leased[0]);
+    t.finish(b);
+  }
+}
+
+/// revoke() has one contract for every kind of key, whichever function exposed the memory.
 TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
   for (const By by : {By::window, By::registration, By::own_domain}) {
     for (const auto scope : {spinwire::KeyScope::domain, spinwire::KeyScope::connection}) {
@@ -159,7 +188,7 @@ TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
         return answers.back() != Status::would_block;
       }));
       EXPECT_EQ(answers.back(), Status::ok);
-      EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);  // the key's reference is given up
+      EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);  // the key's reference is gone
       EXPECT_EQ(t.ends.server.revoke(*region), Status::invalid_argument);
       EXPECT_EQ(t.server.engine.revoke(*region), Status::invalid_argument);
       t.server.on_returned = nullptr;
@@ -197,7 +226,7 @@ TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
   EXPECT_EQ(free(), before - 1);
   t.settle();
   ASSERT_EQ(t.ends.server.revoke(*region), Status::would_block);
-  // The window is not free before its completion is handled.
+  // The window is free only after its completion is handled.
   EXPECT_EQ(free(), before - 1);
   EXPECT_TRUE(t.returned.empty());
   EXPECT_EQ(spinwire::detail::block_of(b)->refs, 2u);
@@ -207,7 +236,7 @@ TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
   t.finish(b);
 }
 
-/// What is posted to the device that an engine has open, by opcode.
+/// Counts what is posted to an engine's device, by opcode.
 class Posted {
  public:
   explicit Posted(ibv_qp* qp) : ops_(qp->context->ops) {

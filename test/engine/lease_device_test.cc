@@ -1,4 +1,4 @@
-// Leases on a device that cannot end a registration yet: a peer is in the midst of an access.
+// Leases on a device that cannot deregister memory yet, because a peer is accessing it.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -18,11 +18,11 @@ using namespace leases;  // NOLINT: a test's helpers
 using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 
-/// An engine that lends by registrations, one of which its device does not end at will; time moves
-/// only with the test.
+/// An engine that leases memory by registrations, one of which its device does not end on request.
+/// Only the test moves the time.
 struct Lender {
-  static inline ibv_mr* busy;        ///< the first that was to end while `stuck`
-  static inline std::uint32_t vain;  ///< attempts to end it
+  static inline ibv_mr* busy;        ///< the first region to be deregistered while `stuck`
+  static inline std::uint32_t vain;  ///< failed attempts to do so
   static inline bool stuck;
 
   Lender() : provider(spinwire::verbs::softverbs_provider()) {
@@ -85,26 +85,26 @@ TEST(EngineLeasesDevice, WhatIsInUseStopsNothingElse) {
   held[0].release();
   ASSERT_TRUE(lender.until(holder, [&] { return lender.vain != 0; }));
   EXPECT_EQ(lender.returned.size(), 0u);
-  // The time does not move, so that no control step is due: none is taken just to try again.
+  // The time does not move, so no control step is due, and none is taken just to retry.
   const std::uint64_t before = lender.steps();
   for (int i = 0; i < 1000; ++i) (void)lender.engine->poll();
   EXPECT_LE(lender.steps(), before + 4);
-  // Steps that are taken try it again, each at most once.
+  // Each control step retries at most once.
   const std::uint32_t tried = lender.vain;
   for (int i = 0; i < 400; ++i) (void)lender.engine->poll_control();
   EXPECT_GE(lender.vain, tried + 100);
   EXPECT_LE(lender.vain, tried + 400);
-  // The other lease ends, and new ones come and go, though that one is first in line.
+  // The other lease ends, and new ones come and go, although that one is first in the queue.
   for (std::size_t i = 1; i < 20; ++i) {
     held[i].release();
     ASSERT_TRUE(lender.until(holder, [&] { return lender.returned.size() == i; })) << i;
     grant_lease(i + 2);
   }
-  // So it does when its time comes.
+  // So does this one when its time comes.
   lender.stuck = false;
   ASSERT_TRUE(lender.until(holder, [&] { return lender.returned.size() == 20; }));
 
-  // One that is in use when its connection ends holds up neither the close nor others.
+  // A busy lease whose connection ends delays neither the close nor other leases.
   lender.stuck = true;
   lender.busy = nullptr;
   held.back().release();

@@ -1,4 +1,4 @@
-// Two engines, one of which uses memory of the other, and what both were told.
+// Two engines, one of which uses memory of the other, and a record of both ends' callbacks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace leases {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::LeaseCallback;
 using spinwire::LeaseId;
 using spinwire::LeaseLimits;
@@ -27,7 +27,7 @@ using spinwire::RemoteMemory;
 using spinwire::Returned;
 using spinwire::ReturnedBy;
 
-/// By what memory is opened to the peer.
+/// How memory is opened to the peer.
 enum class By { window, registration, own_domain };
 
 inline Config lease_config(By by = By::window) {
@@ -54,7 +54,7 @@ inline std::vector<std::byte> bytes_of(const BufferSlice& slice) {
   return {slice.data(), slice.data() + slice.size()};
 }
 
-/// A client that uses the memory of a server, and both ends' news.
+/// A client that uses the memory of a server, and a record of both ends' callbacks.
 struct Leases : Pair {
   explicit Leases(const Config& c = lease_config(), const std::uint64_t* ticks = nullptr)
       : Pair(c, ticks) {
@@ -63,7 +63,7 @@ struct Leases : Pair {
   explicit Leases(By by, const std::uint64_t* ticks = nullptr) : Leases(lease_config(by), ticks) {
     if (by == By::own_domain) use_own_domains(*this);
   }
-  /// The engines go later, and tell of what ends with them.
+  /// The engines are destroyed later, and their callbacks use the record.
   ~Leases() {
     server.on_returned = nullptr;
     client.on_lease = nullptr;
@@ -78,13 +78,13 @@ struct Leases : Pair {
       if (take) leased.push_back(std::move(memory));
     };
   }
-  /// Asks and waits for the answer.
+  /// Requests memory and waits for the answer.
   RemoteMemory request(std::size_t bytes, const LeaseOptions& options = {}) {
     RemoteMemory memory;
     reply.reset();
     const Status status = ends.client.request_memory(bytes, options, [&](LeaseReply& r) {
       EXPECT_FALSE(reply.has_value()) << "told twice";
-      reply = {r.status, r.refusal, r.time};
+      reply = {r.status, r.refusal, r.duration};
       memory = std::move(r.memory);
     });
     EXPECT_EQ(status, Status::ok) << to_string(status);
@@ -120,7 +120,7 @@ struct Leases : Pair {
     leased.clear();
     returned.clear();
     Pair::finish();
-    // Those of connections that ended are made anew.
+    // Windows of ended connections are allocated again.
     const auto windows = [](const Node& node) {
       return !on_softverbs() ||
              node.engine.stats().windows_free == node.engine.config().memory.windows;
@@ -160,7 +160,7 @@ struct Timed : Leases {
   static inline std::uint64_t now = 1'000'000'000;
 };
 
-/// Within this time after its end an operation may still be repeated by the device.
+/// The device may repeat an operation within this time after its end.
 inline Nanoseconds max_retry_ticks(const Config& c) {
   return Nanoseconds(4 * (std::int64_t{4096} << c.queue_pair.ack_timeout) *
                      (c.queue_pair.retry_count + 1));

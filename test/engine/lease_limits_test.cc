@@ -1,4 +1,4 @@
-// What of leases is refused and why, and the keys that leased and exposed memory is opened with.
+// Which lease calls are refused and why, and the keys of leased and exposed memory.
 #include "engine/lease_ends.h"
 
 namespace lease_limits_test {
@@ -15,7 +15,7 @@ TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
   c.leases.max_duration = 2s;
   Leases t(c);
   LeaseOptions good;
-  good.time = 1s;
+  good.duration = 1s;
   const auto refused = [&](std::size_t bytes, const LeaseOptions& options, LeaseRefusal why,
                            Status status) {
     SCOPED_TRACE(to_string(why));
@@ -30,8 +30,8 @@ TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
     refused(8, o, LeaseRefusal::misaligned, Status::limit);
   }
   LeaseOptions late = good;
-  late.time = 3s;
-  refused(8, late, LeaseRefusal::bad_time, Status::limit);
+  late.duration = 3s;
+  refused(8, late, LeaseRefusal::bad_duration, Status::limit);
   LeaseOptions aligned = good;
   aligned.alignment = 1024;
   RemoteMemory first = t.request(64u << 10, aligned);
@@ -88,7 +88,7 @@ TEST(EngineLeasesLimits, AConnectionHasItsOwn) {
   ASSERT_EQ(second.request_memory(17, {}, [&](LeaseReply& r) { why = r.refusal; }), Status::ok);
   ASSERT_TRUE(t.until([&] { return why.has_value(); }));
   EXPECT_EQ(*why, LeaseRefusal::too_long);
-  EXPECT_TRUE(t.request(17));  // the first one's are the engine's
+  EXPECT_TRUE(t.request(17));  // the first connection has the engine's limits
   t.finish();
 }
 
@@ -107,7 +107,7 @@ TEST(EngineLeasesLimits, RightsAreThoseThatBothWant) {
   EXPECT_EQ(t.reply->refusal, LeaseRefusal::no_right);
   EXPECT_EQ(t.reply->status, Status::remote_access);
   memory.release();
-  // Ours: not more than the connection may give.
+  // Our own limit: no more than the connection may give.
   Buffer b = t.server.filled(64, 1);
   EXPECT_EQ(t.ends.server.lease(b.slice(), options), Status::invalid_argument);
   t.finish(b);
@@ -123,9 +123,9 @@ TEST(EngineLeasesLimits, WhatIsNoLeaseIsNotAsked) {
   o.access = static_cast<Access>(9);
   EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
   o = {};
-  o.time = t.client.engine.config().leases.guard;
+  o.duration = t.client.engine.config().leases.guard;
   EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
-  o.time = 2h;
+  o.duration = 2h;
   EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
   EXPECT_EQ(t.ends.client.lease({}, {}, never), Status::out_of_bounds);
   EXPECT_EQ(t.ends.client.recall(LeaseId{}), Status::invalid_argument);
@@ -137,7 +137,7 @@ TEST(EngineLeasesLimits, WhatIsNoLeaseIsNotAsked) {
   EXPECT_FALSE(none.detach());
   EXPECT_EQ(none.time_left(), 0s);
   none.release();
-  // Records: as many as there are, the rest waits.
+  // As many leases as there are records; the rest waits.
   std::vector<RemoteMemory> held;
   std::size_t accepted = 0;
   Status last = Status::ok;
@@ -177,7 +177,7 @@ TEST(EngineLeasesKeys, AKeyOfOneConnectionIsRefusedToOthers) {
   ASSERT_TRUE(region) << region.error().message();
   const auto token = t.ends.server.token(*region);
   ASSERT_TRUE(token) << token.error().message();
-  // Told by a message behind the binding.
+  // Granted by a message behind the bind.
   std::optional<RemoteRegion> came;
   t.client.on_message = [&](Connection c, Message& m) {
     auto imported = c.import_token(m.bytes());
@@ -193,7 +193,7 @@ TEST(EngineLeasesKeys, AKeyOfOneConnectionIsRefusedToOthers) {
   if (on_softverbs()) {
     ASSERT_FALSE(elsewhere);
     EXPECT_EQ(elsewhere.error().status, Status::invalid_argument);
-    // Who does not look loses that connection.
+    // A client that does not check loses that connection.
     Connection second = other.client;
     const Buffer mine = t.client.filled(64, 7);
     std::optional<Status> ended;
@@ -239,7 +239,7 @@ TEST(EngineLeasesKeys, TokensAreCheckedBeforeUse) {
   }
   EXPECT_FALSE(t.ends.client.import_token(std::span(*token).first(47)));
   EXPECT_FALSE(t.ends.client.import_token({}));
-  // Of another engine: our own.
+  // A token of another engine: our own.
   const auto own = t.ends.server.import_token(*token);
   ASSERT_FALSE(own);
   EXPECT_EQ(own.error().status, Status::invalid_argument);

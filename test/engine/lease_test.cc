@@ -1,5 +1,5 @@
-// Remote memory: requested, leased, used, given back, expired, recalled, and what a late or dying
-// end makes of it; lease_limits_test.cc has what is refused.
+// Remote memory: requested, leased, used, given back, expired, recalled, and with a late or dying
+// peer. lease_limits_test.cc has the refusals.
 #include "engine/lease_ends.h"
 
 namespace leases_test {
@@ -21,7 +21,7 @@ TEST_P(EngineLeases, RequestedIsZeroedUsedAndReleasedOnDrop) {
   for (const std::size_t size : {std::size_t{1}, std::size_t{8}, std::size_t{4096},
                                  std::size_t{64} << 10, std::size_t{700'001}}) {
     SCOPED_TRACE(size);
-    for (int round = 0; round < 3; ++round) {  // the block is dirty from the last one
+    for (int round = 0; round < 3; ++round) {  // the last round left data in the block
       RemoteMemory memory = t.request(size);
       ASSERT_TRUE(memory) << to_string(t.reply->status) << " " << to_string(t.reply->refusal);
       EXPECT_EQ(memory.size(), size);
@@ -54,7 +54,7 @@ TEST_P(EngineLeases, GivenBackIsSeenBehindAllThatWasWritten) {
   ASSERT_TRUE(memory);
   Buffer b = t.client.filled(16, 9);
   std::optional<Status> replied;
-  // In one go: the writes are on their way when it is given back.
+  // All at once: the writes are in flight when the memory is given back.
   for (int i = 0; i < 4; ++i) {
     ASSERT_EQ(t.ends.client.write(b.slice(), memory.slice(static_cast<std::uint64_t>(i) * 16, 16),
                                   {}, Post::defer),
@@ -67,7 +67,7 @@ TEST_P(EngineLeases, GivenBackIsSeenBehindAllThatWasWritten) {
   ASSERT_EQ(t.returned.size(), 1u);
   EXPECT_EQ(t.returned[0].how, ReturnedBy::give_back);
   for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(t.returned[0].bytes[i], Node::pattern(9, i % 16));
-  // The owner's application has it for as long as it wants.
+  // The owner's application keeps it as long as it wants.
   EXPECT_EQ(t.server.engine.memory_stats(Pool::lease).blocks_used, 1u);
   t.finish(b);
 }
@@ -83,7 +83,7 @@ TEST_P(EngineLeases, OursIsLeasedUsedAndComesBack) {
                                   id = r.lease;
                                 }),
             Status::ok);
-  b.reset();  // the lease keeps it
+  b.reset();  // the lease keeps the block
   ASSERT_TRUE(t.until([&] { return t.leased.size() == 1 && taken.has_value(); }));
   EXPECT_EQ(*taken, Status::ok);
   EXPECT_TRUE(id);
@@ -141,7 +141,7 @@ TEST_P(EngineLeases, WhatNobodyTakesIsRefused) {
   EXPECT_EQ(status, Status::refused);
   EXPECT_EQ(t.returned[0].how, ReturnedBy::refusal);
   ASSERT_EQ(t.ends.client.set_handlers(t.client.handlers()), Status::ok);
-  // One that is not moved away is released.
+  // A RemoteMemory that is not moved out is released.
   t.take = false;
   ASSERT_EQ(t.ends.server.lease(b.slice(), {}), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 2; }));
@@ -202,7 +202,7 @@ TEST_P(EngineLeases, AtomicsOnALeaseWork) {
 TEST_P(EngineLeases, TimeEndsItAtTheHolderFirst) {
   Timed t(GetParam());
   LeaseOptions options;
-  options.time = 500ms;
+  options.duration = 500ms;
   RemoteMemory memory = t.request(64, options);
   ASSERT_TRUE(memory);
   const RemoteRegion region = memory.region();
@@ -220,7 +220,7 @@ TEST_P(EngineLeases, TimeEndsItAtTheHolderFirst) {
   EXPECT_EQ(memory.renew(1s), Status::lease_expired);
   EXPECT_EQ(memory.give_back(), Status::lease_expired);
   EXPECT_EQ(t.ends.client.state(), ConnectionState::ready);
-  // The owner waits for what may be under way still.
+  // The owner waits for operations that may be in flight.
   t.pass(max_retry_ticks(t.server.engine.config()) - 10ms);
   EXPECT_TRUE(t.returned.empty());
   EXPECT_EQ(t.server.engine.memory_stats(Pool::lease).blocks_used, 1u);
@@ -229,7 +229,7 @@ TEST_P(EngineLeases, TimeEndsItAtTheHolderFirst) {
   EXPECT_EQ(t.returned[0].how, ReturnedBy::expiry);
   EXPECT_EQ(t.returned[0].bytes, filled(64, 1));
   EXPECT_EQ(t.server.engine.memory_stats(Pool::lease).blocks_used, 0u);
-  memory.release();  // crosses nothing, and harms nothing
+  memory.release();  // crosses nothing and harms nothing
   t.settle();
   EXPECT_EQ(t.ends.client.state(), ConnectionState::ready);
   EXPECT_EQ(t.ends.server.state(), ConnectionState::ready);
@@ -239,7 +239,7 @@ TEST_P(EngineLeases, TimeEndsItAtTheHolderFirst) {
 TEST_P(EngineLeases, RenewedItLastsLonger) {
   Timed t(GetParam());
   LeaseOptions options;
-  options.time = 500ms;
+  options.duration = 500ms;
   RemoteMemory memory = t.request(64, options);
   ASSERT_TRUE(memory);
   for (int i = 0; i < 20; ++i) {
@@ -249,7 +249,7 @@ TEST_P(EngineLeases, RenewedItLastsLonger) {
     ASSERT_EQ(memory.renew(500ms,
                            [&](LeaseReply& r) {
                              renewed = r.status;
-                             time = r.time;
+                             time = r.duration;
                            }),
               Status::ok);
     EXPECT_EQ(memory.renew(500ms), Status::would_block) << "one call at a time";
@@ -261,7 +261,7 @@ TEST_P(EngineLeases, RenewedItLastsLonger) {
   std::optional<LeaseRefusal> why;
   ASSERT_EQ(memory.renew(1h, [&](LeaseReply& r) { why = r.refusal; }), Status::ok);
   ASSERT_TRUE(t.until([&] { return why.has_value(); }));
-  EXPECT_EQ(*why, LeaseRefusal::bad_time);
+  EXPECT_EQ(*why, LeaseRefusal::bad_duration);
   EXPECT_LE(memory.time_left(), 500ms);
   t.pass(500ms + max_retry_ticks(t.server.engine.config()) + 10ms);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
@@ -273,23 +273,23 @@ TEST_P(EngineLeases, ALateAccessFailsInTheDeviceAndCostsItsConnectionAlone) {
   Timed t(GetParam());
   const Ends other = GetParam() == By::own_domain ? Ends{} : connect(t.client, t.server);
   LeaseOptions options;
-  options.time = 500ms;
+  options.duration = 500ms;
   RemoteMemory memory = t.request(64, options);
   ASSERT_TRUE(memory);
-  const RemoteRegion key = memory.detach();  // nobody looks at the time any more
+  const RemoteRegion key = memory.detach();  // the engine no longer checks the time
   EXPECT_FALSE(memory);
   ASSERT_TRUE(key && key.lease == 0);
   EXPECT_EQ(t.write(key, 2), Status::ok);
   t.pass(500ms + max_retry_ticks(t.server.engine.config()) + 10ms);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::expiry);
-  // Somebody else has the memory now.
+  // Another user has the memory now.
   Buffer again = t.server.buffer(64, Pool::lease);
   std::memset(again.data(), 0x77, 64);
   EXPECT_EQ(t.write(key, 3, Status::remote_access), Status::ok);
   EXPECT_EQ(bytes_of(again.slice()), std::vector<std::byte>(64, std::byte{0x77}));
-  // Not every device tells the owner of the refused access: then the ends notice each other's
-  // silence, for which time has to pass.
+  // Not every device reports the refused access to the owner. Then the ends detect each other's
+  // silence, for which time must pass.
   const auto until_later = [&](auto&& done) {
     return t.until([&] {
       if (!on_softverbs()) Timed::now += 1'000'000;
@@ -343,7 +343,7 @@ TEST_P(EngineLeases, AHolderThatDoesNotLookLosesItAllTheSame) {
   LeaseId id;
   ASSERT_EQ(t.ends.server.lease(b.slice(), {}, [&](LeaseReply& r) { id = r.lease; }), Status::ok);
   ASSERT_TRUE(t.until([&] { return static_cast<bool>(id); }));
-  const RemoteRegion key = t.leased.at(0).detach();  // its engine has forgotten it, too
+  const RemoteRegion key = t.leased.at(0).detach();  // the engine has forgotten it as well
   ASSERT_EQ(t.ends.server.recall(id), Status::ok);
   t.settle();
   EXPECT_TRUE(t.returned.empty());
@@ -363,7 +363,7 @@ TEST_P(EngineLeases, AllEndsWithTheConnection) {
     ASSERT_EQ(t.ends.server.lease(b.slice(), {}), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
     std::optional<Status> replied;
-    // A call that the end overtakes, one way or the other.
+    // A call that crosses the end, in either order.
     ASSERT_EQ(t.ends.client.request_memory(8, {},
                                            [&](LeaseReply& r) {
                                              EXPECT_FALSE(replied.has_value());

@@ -1,10 +1,15 @@
-// An engine is destroyed while another thread of its process is in the midst of a copy from or to
-// its memory, and off its processor.
+// An engine is destroyed while another thread of its process is descheduled during a copy from or
+// to its memory.
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <string>
 #include <thread>
 
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/memory/access_tracking.h"
 
@@ -15,8 +20,17 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using namespace std::chrono_literals;
 namespace sv = spinwire::softverbs;
 
-/// As the device reads: for our own code alone, free blocks are poisoned.
+/// Reads like the device: for our own code, free blocks are poisoned.
 [[gnu::no_sanitize_address]] std::byte read_as_device(const volatile std::byte* at) { return *at; }
+
+/// How often a thread of this process has gone to sleep.
+long sleeps_of(pid_t thread) {
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  long count = -1;
+  for (std::string line; std::getline(status, line);)
+    (void)std::sscanf(line.c_str(), "voluntary_ctxt_switches: %ld", &count);
+  return count;
+}
 
 class EngineLocalAccesses : public testing::Test {
  protected:
@@ -32,13 +46,13 @@ class EngineLocalAccesses : public testing::Test {
     }));
   }
   [[nodiscard]] ibv_context* device() const { return owner_->core->context.device->context(); }
-  /// Odd while the peer is in an access to the owner's memory.
-  [[nodiscard]] std::atomic<std::uint64_t>& busy() const {
+  /// Odd while the peer accesses the owner's memory.
+  [[nodiscard]] std::atomic<std::uint64_t>& access_serial() const {
     sv::Segment& segment = *sv::context_of(device()).segment;
     const ibv_gid peer = sv::context_of(peer_->core->context.device->context()).segment->gid;
     for (std::uint32_t lane = 0;; ++lane) {
       if (sv::same_gid(segment.directory[lane].sender, peer))
-        return segment.lanes[lane].control.busy;
+        return segment.lanes[lane].control.access_serial;
     }
   }
 
@@ -48,26 +62,32 @@ class EngineLocalAccesses : public testing::Test {
 };
 
 TEST_F(EngineLocalAccesses, MemoryStaysUntilTheCopyHasEnded) {
-  std::atomic<std::uint64_t>& word = busy();
+  std::atomic<std::uint64_t>& word = access_serial();
   const volatile std::byte* const memory = owner_->core->context.arena->slab().data();
+  constexpr long kSleeps = 100;  // between its looks at the word; nothing else sleeps so often
+  const pid_t destroyer = ::gettid();
+  const long before = sleeps_of(destroyer);
+  ASSERT_GE(before, 0);
   std::atomic<bool> copied = false;
+  std::atomic<bool> destroyed = false;
   word.fetch_add(1);
   std::thread copier([&] {
-    std::this_thread::sleep_for(200ms);  // off its processor
+    while (!destroyed && sleeps_of(destroyer) < before + kSleeps) std::this_thread::yield();
     (void)read_as_device(memory);
     copied = true;
     word.fetch_add(1);
   });
   owner_.reset();
   EXPECT_TRUE(copied);
+  destroyed = true;
   copier.join();
 }
 
 TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
-  busy().fetch_add(1);
+  access_serial().fetch_add(1);
   EXPECT_FALSE(sv::wait_for_local_accesses(device(), 1ms));
-  busy().fetch_add(1);
+  access_serial().fetch_add(1);
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
 }
 

@@ -1,7 +1,6 @@
-// Everything that is ordered on a connection, mixed at random in both directions at once, arrives
-// in the order of posting: messages, rendezvous messages, immediates and writes with immediate.
-// Each operation follows from seed, direction and number alone, so the receiver knows what comes
-// next.
+// Everything that is ordered on a connection (messages, rendezvous messages, immediates, writes
+// with immediate) arrives in the order of posting, mixed at random in both directions. Each
+// operation follows from seed, direction and number, so the receiver can predict it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@
 namespace ordering_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::Offer;
 using spinwire::base::Random;
 using spinwire::detail::EngineCore;
@@ -49,7 +48,7 @@ Config ordering_config(std::uint32_t windows) {
   return c;
 }
 
-/// What one direction's operation of a number is.
+/// One operation of a direction.
 struct Step {
   enum class Kind : std::uint8_t { message, long_message, write };
   Kind kind = Kind::message;
@@ -64,7 +63,7 @@ struct Step {
   bool refused = false;  ///< by the receiver
 };
 
-/// Short ones are as frequent as those of any other power of two.
+/// Each power of two is equally likely.
 std::uint32_t draw_size(Random& random, std::uint32_t most) {
   const std::uint64_t bits = random.below(14);
   return static_cast<std::uint32_t>(
@@ -96,8 +95,8 @@ Step step_of(std::uint64_t seed, std::uint64_t number, std::uint32_t eager) {
   return s;
 }
 
-/// Content that no other operation has: the number, then bytes out of a table at a place that the
-/// number tells.
+/// The content of an operation: its number, then bytes of a table from an offset that follows from
+/// the number.
 class Content {
  public:
   Content() : table_(kLongest * 2) {
@@ -163,7 +162,7 @@ class Side {
     for (Buffer& place : places_) place.reset();
   }
 
-  /// Begins operations, as many as chance and the connection let it.
+  /// Begins operations, as many as chance and the connection allow.
   void send(Side& peer) {
     peer_ = &peer;
     for (std::uint64_t burst = chance_.below(12); burst != 0 && begin_next(); --burst) {
@@ -179,8 +178,8 @@ class Side {
   Connection connection;
   RemoteRegion ring_region;
   std::uint64_t sent = 0, completed = 0, received = 0;
-  std::atomic<std::uint64_t> checked_writes{0};  // the peer, maybe another thread, goes by it
-  std::uint64_t placed = 0, kept = 0, refused = 0, longs = 0;  // that were received
+  std::atomic<std::uint64_t> checked_writes{0};  // read by the peer, which may be another thread
+  std::uint64_t placed = 0, kept = 0, refused = 0, longs = 0;  // counts of received ones
   std::string first_fault;
   bool ending = false, closed = false;
 
@@ -208,13 +207,13 @@ class Side {
     return Random::mix(seed) + number;
   }
 
-  // The sender.
+  // Sending.
 
   bool begin_next() {
     if (sent == count_ || !first_fault.empty()) return false;
     const std::uint64_t number = sent;
     const Step s = step_of(seed_, number, eager_);
-    // A slot of the ring is written again only when its last write was checked.
+    // A slot of the ring is written again only after its last write was checked.
     if (s.kind == Step::Kind::write && writes_ - peer_->checked_writes == kSlots) return false;
     Buffer block = take(std::max(s.offset + s.size, 1u), PoolId::send);
     if (!block) return false;
@@ -251,10 +250,10 @@ class Side {
     if (chance_.below(8) == 0) (void)begin_next();
   }
 
-  // The receiver.
+  // Receiving.
 
   void take(Offer& offer) {
-    // Offers come in the order of posting, ahead of what is held.
+    // Offers arrive in the order of posting, ahead of delivery.
     while (next_offer_ < count_ && peers_step(next_offer_).kind != Step::Kind::long_message)
       ++next_offer_;
     const std::uint64_t number = next_offer_++;
@@ -267,7 +266,7 @@ class Side {
     free_.pop_back();
     offered_.back() = &to;
     ++placed;
-    if (!offer.place(to.slice(s.offset, s.size))) fault_at(number, "it has no place");
+    if (offer.place(to.slice(s.offset, s.size)) != Status::ok) fault_at(number, "it has no place");
   }
   void take(Message& m) {
     Step s = peers_step(received);
@@ -275,7 +274,7 @@ class Side {
     const std::uint64_t number = received++;
     if (number >= count_) return fault_at(number, "there is no such");
     check(m, s, number);
-    // Those refused behind the last that comes are not told of.
+    // Refused messages behind the last delivered one are not reported.
     while (received < count_ && peers_step(received).refused) ++received, ++refused;
     if (chance_.below(8) == 0 && peer_ != nullptr) (void)begin_next();
   }
@@ -304,7 +303,7 @@ class Side {
       fault_at(number, "it is not where it was wanted");
     free_.push_back(last_place_);
   }
-  /// What was kept is as it came.
+  /// Checks that the kept buffers are unchanged.
   void drop_kept() {
     const Kept& oldest = kept_.front();
     const Step s = peers_step(oldest.number);
@@ -325,14 +324,14 @@ class Side {
   Buffer ring_;
   std::array<Buffer, kPlaces> places_;
   std::vector<Buffer*> free_;
-  std::deque<Buffer*> offered_;  ///< and not here yet: where they will be, null for the pool
+  std::deque<Buffer*> offered_;  ///< offered, not yet arrived: their destination, null for the pool
   Buffer* last_place_ = nullptr;
   std::uint64_t next_offer_ = 0;
   std::deque<Kept> kept_;
 };
 
-/// Both engines, on a clock that the test moves: the same seed is the same run. On other devices
-/// time is the real one.
+/// Both engines with a clock that the test moves, so a seed repeats its run. On other devices the
+/// clock is real.
 class Run {
  public:
   Run(std::uint64_t seed, std::uint64_t operations, std::uint32_t windows)
@@ -349,7 +348,7 @@ class Run {
       ASSERT_TRUE(spinwire::softverbs::set_faults(each->core->context.device->context(), plan));
     }
   }
-  /// True when all is done.
+  /// Returns true when all is done.
   [[nodiscard]] bool go() {
     const auto passed = [this] {
       a.send(b);
@@ -414,7 +413,7 @@ class Run {
   Side a, b;
 };
 
-/// Each engine on a thread of its own, so that all that a poll does meets what the peer's does.
+/// Each engine on its own thread, so that polls of both run in parallel.
 class RunOnTwoThreads {
  public:
   RunOnTwoThreads(std::uint64_t seed, std::uint64_t operations)
@@ -433,19 +432,19 @@ class RunOnTwoThreads {
   }
 
  private:
-  /// Polls until `done` or, after a time, false.
+  /// Polls until `done()`. Returns false after a time limit.
   template <typename Done>
   static bool until(Side& own, Done&& done) {
     const auto deadline = std::chrono::steady_clock::now() + 60s * slowness();
     unsigned idle = 0;
     for (unsigned i = 0; !done(); ++i) {
       idle = own.core->poll() == 0 ? idle + 1 : 0;
-      if (idle % 256 == 255) std::this_thread::yield();  // the processor may be the peer's as well
+      if (idle % 256 == 255) std::this_thread::yield();  // the peer may need the processor
       if (i % 1024 == 0 && std::chrono::steady_clock::now() > deadline) return false;
     }
     return true;
   }
-  /// Both have come so far; false, for both, if either fails.
+  /// Waits until both have come this far. Returns false for both if either fails.
   bool meet(Side& own, int stage) {
     ++arrived_;
     return until(own, [&] { return failed_ || arrived_ >= 2 * stage; }) && !failed_;

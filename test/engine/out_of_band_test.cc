@@ -8,7 +8,7 @@
 namespace out_of_band_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::Endpoint;
 using spinwire::GidType;
 using spinwire::Nanoseconds;
@@ -140,7 +140,7 @@ TEST(EngineOutOfBand, AMessageBeforeOurLastStepMakesItReady) {
   manual.engine.control = ControlMode::manual;
   End a, b(manual);
   b.node.listen();
-  (void)connect(a.node, b.node);  // opens the way between the devices
+  (void)connect(a.node, b.node);  // connects the two devices
   a.prepare();
   b.prepare();
   ASSERT_TRUE(both_told(a, b));

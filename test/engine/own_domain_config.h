@@ -1,4 +1,4 @@
-// Settings of the tests of connections with a protection domain of their own.
+// Configuration of tests of connections with their own protection domains.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ inline engine_test::Config domain_config(std::uint32_t domains = 4) {
   engine_test::Config c = engine_test::small_config();
   c.connections.own_domains = domains;
   c.connections.credits = 16;
-  c.memory.send_bytes = 16u << 20;  // the sizes below are of five classes
+  c.memory.send_bytes = 16u << 20;  // the sizes below fall into five classes
   c.memory.receive_bytes = 8u << 20;
-  // A message that finds no receive ends its connection at once.
+  // A message without a receive ends its connection at once.
   c.queue_pair.rnr_retry = 0;
   return c;
 }

@@ -1,4 +1,4 @@
-// Protection domains of connections' own as the device sees them: counted, refused, busy.
+// Connections' own protection domains as the device sees them: counted, refused, busy.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -15,14 +15,13 @@
 namespace own_domain_device_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using own_domains::domain_config;
 using own_domains::own;
 using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 
-/// Counts what is there of the embedded device's domains and registrations, and runs out of either
-/// at will.
+/// Counts the embedded device's domains and registrations, and can run out of either.
 struct Counted {
   static inline std::uint32_t domains, regions, domains_left, regions_left;
 
@@ -52,6 +51,7 @@ struct Counted {
       regions += mr != nullptr ? 1 : 0;
       return mr;
     };
+    provider.reg_mr_for_qp = nullptr;
     provider.dereg_mr = [](ibv_mr* mr) {
       const int error = spinwire::verbs::softverbs_provider().dereg_mr(mr);
       regions -= error == 0 ? 1 : 0;
@@ -93,7 +93,7 @@ TEST(EngineOwnDomainDevice, TheDeviceHasNothingLeftOfIt) {
     Connection made = c.begin(peer, true);
     ASSERT_TRUE(c.until(peer, [&] { return made.ready(); }));
     EXPECT_EQ(c.domains, domains + 1);
-    EXPECT_EQ(c.regions, regions + 2);  // the pools, the credit cell
+    EXPECT_EQ(c.regions, regions + 2);  // the pools and the credit cell
     EXPECT_EQ(made.close(), Status::ok);
     ASSERT_TRUE(c.until(peer, [&] { return c.closed.size() == round; }));
     EXPECT_EQ(c.domains, domains);
@@ -121,7 +121,7 @@ TEST(EngineOwnDomainDevice, ADeviceThatIsOutOfThemRefusesOnlyThat) {
        {"own_domain", "ibv_alloc_pd", "connections of this engine have 1", "softverbs has 65536"})
     EXPECT_NE(c.closed[0].message().find(part), std::string::npos) << c.closed[0].message();
   EXPECT_FALSE(c.closed[0].remedy.empty());
-  // The domain is there, but not the pools' registration in it; then that, but no cell's.
+  // The domain can be made, but not the pools' registration in it; then that, but not the cell's.
   c.domains_left = 1000;
   for (const std::uint32_t left : {0u, 1u}) {
     const std::size_t before = c.closed.size();
@@ -190,7 +190,7 @@ TEST(EngineOwnDomainDevice, ReceivesAndCompletionsAreCountedInTheSettings) {
   ASSERT_FALSE(dry);
   EXPECT_NE(dry.error().asked.find("memory.receive_bytes"), std::string::npos);
   EXPECT_NE(dry.error().found.find("connections.own_domains = 64"), std::string::npos);
-  c.queues.shared_receive_queue = SharedReceiveQueue::off;  // then there are none beside
+  c.queues.shared_receive_queue = SharedReceiveQueue::off;  // then no queue is shared
   EXPECT_TRUE(c.check());
 }
 

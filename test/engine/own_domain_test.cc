@@ -1,5 +1,5 @@
-// Connections with a protection domain of their own: data moves as ever, keys open nothing
-// elsewhere, and everything of it goes with the connection.
+// Connections with their own protection domains: data moves as usual, their keys open nothing
+// elsewhere, and all their resources end with the connection.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -15,7 +15,7 @@
 namespace own_domain_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using own_domains::domain_config;
 using own_domains::own;
 using spinwire::Endpoint;
@@ -29,7 +29,7 @@ std::string name_of(const testing::TestParamInfo<Way>& info) {
   return kNames[static_cast<int>(info.param)];
 }
 
-/// One end out-of-band, until the other is known.
+/// Prepares one end out-of-band.
 Connection prepare(Node& node, bool own_domain, Endpoint& endpoint, bool& told) {
   PrepareOptions options;
   options.handlers = node.handlers();
@@ -56,7 +56,7 @@ Ends connect_out_of_band(Node& client, Node& server, bool at_client, bool at_ser
   return ends;
 }
 
-/// A connection with domains of its own where it is said.
+/// Connects with own domains at the given ends.
 Ends connect(Node& client, Node& server, bool at_client, bool at_server, Way way = Way::tcp) {
   if (way == Way::out_of_band) return connect_out_of_band(client, server, at_client, at_server);
   const Via via = way == Way::rdma_cm ? Via::rdma_cm : Via::tcp;
@@ -83,7 +83,7 @@ Ends connect(Node& client, Node& server, bool at_client, bool at_server, Way way
   return {*made, server.ready.size() > before ? server.ready.back() : Connection()};
 }
 
-/// Runs one operation of `from`'s to its end, which it answers.
+/// Runs one operation of `from` to its end. Returns its completion.
 template <typename Call>
 Status outcome(Node& from, Node& to, Call&& call) {
   Status ended = Status::would_block;
@@ -97,7 +97,7 @@ Status outcome(Node& from, Node& to, Call&& call) {
   return ended;
 }
 
-/// Sends `count` messages of all shapes one way, more than any credit that is granted at first.
+/// Sends `count` messages of all shapes one way, more than the first credit.
 void send_many(Node& from, Connection end, Node& to, std::uint32_t count) {
   const std::uint64_t before = to.messages;
   std::uint32_t wrong = 0, arrived = 0;
@@ -109,7 +109,7 @@ void send_many(Node& from, Connection end, Node& to, std::uint32_t count) {
   to.on_message = [&](Connection, Message& m) {
     const std::uint32_t i = arrived++;
     wrong += m.size() == size_of(i) && Node::holds(m.bytes(), i) ? 0 : 1;
-    // Some outlive their receive, which gets other memory.
+    // Some buffers are kept, and their receives get other memory.
     if (i % 16 == 3) kept.push_back(m.take());
   };
   std::uint32_t sent = 0;
@@ -119,7 +119,7 @@ void send_many(Node& from, Connection end, Node& to, std::uint32_t count) {
       const Buffer data = from.filled(size_of(sent), sent);
       Buffer apart = from.buffer(size_of(sent) + 64);
       std::copy_n(data.data(), data.size(), apart.data() + 64);
-      // With its header beside it, elsewhere, and with an immediate.
+      // The header in a separate element, and with an immediate.
       status = from.tally.run([&](auto done) {
         if (sent % 3 == 0) return end.send(data, done);
         if (sent % 3 == 1) return end.send(apart.slice(64, data.size()), done);
@@ -142,7 +142,7 @@ void send_many(Node& from, Connection end, Node& to, std::uint32_t count) {
   to.on_message = {};
 }
 
-/// READs and WRITEs of memory that `owner`'s end opens, from and to pools and memory of one's own.
+/// READs and WRITEs of memory that `owner` exposes, from and to pools and application memory.
 void read_and_write(Node& from, Connection end, Node& owner, Connection owners) {
   const Buffer theirs = owner.filled(2000, 1);
   const auto region = owners.expose(theirs.slice(), Access::remote_read_write);
@@ -168,7 +168,7 @@ void read_and_write(Node& from, Connection end, Node& owner, Connection owners) 
             Status::ok);
   EXPECT_TRUE(Node::holds(far, 1));
   EXPECT_TRUE(until({&from, &owner}, [&] { return owner.messages == before + 1; }));
-  // A message out of such memory, longer than what goes inline.
+  // A message from such memory, longer than inline data.
   bool right = false;
   owner.on_message = [&](Connection, Message& m) { right = Node::holds(m.bytes(), 1); };
   EXPECT_EQ(run([&](auto done) { return end.send(local->slice(), done); }), Status::ok);
@@ -178,7 +178,7 @@ void read_and_write(Node& from, Connection end, Node& owner, Connection owners) 
   EXPECT_EQ(owner.engine.revoke(*region), Status::ok);
 }
 
-/// All of it, registrations and domains, is gone when the connections are.
+/// Checks that all registrations and domains end with the connections.
 void end_all(Node& a, Node& b) {
   for (Connection c : b.ready) (void)c.close();
   engine_test::finish(a, b);
@@ -200,7 +200,7 @@ TEST_P(Ways, MovesDataBothWaysWhicheverEndHasIt) {
   constexpr struct { bool client, server; } kWhere[] = {{true, false}, {false, true}, {true, true}};
   for (const auto where : kWhere) {
     Node server(domain_config()), client(domain_config());
-    // Others share the engines' domain beside it.
+    // Other connections share the engines' domain.
     Ends shared = connect(client, server, false, false, GetParam());
     Ends e = connect(client, server, where.client, where.server, GetParam());
     EXPECT_EQ(client.engine.stats().own_domains, where.client ? 1u : 0u);
@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(EngineOwnDomain, Ways,
                          testing::Values(Way::tcp, Way::out_of_band, Way::rdma_cm), name_of);
 
 TEST(EngineOwnDomain, KeysOfAnotherDomainAreRefusedByTheDevice) {
-  // Whose key is used over whose connection; the engine's own keys are those of sharing ones.
+  // Pairs of a key's owner and the connection that uses it; the engine's own keys are those of
+  // sharing connections.
   constexpr struct {
     bool of_own, over_own;
   } kCases[] = {{true, false}, {false, true}, {true, true}};
@@ -245,7 +246,7 @@ TEST(EngineOwnDomain, KeysOfAnotherDomainAreRefusedByTheDevice) {
       ASSERT_TRUE(until({&client, &server}, [&] { return client.closed.size() == 1; }));
       EXPECT_NE(client.closed[0].remedy.find("own_domain"), std::string::npos)
           << client.closed[0].message();
-      // Where it belongs the key is as good as before.
+      // On its own connection the key still works.
       EXPECT_EQ(use(of.client), Status::ok);
       EXPECT_EQ(Node::holds(secret.bytes(), 2), write);
       EXPECT_EQ(Node::holds(here.bytes(), 1), !write);
@@ -279,7 +280,7 @@ TEST(EngineOwnDomain, MemoryRegisteredElsewhereIsNotTaken) {
   }
   EXPECT_EQ(first.client.stats().outstanding, 0u);
   send_many(client, first.client, server, 50);
-  // The other way round nobody looks but the device.
+  // In the other direction only the device checks.
   Ends sharing = connect(client, server, false, false);
   EXPECT_EQ(outcome(client, server,
                     [&](auto done) { return sharing.client.write(other->slice(), *region, done); }),
@@ -293,6 +294,34 @@ TEST(EngineOwnDomain, MemoryRegisteredElsewhereIsNotTaken) {
   EXPECT_EQ(client.engine.stats().registrations, 1u);  // the engine's
 }
 
+TEST(EngineOwnDomain, ALongMessageArrivesOnlyInMemoryOfTheDomain) {
+  Config c = domain_config();
+  c.memory.rendezvous_bytes = 4u << 20;
+  c.connections.max_message_bytes = 1u << 16;
+  Node server(c), client(c);
+  Ends e = connect(client, server, false, true);
+  constexpr std::size_t kBytes = 20000;
+  std::vector<std::byte> elsewhere(kBytes), here(kBytes);
+  auto shared = server.engine.register_memory(elsewhere, Access::local);
+  auto own_memory = e.server.register_memory(here, Access::local);
+  ASSERT_TRUE(shared && own_memory);
+  std::vector<Status> answers;
+  server.on_offer = [&](Connection, spinwire::Offer& o) {
+    answers = {o.place(own_memory->slice()), o.place(shared->slice())};
+  };
+  const std::byte* at = nullptr;
+  server.on_message = [&at](Connection, Message& m) { at = m.data(); };
+  Buffer b = client.filled(kBytes, 5);
+  ASSERT_EQ(e.client.send(b), Status::ok);
+  ASSERT_TRUE(until({&client, &server}, [&] { return at != nullptr && b.unique(); }));
+  EXPECT_EQ(answers, (std::vector{Status::ok, Status::invalid_argument}));
+  EXPECT_EQ(at, here.data()) << "the refused place changes nothing";
+  EXPECT_TRUE(Node::holds(here, 5));
+  b.reset();
+  *shared = *own_memory = MemoryRegion();
+  end_all(client, server);
+}
+
 TEST(EngineOwnDomain, WhatItOpenedGoesWithIt) {
   Node server(domain_config()), client(domain_config());
   std::vector<std::byte> bytes(4096);
@@ -304,14 +333,14 @@ TEST(EngineOwnDomain, WhatItOpenedGoesWithIt) {
     for (std::size_t i = 0; i < 100; ++i)
       regions.push_back(e.server.expose(data.slice(i, 1), Access::remote_read).value());
     kept = e.server.register_memory(bytes, Access::remote_write).value();
-    // Two end before it, each in its way.
+    // Two end earlier, each in its way.
     EXPECT_EQ(server.engine.revoke(regions[50]), Status::ok);
     (void)e.server.register_memory(std::span(bytes).first(100), Access::local).value();
     EXPECT_EQ(server.engine.stats().registrations, 101u);
     EXPECT_EQ(e.client.close(), Status::ok);
   }
   ASSERT_TRUE(until({&client, &server}, [&] { return server.engine.stats().connections == 0; }));
-  // The blocks are given back, and who revokes late has it as he wants it.
+  // The blocks are freed, and a late revoke() succeeds.
   EXPECT_EQ(server.engine.memory_stats(Pool::send).blocks_used, 0u);
   EXPECT_EQ(server.engine.revoke(regions[0]), Status::ok);
   EXPECT_EQ(server.engine.revoke(regions[0]), Status::invalid_argument);
@@ -391,7 +420,7 @@ TEST(EngineOwnDomain, OneMoreThanIsAllowedIsRefusedWithTheNumbers) {
   send_many(client, first.client, server, 50);
   send_many(server, second.server, client, 50);
   client.closed.clear();
-  // As soon as one is gone, another fits.
+  // When one is gone, another fits.
   EXPECT_EQ(first.client.close(), Status::ok);
   ASSERT_TRUE(until({&client, &server}, [&] {
     return server.engine.stats().connections == 1 && client.engine.stats().connections == 1;
@@ -420,7 +449,7 @@ TEST(EngineOwnDomain, IsSettledInOnAcceptAndNotLater) {
   const auto late = e.server.configure({});
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().status, Status::invalid_argument);
-  // While it is being made what is settled may be said again, but not otherwise.
+  // While connecting, the same endpoint may be joined again, but no other.
   server.on_accept = {};
   Connection made = client.begin(server);
   const auto ask = [&] {
@@ -469,7 +498,7 @@ TEST(EngineOwnDomain, IsMadeAnewWithItsConnection) {
     EXPECT_EQ(read(*region), Status::ok);
     EXPECT_TRUE(Node::holds(here.bytes(), 1));
     if (round == 1) first = *region;
-    // A key that is not there, or not any more, ends it; the last of them without a next.
+    // An unknown or closed key ends the connection; the last round has no next one.
     RemoteRegion wrong = round == 2 ? first : RemoteRegion{0x1000, 64, 0x7777, Access::remote_read};
     if (round == 3) break;
     EXPECT_EQ(read(wrong), Status::remote_access);

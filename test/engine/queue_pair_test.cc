@@ -1,4 +1,4 @@
-// The attributes of queue pairs: what the settings ask for is what the device is told.
+// The attributes of queue pairs: the device gets what the configuration says.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "config/connection_settings.h"
+#include "config/connection_attributes.h"
 #include "engine/devices.h"
 #include "engine/harness.h"
 
@@ -30,7 +30,7 @@ TEST(EngineQueuePair, StateIsCachedAndQueried) {
   Status elsewhere = Status::ok;
   std::thread([&] { elsewhere = c.query_state().error().status; }).join();
   EXPECT_EQ(elsewhere, Status::wrong_thread);
-  // On the way to its end it is in ERR; then it is no more.
+  // While closing it is in ERR; then it is gone.
   bool error = false;
   Connection server = p.ends.server;
   EXPECT_EQ(server.close(), Status::ok);

@@ -1,4 +1,4 @@
-// Ends of raw connections: of engines, and one that knows verbs and nothing of ours.
+// Ends of raw connections: engines, and a program that uses libibverbs only.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -32,7 +32,7 @@ inline ConnectionSettings raw_settings(const RawSettings& sizes = {}) {
   return settings;
 }
 
-/// Accepted receives and what became of them: each ends once, in the order of posting.
+/// Accepted receives and their completions: each completes once, in the order of posting.
 class Receives {
  public:
   struct One {
@@ -93,7 +93,7 @@ class Receives {
   bool in_order_ = true;
 };
 
-/// Two engines and a raw connection by way of TCP.
+/// Two engines and a raw connection set up over TCP.
 struct RawPair {
   explicit RawPair(const RawSettings& sizes = {}, const Config& config = small_config())
       : RawPair(raw_settings(sizes), raw_settings(sizes), config) {}
@@ -135,12 +135,12 @@ struct RawPair {
       EXPECT_TRUE(good) << good.error().message();
     }
   }
-  // Memory for the test, up to finish().
+  // Memory for the test, kept until finish().
   Buffer& keep(Buffer buffer) { return kept_.emplace_back(std::move(buffer)); }
   Buffer& at_client(std::size_t size) { return keep(client.buffer(size)); }
   Buffer& at_server(std::size_t size) { return keep(server.buffer(size)); }
   Buffer& data(std::size_t size, std::uint32_t seed) { return keep(client.filled(size, seed)); }
-  /// There is no goodbye, so each end closes its own.
+  /// Raw connections have no goodbye, so each end closes its own.
   void finish() {
     kept_.clear();
     audit();
@@ -166,7 +166,7 @@ struct RawPair {
   std::deque<Buffer> kept_;
 };
 
-/// A queue pair that a program for libibverbs has, on the device that an engine has open.
+/// A queue pair of a libibverbs program, on the device that an engine has open.
 class PlainEnd {
  public:
   static constexpr std::size_t kBytes = 8192;
@@ -201,7 +201,7 @@ class PlainEnd {
     (void)provider_->dealloc_pd(pd_);
     (void)provider_->close_device(context_);
   }
-  /// What such a program would tell us of itself, by whatever means.
+  /// The endpoint that such a program would send us out-of-band.
   [[nodiscard]] Endpoint endpoint() const {
     Endpoint e;
     ibv_gid gid{};
@@ -265,7 +265,7 @@ class PlainEnd {
     ibv_send_wr* bad = nullptr;
     EXPECT_EQ(ibv_post_send(qp_, &wr, &bad), 0);
   }
-  /// The next completion, if there is one.
+  /// The next completion, if any.
   std::optional<ibv_wc> poll() {
     if (provider_->control != nullptr) provider_->control(context_);
     ibv_wc wc{};

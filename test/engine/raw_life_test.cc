@@ -1,4 +1,4 @@
-// Raw connections: how they begin and end, what they may have, and peers that are no engine.
+// Raw connections: how they begin and end, their limits, and peers without an engine.
 #include <gtest/gtest.h>
 
 #include "engine/raw_ends.h"
@@ -21,7 +21,7 @@ TEST(EngineRawLife, CloseFlushesTheReceivesAndSaysNothing) {
   ASSERT_TRUE(p.until([&] { return p.client.closed.size() == 1; }));
   EXPECT_EQ(p.client.closed[0].status, Status::ok) << p.client.closed[0].message();
   EXPECT_EQ(p.at_a.flushed, 11u);
-  // The other end finds out by an operation of its own.
+  // The other end detects it by its own operation.
   p.settle();
   EXPECT_TRUE(p.b.ready());
   EXPECT_EQ(p.at_b.ended, 0u);
@@ -145,7 +145,7 @@ TEST(EngineRawLife, AKilledPeerEndsWhatIsOutstandingOnce) {
   Buffer into = client.buffer(8);
   for (int i = 0; i < 20; ++i) ASSERT_EQ(receives.post(c, into.slice()), Status::ok);
   ASSERT_TRUE(until({&client}, [&] { return c.ready(); }));
-  for (int i = 0; i < 5; ++i) {  // one of them has a receive
+  for (int i = 0; i < 5; ++i) {  // only one of them has a receive
     ASSERT_EQ(client.tally.run([&](auto done) { return c.send_raw(data.slice(), done); }),
               Status::ok);
   }
@@ -184,7 +184,7 @@ TEST(EngineRawLife, ReceivesOfAConnectionThatNeverCameToBeAreFlushed) {
   receives.expect_exact();
 }
 
-/// Which end is raw, and the other not.
+/// Which end is raw.
 class RawMismatch : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Engine, RawMismatch, testing::Bool());
 
@@ -212,7 +212,7 @@ TEST_P(RawMismatch, IsRefusedAtBothEnds) {
   server.expect_clean();
 }
 
-TEST_P(RawMismatch, ByHandJoinRefusesIt) {
+TEST_P(RawMismatch, OutOfBandJoinRefusesIt) {
   Node node;
   PrepareOptions options;
   options.handlers = node.handlers();
@@ -224,7 +224,7 @@ TEST_P(RawMismatch, ByHandJoinRefusesIt) {
   const auto joined = ours.join(*theirs.endpoint());
   ASSERT_FALSE(joined);
   EXPECT_EQ(joined.error().status, Status::unsupported) << joined.error().message();
-  EXPECT_EQ(ours.state(), ConnectionState::exchanging);  // and may be joined to another
+  EXPECT_EQ(ours.state(), ConnectionState::exchanging);  // another join is possible
 }
 
 TEST(EngineRawLife, ConfigureMakesAConnectionRawOrNot) {
@@ -308,13 +308,13 @@ TEST(EngineRawLife, ReceivesHaveRoomInTheCompletionQueue) {
   ASSERT_GE(made.size(), 2u);
   EXPECT_LE(made.size() * 128 + config.queues.operations + config.queues.receive_depth,
             config.queues.completion_depth);
-  EXPECT_EQ(made[0].close(), Status::ok);  // leaves its room to others
+  EXPECT_EQ(made[0].close(), Status::ok);  // leaves its place to others
   ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
   EXPECT_TRUE(node.engine.prepare(options));
   EXPECT_FALSE(node.engine.prepare(options));
 }
 
-/// Whether other connections share receives.
+/// With and without shared receives on other connections.
 class RawInADomain : public testing::TestWithParam<SharedReceiveQueue> {};
 INSTANTIATE_TEST_SUITE_P(Engine, RawInADomain,
                          testing::Values(SharedReceiveQueue::automatic, SharedReceiveQueue::off));
@@ -369,7 +369,7 @@ TEST(EngineRawLife, APeerWithoutTheRightToWriteCannot) {
   closed.access = Access::remote_read;
   RawPair p(closed, raw_settings(), small_config());
   Buffer memory = p.server.filled(64, 1);
-  // The key would allow it; the queue pair does not.
+  // The key allows it, but the queue pair does not.
   const auto region = p.server.engine.expose(memory.slice(), Access::remote_read_write);
   ASSERT_TRUE(region);
   const Buffer& data = p.data(64, 2);
@@ -416,7 +416,7 @@ TEST(EngineRawLife, MadeAgainItHasReceivesFromTheFirstMoment) {
   server = std::make_unique<Node>();
   target = server.get();
   server->listener = std::move(*server->engine.listen(address, listen));
-  EXPECT_EQ(c.send_raw(Elements{}), Status::ok);  // which nobody takes any more
+  EXPECT_EQ(c.send_raw(Elements{}), Status::ok);  // the peer no longer receives it
   ASSERT_TRUE(until({&client, server.get()}, [&] { return receives.ok == 2; }));
   EXPECT_EQ(interrupted, 1);
   EXPECT_EQ(c.close(), Status::ok);
@@ -435,15 +435,15 @@ TEST(EngineRawLife, ItsEndpointIsALineOfText) {
   Endpoint e = *c.endpoint();
   EXPECT_TRUE(e.raw);
   EXPECT_EQ(e.credits, 0u);
-  EXPECT_EQ(e.control_rkey, 0u);
+  EXPECT_EQ(e.credit_cell_rkey, 0u);
   const std::string text = e.text();
   EXPECT_NE(text.find(" raw "), std::string::npos) << text;
   EXPECT_EQ(text.find("cell"), std::string::npos) << text;
   const auto parsed = Endpoint::parse(text);
   ASSERT_TRUE(parsed) << parsed.error().message();
-  e.incarnation = 0;  // of no use to the other end
+  e.incarnation = 0;  // invalid for the other end
   EXPECT_EQ(*parsed, e);
-  // Without the word, it lacks what others need.
+  // Without the word `raw`, the text lacks fields that other connections need.
   std::string without = text;
   without.erase(without.find(" raw"), 4);
   EXPECT_EQ(Endpoint::parse(without).error().status, Status::invalid_argument);
@@ -476,7 +476,7 @@ TEST(EngineRawPlain, AProgramForVerbsIsAPeerLikeAnyOther) {
     (void)plain.poll();
     return c.ready();
   }));
-  // To us: a message in two parts, one with an immediate, the notice of a write.
+  // To us: a message in two parts, one with an immediate, and a write with immediate.
   for (std::size_t i = 0; i < 30; ++i) plain.bytes(0, 30)[i] = Node::pattern(1, i);
   plain.send(0, 30, IBV_WR_SEND);
   (void)next();
@@ -496,7 +496,7 @@ TEST(EngineRawPlain, AProgramForVerbsIsAPeerLikeAnyOther) {
   EXPECT_TRUE(Node::holds(into.bytes().first(30), 1));
   EXPECT_TRUE(receives[2].how.is_write);
   EXPECT_EQ(receives[2].how.immediate, 6u);
-  // From us: exactly our bytes, and nothing before them.
+  // From us: exactly our bytes, without a header.
   const auto run = [&](auto call) {
     EXPECT_EQ(node.tally.run(call), Status::ok);
     EXPECT_TRUE(until({&node}, [&] { return node.tally.idle() || plain.poll().has_value(); }));

@@ -1,4 +1,4 @@
-// Raw connections: what the application posts is what the wire has.
+// Raw connections: exactly what the application posts is on the wire.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -34,7 +34,7 @@ TEST(EngineRaw, BytesArriveWithTheirTrueLengthAndImmediate) {
     EXPECT_EQ(p.at_b[n].how.immediate, one.immediate);
     EXPECT_FALSE(p.at_b[n].how.is_write);
     EXPECT_TRUE(Node::holds(into.bytes().first(one.bytes), seed));
-    EXPECT_EQ(into.data()[one.bytes], std::byte{0xee});  // beyond it nothing was touched
+    EXPECT_EQ(into.data()[one.bytes], std::byte{0xee});  // no byte behind it changed
   }
   EXPECT_EQ(p.a.stats().messages_sent, std::size(sent));
   EXPECT_EQ(p.b.stats().messages_received, std::size(sent));
@@ -49,14 +49,14 @@ TEST(EngineRaw, ElementsAreGatheredAndScattered) {
   {
     Node probe;
     sizes.max_send_sge = sizes.max_recv_sge =
-        std::min(probe.engine.device().max_sge, 13u);  // as many as go with inline data
+        std::min(probe.engine.device().max_sge, 13u);  // the maximum with inline data
   }
   ASSERT_GE(sizes.max_send_sge, 4u);
   RawPair p(sizes);
   const std::size_t most = sizes.max_send_sge;
   for (const std::size_t from : {std::size_t{1}, std::size_t{2}, most}) {
     for (const std::size_t to : {std::size_t{1}, std::size_t{3}, most}) {
-      // Parts of different lengths, of one buffer back to front.
+      // Parts of different lengths, in reverse order in one buffer.
       const Buffer source = p.client.filled(4096, static_cast<std::uint32_t>(from + to));
       const Buffer target = p.server.buffer(8192);
       std::vector<BufferSlice> out, in;
@@ -70,7 +70,7 @@ TEST(EngineRaw, ElementsAreGatheredAndScattered) {
       const std::size_t n = p.at_b.accepted();
       std::size_t room = 0;
       for (const BufferSlice& s : in) room += s.size();
-      if (room < expected.size()) {  // the last part takes the rest
+      if (room < expected.size()) {  // the last part gets the rest
         in.back() = target.slice(4096, 4096);
       }
       ASSERT_EQ(p.at_b.post(p.b, in), Status::ok);
@@ -166,15 +166,15 @@ TEST(EngineRaw, PostedIsToldAfterThePostAndBeforeTheCompletion) {
   RawPair p;
   const Buffer& data = p.data(64, 1);
   const Buffer& into = p.at_server(64);
-  // At once: told in the next poll.
+  // Posted at once and reported in the next poll.
   ASSERT_EQ(p.at_b.post(p.b, into.slice()), Status::ok);
   EXPECT_EQ(p.at_b[0].posted, 0);
-  EXPECT_EQ(p.server.engine.stats().receives_posted % 256, 1u);  // the device has it, for all that
+  EXPECT_EQ(p.server.engine.stats().receives_posted % 256, 1u);  // it was posted to the device
   p.audit();
   (void)p.server.engine.poll();
   EXPECT_EQ(p.at_b[0].posted, 1);
   EXPECT_EQ(p.at_b[0].ended, 0);
-  // Deferred: neither posted nor told before the poll.
+  // Deferred: neither posted nor reported before the poll.
   const auto before = p.server.engine.stats().receives_posted;
   ASSERT_EQ(p.at_b.post(p.b, into.slice(), Post::defer), Status::ok);
   ASSERT_EQ(p.at_b.post(p.b, into.slice(), Post::defer), Status::ok);
@@ -183,25 +183,25 @@ TEST(EngineRaw, PostedIsToldAfterThePostAndBeforeTheCompletion) {
   (void)p.server.engine.poll();
   EXPECT_EQ(p.server.engine.stats().receives_posted, before + 2);
   EXPECT_EQ(p.at_b[1].posted + p.at_b[2].posted, 2);
-  // flush() posts as well, of one connection and of all.
+  // flush() also posts them, for one connection and for all.
   ASSERT_EQ(p.at_b.post(p.b, into.slice(), Post::defer), Status::ok);
   EXPECT_EQ(p.b.flush(), Status::ok);
   EXPECT_EQ(p.server.engine.stats().receives_posted, before + 3);
   ASSERT_EQ(p.at_b.post(p.b, into.slice(), Post::defer), Status::ok);
   EXPECT_EQ(p.server.engine.flush(), Status::ok);
   EXPECT_EQ(p.server.engine.stats().receives_posted, before + 4);
-  // Also where the completion is there by then.
+  // Also if the completion is there by then.
   for (int i = 0; i < 5; ++i) {
     ASSERT_EQ(p.client.tally.run([&](auto done) { return p.a.send_raw(data.slice(), done); }),
               Status::ok);
   }
   ASSERT_TRUE(p.until([&] { return p.at_b.ok == 5 && p.client.tally.idle(); }));
   EXPECT_EQ(p.at_b.posted(), 5u);
-  p.finish();  // which sees each told before its end
+  p.finish();  // checks that each completed before the end
 }
 
 TEST(EngineRaw, CallbacksPostAgainWithOneListAndSendAfterIt) {
-  // Ping-pong with a single receive at each end, each posted again by the callback of the last.
+  // Ping-pong with a single receive at each end, which the callback of the last one reposts.
   RawPair p(RawSettings{1, 1, 1});
   constexpr std::uint32_t kRounds = 500;
   struct End {
@@ -229,7 +229,7 @@ TEST(EngineRaw, CallbacksPostAgainWithOneListAndSendAfterIt) {
   std::fill_n(out.data(), 16, std::byte{7});
   for (std::uint32_t i = 0; i < amount(kRounds); ++i) {
     ASSERT_EQ(p.at_a.post(p.a, in.slice(), Post::defer), Status::ok);
-    ASSERT_EQ(p.a.send_raw_with_imm(out.slice(), i), Status::ok);  // which posts the receive first
+    ASSERT_EQ(p.a.send_raw_with_imm(out.slice(), i), Status::ok);  // posts the receive first
     ASSERT_TRUE(p.until([&] { return p.at_a.ok == i + 1; }));
     EXPECT_EQ(p.at_a[i].how.immediate, i);
   }
@@ -359,7 +359,7 @@ TEST(EngineRaw, RefusedCallsTakeNothing) {
   for (int i = 0; i < 4; ++i) ASSERT_EQ(p.at_a.post(p.a, some(3)), Status::ok);
   EXPECT_EQ(p.at_a.post(p.a, one), Status::would_block);
   EXPECT_EQ(p.a.snapshot().receives, 4u);
-  // Messages with a header are for other connections.
+  // Messages with a header need other connections.
   EXPECT_EQ(p.a.send(data), Status::unsupported);
   EXPECT_EQ(p.a.send(one), Status::unsupported);
   EXPECT_EQ(p.a.send(data.slice(0, 0)), Status::unsupported);
@@ -463,7 +463,7 @@ TEST(EngineRaw, SendsAreGivenUp) {
   EXPECT_EQ(p.a.cancel(p.a.last_operation()), Status::ok);  // never posted
   p.audit();
   ASSERT_EQ(send(Post::now), Status::ok);
-  EXPECT_EQ(p.a.cancel(p.a.last_operation()), Status::ok);  // the device has it
+  EXPECT_EQ(p.a.cancel(p.a.last_operation()), Status::ok);  // already posted
   p.audit();
   (void)p.client.engine.poll();
   EXPECT_EQ(p.client.tally.ended(Status::cancelled), 2u);

@@ -1,4 +1,4 @@
-// Ends of connections through rdma_cm, on the device and address that the environment names.
+// Ends of connections through rdma_cm, with device and address from the environment.
 #pragma once
 
 #include <gtest/gtest.h>

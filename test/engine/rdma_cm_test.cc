@@ -9,7 +9,7 @@
 namespace through_cm_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::Via;
 
 TEST(EngineRdmaCm, AnEmbeddedDeviceIsUnknownToIt) {
@@ -88,7 +88,7 @@ TEST_F(RdmaCm, ARefusalTellsItsReason) {
   EXPECT_EQ(client.closed[0].status, Status::refused) << client.closed[0].message();
   EXPECT_NE(client.closed[0].message().find("application refused"), std::string::npos)
       << client.closed[0].message();
-  EXPECT_EQ(server.accepts, 1u);  // what is refused for good is not asked for again
+  EXPECT_EQ(server.accepts, 1u);  // a final refusal is not retried
 }
 
 TEST_F(RdmaCm, NobodyListens) {
@@ -109,7 +109,7 @@ TEST_F(RdmaCm, AnAddressWithoutADevice) {
   ConnectOptions options;
   options.handlers = client.handlers();
   options.via = Via::rdma_cm;
-  // No network leads there: told at once or by an event.
+  // No network leads there: reported at once or by an event.
   const auto made = client.engine.connect("203.0.113.7:9", options);
   if (made) {
     ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
@@ -133,6 +133,42 @@ TEST_F(RdmaCm, AFullServerSaysSoAndHasRoomLater) {
   ASSERT_TRUE(until({&client, &server}, [&] { return second.ready(); }));
   exchange(client, second, server, 3);
   client.ready = {second};
+  finish(client, server);
+}
+
+TEST_F(RdmaCm, RequestsThatAreNeverConfirmedKeepNobodyOut) {
+  Config few = small_config();
+  few.connections.maximum = 16;
+  few.connections.handshakes = 16;
+  few.connections.handshake_timeout = 60s;
+  few.connections.connect_timeout = 60s;
+  Node server(few), client;
+  listen(server);
+  // As many as the server has connections, whose ends poll no more once they have asked.
+  Node silent(few);
+  for (int i = 0; i < 16; ++i) (void)begin(silent, server.listener.address());
+  ASSERT_TRUE(until({&server, &silent}, [&] { return server.accepts >= 4; }));
+  ASSERT_TRUE(until({&server}, [&] { return server.accepts >= 4; }));
+  for (int i = 0; i < 4; ++i) {
+    const Connection c = begin(client, server.listener.address());
+    ASSERT_TRUE(until({&client, &server}, [&] { return c.ready() || !client.closed.empty(); }));
+    ASSERT_TRUE(c.ready()) << client.closed[0].message();
+  }
+}
+
+TEST_F(RdmaCm, AHostHasNoMoreConnectionsThanItsShare) {
+  Config few = small_config();
+  few.connections.maximum_per_source = 2;
+  Node server(few), client;
+  listen(server);
+  (void)connect(client, server);
+  (void)connect(client, server);
+  (void)begin(client, server.listener.address());
+  ASSERT_TRUE(until({&client, &server}, [&] { return !client.closed.empty(); }));
+  EXPECT_EQ(client.closed[0].status, Status::limit) << client.closed[0].message();
+  EXPECT_NE(client.closed[0].message().find("which is its share"), std::string::npos)
+      << client.closed[0].message();
+  client.closed.clear();
   finish(client, server);
 }
 

@@ -10,18 +10,18 @@
 namespace reconnect_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::Nanoseconds;
 using spinwire::Reconnect;
 using spinwire::control::Address;
 using spinwire::control::ListenSocket;
 
-constexpr Reconnect kPatient{20, 1ms, 8ms};
+constexpr Reconnect kManyAttempts{20, 1ms, 8ms};
 
-/// A client that remembers its interruptions.
+/// A client that records its interruptions.
 struct Client : Node {
   using Node::Node;
-  Connection begin_again(const std::string& address, const Reconnect& reconnect = kPatient) {
+  Connection begin_again(const std::string& address, const Reconnect& reconnect = kManyAttempts) {
     ConnectOptions options;
     options.handlers = handlers();
     options.handlers.on_interrupted = [this](Connection c, const Error& e) {
@@ -38,7 +38,7 @@ struct Client : Node {
   std::vector<Error> interruptions;
 };
 
-/// Breaks a connection from the server's side without a goodbye: by a READ that is not allowed.
+/// Breaks a connection from the server's side without a goodbye, by a forbidden READ.
 void break_from(Node& server, Connection end) {
   const Buffer here = server.buffer(64, Pool::lease);
   const RemoteRegion nowhere{0x1000, 64, 0x7777, Access::remote_read};
@@ -46,7 +46,7 @@ void break_from(Node& server, Connection end) {
             Status::ok);
 }
 
-/// An address where nobody listens.
+/// An address without a listener.
 std::string deserted_address() {
   Node node;
   node.listen();
@@ -74,7 +74,7 @@ TEST(EngineReconnect, ALostConnectionIsMadeAgainUnderTheSameHandle) {
     if (round == 3) break;
     break_from(server, server.ready.back());
     ASSERT_TRUE(until({&client, &server}, [&] { return client.interruptions.size() == round; }));
-    // Without a word of the device's, all that is known is that its queue pair failed.
+    // Without a device event, the engine only knows that its queue pair failed.
     const Status why = client.interruptions.back().status;
     const bool unsaid = !on_softverbs() && why == Status::local_error;
     EXPECT_EQ(why, unsaid ? why : Status::remote_error);
@@ -97,7 +97,8 @@ TEST(EngineReconnect, OperationsOfALostConnectionEndOnceAndBeforeItIsTold) {
   ASSERT_TRUE(until({&client, &server}, [&] { return server.ready.size() == 1 && c.ready(); }));
   break_from(server, server.ready.back());
   client.on_interrupted = [&](Connection) { EXPECT_TRUE(client.tally.idle()); };
-  // Until it is told, whatever is accepted ends somehow; nothing is accepted between the two.
+  // Before on_interrupted, accepted operations end in some way. Between it and the reconnect, none
+  // is accepted.
   while (client.interruptions.empty()) {
     (void)client.tally.run(
         [&](auto done) { return c.send_copy(std::as_bytes(std::span("hello", 5)), done); });
@@ -111,12 +112,12 @@ TEST(EngineReconnect, OperationsOfALostConnectionEndOnceAndBeforeItIsTold) {
   finish(client, server);
 }
 
-/// A server that closes whatever connects.
+/// A server that closes each connection.
 class Unwelcoming {
  public:
   Unwelcoming() : socket_(*ListenSocket::open(*Address::parse("127.0.0.1:0"), 4)) {}
   std::string address() { return socket_.local().str(); }
-  /// How many have come so far.
+  /// The number of connections so far.
   int guests() {
     for (;;) {
       auto guest = socket_.accept();
@@ -138,26 +139,26 @@ TEST(EngineReconnect, PausesDoubleUpToTheMaximumAndTheFirstCauseIsTold) {
   const Connection c = client.begin_again(server.address(), {6, 100ms, 400ms});
   int guests = 1;
   for (const std::uint64_t longest : {100u, 200u, 400u, 400u, 400u, 400u}) {
-    // The attempt fails by itself, which takes real time but none of the engine's.
+    // The attempt fails by itself, which takes real time but not the engine's.
     ASSERT_TRUE(until({&client}, [&] {
-      return server.guests() == guests && client.engine.stats().credits_granted == 0;
+      return server.guests() == guests && client.engine.stats().reserved_receives == 0;
     }));
     EXPECT_EQ(c.state(), ConnectionState::resolving);
     const std::uint64_t begun = now;
-    while (client.engine.stats().credits_granted == 0 && now - begun < 1'000'000'000) {
+    while (client.engine.stats().reserved_receives == 0 && now - begun < 1'000'000'000) {
       now += 1'000'000;
       (void)client.poll();
     }
     const std::uint64_t pause = (now - begun) / 1'000'000;
     EXPECT_GE(pause, longest / 2);
-    EXPECT_LE(pause, longest + 1);  // the timer wheel's grain
+    EXPECT_LE(pause, longest + 1);  // the timer wheel's resolution
     ++guests;
   }
   ASSERT_TRUE(until({&client}, [&] { return server.guests() == 7 && !client.closed.empty(); }));
   EXPECT_EQ(client.closed[0].status, Status::peer_lost);
   EXPECT_NE(client.closed[0].message().find("6 attempts to reconnect failed"), std::string::npos)
       << client.closed[0].message();
-  EXPECT_TRUE(client.interruptions.empty());  // it never was ready
+  EXPECT_TRUE(client.interruptions.empty());  // it was never ready
   client.expect_clean();
 }
 
@@ -166,8 +167,8 @@ TEST(EngineReconnect, PausesDiffer) {
   Client client(small_config(), &now);
   const std::string nobody = deserted_address();
   for (int i = 0; i < 16; ++i) (void)client.begin_again(nobody, {1, 1s, 1s});
-  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().credits_granted == 0; }));
-  // If all came back at once, no instant would see some and not all of them at it.
+  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().reserved_receives == 0; }));
+  // If all retried at once, there would be no moment with only some of them connecting.
   bool some = false;
   for (int ms = 0; ms < 1100 && client.closed.size() < 16; ++ms) {
     now += 1'000'000;
@@ -182,7 +183,7 @@ TEST(EngineReconnect, AServerThatComesLaterIsFound) {
   const std::string address = deserted_address();
   Client client;
   const Connection c = client.begin_again(address, {200, 1ms, 10ms});
-  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().credits_granted == 0; }));
+  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().reserved_receives == 0; }));
   Node server;
   server.listen(address);
   ASSERT_TRUE(until({&client, &server}, [&] { return c.ready() && server.ready.size() == 1; }));
@@ -255,7 +256,7 @@ TEST(EngineReconnect, ClosedWhileItRests) {
   std::uint64_t now = 1'000'000'000;
   Client client(small_config(), &now);
   Connection c = client.begin_again(deserted_address(), {3, 1s, 1s});
-  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().credits_granted == 0; }));
+  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().reserved_receives == 0; }));
   EXPECT_EQ(c.close(), Status::ok);
   ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
   EXPECT_EQ(client.closed[0].status, Status::ok);
@@ -272,7 +273,7 @@ TEST(EngineReconnect, AnEngineGoesWhileConnectionsRest) {
     Client client(small_config(), &now);
     client.on_closed = [&](Connection, const Error&) { ++closed; };
     (void)client.begin_again(deserted_address(), {3, 1s, 1s});
-    ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().credits_granted == 0; }));
+    ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().reserved_receives == 0; }));
     client.engine = Engine();
   }
   EXPECT_EQ(closed, 1);

@@ -15,9 +15,9 @@
 namespace refusals_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
-/// A pair, a connection beside the one that is misused, and exposed memory at the server.
+/// A pair, a second connection beside the misused one, and exposed memory at the server.
 struct Bench : Pair {
   explicit Bench(const Config& c = watchful_config()) : Pair(c), other(connect(client, server)) {
     server.on_message = [this](Connection conn, Message&) {
@@ -26,7 +26,7 @@ struct Bench : Pair {
     memory = server.buffer(4096, Pool::lease);
     region = server.engine.expose(memory.slice(), Access::remote_read_write).value();
   }
-  /// The other connection still carries messages.
+  /// Checks that the other connection still carries messages.
   void expect_others_work() {
     EXPECT_TRUE(other.client.ready());
     const std::uint64_t before = others;
@@ -83,7 +83,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   b.finish();
 }
 
-/// One forged operation fails with remote_access, its connection ends, others go on.
+/// A forged operation fails with remote_access and ends its connection; others go on.
 void expect_violation(Bench& b,
                       const std::function<Status(Connection, CompletionCallback)>& forge) {
   Ends victim = connect(b.client, b.server);
@@ -163,7 +163,7 @@ TEST(EngineRefusals, HandlesThatNameNothing) {
     EXPECT_EQ(c.stats().messages_sent, 0u);
     EXPECT_EQ(c.peer(), "");
   }
-  // A new connection in the same place is not the old one.
+  // A new connection in the same slot is another connection.
   const Ends next = connect(b.client, b.server);
   EXPECT_EQ(next.client.index(), stale.index());
   EXPECT_NE(next.client, stale);
@@ -184,7 +184,7 @@ TEST(EngineRefusals, CreditUsedUpTakesNothing) {
   }
   EXPECT_EQ(s, Status::would_block);
   EXPECT_EQ(sent, 1);                                  // the credit of an idle connection
-  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 2u);  // ours and the one operation's
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 2u);  // ours and the operation's
   EXPECT_EQ(p.ends.client.send_copy(b.bytes()), Status::would_block);
   EXPECT_EQ(p.client.engine.memory_stats(Pool::send).blocks_used, 1u);
   EXPECT_EQ(p.ends.client.stats().send_credits, 0u);
@@ -211,7 +211,7 @@ TEST(EngineRefusals, SendQueueFullTakesNothingAndRecovers) {
     const std::uint64_t before = b.client.tally.accepted;
     while (write() == Status::ok) ASSERT_LT(++taken, 1000u);
     EXPECT_EQ(write(), Status::would_block);
-    EXPECT_EQ(b.client.tally.accepted - before, 6u);  // all but the control requests' room
+    EXPECT_EQ(b.client.tally.accepted - before, 6u);  // all but the room for control requests
     EXPECT_EQ(spinwire::detail::block_of(local)->refs, 1u + 6u);
     b.expect_others_work();
     ASSERT_TRUE(b.until([&] { return b.client.tally.idle(); }));
@@ -258,7 +258,7 @@ TEST(EngineRefusals, SendPoolDry) {
   b.finish();
 }
 
-/// The server keeps all it gets until its receive pool is dry, then drops it.
+/// The server keeps all messages until its receive pool is empty, then drops them.
 TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
   Pair p;
   std::vector<Ends> all = {p.ends};
@@ -276,7 +276,7 @@ TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
       (void)p.client.tally.run([&](CompletionCallback done) { return e.client.send(b, done); });
     }
   };
-  // Until no message arrives any more: every receive lies with the application.
+  // Waits until no message arrives: the application holds every receive.
   std::uint64_t last = 0;
   ASSERT_TRUE(p.until([&] {
     last = p.server.messages;
@@ -347,7 +347,7 @@ TEST(EngineRefusals, PollInsideACallback) {
   p.server.on_message = [&](Connection, Message&) {
     answers = {p.server.engine.poll(), p.server.engine.poll_control()};
     EXPECT_EQ(p.server.engine.flush(), Status::ok);
-    EXPECT_GE(p.client.engine.poll(), 0);  // another engine is free to be polled
+    EXPECT_GE(p.client.engine.poll(), 0);  // another engine may be polled
   };
   Buffer b = p.client.filled(8, 1);
   ASSERT_EQ(p.ends.client.send(b), Status::ok);
@@ -381,12 +381,12 @@ TEST(EngineRefusals, ForkedChildTouchesNothingOfItsParents) {
     const bool refused = got == std::vector<Status>(got.size(), Status::forked_child) &&
                          !b.client.engine.allocate(8) &&
                          b.client.engine.allocate_status() == Status::forked_child;
-    // What a child does on its way out, if it does not just exit.
+    // Destructors that run in a child that does not just exit.
     b.server.listener = Listener();
     region = MemoryRegion();
     b.client.engine = Engine();
     b.server.engine = Engine();
-    // It may have an engine of its own, and talk to its parent's peer.
+    // The child may have its own engine and connect to its parent's peer.
     Node own;
     write_line(out, refused && own.engine ? "refused" : "not refused");
     return 0;
@@ -394,7 +394,7 @@ TEST(EngineRefusals, ForkedChildTouchesNothingOfItsParents) {
   EXPECT_EQ(child.line(), "refused");
   EXPECT_EQ(child.wait(), 0);
   b.expect_others_work();
-  // The registration still serves, and the listener still takes connections.
+  // The registration still works, and the listener still accepts.
   Buffer back = b.server.filled(64, 9);
   ASSERT_EQ(b.server.tally.run([&](CompletionCallback done) {
     return b.ends.server.write(back.slice(), region.remote(), done);
@@ -437,7 +437,7 @@ TEST(EngineRefusals, SetUpCallsSayWhatIsWrong) {
   EXPECT_EQ(node.engine.expose({}, Access::remote_read).error().status, Status::invalid_argument);
   EXPECT_EQ(node.engine.register_memory({}, Access::local).error().status,
             Status::invalid_argument);
-  // No failed call has left a connection behind.
+  // No failed call left a connection behind.
   EXPECT_EQ(node.engine.stats().connections, 0u);
   node.expect_clean();
 }
@@ -455,11 +455,11 @@ TEST(EngineRefusals, ConnectionLimitIsToldToTheClient) {
       << p.client.closed[0].message();
   EXPECT_EQ(p.server.engine.stats().handshakes_refused, 1u);
   EXPECT_EQ(p.server.engine.stats().connections, 2u);
-  // A place that becomes free is given again.
+  // A freed slot is used again.
   ASSERT_EQ(p.ends.client.close(), Status::ok);
   ASSERT_TRUE(p.until([&] { return p.server.closed.size() == 1; }));
   (void)connect(p.client, p.server);
-  // The client has a limit, too, and keeps to it at once.
+  // The client has a limit, too, and enforces it at once.
   Node few(servers);
   (void)few.begin(p.server);
   (void)few.begin(p.server);

@@ -1,5 +1,5 @@
-// Engines with the settings files that are shipped in conf/: each opens, connects, and moves
-// messages and a call.
+// Engines with the configuration files in conf/: each opens, connects, and moves messages and a
+// call.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace shipped_config_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
 constexpr std::uint64_t kMiB = 1u << 20;
 
@@ -49,14 +49,14 @@ TEST_P(EngineShippedConfig, OpensConnectsAndMovesData) {
   auto loaded = Config::load(folder() / (GetParam() + ".toml"));
   ASSERT_TRUE(loaded) << loaded.error().message();
   Config config = *loaded;
-  config.device.name = device_name();  // there may be no other here
+  config.device.name = device_name();  // the named device may be missing here
   const auto& memory = config.memory;
   const std::uint64_t pools =
       memory.send_bytes + memory.receive_bytes + memory.lease_bytes + memory.rendezvous_bytes;
   if (!on_softverbs() && 2 * pools + 256 * kMiB > available_bytes())
     GTEST_SKIP() << "two engines pin " << 2 * pools / kMiB << " MiB, which this machine lacks";
   if (memory.hugepages == HugepagePolicy::require) {
-    // Where they are not reserved the error says how many to reserve.
+    // Without reserved hugepages the error says how many to reserve.
     if (const auto opened = Engine::open(config); !opened) {
       EXPECT_EQ(opened.error().status, Status::no_memory) << opened.error().message();
       EXPECT_NE(opened.error().remedy.find("nr_hugepages"), std::string::npos)

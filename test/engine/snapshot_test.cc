@@ -1,17 +1,17 @@
-// What blocks a connection, and what is outstanding.
+// Blockers and outstanding work of a connection.
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
 
-#include "agent/attacked.h"
+#include "agent/hostile_peer.h"
 #include "base/internals.h"
 #include "engine/harness.h"
 
 namespace snapshot_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::Blocker;
 
 TEST(EngineSnapshot, TellsWhatIsOutstandingByKind) {
@@ -71,7 +71,7 @@ TEST(EngineSnapshot, TellsWhatBlocks) {
   EXPECT_EQ(second.snapshot().blocked_by, Blocker::operations);
   EXPECT_EQ(p.client.engine.stats().operations, 20u);
   ASSERT_TRUE(p.until([&] { return p.client.engine.stats().operations == 0; }));
-  // What blocked is over, and the next send is taken.
+  // The block is over, and the next send is accepted.
   ASSERT_TRUE(p.until([&] { return c.snapshot().blocked_by == Blocker::nothing; }));
   EXPECT_EQ(c.send(b), Status::ok);
   EXPECT_EQ(second.send(b), Status::ok);
@@ -104,7 +104,7 @@ TEST(EngineSnapshot, ALongMessageIsOneOperationWhateverItTakes) {
     EXPECT_EQ(now.messages, 1u);
     EXPECT_EQ(now.control, p.client.engine.device().memory_windows && windows != 0 ? 1u : 0u);
     EXPECT_GT(p.client.engine.stats().operations, 1u);
-    // At the peer it is none, but the READs and the answer are work of the connection's own.
+    // The peer has no such operation, but the READs and the answer are its connection's work.
     std::uint32_t most = 0;
     ASSERT_TRUE(p.until([&] {
       const auto theirs = p.ends.server.snapshot();
@@ -122,7 +122,7 @@ TEST(EngineSnapshot, ALongMessageIsOneOperationWhateverItTakes) {
   }
 }
 
-/// Until the client may send so many.
+/// Waits until the client has this much credit.
 void gather_credit(Pair& p, std::uint32_t wanted) {
   const Buffer b = p.client.filled(8, 1);
   ASSERT_TRUE(p.until([&] {
@@ -155,9 +155,9 @@ TEST(EngineSnapshot, TellsThatWindowsAreUsedUp) {
 
 TEST(EngineSnapshot, TellsThatNoMoreLongMessagesCanBeOffered) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "the peer is its own device";
-  attacked::Attacked t(long_config(0));
+  hostile_peer::Attacked t(long_config(0));
   t.begin();
-  t.peer.grant(300);  // and answers nothing
+  t.peer.grant(300);  // and sends no answer
   Connection c = t.victim;
   {
     const Buffer b = t.node.filled(20'000, 1);
@@ -203,14 +203,14 @@ TEST(EngineSnapshot, TellsOfWhatLacksCreditOfTheConnectionsOwn) {
   EXPECT_EQ(c.snapshot().control, 1u);
   EXPECT_EQ(c.stats().outstanding, sent);
   EXPECT_EQ(c.write(b.slice(), region), Status::would_block);
-  // The owner's part: a window is bound, and the grant told behind that.
+  // The owner's side: a bind, then the grant behind it.
   Connection theirs = p.ends.server;
   while (theirs.snapshot().leased_out == 0) {
     (void)p.client.poll();
     (void)p.server.poll();
   }
   if (p.server.engine.device().memory_windows) {
-    EXPECT_GE(theirs.snapshot().control, 2u);  // credit may still be told
+    EXPECT_GE(theirs.snapshot().control, 2u);  // a credit message may be pending
     EXPECT_EQ(theirs.stats().outstanding, 0u);
   }
   ASSERT_TRUE(p.until([&] { return static_cast<bool>(leased); }));
@@ -234,17 +234,17 @@ TEST(EngineSnapshot, TellsHowLongThePeerIsSilent) {
   Connection c = p.ends.client;
   ASSERT_EQ(p.ends.server.send(theirs), Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.messages == 1; }));
-  EXPECT_EQ(c.snapshot().silence, 0ns);
+  EXPECT_EQ(c.snapshot().since_last_heard, 0ns);
   ticks += 5'000;
   (void)p.client.engine.poll();
-  EXPECT_EQ(c.snapshot().silence, 5us);
-  // That the peer's device has taken a message says nothing of its process.
+  EXPECT_EQ(c.snapshot().since_last_heard, 5us);
+  // An acknowledgement by the peer's device shows nothing about the peer's process.
   ASSERT_EQ(c.send(ours), Status::ok);
   ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
-  EXPECT_EQ(c.snapshot().silence, 5us);
+  EXPECT_EQ(c.snapshot().since_last_heard, 5us);
   ASSERT_EQ(p.ends.server.send(theirs), Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.messages == 2; }));
-  EXPECT_EQ(c.snapshot().silence, 0ns);
+  EXPECT_EQ(c.snapshot().since_last_heard, 0ns);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// By what tests prove that something neither allocates from the heap nor calls the system.
+// Proves that code neither allocates from the heap nor calls the system.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 #include "base/sanitizers.h"
 #include "engine/harness.h"
 
-// A sanitizer brings an allocator of its own, which is not to be replaced.
+// A sanitizer has its own allocator, which must not be replaced.
 #if !SPINWIRE_ASAN && !SPINWIRE_TSAN
 #define SPINWIRE_TEST_COUNTS_HEAP 1
 #else
@@ -29,12 +29,12 @@
 
 namespace zero_cost_test {
 
-/// While armed, calls of the heap are counted, and the bytes that they took and gave back.
+/// While armed, heap calls are counted, and the bytes allocated and freed.
 inline std::atomic<bool> armed{false};
 inline std::atomic<std::uint64_t> heap_calls{0};
 inline std::atomic<std::int64_t> heap_bytes{0};
 
-/// While not 0, every so many-th call for memory of this thread gets none.
+/// Unless 0, every fail_every-th allocation of this thread fails.
 inline thread_local std::uint32_t fail_every = 0;
 [[nodiscard]] inline bool is_to_fail() noexcept {
   thread_local std::uint32_t calls = 0;
@@ -55,7 +55,7 @@ inline void* count_heap_call(void* block, Moved moved) noexcept {
 
 namespace zero_cost_test {
 
-/// From here on any system call but write and exit ends the process.
+/// From now on any system call but write and exit ends the process.
 inline bool forbid_system_calls() {
   const auto allow = [](unsigned number) {
     return std::array<sock_filter, 2>{sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
@@ -76,15 +76,15 @@ inline bool forbid_system_calls() {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
-// What is proved of a Load: it has run(turns), and worked() tells whether those did all that they
-// were to do. Each turn polls, with control steps or without.
+// A Load has run(turns), and worked(), which tells whether the turns did all their work. Each turn
+// polls, with or without control steps.
 
 enum class Turns : std::uint8_t { polls, polls_and_control_steps };
 
-/// Polls both ends once on a device that does its work within the polls. Another device works while
-/// the processor does something else, and gets time to finish what a turn has given to it.
+/// Polls both ends once on a device that works inside polls. Another device works in parallel, so
+/// it gets several polls to finish a turn's work.
 inline void turn(Turns turns, spinwire::Engine& a, spinwire::Engine& b) {
-  static const int polls = engine_test::on_softverbs() ? 1 : 50;  // asking takes heap memory
+  static const int polls = engine_test::on_softverbs() ? 1 : 50;  // the check uses heap memory
   for (int i = polls; i > 0; --i) {
     (void)(a.poll() + b.poll());
     if (turns == Turns::polls_and_control_steps) (void)(a.poll_control() + b.poll_control());
@@ -101,7 +101,7 @@ void expect_no_heap(Turns turns = Turns::polls) {
   armed = false;
   EXPECT_EQ(heap_calls, 0u);
   EXPECT_TRUE(load.worked());
-  // The counter does count.
+  // Proves that the counter works.
   armed = true;
   delete new volatile int(5);
   std::free(std::malloc(10));
@@ -118,7 +118,7 @@ void expect_no_system_calls() {
   GTEST_SKIP() << "this sanitizer calls the system by itself";
 #endif
   engine_test::Child child([](int, int out) {
-    auto* load = new Load(Turns::polls);  // its destructor may not run any more
+    auto* load = new Load(Turns::polls);  // its destructor must not run
     load->run(5000);
     if (!forbid_system_calls()) return 77;
     load->run(100000);

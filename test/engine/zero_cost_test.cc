@@ -1,5 +1,5 @@
-// What the hot path must not do: allocate from the heap, or call the system. Control steps call the
-// system, but allocate nothing either.
+// The hot path must not allocate from the heap or call the system. Control steps call the system,
+// but do not allocate either.
 #include "engine/zero_cost.h"
 
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 namespace zero_cost_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
-/// Two engines and everything the hot path offers, with handlers that need no heap of their own.
+/// Two engines and everything on the hot path, with handlers that do not allocate.
 class Load {
  public:
   explicit Load(Turns turns) : server_(manual_config()), client_(manual_config()), turns_(turns) {
@@ -54,7 +54,7 @@ class Load {
     windows_ = client_.engine.device().memory_windows;  // else a rendezvous message is registered
     long_ = client_.buffer(kLong);
   }
-  /// Polls both so many times, with work of all kinds in flight.
+  /// Polls both `polls` times, with all kinds of work in flight.
   void run(int polls) {
     for (int i = 0; i < polls; ++i) {
       Connection& c = connections_[static_cast<std::size_t>(i) % 2];
@@ -82,7 +82,7 @@ class Load {
       turn(turns_, client_.engine, server_.engine);
     }
   }
-  /// Asks for memory and, with the next call, writes to it, renews the lease and gives it back.
+  /// Requests memory or, with the next call, writes to it, renews the lease and gives it back.
   template <typename Done>
   void use_lease(Connection& c, const Done& done) {
     if (leased_ && leased_.connection() == c) {
@@ -132,7 +132,7 @@ class Load {
         [this] { ++raw_told_; });
   }
   void run_raw(int i) {
-    if (raw_sent_ != raw_received_) return;  // without a receive it would be repeated for long
+    if (raw_sent_ != raw_received_) return;  // without a receive it would be retransmitted for long
     const std::size_t size = 1 + static_cast<std::size_t>(i) * 37 % 1400;
     const std::array<BufferSlice, 2> parts = {into_.slice(0, size), into_.slice(2000, 16)};
     const auto done = [this](const Completion&) { ++completed_; };

@@ -1,5 +1,5 @@
-// The agent as a whole: what a peer sends, byte by byte, in any order and at any time, must cost
-// nothing but its own connection.
+// The agent as a whole: whatever a peer sends, in any order and at any time, must affect only its
+// own connection.
 #include <array>
 
 #include "fuzz/agent_world.h"
@@ -14,31 +14,31 @@ namespace {
 using raw_peer::How;
 using wire::MessageKind;
 
-/// What an input is made of: a byte that names one of these, then what that takes.
+/// An input is a sequence of acts: a byte that names one of these, then its arguments.
 enum class Act : std::uint8_t {
-  bytes,      ///< length, bytes: as they are
-  data,       ///< length: a message of the application's
+  bytes,      ///< length, bytes: unchanged
+  data,       ///< length: a message of the application
   header,     ///< any header, length, payload
   control,    ///< kind, a body of the right size
-  offer,      ///< length, number: of memory that is there
+  offer,      ///< length, number: of existing memory
   answer,     ///< verdict: to the engine's last offer
-  foreign,    ///< number, verdict: to any
-  request,    ///< for a lease that may be had
-  push,       ///< memory that is there
-  granted,    ///< what the engine asked for last
-  call,       ///< about what the engine leased to us last
+  foreign,    ///< number, verdict: to any offer
+  request,    ///< for a lease that can be granted
+  push,       ///< existing memory
+  granted,    ///< the engine's last request
+  call,       ///< about the engine's last lease to us
   reply,      ///< to its last call
-  goodbye,    ///< or
+  goodbye,    ///< or the answer to one
   give_back,  ///< credit
-  notice,     ///< a WRITE with immediate, without bytes
-  write,      ///< with immediate, where the bytes say
+  notice,     ///< a WRITE with immediate and no bytes
+  write,      ///< with immediate, to the given address
   cell,       ///< any value
-  credit,     ///< some more that is there
+  credit,     ///< for existing receives
   immediate,  ///< for the next message
   invalid,    ///< the next one invalidates this key
   known_key,  ///< or the one that the engine told last
-  poll,       ///< so many times
-  time,       ///< goes on
+  poll,       ///< a number of times
+  time,       ///< advances
   app_sends,
   app_offers,
   app_requests,
@@ -47,7 +47,7 @@ enum class Act : std::uint8_t {
   app_recalls,
   app_forgets,
   app_closes,
-  ends,  ///< the queue pair, in one of two ways
+  ends,  ///< fails or closes the queue pair
   count
 };
 
@@ -113,7 +113,7 @@ class Attack {
     say(raw_peer::message(h, in_.bytes(in_.take<std::uint8_t>())));
   }
 
-  /// What the engine has said so far: numbers and keys to be answered with.
+  /// Records numbers and keys of the engine's messages, to answer them.
   void listen() {
     for (; heard_ < peer_.heard.size(); ++heard_) {
       const raw_peer::Heard& h = peer_.heard[heard_];
@@ -204,8 +204,8 @@ class Attack {
         const Endpoint& e = peer_.engine();
         const Bytes bytes(value % 64);
         return (void)peer_.send(bytes, {IBV_WR_RDMA_WRITE_WITH_IMM, 5, 0,
-                                        e.control_address + in_.take<std::uint8_t>() % 16,
-                                        e.control_rkey + (value >> 15)});
+                                        e.credit_cell_address + in_.take<std::uint8_t>() % 16,
+                                        e.credit_cell_rkey + (value >> 15)});
       }
       case Act::cell:
         return (void)peer_.write_cell(in_.take<std::uint64_t>());
@@ -222,7 +222,7 @@ class Attack {
         return listen();
       case Act::time:
         world_.pass(detail * 100us);
-        // So often that everybody who is honest has answered before more of it is over.
+        // Polls so often that honest ends have answered before the connection goes on closing.
         for (int i = 0; i < softverbs_test::kLook + 14; ++i) world_.poll();
         return;
       case Act::app_sends:
@@ -260,7 +260,7 @@ class Attack {
 };
 
 constexpr auto kActs = static_cast<std::uint8_t>(Act::count);
-/// More than this many acts of one input tell nothing new.
+/// More acts per input find nothing new.
 constexpr int kMostActs = 96;
 
 World& world() {
@@ -268,7 +268,7 @@ World& world() {
   return only;
 }
 
-/// From the application's hello to the end of everything.
+/// From the application's hello to the end of the connection.
 void connect(World& w, Application& app) {
   const Endpoint mine = w.peer.open();
   const Endpoint its = w.endpoint_of(app.connection());

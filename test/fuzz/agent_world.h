@@ -1,5 +1,5 @@
-// What the fuzzer of the agent works on: an engine with an honest connection that stays, and a raw
-// peer whose connection is made anew for each input. Time stands still unless it is moved.
+// The surroundings of the agent's fuzzer: an engine with an honest connection that stays, and a raw
+// peer that connects again for each input. The fuzzer moves the time.
 #pragma once
 
 #include <algorithm>
@@ -52,16 +52,16 @@ inline Config world_config() {
   return c;
 }
 
-/// Takes the value, or ends the run.
+/// Returns the value, or ends the run.
 template <typename T>
 T must(Result<T> result) {
   if (!result) expect(false, result.error().message());
   return std::move(*result);
 }
 
-/// What the engine holds: the same before and after each input.
+/// What the engine holds, which must be the same before and after each input.
 struct Resources {
-  std::uint64_t send, lease, large;
+  std::uint64_t send, lease, rendezvous;
   std::uint32_t registrations, windows, operations, connections;
   friend bool operator==(const Resources&, const Resources&) = default;
 };
@@ -115,7 +115,7 @@ class World {
     peer.control();
   }
   void pass(std::chrono::nanoseconds time) { now_ += static_cast<std::uint64_t>(time.count()); }
-  /// Polls, with time going on, until that comes true; false if it does not in a second.
+  /// Polls and moves the time until `done()`. Returns false after a second.
   template <typename Done>
   bool until(Done&& done) {
     for (int i = 0; i < 10000; ++i) {
@@ -126,7 +126,7 @@ class World {
     return done();
   }
 
-  /// The honest peer says something and has it back.
+  /// The honest peer sends a message and receives it back.
   void talk() {
     const std::uint64_t before = answered_;
     Buffer b = other_.allocate(1 + answered_ % 700);
@@ -141,25 +141,25 @@ class World {
     const EngineStats s = engine.stats();
     return {engine.memory_stats(Pool::send).blocks_used,
             engine.memory_stats(Pool::lease).blocks_used,
-            engine.memory_stats(Pool::large).blocks_used,
+            engine.memory_stats(Pool::rendezvous).blocks_used,
             s.registrations,
             s.windows_free,
             s.operations,
             s.connections};
   }
-  /// Nothing is left of the connection that was there, nobody else has noticed it.
+  /// Checks that nothing is left of the raw connection and that the honest one is unharmed.
   void expect_at_rest() {
     talk();
     if (!until([this] { return resources() == at_rest_; })) {
       const Resources h = resources();
-      std::fprintf(stderr, "send %lu lease %lu large %lu keys %u windows %u operations %u of %u\n",
-                   h.send, h.lease, h.large, h.registrations, h.windows, h.operations,
-                   h.connections);
+      std::fprintf(
+          stderr, "send %lu lease %lu rendezvous %lu keys %u windows %u operations %u of %u\n",
+          h.send, h.lease, h.rendezvous, h.registrations, h.windows, h.operations, h.connections);
       expect(false, "everything is given back");
     }
     const EngineStats s = engine.stats();
     expect(s.receives + 4 >= world_config().queues.receive_depth, "receives are posted again");
-    expect(s.credits_granted <= world_config().connections.credits, "credit is given back");
+    expect(s.reserved_receives <= world_config().connections.credits, "credit is given back");
     const auto books = engine.audit();
     if (!books) expect(false, books.error().message());
   }
@@ -179,10 +179,10 @@ class World {
   raw_peer::Peer peer{Clock::manual(&now_)};
 };
 
-/// The application at the engine's end of the connection to the raw peer.
+/// The application at the engine's end of the raw connection.
 class Application {
  public:
-  /// How it behaves.
+  /// Its behaviour.
   struct Manners {
     std::uint8_t bits;
     [[nodiscard]] bool echoes() const { return (bits & 1) != 0; }
@@ -198,8 +198,8 @@ class Application {
   Application(World& world, Manners manners) : world_(world), manners_(manners) {
     ConnectionHandlers h;
     if (!manners_.deaf()) {
-      h.on_message = [this](Connection, Message& m) { hear(m); };
-      h.on_offer = [this](Connection, Offer& o) { judge(o); };
+      h.on_message = [this](Connection, Message& m) { on_message(m); };
+      h.on_offer = [this](Connection, Offer& o) { on_offer(o); };
       h.on_lease = [this](Connection, RemoteMemory& m) { take(m); };
       h.on_returned = [](Connection, const Returned& r) {
         expect(r.how <= ReturnedBy::end, "memory comes back in a known way");
@@ -227,16 +227,16 @@ class Application {
   }
   void request(std::size_t bytes, Nanoseconds time) {
     LeaseOptions options;
-    options.time = time;
+    options.duration = time;
     note(connection_.request_memory(bytes, options, told()));
   }
   void lease(std::size_t bytes, Nanoseconds time) {
     const Buffer b = world_.engine.allocate(std::max<std::size_t>(bytes, 1), Pool::lease);
     LeaseOptions options;
-    options.time = time;
+    options.duration = time;
     if (b) note(connection_.lease(b.slice(), options, told()));
   }
-  /// Does something with the memory that it has of the peer.
+  /// Uses the memory leased by the peer.
   void use_memory(std::uint8_t how) {
     if (memory_.empty()) return;
     RemoteMemory& m = memory_[how / 8 % memory_.size()];
@@ -282,15 +282,15 @@ class Application {
       if (r.memory && memory_.size() < 4) memory_.push_back(std::move(r.memory));
     };
   }
-  void hear(Message& m) {
-    // Every byte of it is there.
+  void on_message(Message& m) {
+    // Reads every byte, so that a sanitizer checks them all.
     for (const std::byte b : m.bytes()) sum_ += std::to_integer<unsigned>(b);
     if (manners_.closes_on_messages()) (void)connection_.close();
     if (m.is_write() || m.size() == 0) return;
     if (manners_.echoes()) note(connection_.send(m.take(), done()));
     if (manners_.keeps() && kept_.size() < 80) kept_.push_back(m.take());
   }
-  void judge(Offer& o) {
+  void on_offer(Offer& o) {
     if (manners_.closes_on_offers()) (void)connection_.close();
     if (manners_.refuses_offers()) o.refuse();
     if (!manners_.places_offers()) return;

@@ -1,4 +1,4 @@
-// What a peer puts into rdma_cm's private data.
+// The private data that a peer gives to rdma_cm.
 #include "fuzz/fuzz.h"
 #include "fuzz/samples.h"
 #include "wire/cm_data.h"
@@ -11,7 +11,7 @@ using namespace spinwire::wire;
 namespace {
 
 void run_request(std::span<const std::byte> data) {
-  // rdma_cm told this much itself.
+  // rdma_cm itself provides these fields.
   Endpoint e = sample_endpoint();
   const auto decoded = decode_cm(data, e);
   if (!decoded) {

@@ -1,4 +1,4 @@
-// An endpoint as text, from wherever an application got it.
+// An endpoint as text, from an unknown source.
 #include "fuzz/fuzz.h"
 #include "fuzz/samples.h"
 #include "wire/handshake.h"
@@ -24,7 +24,7 @@ void run(std::span<const std::byte> data) {
   const auto read = Endpoint::parse(text_of(bytes));
   if (read) check_text(*read);
   if (!read) expect(!read.error().found.empty(), "words of a refusal");
-  // Any endpoint that there can be has a text.
+  // Any valid endpoint has a text.
   if (const auto e = wire::decode_endpoint(bytes); e) check_text(*e);
 }
 

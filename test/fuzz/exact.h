@@ -1,11 +1,11 @@
-// For decoders whose every byte is a field, or is checked to be zero.
+// For formats in which every byte is a field or checked to be zero.
 #pragma once
 
 #include "fuzz/fuzz.h"
 
 namespace fuzz {
 
-/// What decodes as a T has exactly the bytes that it encodes to.
+/// Bytes that decode as a T are exactly the bytes that the T encodes to.
 template <typename T>
 void run_exact(std::span<const std::byte> bytes) {
   T value;

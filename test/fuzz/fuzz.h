@@ -1,5 +1,5 @@
-// What the fuzzers share: input by fields, checks, and seeds. A target includes this once, takes an
-// input in fuzz::run() and gives in fuzz::sow() what to begin with.
+// Shared by the fuzzers: input by fields, checks, and seeds. A target includes this file once,
+// reads an input in fuzz::run() and writes its seeds in fuzz::sow().
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,14 @@ namespace fuzz {
 
 using Bytes = std::vector<std::byte>;
 
-/// Ends the run, with the input kept, where something does not hold.
+/// Ends the run and keeps the input unless `holds`.
 inline void expect(bool holds, std::string_view what) {
   if (holds) return;
   std::fprintf(stderr, "does not hold: %.*s\n", static_cast<int>(what.size()), what.data());
   std::abort();
 }
 
-/// The same bytes.
+/// Whether the bytes are equal.
 inline bool same(std::span<const std::byte> a, std::span<const std::byte> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
@@ -37,10 +37,10 @@ inline bool printable(std::string_view text) {
 inline std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-/// Exactly these bytes in a block of their own, so that a look beyond them is seen.
+/// A copy in a block of its own, so that a sanitizer detects a read beyond it.
 inline Bytes alone(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
-/// Takes the input from its front; what is not there reads as 0.
+/// Reads the input from its front; beyond the end it reads zeroes.
 class Input {
  public:
   explicit Input(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -64,7 +64,7 @@ class Input {
   std::span<const std::byte> rest_;
 };
 
-/// Where the first inputs go, a file each.
+/// Writes the seeds, one file each.
 class Seeds {
  public:
   explicit Seeds(std::string folder) : folder_(std::move(folder)) {}
@@ -89,7 +89,7 @@ void sow(Seeds& seeds);
 
 }  // namespace fuzz
 
-/// TARGET --seeds FOLDER writes them and does no more.
+/// TARGET --seeds FOLDER only writes the seeds.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   if (*argc == 3 && std::string_view((*argv)[1]) == "--seeds") {
     fuzz::Seeds seeds((*argv)[2]);

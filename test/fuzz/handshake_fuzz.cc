@@ -11,10 +11,10 @@ namespace {
 using namespace spinwire;
 using namespace spinwire::wire;
 
-/// What this end may speak.
+/// Versions that this end may support.
 constexpr std::array<VersionRange, 4> kOurs{{kVersions, {1, 3}, {2, 4}, {7, 7}}};
 
-/// An error of a decoder's tells everything, and blames the peer or a version.
+/// A decoder's error has all fields, and blames the peer or a version.
 template <typename T>
 bool refused(const Result<T>& result) {
   if (result) return false;
@@ -65,8 +65,8 @@ void run_bodies(std::span<const std::byte> body) {
 }
 
 Frame encode_again(const Received& r) {
-  const Speaker speaker{r.header.versions, r.header.features};
-  return std::visit([&](const auto& body) { return encode(body, speaker); }, r.body);
+  const Capabilities capabilities{r.header.versions, r.header.features};
+  return std::visit([&](const auto& body) { return encode(body, capabilities); }, r.body);
 }
 
 void check_received(const Received& r, std::span<const std::byte> frame, VersionRange ours) {
@@ -76,13 +76,13 @@ void check_received(const Received& r, std::span<const std::byte> frame, Version
   expect(r.body.index() + 1 == static_cast<std::size_t>(h.kind), "a body is of its kind");
   if (const auto* refuse = std::get_if<Refuse>(&r.body)) return check_refuse(*refuse);
   const Frame again = encode_again(r);
-  // What a newer version appended is not known here.
+  // Fields that a newer version appended are unknown here.
   const std::size_t known = std::min(again.size, frame.size());
   expect(again.size <= frame.size(), "nothing was made up");
   expect(h.versions.max > ours.max || again.size == frame.size(), "nothing was left out");
-  constexpr std::size_t kLength = header_at::body_length;
+  constexpr std::size_t kLength = 10, kFeatures = 12;
   expect(same(again.bytes().first(kLength), frame.first(kLength)), "a header's bytes");
-  expect(same(again.bytes().subspan(header_at::features), frame.first(known).subspan(12)),
+  expect(same(again.bytes().subspan(kFeatures), frame.first(known).subspan(kFeatures)),
          "a frame's bytes");
 }
 
@@ -117,22 +117,22 @@ void sow(Seeds& seeds) {
     seeds.add({{&first, 1}, frame.bytes()});
     seeds.add({{&first, 1}, frame.bytes().subspan(kHeaderBytes)});
   };
-  const Speaker newer{{1, 9}, 0x55};
+  const Capabilities newer{{1, 9}, 0x55};
   for (const std::uint8_t ours : {std::uint8_t{0}, std::uint8_t{1}}) {
-    const Speaker speaker = ours == 0 ? Speaker{} : newer;
-    sow_frame(encode(Hello{sample_endpoint()}, speaker), ours);
-    sow_frame(encode(Accept{sample_endpoint()}, speaker), ours);
-    sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), speaker), ours);
-    sow_frame(encode(Ready{77}, speaker), ours);
-    sow_frame(encode(OpenSession{sample_session()}, speaker), ours);
+    const Capabilities capabilities = ours == 0 ? Capabilities{} : newer;
+    sow_frame(encode(Hello{sample_endpoint()}, capabilities), ours);
+    sow_frame(encode(Accept{sample_endpoint()}, capabilities), ours);
+    sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), capabilities), ours);
+    sow_frame(encode(Ready{77}, capabilities), ours);
+    sow_frame(encode(OpenSession{sample_session()}, capabilities), ours);
     SessionEnd opened = sample_session();
     opened.token = 0x1122334455667788;
-    sow_frame(encode(SessionOpened{opened}, speaker), ours);
+    sow_frame(encode(SessionOpened{opened}, capabilities), ours);
     SessionEnd without = sample_session();  // datagrams
     without.qp_num = 0;
-    sow_frame(encode(OpenSession{without}, speaker), ours);
-    sow_frame(encode(JoinSession{sample_endpoint(), 5, 6}, speaker), ours);
-    sow_frame(encode(PathResponse{0x99aa}, speaker), ours);
+    sow_frame(encode(OpenSession{without}, capabilities), ours);
+    sow_frame(encode(JoinSession{sample_endpoint(), 5, 6}, capabilities), ours);
+    sow_frame(encode(PathResponse{0x99aa}, capabilities), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }

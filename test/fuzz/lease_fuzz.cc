@@ -1,4 +1,4 @@
-// What peers say of leases.
+// Lease messages of peers.
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
 #include "wire/lease_messages.h"

@@ -1,4 +1,4 @@
-// The header of every message, and the compare that stands for its decoder on the hot path.
+// The header of every message, and the comparison that replaces its decoder on the hot path.
 #include "fuzz/fuzz.h"
 #include "wire/message_header.h"
 

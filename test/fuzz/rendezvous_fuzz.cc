@@ -1,4 +1,4 @@
-// Offers of rendezvous messages, and the answers to them.
+// Offers of rendezvous messages and their answers.
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
 #include "wire/rendezvous_messages.h"

@@ -1,4 +1,4 @@
-// What is in order, for the seeds.
+// Valid values for the seeds.
 #pragma once
 
 #include "spinwire/endpoint.h"
@@ -18,9 +18,9 @@ inline spinwire::Endpoint sample_endpoint() {
   e.eager_bytes = 4096;
   e.credits = 64;
   e.incarnation = 0x1122334455667788;
-  e.control_address = 0x7fff00001008;
-  e.control_rkey = 0xcafe;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 0x7fff00001008;
+  e.credit_cell_rkey = 0xcafe;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;

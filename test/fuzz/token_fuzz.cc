@@ -14,9 +14,9 @@ void run(std::span<const std::byte> data) {
   Bytes bytes = alone(data);
   run_exact<Token>(bytes);
   if (bytes.size() != kTokenBytes) return;
-  // The sum in the last eight bytes finds damage; who means harm gets it right.
+  // The checksum in the last eight bytes detects damage, not malice.
   constexpr std::size_t kSummed = kTokenBytes - sizeof(std::uint64_t);
-  Writer(bytes).put<std::uint64_t>(kSummed, XXH3_64bits(bytes.data(), kSummed));
+  put_number<std::uint64_t>(bytes.data() + kSummed, XXH3_64bits(bytes.data(), kSummed));
   run_exact<Token>(bytes);
   Token token;
   if (decode(bytes, token)) {

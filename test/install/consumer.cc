@@ -1,4 +1,5 @@
-// What a user's program does first: include the installed headers, link, and ask for the version.
+// The first steps of a user's program: includes the installed headers, links, and prints the
+// version.
 #include <spinwire/version.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// A program outside of the tree that simulates: two nodes for a while. Prints the version.
+// A program outside the tree that simulates two nodes for a while. Prints the version.
 #include <spinwire/sim.h>
 #include <spinwire/version.h>
 

@@ -1,5 +1,6 @@
-// The process that is killed: one engine, one connection to the survivor, busy with its phase until
-// it dies. A fresh execution of the test program, so that nothing of the survivor's lives on in it.
+// The process that is killed: one engine with one connection to the survivor, busy with its phase
+// until it dies. It is a new execution of the test program, so that it inherits nothing of the
+// survivor.
 #pragma once
 
 #include <dirent.h>
@@ -12,7 +13,7 @@
 #include <cstdarg>
 #include <deque>
 
-#include "kill/page.h"
+#include "kill/victim_orders.h"
 
 namespace kill_test {
 
@@ -20,11 +21,11 @@ class Victim {
  public:
   explicit Victim(Slot& slot) : slot_(slot), dice_(slot.seed) {}
 
-  /// Ends by itself only when its connection was closed in good order, or after too long a time.
+  /// Ends by itself only after a normal close, or after a time limit.
   int run() {
-    if (!look_for_inherited() || !open() || !meet()) return 1;
-    constexpr std::uint64_t kTimeout = 30'000'000'000;
-    const std::uint64_t deadline = now_ns() + (bystander() ? 40 * kTimeout : kTimeout);
+    if (!has_no_inherited_descriptors() || !open() || !connect_or_listen()) return 1;
+    constexpr std::uint64_t kTimeout = 240'000'000'000;
+    const std::uint64_t deadline = now_ns() + (is_echo() ? 40 * kTimeout : kTimeout);
     for (std::uint64_t spins = 1; !over_; ++spins) {
       const int events = engine_.poll();
       if (events < 0) return fault("poll() answers %d", events);
@@ -40,7 +41,7 @@ class Victim {
   }
 
  private:
-  [[nodiscard]] bool bystander() const { return slot_.phase == Phase::bystander; }
+  [[nodiscard]] bool is_echo() const { return slot_.phase == Phase::echo; }
   [[nodiscard]] Stage stage() const { return slot_.stage.load(std::memory_order_relaxed); }
   void enter(Stage stage) { slot_.stage.store(stage, std::memory_order_release); }
   void progress() { slot_.counter.fetch_add(1, std::memory_order_relaxed); }
@@ -56,9 +57,8 @@ class Victim {
     return 1;
   }
 
-  /// A descriptor of the survivor's engine that lived on here would keep its memory and its
-  /// connections alive.
-  bool look_for_inherited() {
+  /// An inherited descriptor of the survivor's engine would keep its memory and connections alive.
+  bool has_no_inherited_descriptors() {
     DIR* list = opendir("/proc/self/fd");
     if (list == nullptr) return true;
     bool clean = true;
@@ -80,10 +80,10 @@ class Victim {
     if (!opened) return fault("%s", opened.error().message().c_str()) == 0;
     engine_ = std::move(*opened);
     std::string why;
-    if (slot_.phase != Phase::one_sided && !bystander()) return true;
+    if (slot_.phase != Phase::one_sided && !is_echo()) return true;
     using spinwire::Access;
     if (!into_.open(engine_, slot_.private_memory,
-                    bystander() ? Access::remote_read_write : Access::remote_write, why) ||
+                    is_echo() ? Access::remote_read_write : Access::remote_write, why) ||
         !from_.open(engine_, slot_.private_memory, Access::remote_read, why)) {
       return fault("%s", why.c_str()) == 0;
     }
@@ -106,7 +106,7 @@ class Victim {
     };
     h.on_message = [this](spinwire::Connection, spinwire::Message& m) { take(m); };
     h.on_closed = [this](spinwire::Connection, const spinwire::Error& why) {
-      // A victim of the handshake may see the survivor give up; it dies all the same.
+      // The survivor may give up a connection in its handshake; the victim still dies.
       if (slot_.strike == Strike::never) {
         if (why.status != spinwire::Status::ok) fault("closed: %s", why.message().c_str());
         over_ = true;
@@ -116,7 +116,7 @@ class Victim {
     return h;
   }
 
-  bool meet() {
+  bool connect_or_listen() {
     if (slot_.role == Role::connects) {
       enter(Stage::handshake);
       spinwire::ConnectOptions options;
@@ -137,7 +137,7 @@ class Victim {
   }
 
   void take(spinwire::Message& m) {
-    if (bystander()) {
+    if (is_echo()) {
       echoes_.push_back(m.take());
       progress();
       return;
@@ -149,7 +149,7 @@ class Victim {
     if (slot_.phase == Phase::sending) progress();
   }
 
-  /// The phase's work after one poll.
+  /// Does the phase's work after one poll.
   void work() {
     if (stage() == Stage::starting && slot_.connecting.load(std::memory_order_acquire) != 0)
       enter(Stage::handshake);
@@ -162,16 +162,16 @@ class Victim {
         progress();
         break;
       case Phase::receiving:
-        pour();
+        send_messages();
         break;
       case Phase::one_sided:
-        reach();
+        access_survivor_memory();
         break;
       case Phase::closing:
-        pour();
+        send_messages();
         close();
         return;
-      case Phase::bystander:
+      case Phase::echo:
         while (!echoes_.empty() && connection_.send(echoes_.front()) == spinwire::Status::ok)
           echoes_.pop_front();
         return;
@@ -181,14 +181,14 @@ class Victim {
       enter(Stage::in_phase);
   }
 
-  /// Sends as many messages as there is credit for.
-  void pour() {
+  /// Sends messages while there is credit.
+  void send_messages() {
     for (int burst = 0; burst < 32; ++burst) {
       const std::uint64_t key = message_key(~slot_.seed, sent_);
       const std::size_t size = message_size(key);
       spinwire::Buffer buffer = engine_.allocate(kLongestMessage);
       if (!buffer) return;
-      buffer.resize(size);
+      (void)buffer.resize(size);
       fill_bytes(buffer.bytes(), key);
       if (connection_.send(buffer, [this](const spinwire::Completion& c) {
             if (c.status == spinwire::Status::ok) progress();
@@ -199,16 +199,16 @@ class Victim {
     }
   }
 
-  /// Keeps a few reads and writes of the survivor's memory outstanding.
-  void reach() {
+  /// Keeps a few reads and writes of the survivor's memory in flight.
+  void access_survivor_memory() {
     constexpr std::uint32_t kWindow = 4;
-    while (reaching_ < kWindow) {
-      // As many short ones as long: the kill is to strike within copies and between them.
+    while (accesses_in_flight_ < kWindow) {
+      // Half of them are short, so that the kill strikes both within copies and between them.
       const std::uint64_t length = 1 + dice_.below(dice_.below(2) == 0 ? 4096 : kAreaBytes);
       const std::uint64_t offset = dice_.below(kAreaBytes - length + 1);
       const bool writes = dice_.below(2) == 0;
       const auto done = [this, offset, length, writes](const spinwire::Completion& c) {
-        --reaching_;
+        --accesses_in_flight_;
         if (c.status != spinwire::Status::ok) return;
         progress();
         if (!writes &&
@@ -222,7 +222,7 @@ class Victim {
                  : connection_.read(sink_.slice(offset, length),
                                     slot_.survivor_from.slice(offset, length), done);
       if (status != spinwire::Status::ok) return;
-      ++reaching_;
+      ++accesses_in_flight_;
     }
   }
 
@@ -240,7 +240,7 @@ class Victim {
       fault("close() answers %s", std::string(to_string(status)).c_str());
   }
 
-  // Death.
+  // Dying.
 
   void die() {
     slot_.struck_at.store(now_ns());
@@ -269,7 +269,7 @@ class Victim {
       slot_.armed.store(1, std::memory_order_release);
     }
     if (!struck_ || slot_.strike != Strike::at_step) return;
-    // The handshake's steps are its control verbs, other phases go by polls.
+    // The steps of the handshake are control verbs; those of other phases are polls.
     if (handshake ? slot_.step.load() >= slot_.steps : polls_++ >= slot_.steps) die();
   }
 
@@ -282,11 +282,11 @@ class Victim {
   spinwire::Buffer source_, sink_;
   std::deque<spinwire::Buffer> echoes_;
   std::uint64_t sent_ = 0, taken_ = 0;
-  std::uint32_t reaching_ = 0, polls_ = 0;
+  std::uint32_t accesses_in_flight_ = 0, polls_ = 0;
   bool over_ = false, struck_ = false;
 };
 
-/// What runs in place of the tests when the environment names a victim.
+/// Runs instead of the tests when the environment names a victim.
 inline int victim_main(const char* order) {
   int descriptor = -1;
   unsigned slot = 0;

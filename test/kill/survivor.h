@@ -1,5 +1,5 @@
-// The process that goes on: one engine, a connection to each victim, and a record of everything
-// that was accepted and of how it ended.
+// The surviving process: one engine, a connection to each victim, and a record of every accepted
+// operation and its completion.
 #pragma once
 
 #include <fcntl.h>
@@ -12,11 +12,11 @@
 #include <memory>
 #include <string_view>
 
-#include "kill/page.h"
+#include "kill/victim_orders.h"
 
 namespace kill_test {
 
-/// The page that all victims share, and how they are started.
+/// The page that all victims share, and the code that starts them.
 class Nursery {
  public:
   Nursery() {
@@ -35,8 +35,8 @@ class Nursery {
   explicit operator bool() const { return slots_ != nullptr; }
   Slot& slot(std::uint32_t i) { return slots_[i]; }
 
-  /// Executes this program anew as the victim of slot `i`; its pid, or -1. It inherits the page and
-  /// standard error, nothing else: a plain fork would keep the survivor's mappings alive.
+  /// Executes this program as the victim of slot `i`. Returns its pid, or -1. It inherits only the
+  /// page and standard error: a plain fork would keep the survivor's mappings alive.
   pid_t start(std::uint32_t i) {
     const std::string order =
         std::string(kVictimVariable) + "=" + std::to_string(descriptor_) + ":" + std::to_string(i);
@@ -50,7 +50,7 @@ class Nursery {
                                "--gtest_brief=1", nullptr};
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, descriptor_, descriptor_);  // ends close-on-exec
+    posix_spawn_file_actions_adddup2(&actions, descriptor_, descriptor_);  // clears close-on-exec
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     pid_t pid = -1;
     const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
@@ -69,18 +69,18 @@ struct Plan {
   Role role = Role::connects;
   Strike strike = Strike::by_survivor;
   std::uint64_t seed = 1;
-  std::uint32_t most_progress = 2000;  ///< of the victim in its phase before anybody strikes
-  bool reap_late = false;  ///< the dead victim stays a zombie until its connection has closed
+  std::uint32_t most_progress = 2000;  ///< of the victim in its phase before the strike
+  bool reap_late = false;  ///< leaves the dead victim a zombie until its connection has closed
 };
 
 class Target;
 
-/// One connection, and every operation that was accepted on it.
+/// One connection and its accepted operations.
 struct Link {
   Target* target = nullptr;
   spinwire::Connection connection;
   bool ready = false;
-  std::uint32_t closed = 0;  ///< times that on_closed ran
+  std::uint32_t closed = 0;  ///< number of on_closed callbacks
   spinwire::Error why;
   std::uint64_t closed_at = 0;
   std::uint32_t left_at_close = 0;
@@ -93,7 +93,7 @@ struct Link {
   std::uint64_t taken = 0;
 };
 
-/// What all targets of a survivor use.
+/// Shared by all targets of a survivor.
 struct Common {
   spinwire::Engine engine;
   Nursery nursery;
@@ -117,7 +117,7 @@ struct Common {
   }
 };
 
-/// The survivor's side of one victim after the other.
+/// The survivor's side of one victim after another.
 class Target {
  public:
   Target(Common& common, std::uint32_t slot) : common_(common), index_(slot) {}
@@ -144,15 +144,16 @@ class Target {
 
   /// Starts a victim.
   bool start(const Plan& plan);
-  /// The survivor's part of the phase; once after each poll.
+  /// Does the survivor's part of the phase. Call it once after each poll.
   void step();
-  /// Kills the victim if it is its turn and the phase is under way; `now` or a few polls later.
+  /// Kills the victim if the survivor is to strike and the phase is under way: at once with `now`,
+  /// else some polls later.
   void strike(bool now);
-  /// Does not strike before the hold is ended.
+  /// While held, does not strike.
   void hold(bool held) { held_ = held; }
-  /// The victim is dead, and the survivor has ended all that it had with it.
+  /// Whether the victim is dead and the survivor has ended everything it had with it.
   [[nodiscard]] bool over();
-  /// Buries the victim and looks whether all went as it should. After over().
+  /// Reaps the victim and checks the results. Call it after over().
   void finish();
 
   [[nodiscard]] Slot& slot() { return common_.nursery.slot(index_); }
@@ -162,7 +163,7 @@ class Target {
     return slot().stage.load() >= Stage::in_phase ||
            (plan_.phase == Phase::handshake && slot().stage.load() == Stage::handshake);
   }
-  /// Whether the victim died in the phase that was meant.
+  /// Whether the victim died in the planned phase.
   [[nodiscard]] bool hit();
   [[nodiscard]] const std::vector<std::unique_ptr<Link>>& links() const { return links_; }
   [[nodiscard]] Link* ready_link() {
@@ -171,10 +172,10 @@ class Target {
     }
     return nullptr;
   }
-  /// ns from the strike to the last completion, and to the last on_closed.
+  /// Time in ns from the strike to the last completion, and to the last on_closed.
   [[nodiscard]] std::uint64_t completed_after() const { return completed_after_; }
   [[nodiscard]] std::uint64_t closed_after() const { return closed_after_; }
-  /// Since the victim is known to be dead.
+  /// When the victim was found dead.
   [[nodiscard]] std::uint64_t died_at() const { return died_at_; }
 
   void fault(const std::string& text);
@@ -190,11 +191,11 @@ class Target {
   void take(Link& link, const spinwire::Message& m);
   bool accepted(Link& link, std::uint32_t id, spinwire::Status status);
   void end(Link& link, std::uint32_t id, spinwire::Status status);
-  void pour(Link& link);
-  void reach(Link& link);
+  void send_messages(Link& link);
+  void access_victim_memory(Link& link);
   void check(Link& link);
-  bool lend();
-  void take_back(Area& area, bool written);
+  bool expose_memory();
+  void revoke_memory(Area& area, bool written);
 
   Common& common_;
   std::uint32_t index_;

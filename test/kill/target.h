@@ -1,12 +1,13 @@
-// How the survivor deals with one victim.
+// The survivor's handling of one victim.
 #pragma once
 
 #include "kill/survivor.h"
 
 namespace kill_test {
 
-/// A dead peer's operations and its connection end within this.
-inline constexpr std::uint64_t kDetectionMax = 5'000'000'000;
+/// A dead peer's operations and its connection end within this: milliseconds on an idle machine. No
+/// time-out of the settings is as short, so that it is the device that notices.
+inline constexpr std::uint64_t kDetectionMax = 60'000'000'000;
 
 inline void Target::fault(const std::string& text) {
   const auto phase = static_cast<std::size_t>(plan_.phase);
@@ -16,7 +17,7 @@ inline void Target::fault(const std::string& text) {
                 std::to_string(plan_.seed) + ": " + text);
 }
 
-inline bool Target::lend() {
+inline bool Target::expose_memory() {
   using spinwire::Access;
   std::string why;
   if (into_.open(common_.engine, slot().private_memory, Access::remote_write, why) &&
@@ -53,7 +54,7 @@ inline bool Target::start(const Plan& plan) {
   constexpr std::array<std::uint64_t, kPhases> kTimeout = {30, 1000, 1000, 1000, 300, 4};
   polls_left_ =
       static_cast<std::uint32_t>(dice_.below(kTimeout[std::size_t(plan.phase) % kPhases]));
-  if (plan.phase == Phase::one_sided && !lend()) return false;
+  if (plan.phase == Phase::one_sided && !expose_memory()) return false;
   const std::string address = listener_.address();
   s.survivor_port = static_cast<std::uint32_t>(std::stoul(address.substr(address.rfind(':') + 1)));
   pid_ = common_.nursery.start(index_);
@@ -126,29 +127,29 @@ inline void Target::end(Link& link, std::uint32_t id, spinwire::Status status) {
     fault("an operation ended as " + std::string(to_string(status)));
 }
 
-/// Keeps a window of messages outstanding.
-inline void Target::pour(Link& link) {
+/// Keeps a window of messages in flight.
+inline void Target::send_messages(Link& link) {
   constexpr std::uint32_t kWindow = 48;
   while (link.outstanding < kWindow) {
     const std::uint64_t key = message_key(plan_.seed, link.sent);
     const std::size_t size = message_size(key);
     spinwire::Buffer buffer = common_.engine.allocate(kLongestMessage);
     if (!buffer) return fault("the send pool is dry");
-    buffer.resize(size);
+    (void)buffer.resize(size);
     fill_bytes(buffer.bytes(), key);
     const auto id = static_cast<std::uint32_t>(link.ended.size());
     link.ended.push_back(0);
     Link* l = &link;
     const auto done = [l, id](const spinwire::Completion& c) { l->target->end(*l, id, c.status); };
-    // Posted at once or with the others at the poll's end, as it comes.
+    // Posts at once or at the end of the poll, at random.
     const auto post = dice_.below(2) == 0 ? spinwire::Post::now : spinwire::Post::defer;
     if (!accepted(link, id, link.connection.send(buffer, done, post))) return;
     ++link.sent;
   }
 }
 
-/// Keeps a few reads and writes of the victim's memory outstanding.
-inline void Target::reach(Link& link) {
+/// Keeps a few reads and writes of the victim's memory in flight.
+inline void Target::access_victim_memory(Link& link) {
   constexpr std::uint32_t kWindow = 4;
   if (slot().lent.load(std::memory_order_acquire) == 0) return;
   while (link.outstanding < kWindow) {
@@ -180,10 +181,10 @@ inline void Target::step() {
   switch (plan_.phase) {
     case Phase::sending:
     case Phase::closing:
-      pour(*link);
+      send_messages(*link);
       break;
     case Phase::one_sided:
-      reach(*link);
+      access_victim_memory(*link);
       break;
     default:
       break;
@@ -263,8 +264,8 @@ inline void Target::check(Link& link) {
   if (link.closed_at > struck) closed_after_ = std::max(closed_after_, link.closed_at - struck);
 }
 
-/// Nobody may reach the memory any more, and nobody wrote where they should not have.
-inline void Target::take_back(Area& area, bool written) {
+/// Revokes the memory and checks that peers wrote only where allowed.
+inline void Target::revoke_memory(Area& area, bool written) {
   if (!area.intact(written)) fault("memory was changed that was not to be");
   if (!area.region) {
     const std::uint64_t deadline = now_ns() + kDetectionMax;
@@ -286,8 +287,8 @@ inline void Target::finish() {
   if (completed_after_ > kDetectionMax || closed_after_ > kDetectionMax)
     fault("noticed after " + std::to_string(closed_after_ / 1'000'000) + " ms");
   if (plan_.phase == Phase::one_sided) {
-    take_back(into_, true);
-    take_back(from_, false);
+    revoke_memory(into_, true);
+    revoke_memory(from_, false);
   }
 }
 

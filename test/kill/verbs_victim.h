@@ -1,4 +1,5 @@
-// A process that is killed in the midst of datagrams, atomics or windows: verbs alone, no engine.
+// A process that is killed during datagrams, atomics or window operations. It uses verbs, not an
+// engine.
 #pragma once
 
 #include <signal.h>
@@ -17,11 +18,11 @@ namespace verbs_kill_test {
 
 using namespace softverbs_test;  // NOLINT: a test's helpers
 
-/// What a victim is at when it dies.
+/// What a victim does when it dies.
 enum class Kind : std::uint32_t { datagrams, mapped_atomics, private_atomics, windows };
 inline constexpr std::size_t kKinds = 4;
 
-// What lies where in the survivor's memory, and in a victim's.
+// Offsets in the memory of the survivor and of a victim.
 inline constexpr std::size_t kCounterAt = 4096;
 inline constexpr std::size_t kWindowAt = 64 * 1024;
 inline constexpr std::uint32_t kWindowBytes = 64 * 1024;
@@ -32,18 +33,18 @@ inline constexpr std::size_t kScratchAt = 512 * 1024;
 
 /// The page that the victim shares with the survivor.
 struct Page {
-  std::atomic<std::uint32_t> inside{0};      ///< it is in the verb that its kind is about
-  std::atomic<std::uint64_t> operations{0};  ///< of that kind, done
-  std::atomic<std::uint64_t> added{0};       ///< to the survivor's counter, for sure
+  std::atomic<std::uint32_t> inside{0};      ///< it is inside a verb of its kind
+  std::atomic<std::uint64_t> operations{0};  ///< completed operations of its kind
+  std::atomic<std::uint64_t> added{0};       ///< completed additions to the survivor's counter
   std::atomic<std::uint64_t> struck_at{0};   ///< ns of CLOCK_MONOTONIC
-  std::atomic<std::uint32_t> key{0};         ///< of the survivor's window; 0: none now
+  std::atomic<std::uint32_t> key{0};         ///< of the survivor's window; 0: none
 };
 
-/// What the survivor tells before the victim begins.
+/// The survivor's orders, sent before the victim begins.
 struct Terms {
   std::uint32_t datagrams_to;
-  std::uint64_t operations;  ///< before it dies
-  std::uint32_t delay_ns;    ///< and then that much later
+  std::uint64_t operations;  ///< before the strike
+  std::uint32_t delay_ns;    ///< delay of the strike after those
   std::uint64_t seed;
 };
 
@@ -79,7 +80,7 @@ class Victim {
         qp_(node_.make_qp()),
         owner_(meet(node_, qp_, socket)),
         ud_(ready_ud(node_, true)) {
-    meet(node_, node_.make_qp(), socket);  // for what the survivor does here
+    meet(node_, node_.make_qp(), socket);  // for the survivor's own operations
     put(socket, ud_->qp_num);
     terms_ = get<Terms>(socket);
     dice_ = spinwire::base::Random(terms_.seed);
@@ -88,7 +89,7 @@ class Victim {
       must(node_.post_recv(i, kReceivesAt + i * kSlot, kSlot) == 0, "post_recv");
   }
 
-  /// Until it is killed.
+  /// Runs until it is killed.
   [[noreturn]] void run() {
     for (std::uint64_t n = 0;; ++n) {
       act(n);
@@ -101,7 +102,7 @@ class Victim {
   }
 
  private:
-  /// The kernel kills us, at whatever instruction we are then.
+  /// The kernel kills the process at any instruction.
   void arm() const {
     sigevent event{};
     event.sigev_notify = SIGEV_SIGNAL;
@@ -127,7 +128,7 @@ class Victim {
     }
   }
 
-  /// Posts it as what the kind is about, and waits for its end.
+  /// Posts a work request of the victim's kind and waits for its completion.
   ibv_wc_status run_inside(ibv_send_wr& wr, ibv_qp* qp) {
     page_.inside.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -159,15 +160,15 @@ class Victim {
     page_.added.fetch_add(1, std::memory_order_relaxed);
   }
 
-  /// A write through the survivor's window, for as long as that gives access; a window of our own,
-  /// bound and invalidated.
+  /// Writes through the survivor's window while it is open, and binds and invalidates a window of
+  /// its own.
   void use_windows() {
     const std::uint32_t key = page_.key.load(std::memory_order_acquire);
     if (key != 0) {
       Send send(1, node_.sge(kScratchAt, kWindowBytes), IBV_WR_RDMA_WRITE);
       send.to(owner_.memory + kWindowAt, key);
       const ibv_wc_status status = run_inside(send.wr, qp_);
-      // A refused write fails the survivor's queue pair, too, which answers none that follows.
+      // A refused write also fails the survivor's queue pair, which then no longer responds.
       must(status == IBV_WC_SUCCESS || status == IBV_WC_REM_ACCESS_ERR ||
                status == IBV_WC_RETRY_EXC_ERR,
            ibv_wc_status_str(status));

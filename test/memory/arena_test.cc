@@ -52,7 +52,7 @@ std::string fault(const Arena& arena) {
 
 void give_back(Block* block) { spinwire::detail::release(block); }
 
-/// Takes blocks of `size` until the pool is dry.
+/// Takes blocks of `size` until the pool is empty.
 std::vector<Block*> drain(Arena& arena, PoolId pool, std::size_t size) {
   std::vector<Block*> blocks;
   while (Block* block = arena.allocate(pool, size)) blocks.push_back(block);
@@ -106,7 +106,7 @@ TEST(ArenaTest, LongRequestsTakeAdjacentChunks) {
       EXPECT_EQ(arena->stats(PoolId::send).free_chunks, 8u);
     }
   }
-  // One byte more than n chunks hold takes n + 1.
+  // One byte more than n chunks hold needs n + 1.
   Block* block = arena->allocate(PoolId::send, kChunkBytes - 63);
   ASSERT_NE(block, nullptr);
   EXPECT_EQ(block->capacity, 2 * kChunkBytes - 64);
@@ -148,7 +148,7 @@ TEST(ArenaTest, DryPoolLeavesTheOthersAlone) {
     EXPECT_EQ(held[i].size(), chunks * per_chunk);
     EXPECT_EQ(arena->stats(pools[i]).blocks_used, held[i].size());
   }
-  // What returns to one pool serves that pool.
+  // A block returns to its own pool.
   give_back(held[1].back());
   held[1].pop_back();
   EXPECT_EQ(arena->allocate(PoolId::send, 1), nullptr);
@@ -174,7 +174,7 @@ TEST(ArenaTest, PoolsLieApartInTheSlab) {
 
 TEST(ArenaTest, EveryClassFillsTheWholePoolWithoutOverlap) {
   const ArenaPtr arena = make_arena(3);
-  // One class after the other in one arena: a pool whose blocks are all free serves any size.
+  // All classes in turn in one arena: a pool without used blocks serves any size.
   for (int round = 0; round < 2; ++round) {
     for (const std::size_t size : kClassSizes) {
       auto blocks = drain(*arena, PoolId::send, size);
@@ -202,11 +202,11 @@ TEST(ArenaTest, ClassKeepsOneEmptyChunkUntilAnotherNeedsIt) {
     give_back(block);
     EXPECT_EQ(arena->stats(PoolId::send).free_chunks, 1u) << "no thrashing";
   }
-  // Two empty chunks of a class are one too many.
+  // A class keeps one empty chunk, not two.
   auto blocks = drain(*arena, PoolId::send, 256);
   release_all(blocks);
   EXPECT_EQ(arena->stats(PoolId::send).free_chunks, 1u);
-  // Each class gets a chunk though some other class keeps an empty one.
+  // Each class gets a chunk although another class keeps an empty one.
   for (const std::size_t size : kClassSizes) {
     Block* first = arena->allocate(PoolId::send, size);
     ASSERT_NE(first, nullptr) << size;
@@ -225,7 +225,7 @@ TEST(ArenaTest, RunsAndSingleChunksDoNotBreakEachOtherUp) {
     give_back(run);
     held.push_back(single);
   }
-  // Four classes have a chunk each; what is left must be in one piece.
+  // Four classes have a chunk each; the rest must be contiguous.
   Block* run = arena->allocate(PoolId::send, 4 * kChunkBytes - 64);
   EXPECT_NE(run, nullptr);
   EXPECT_EQ(fault(*arena), "");
@@ -249,7 +249,7 @@ TEST(ArenaTest, RunIsRefusedWhileNoChunksAreAdjacent) {
   EXPECT_EQ(fault(*arena), "");
 }
 
-/// What an arena of one pool has to do, from its rules alone: which chunks hold living blocks.
+/// A model of an arena with one pool: which chunks hold used blocks.
 struct Model {
   struct Use {
     std::size_t capacity;
@@ -297,7 +297,7 @@ struct Model {
   std::vector<Use> chunks;
 };
 
-/// Marks both ends of a block, so that overlapping ones are found.
+/// Marks both ends of a block, so that overlaps are detected.
 void mark(Block* block, std::uint64_t value) {
   std::memcpy(block->payload, &value, sizeof value);
   std::memcpy(block->payload + block->capacity - sizeof value, &value, sizeof value);
@@ -376,7 +376,7 @@ TEST(ArenaTest, FreshChunksAreCutLazily) {
   Block* first = arena->allocate(PoolId::send, 256);
   Block* second = arena->allocate(PoolId::send, 256);
   EXPECT_EQ(reinterpret_cast<std::byte*>(second), first->payload + 256);
-  // The block after them was never touched: no loop has gone over the chunk.
+  // The following block is untouched: no loop has written to the whole chunk.
   arena->unpoison_all();
   const std::byte* next = second->payload + 256;
   EXPECT_TRUE(std::all_of(next, next + 4096, [](std::byte b) { return b == std::byte{0}; }));
@@ -404,6 +404,18 @@ TEST(ArenaTest, BuffersOutliveTheArenasOwner) {
   slice = {};
   EXPECT_FALSE(spinwire::base::find_shared_memory(slab, 1).has_value())
       << "the last reference takes the arena along";
+}
+
+TEST(ArenaTest, ABufferConvertsToASliceOfItsBytes) {
+  const ArenaPtr arena = make_arena(1);
+  Buffer buffer = spinwire::detail::make<Buffer>(arena->allocate(PoolId::send, 100), 60);
+  BufferSlice slice = buffer;
+  EXPECT_EQ(slice.data(), buffer.data());
+  EXPECT_EQ(slice.size(), 60u);
+  EXPECT_FALSE(buffer.unique()) << "the slice holds a reference";
+  slice = Buffer();
+  EXPECT_FALSE(slice);
+  EXPECT_TRUE(buffer.unique());
 }
 
 TEST(ArenaTest, UnusedArenaGoesWithItsOwner) {
@@ -464,7 +476,7 @@ void log_to_stderr() {
   });
 }
 
-// Each in a child with an arena of its own, since a fork shares the slab.
+// Each misuse in a child with its own arena, because a fork shares the slab.
 TEST(ArenaTest, MisuseTraps) {
   const auto twice = [](std::size_t size) {
     log_to_stderr();

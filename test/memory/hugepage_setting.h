@@ -1,5 +1,5 @@
-// Changing how many hugepages the system reserves, for tests that need some or must know how many
-// there are.
+// Changes the number of reserved hugepages, for tests that need some or must know how many there
+// are.
 #pragma once
 
 #include <fcntl.h>
@@ -16,7 +16,8 @@ namespace hugepage_setting {
 
 inline constexpr const char* kNrHugepages = "/proc/sys/vm/nr_hugepages";
 
-/// Held by every test that reserves hugepages or counts free ones: processes share the tests.
+/// Every test that reserves hugepages or counts free ones holds this lock, since processes share
+/// the tests.
 class Lock {
  public:
   Lock() : file_(open("/tmp/spinwire-test-hugepages.lock", O_CREAT | O_RDWR | O_CLOEXEC, 0600)) {
@@ -39,7 +40,7 @@ inline bool write_text(const std::string& path, const std::string& text) {
   return file.good();
 }
 
-/// Changes a setting of the system while it lives.
+/// Changes a system setting during its lifetime.
 class Setting {
  public:
   Setting(std::string path, const std::string& before, const std::string& value)

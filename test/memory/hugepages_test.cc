@@ -46,7 +46,7 @@ using hugepage_setting::Lock;
 using hugepage_setting::read_text;
 using hugepage_setting::Setting;
 
-/// Collects the warnings given while it lives.
+/// Collects warnings during its lifetime.
 class Warnings {
  public:
   Warnings() {
@@ -62,8 +62,8 @@ class Warnings {
   std::vector<std::string> texts;
 };
 
-/// More bytes than hugepages of any size can be had for, in whole pages of 2 MiB; 0 if that is too
-/// much to take in ordinary pages.
+/// More bytes than the hugepages of any size, in whole pages of 2 MiB; 0 if that is too much for
+/// ordinary pages.
 std::size_t more_than_there_is() {
   std::size_t most = 0;
   for (const HugepageSize& size : spinwire::memory::hugepage_sizes()) {
@@ -92,7 +92,7 @@ bool is_resident(const SharedMemory& memory) {
   return true;
 }
 
-/// A field of the mapping in /proc/self/smaps, in kB; -1 if there is none.
+/// A field of the mapping in /proc/self/smaps, in kB; -1 if it is missing.
 long smaps_field(const SharedMemory& memory, const std::string& field) {
   char start[32];
   std::snprintf(start, sizeof start, "%lx-", reinterpret_cast<unsigned long>(memory.data()));
@@ -108,8 +108,8 @@ long smaps_field(const SharedMemory& memory, const std::string& field) {
   return -1;
 }
 
-/// Runs `body` in a child without CAP_IPC_LOCK and with this limit on locked memory; answers what
-/// it answers, or says what went wrong.
+/// Runs `body` in a child without CAP_IPC_LOCK and with this limit on locked memory. Returns its
+/// result, or a description of the failure.
 std::string without_privilege(rlim_t bytes, const std::function<std::string()>& body) {
   int ends[2];
   if (pipe(ends) != 0) return "no pipe";
@@ -198,7 +198,7 @@ TEST(HugepagesTest, TriesLargePagesFirstUnlessTheyWasteMemory) {
   EXPECT_EQ(fitting({}, kMiB), Found{});
 }
 
-TEST(HugepagesTest, PagesPromisedToOthersAreNotFree) {
+TEST(HugepagesTest, PagesReservedByOthersAreNotFree) {
   HugepageSize size = size_of(2 * kMiB, 10, true);
   size.reserved = 4;
   EXPECT_EQ(size.available(), 6u);
@@ -218,7 +218,7 @@ TEST(HugepagesTest, ErrorNamesPagesAndTheCommand) {
   EXPECT_TRUE(contains(error.found, "32 pages of 2MiB are needed, 10 are free")) << error.found;
   EXPECT_TRUE(contains(error.remedy, "sysctl -w vm.nr_hugepages=47")) << error.remedy;
 
-  // vm.nr_hugepages counts pages of the default size; the others have a file each.
+  // vm.nr_hugepages counts pages of the default size; each other size has its own file.
   std::vector<HugepageSize> other = sizes;
   other[0].is_default = false;
   other[1].is_default = true;
@@ -256,7 +256,7 @@ TEST(HugepagesTest, PreferFallsBackWithOneWarningThatNamesTheCommand) {
   const Lock lock;
   const std::size_t bytes = more_than_there_is();
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";
-  // Asked before anybody listens: the warning must wait for somebody who hears it.
+  // Without a log callback the warning must wait until there is one.
   spinwire::memory::rearm_fallback_warning();
   ASSERT_TRUE(map_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "x").has_value());
   Warnings warnings;
@@ -321,11 +321,11 @@ TEST(HugepagesTest, ReservedHugepagesAreUsedAndGivenBack) {
     EXPECT_EQ(memory->size(), 3 * page);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory->data()) % page, 0u);
     EXPECT_EQ(smaps_field(*memory, "KernelPageSize"), static_cast<long>(page / 1024));
-    EXPECT_EQ(free_now(), free - 3) << "populated, not only promised";
+    EXPECT_EQ(free_now(), free - 3) << "populated, not only reserved";
     memory = SharedMemory();
     EXPECT_EQ(free_now(), free);
   }
-  // They are never swapped, so that a required lock costs nothing.
+  // Hugepages are never swapped, so a required lock costs nothing.
   const std::string text = without_privilege(0, [page] {
     auto memory = map_pages(page, HugepagePolicy::require, LockPolicy::require, "huge");
     return memory ? "taken" : memory.error().message();
@@ -353,7 +353,7 @@ TEST(HugepagesTest, FallbackAsksTheKernelToMergePages) {
   EXPECT_EQ(smaps_field(*plain, "ShmemPmdMapped"), 0);
 }
 
-/// Needs locks that lock.
+/// Needs a system on which locking works.
 class MemlockRealTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -24,7 +24,7 @@ using spinwire::detail::Block;
 using spinwire::memory::RegisteredMemory;
 using spinwire::memory::RegistrationTable;
 
-/// A device that remembers what it was asked and refuses what it was told to refuse.
+/// A device that records calls and refuses those that it was told to refuse.
 struct FakeDevice {
   struct Call {
     ibv_pd* pd;
@@ -85,15 +85,15 @@ struct FakeDevice {
   ibv_pd pd{};
   std::vector<Call> registered;
   std::vector<std::unique_ptr<Mr>> living;
-  std::set<std::uint32_t> busy;  ///< keys with an access under way
-  int dereg_error = EBUSY;       ///< what is answered for those
+  std::set<std::uint32_t> busy;  ///< keys with an access in progress
+  int dereg_error = EBUSY;       ///< the error for those
   int reg_error = 0;
   int dereg_calls = 0;
   std::uint32_t next_key = 0x100;
 };
 FakeDevice* FakeDevice::current = nullptr;
 
-/// A block on the test's own memory that tells whether it is held.
+/// A block in the test's own memory that shows whether it is held.
 struct FakeBlock {
   FakeBlock() {
     block.refs = 1;
@@ -320,7 +320,7 @@ TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
   EXPECT_TRUE(table.has_ended(key));
   EXPECT_EQ(table.revoke(key), Status::invalid_argument) << "it is over";
   EXPECT_TRUE(table.has_ended(key));
-  // Nor does it touch who has the key now.
+  // The new owner of the key is not affected either.
   device.next_key = key;
   ASSERT_EQ(table.expose(other.slice, Access::remote_read)->rkey, key);
   EXPECT_TRUE(table.has_ended(key));
@@ -491,7 +491,7 @@ TEST(RegistrationTest, DeviceErrorsAreTranslated) {
       {ENOSPC, Status::limit, "ENOSPC"},
       {EIO, Status::system, "EIO"},
   };
-  // More cases than slots: a failure must give its slot back.
+  // More cases than slots: a failure must free its slot.
   for (const auto& c : cases) {
     device.reg_error = c.error;
     const auto own = table.register_memory(memory.bytes, Access::local);
@@ -515,7 +515,7 @@ TEST(RegistrationTest, RandomExposuresKeepReferencesAndKeysInStep) {
   RegistrationTable table(device.provider, &device.pd, kLimit);
   spinwire::base::Random random(7);
   std::set<std::uint32_t> live;     // exposed
-  std::set<std::uint32_t> pending;  // answered would_block since
+  std::set<std::uint32_t> pending;  // would_block so far
   for (int step = 0; step < 20000; ++step) {
     const auto pick = [&](const std::set<std::uint32_t>& from) {
       auto at = from.begin();

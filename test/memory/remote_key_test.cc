@@ -12,7 +12,7 @@ using spinwire::Access;
 using spinwire::Status;
 using namespace spinwire::memory;
 
-/// A device that counts registrations and windows, and can be told that an access is under way.
+/// A device that counts registrations and windows, and can report an access in progress.
 struct FakeDevice {
   static FakeDevice* current;
 

@@ -1,5 +1,5 @@
-// Engines on a device of libibverbs: the same programs and the same suites as on the embedded
-// device, told by the environment to go through libibverbs, which softverbs-preload stands behind.
+// Engines on softverbs as a device of libibverbs: the programs and suites of the embedded device
+// run through libibverbs, under softverbs-preload.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ struct Outcome {
   std::string output;
 };
 
-/// Runs a program of ours to its end.
+/// Runs one of our programs to its end.
 Outcome run(Words words) {
   words.insert(words.begin(), bin() + "/softverbs-preload");
   std::vector<char*> argv;
@@ -85,8 +85,8 @@ TEST(PreloadEngine, OneSidedOperations) {
   }
 }
 
-/// The suites of engines, connections and credit once more. Left out: a device that armed programs
-/// share has a lock and a clock of its own.
+/// The suites of engines, connections and credit. Two tests are left out, because the preloaded
+/// device takes locks and has its own clock.
 TEST(SlowPreloadEngine, AllSuitesOfEngines) {
   expect_said(run({"env", "SPINWIRE_TEST_DEVICE=rdma-core:softverbs", bin() + "/spinwire-tests",
                    "--gtest_filter=Engine*:Credits.*:PeerLoss*-EngineZeroCost.NoSystemCalls:"

@@ -1,5 +1,5 @@
-// Programs of others, unmodified, on the embedded device: each test runs one as server and client,
-// two processes, as their users do.
+// Unmodified third-party programs on the embedded device. Each test runs one as server and client,
+// in two processes, as users do.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ bool installed(const std::string& program) {
   return false;
 }
 
-/// A program under softverbs-preload whose output is kept; killed when it goes away.
+/// A program under softverbs-preload. Keeps its output; the destructor kills it.
 class Program {
  public:
   explicit Program(Words words) {
@@ -74,13 +74,13 @@ class Program {
     if (pid_ > 0 && ::waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
     return pid_ < 0;
   }
-  /// Until the program has ended or that time has come.
+  /// Waits until the program has ended or the time is over.
   void wait_for_end(Clock::time_point until) const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd end{pidfd_, POLLIN, 0};
     if (left > 0) (void)::poll(&end, 1, static_cast<int>(left));
   }
-  /// The exit code; -1 when the time was over, -2 when a signal ended it.
+  /// Returns the exit code, -1 after the time limit, or -2 if a signal ended the program.
   int wait(Clock::time_point end) {
     wait_for_end(end);
     if (!ended()) return -1;
@@ -111,7 +111,7 @@ std::uint16_t free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Whether somebody listens, without connecting: the server would take that for its client.
+/// Whether a process listens. Does not connect: the server would take that for its client.
 bool listened_to(std::uint16_t port) {
   char wanted[16];
   std::snprintf(wanted, sizeof wanted, ":%04X", port);
@@ -142,12 +142,12 @@ Outcome run_pair(const Words& command, std::chrono::seconds limit) {
     Words words = command;
     words.insert(words.end(), {"-p", std::to_string(port)});
     Program server(words);
-    // Nothing tells that another process listens: it is looked for, between looks at its end.
+    // A server does not report that it listens, so this polls for it, and for the server's end.
     while (!listened_to(port) && !server.ended() && Clock::now() < end)
       server.wait_for_end(Clock::now() + std::chrono::milliseconds(5));
     outcome.server_output = server.output();
     if (server.ended() && outcome.server_output.find("in use") != std::string::npos)
-      continue;  // somebody else was faster
+      continue;  // another process took the port
     words.emplace_back("localhost");
     Program client(words);
     outcome.client = client.wait(end);
@@ -165,7 +165,7 @@ void expect_good(const Words& command, const std::string& said = {}) {
   EXPECT_EQ(outcome.server, 0) << outcome.server_output;
   EXPECT_EQ(outcome.client, 0) << outcome.client_output;
   EXPECT_NE(outcome.client_output.find(said), std::string::npos) << outcome.client_output;
-  // -c of the ping-pongs tells of wrong bytes, but exits with 0.
+  // With -c the ping-pongs report wrong bytes but exit with 0.
   EXPECT_EQ(outcome.client_output.find("invalid data"), std::string::npos) << outcome.client_output;
   EXPECT_EQ(outcome.server_output.find("invalid data"), std::string::npos) << outcome.server_output;
 }
@@ -205,7 +205,7 @@ TEST(Preload, PingPongs) {
 
 TEST(SlowPreload, TwoThatEndWithMessagesOnTheWayDoNotDisturbEachOther) {
   SKIP_UNLESS_INSTALLED("ibv_srq_pingpong", "ibverbs-utils");
-  // 16 queue pairs: the first one that has its messages leaves.
+  // 16 queue pairs; the end that has all its messages first leaves.
   for (int i = 0; i < 20 && !HasFailure(); ++i) {
     for (const char* size : {"64", "4096"}) {
       expect_good({"ibv_srq_pingpong", "-d", "softverbs", "-g", "0", "-e", "-n", "300", "-s", size},
@@ -242,32 +242,21 @@ TEST(Preload, NoNameReachesLibibverbsWithAnObjectOfOurs) {
   const std::vector<std::string> ours = names_of(bin() + "/../lib/libsoftverbs-preload.so");
   ASSERT_GT(theirs.size(), 80u);
   // Numbers, texts, plain structs and files; the acknowledging counts into fields of the object's
-  // own, and a descriptor of a device cannot be one of ours.
-  const std::set<std::string> harmless = {"ibv_ack_async_event",
-                                          "ibv_ack_cq_events",
-                                          "ibv_copy_ah_attr_from_kern",
-                                          "ibv_copy_path_rec_from_kern",
-                                          "ibv_copy_path_rec_to_kern",
-                                          "ibv_copy_qp_attr_from_kern",
-                                          "ibv_dofork_range",
-                                          "ibv_dontfork_range",
-                                          "ibv_event_type_str",
-                                          "ibv_fork_init",
-                                          "ibv_get_sysfs_path",
-                                          "ibv_import_device",
-                                          "ibv_is_fork_initialized",
-                                          "ibv_node_type_str",
-                                          "ibv_port_state_str",
-                                          "ibv_rate_to_mbps",
-                                          "ibv_rate_to_mult",
-                                          "ibv_read_ibdev_sysfs_file",
-                                          "ibv_read_sysfs_file",
-                                          "ibv_register_driver",
-                                          "ibv_wc_status_str",
-                                          "mbps_to_ibv_rate",
-                                          "mult_to_ibv_rate"};
+  // own.
+  const std::set<std::string> harmless = {
+      "ibv_ack_async_event",        "ibv_ack_cq_events",
+      "ibv_copy_ah_attr_from_kern", "ibv_copy_path_rec_from_kern",
+      "ibv_copy_path_rec_to_kern",  "ibv_copy_qp_attr_from_kern",
+      "ibv_dofork_range",           "ibv_dontfork_range",
+      "ibv_event_type_str",         "ibv_fork_init",
+      "ibv_get_sysfs_path",         "ibv_is_fork_initialized",
+      "ibv_node_type_str",          "ibv_port_state_str",
+      "ibv_rate_to_mbps",           "ibv_rate_to_mult",
+      "ibv_read_ibdev_sysfs_file",  "ibv_read_sysfs_file",
+      "ibv_register_driver",        "ibv_wc_status_str",
+      "mbps_to_ibv_rate",           "mult_to_ibv_rate"};
   for (const std::string& name : theirs) {
-    // For the drivers of other devices, which never see an object of ours.
+    // For drivers of other devices, which never get objects of softverbs.
     const bool of_drivers = name.starts_with("ibv_cmd_") || name.starts_with("verbs_") ||
                             name.starts_with("_verbs_") || name.starts_with("__") ||
                             name == "execute_ioctl";
@@ -280,6 +269,18 @@ TEST(Preload, EveryCallAnswersOrIsRefused) {
   Program program({bin() + "/preload-every-call"});
   EXPECT_EQ(program.wait(Clock::now() + std::chrono::seconds(60)), 0) << program.output();
   EXPECT_EQ(program.output(), "done\n");
+}
+
+TEST(Preload, UcxUsesTheDevice) {
+  SKIP_UNLESS_INSTALLED("ucx_info", "ucx-utils");
+  Program info({"ucx_info", "-d"});
+  ASSERT_EQ(info.wait(Clock::now() + std::chrono::seconds(60)), 0) << info.output();
+  EXPECT_NE(info.output().find("Device: softverbs:1"), std::string::npos) << info.output();
+  for (const char* transport : {"rc_verbs", "ud_verbs"}) {
+    expect_good({"ucx_perftest", "-d", "softverbs:1", "-x", transport, "-t", "am_lat", "-n", "1000",
+                 "-s", "32"},
+                "Final:");
+  }
 }
 
 Words perftest(const std::string& program, const Words& extra) {
@@ -300,7 +301,7 @@ TEST(Preload, Measurements) {
 TEST(Preload, MeasurementsOfDatagrams) {
   SKIP_UNLESS_INSTALLED("ib_send_lat", "perftest");
   expect_good(perftest("ib_send_lat", {"-c", "UD", "-n", "40"}), " 2 ");
-  // Many more bytes than a lane holds, and a receiver that waits for each datagram.
+  // More bytes than a lane holds, with a receiver that waits for each datagram.
   expect_good(perftest("ib_send_bw", {"-c", "UD"}), " 4096 ");
 }
 
@@ -308,7 +309,7 @@ TEST(SlowPreload, MeasurementsInOtherWays) {
   SKIP_UNLESS_INSTALLED("ib_send_bw", "perftest");
   for (const char* program : {"ib_send_bw", "ib_write_bw", "ib_read_bw"})
     expect_good(perftest(program, {"-a", "-n", "20"}), "8388608");
-  // Not in all sizes: before each, they measure the processor's frequency for a while.
+  // One size only: these programs measure the processor's frequency before each size.
   for (const char* program : {"ib_send_lat", "ib_write_lat", "ib_read_lat"})
     expect_good(perftest(program, {"-s", "8388608", "-n", "10"}), "8388608");
   expect_good(perftest("ib_send_bw", {"-c", "UD", "-b", "-n", "20000", "-s", "64"}), " 64 ");

@@ -1,12 +1,12 @@
-// Calls that wait for their turn: the room for them comes and goes.
+// The backlog of calls: its memory is allocated and freed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "rpc/ends.h"
-#include "rpc/rpc.h"
+#include "rpc/rpc_ends.h"
+#include "rpc/rpc_state.h"
 
 namespace rpc_waiting_test {
 namespace {
@@ -22,7 +22,7 @@ TEST(RpcBacklog, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
   for (std::uint32_t i = 0; i < t.client.engine.config().rpc.window; ++i)
     ASSERT_EQ(t.begin(kLater, filled(4, i)), Status::ok);
   EXPECT_EQ(used(), 0u);
-  // None is left: a call that cannot go out at once is refused.
+  // No memory is left: a call that cannot be sent at once is refused.
   std::vector<Buffer> all;
   for (std::size_t size = 512u << 10; size >= 256; size /= 2) {
     for (Buffer b; (b = t.client.engine.allocate(size));) all.push_back(std::move(b));
@@ -36,7 +36,7 @@ TEST(RpcBacklog, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
     return t.all_ended();
   }));
   EXPECT_EQ(t.ended.back().bytes, filled(4, 99));
-  EXPECT_EQ(used(), 0u);  // with no other reason than that none waits
+  EXPECT_EQ(used(), 0u);  // only because no call waits
   EXPECT_TRUE(t.session.ready());
   t.finish();
 }
@@ -48,7 +48,7 @@ TEST(RpcBacklog, WhatIsCancelledMakesRoomWithTheNextPoll) {
   std::vector<CallId> names;
   while (t.begin(kLater, filled(4, 1)) == Status::ok) names.push_back(t.session.last_call());
   ASSERT_EQ(names.size(), c.rpc.window + c.rpc.backlog);
-  // From the middle, so that some wait on both sides.
+  // From the middle, so that calls wait before and after it.
   const std::size_t middle = c.rpc.window + c.rpc.backlog / 2;
   for (const std::size_t i : {middle, middle + 1, std::size_t{c.rpc.window}}) {
     ASSERT_EQ(t.session.cancel(names[i]), Status::ok);
@@ -72,7 +72,7 @@ TEST(RpcBacklog, WhatIsCancelledMakesRoomWithTheNextPoll) {
 TEST(RpcBacklog, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
   Calls t(rpc_config(), nullptr, 1);
   (void)t.call(kEcho, {});
-  // What the room for those that wait held before must not be taken for calls.
+  // The backlog's old contents must not be taken for calls.
   {
     std::vector<Buffer> all;
     const std::size_t room =
@@ -132,7 +132,7 @@ TEST(RpcBacklog, DeadlinesOfThoseThatWaitPassInAnyOrder) {
 
 TEST(RpcBacklog, WhatTheSendQueueHasNoRoomForIsNotLost) {
   Config c = over(RpcTransport::datagram);
-  c.rpc.direct_datagrams = spinwire::DirectDatagrams::off;
+  c.rpc.direct_datagrams = spinwire::DirectPath::off;
   c.rpc.send_depth = 64;
   c.rpc.backlog = 64;
   Calls t(c, nullptr, 64);
@@ -144,16 +144,15 @@ TEST(RpcBacklog, WhatTheSendQueueHasNoRoomForIsNotLost) {
     EXPECT_EQ(r.status(), Status::ok);
     ++ended;
   };
-  // No poll hears what the device is done with: more than fit are begun between two. Each holds
-  // its request where it is sent from.
+  // No poll handles completions, so more calls begin than fit. Each keeps its request in place.
   Buffer request = t.client.buffer(300);
   for (Session& s : sessions) {
     while (s.call(kEcho, request.slice(), done) == Status::ok) ++begun;
   }
   EXPECT_GT(begun, 2 * c.rpc.send_depth);
-  EXPECT_EQ(t.client.engine.rpc_stats().unsent, 0u);
+  EXPECT_EQ(t.client.engine.rpc_stats().send_queue_full, 0u);
   ASSERT_TRUE(t.until([&] { return ended == begun; }));
-  EXPECT_EQ(t.client.engine.rpc_stats().unsent, 0u);
+  EXPECT_EQ(t.client.engine.rpc_stats().send_queue_full, 0u);
   EXPECT_EQ(sessions[1].close(), Status::ok);
   request.reset();
   t.finish();

@@ -1,5 +1,5 @@
-// What calls, short and long ones, must not do once a session is in use: allocate from the heap, or
-// call the system. Control steps call the system, but allocate nothing either.
+// Short and long calls of a session in use must not allocate from the heap or call the system.
+// Control steps call the system, but do not allocate either.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ constexpr spinwire::Method kBack = 1, kKept = 2, kDeferred = 3, kNested = 4, kRe
                            kLong = 6, kEager = 7;
 constexpr std::size_t kLongCall = 20000;  // longer than an eager message
 
-/// Two engines of this thread, each with a session to the other, and calls of every kind.
+/// Two engines on one thread, each with a session to the other, and calls of every kind.
 class CallLoad {
  public:
   explicit CallLoad(zero_cost_test::Turns turns)
@@ -38,10 +38,10 @@ class CallLoad {
     call_long(0);  // which connects
     EXPECT_TRUE(until({&server_, &client_}, [&] { return long_under_way_ == 0; }));
   }
-  /// Polls both so many times, with calls of all kinds under way.
+  /// Polls both `polls` times, with calls of all kinds in flight.
   void run(std::uint32_t polls) {
     for (std::uint32_t i = 0; i < polls; ++i) {
-      const std::span<const std::byte> few(bytes_.data(), i % (kShortCall + 1));
+      const std::span<const std::byte> few(bytes_.data(), i % (kSlotPayloadBytes + 1));
       const spinwire::Method method = i % 7 == 0 ? kDeferred : i % 7 == 3 ? kNested : kBack;
       call(method, few, i % 3 == 0 ? Post::defer : Post::automatic);
       if (i % 5 == 0) call(kRefused, few, Post::automatic);
@@ -66,15 +66,15 @@ class CallLoad {
     EXPECT_TRUE(many(cancelled_, 100)) << cancelled_;
     EXPECT_TRUE(many(waited_, 100)) << waited_;
     EXPECT_LT(accepted_ - ended_, 32u);
-    EXPECT_EQ(s.retransmits, 0u);
+    EXPECT_EQ(s.retransmitted_requests, 0u);
     EXPECT_EQ(s.bad_datagrams, 0u);
     return !testing::Test::HasFailure();
   }
 
  private:
-  /// No control steps, so nothing is sent again: what is under way fits into the lanes.
+  /// Without control steps nothing is retransmitted, so all calls must fit into the lanes.
   static Config manual_config() {
-    Config c = bulk_config();
+    Config c = long_call_config();
     c.engine.control = ControlMode::manual;
     return c;
   }
@@ -88,7 +88,7 @@ class CallLoad {
     EXPECT_TRUE(e.serve(kBack, [](Request& r) { (void)r.reply(r.bytes()); }));
     EXPECT_TRUE(e.serve(kKept, [this](Request& r) {
       ++kept_turn_;
-      if (kept_turn_ % 3 == 0) return static_cast<void>(r.reply(r.keep()));   // where it arrived
+      if (kept_turn_ % 3 == 0) return static_cast<void>(r.reply(r.keep()));   // the received buffer
       if (kept_turn_ % 3 == 1) return static_cast<void>(r.reply(r.bytes()));  // copied to a block
       (void)r.reply(full_answer_.slice());
     }));
@@ -96,7 +96,7 @@ class CallLoad {
       ++long_turn_;
       (void)r.reply(long_turn_ % 2 == 0 ? r.keep() : long_answer_.slice());
     }));
-    // A reply that long would have to be written where it is wanted, on some devices.
+    // On some devices, so long a reply would have to be written into the caller's memory.
     EXPECT_TRUE(e.serve(
         kEager, [](Request& r) { (void)r.reply(r.keep().slice(0, r.bytes().size() - 100)); }));
     EXPECT_TRUE(e.serve(kRefused, [](Request& r) { (void)r.refuse("not on a Sunday"); }));
@@ -127,14 +127,14 @@ class CallLoad {
     accepted_ += status == Status::ok ? 1 : 0;
     waited_ += client_.engine.rpc_stats().calls - client_.engine.rpc_stats().replies > 8 ? 1 : 0;
   }
-  /// One that just fits into a datagram.
+  /// A call that just fits into a datagram.
   void call_full(std::uint32_t i) {
     if (full_under_way_ == 2) return;
     const auto done = [this](Reply& r) {
       const BufferSlice kept = r.keep();
       --full_under_way_;
       ++ended_;
-      full_ended_ += kept.size() > kShortCall ? 1 : 0;
+      full_ended_ += kept.size() > kSlotPayloadBytes ? 1 : 0;
     };
     if (session_.call(kKept, full_.slice(0, 100 + i * 97 % (full_.size() - 100)), done) !=
         Status::ok) {
@@ -143,8 +143,8 @@ class CallLoad {
     ++accepted_;
     ++full_under_way_;
   }
-  /// One that is longer than a datagram, in turns as an eager message and as a rendezvous message
-  /// whose reply is written where the caller wants it.
+  /// A call longer than a datagram: alternately an eager message, and a rendezvous message whose
+  /// reply is written into the caller's memory.
   void call_long(std::uint32_t i) {
     if (long_under_way_ == 2) return;
     CallOptions options;
@@ -169,7 +169,7 @@ class CallLoad {
   zero_cost_test::Turns turns_;
   Session session_;
   Session inner_;  ///< the server's, with the client's engine
-  std::array<std::byte, kShortCall> bytes_{};
+  std::array<std::byte, kSlotPayloadBytes> bytes_{};
   Buffer full_;
   Buffer full_answer_;
   bool windows_ = false;

@@ -1,10 +1,10 @@
-// Many senders at one receiver's port, and servers that only take their time.
+// Many senders at one receiver's port, and slow servers.
 #include <deque>
 #include <vector>
 
 #include "base/internals.h"
 #include "base/random.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 
 namespace rpc_congestion_test {
@@ -25,8 +25,8 @@ Config flow_config(Nanoseconds target, Nanoseconds timeout = 20ms) {
   return c;
 }
 
-/// Eight clients whose requests leave over one link, each calling as much as it may; by a clock of
-/// its own.
+/// Eight clients whose requests share one link. Each makes all calls that it may. The test moves
+/// the time.
 class Incast {
  public:
   static constexpr std::size_t kClients = 8;
@@ -55,7 +55,7 @@ class Incast {
       c.request = spinwire::detail::make<Buffer>(block, kRequest);
     }
   }
-  /// Calls for so long; what was counted before is forgotten.
+  /// Calls for `duration` and counts from zero.
   void call_for(std::uint64_t duration) {
     for (Client& c : clients_) c.answered = 0;
     const std::uint64_t end = now_ + duration;
@@ -73,18 +73,18 @@ class Incast {
     for (const Client& c : clients_) sum += c.answered;
     return sum;
   }
-  /// Of the time in which the link was busy, in a period.
+  /// The fraction of a period in which the link was busy.
   [[nodiscard]] double used(std::uint64_t duration) const {
     return static_cast<double>(answered() * 1024) * 1e9 /
            (static_cast<double>(kLinkRate) * static_cast<double>(duration));
   }
-  /// Round trips as the sessions see them at present, ns; what waits for its turn is in none.
+  /// The sessions' current mean round trip in ns. Excludes the backlog.
   [[nodiscard]] std::uint64_t mean_trip() const {
     std::uint64_t sum = 0;
     for (const Client& c : clients_) sum += session_of(c).srtt;
     return sum / kClients;
   }
-  /// Any session's, at any time; in parts of a call.
+  /// The least congestion window of any session, in fractions of a call.
   [[nodiscard]] std::uint32_t least_window() const { return least_; }
   [[nodiscard]] std::uint64_t failed() const { return failed_; }
   [[nodiscard]] double spread() const {
@@ -98,7 +98,7 @@ class Incast {
     for (const Client& c : clients_) sum += spinwire::rpc::stats(*c.engine->core->calls).*counter;
     return sum;
   }
-  /// Lets what is under way end, and closes.
+  /// Waits for all calls in flight, and closes.
   void finish() {
     EXPECT_TRUE(pass(5'000'000'000, [&] {
       return std::all_of(clients_.begin(), clients_.end(),
@@ -134,7 +134,7 @@ class Incast {
     for (std::uint64_t i = 0; i <= most / kStep; ++i) {
       if (done()) return true;
       now_ += kStep;
-      // The first one that sends finds the link free: by chance.
+      // The first sender finds the link free, so the order is random.
       const std::uint64_t first = random_.next();
       for (std::size_t k = 0; k < clients_.size(); ++k)
         (void)clients_[(first + k) % clients_.size()].engine->core->poll();
@@ -160,8 +160,8 @@ TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
   minded.call_for(kDuration);
   EXPECT_GT(minded.used(kDuration), 0.9);
   EXPECT_LT(minded.spread(), 1.25);
-  EXPECT_GT(minded.sum_of(&RpcStats::slowed), 0u);
-  EXPECT_EQ(minded.sum_of(&RpcStats::retransmits), 0u);
+  EXPECT_GT(minded.sum_of(&RpcStats::cwnd_reductions), 0u);
+  EXPECT_EQ(minded.sum_of(&RpcStats::retransmitted_requests), 0u);
   EXPECT_LT(minded.mean_trip(), 200'000u);
   EXPECT_GE(minded.least_window(), spinwire::rpc::kCwndPerCall);
   minded.finish();
@@ -169,8 +169,8 @@ TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
 
   Incast careless(0ns);
   careless.call_for(kDuration / 5);
-  EXPECT_EQ(careless.sum_of(&RpcStats::slowed), 0u);
-  // 64 requests of 10 us each stand in line.
+  EXPECT_EQ(careless.sum_of(&RpcStats::cwnd_reductions), 0u);
+  // 64 requests of 10 us each are queued.
   EXPECT_GT(careless.mean_trip(), 600'000u);
   careless.finish();
   EXPECT_EQ(careless.failed(), 0u);
@@ -186,7 +186,7 @@ TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
   EXPECT_EQ(lossy.failed(), 0u);
 }
 
-/// A client that calls as much as it may, and a server that answers after a time.
+/// A client that makes all calls that it may, and a server that replies after a time.
 class SlowServer {
  public:
   SlowServer(Nanoseconds timeout, std::uint64_t takes)
@@ -200,7 +200,7 @@ class SlowServer {
     for (int i = 0; i < 100'000 && !session_.ready(); ++i) step(kStep);
     EXPECT_TRUE(session_.ready());
   }
-  /// Until so many calls have ended, `most` of them under way at once.
+  /// Runs until `calls` calls have ended, with up to `most` in flight.
   void call(std::uint32_t calls, std::uint32_t most, std::uint64_t by) {
     const std::uint32_t end = ended_ + calls;
     for (int i = 0; i < 1'000'000 && ended_ != end; ++i) {
@@ -218,7 +218,7 @@ class SlowServer {
     EXPECT_EQ(ended_, end);
     EXPECT_EQ(failed_, 0u);
   }
-  /// Calls that the server has had at once.
+  /// The most calls that the server had at once.
   [[nodiscard]] std::size_t most_served() const { return most_served_; }
   [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*client_.core->calls); }
   void meet(const sv::FaultPlan& plan) const { client_.set(plan); }
@@ -253,7 +253,7 @@ TEST(RpcCongestion, AServerThatTakesItsTimeIsNoCongestion) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   SlowServer t(20ms, 1'000'000);  // twenty times the target
   t.call(100, 1, kStep);
-  EXPECT_EQ(t.stats().slowed, 0u);
+  EXPECT_EQ(t.stats().cwnd_reductions, 0u);
   t.finish();
 }
 
@@ -263,8 +263,8 @@ TEST(RpcCongestion, NorIsOneThatTakesLongerThanTheTimeout) {
     SCOPED_TRACE(takes);
     SlowServer t(2ms, takes);
     t.call(takes < 1'000'000'000 ? 64 : 16, 8, 20'000);
-    EXPECT_GT(t.stats().retransmits, 0u);
-    EXPECT_EQ(t.stats().slowed, 0u);
+    EXPECT_GT(t.stats().retransmitted_requests, 0u);
+    EXPECT_EQ(t.stats().cwnd_reductions, 0u);
     EXPECT_EQ(t.most_served(), 8u);
     t.finish();
   }
@@ -275,12 +275,12 @@ TEST(RpcCongestion, ARoundTripLongerThanTheTimeoutIsLearned) {
   SlowServer t(2ms, 0);
   t.meet({.datagram_delay_min = 5ms, .datagram_delay_max = 5ms});
   t.call(20, 1, 20'000);
-  EXPECT_GT(t.stats().retransmits, 0u);
-  EXPECT_LT(t.stats().retransmits, 4u);
+  EXPECT_GT(t.stats().retransmitted_requests, 0u);
+  EXPECT_LT(t.stats().retransmitted_requests, 4u);
   t.finish();
 }
 
-/// A client with a window of 8 and a server that answers at once, `way` away from each other.
+/// A client with a window of 8 and a server that replies at once, with a one-way delay of `way`.
 class LongWay {
  public:
   explicit LongWay(Nanoseconds way)
@@ -300,7 +300,7 @@ class LongWay {
     client_.set(plan);
     server_.set(plan);
   }
-  /// Calls under way all the time; answers how many were answered in so long.
+  /// Keeps the window full. Returns the number of replies within `time`.
   std::uint64_t call_for(Nanoseconds time) {
     const std::uint64_t before = answered_;
     for (const std::uint64_t end = now_ + static_cast<std::uint64_t>(time.count()); now_ < end;) {
@@ -333,10 +333,10 @@ class LongWay {
 
 TEST(RpcCongestion, AWayThatIsLongByItselfIsNoCongestion) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  LongWay t(40us);  // there and back beyond the target
+  LongWay t(40us);  // the round trip exceeds the target
   (void)t.call_for(50ms);
   EXPECT_GT(t.call_for(200ms), 8 * 200'000u / 90);
-  // One that becomes longer is found out about.
+  // A growing round trip is detected.
   t.meet(150us, 0);
   (void)t.call_for(1500ms);
   EXPECT_GT(t.call_for(200ms), 8 * 200'000u / 320);
@@ -351,7 +351,7 @@ TEST(RpcCongestion, AfterLossesCallsGoAsFastAsBefore) {
     (void)t.call_for(50ms);
     const std::uint64_t before = t.call_for(200ms);
     t.meet(way, 0.3);
-    EXPECT_GT(t.call_for(500ms), 10u);  // of each two datagrams one gets there and back
+    EXPECT_GT(t.call_for(500ms), 10u);  // half of the datagrams are lost
     t.meet(way, 0);
     (void)t.call_for(100ms);
     EXPECT_GT(t.call_for(200ms), before * 9 / 10);

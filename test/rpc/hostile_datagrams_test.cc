@@ -1,6 +1,6 @@
-// Datagrams that nobody should have sent: dropped and counted, and no session is the worse for it.
+// Forged datagrams: each is dropped and counted, and affects no session.
 #include "base/internals.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 #include "rpc/server_session.h"
 
@@ -13,11 +13,13 @@ using spinwire::rpc::ServerSession;
 using spinwire::wire::RpcHeader;
 using spinwire::wire::RpcKind;
 
-/// A server, a client with a call that the server has not answered, and somebody else with a
-/// session of his own, whose port says what the test likes.
+/// A server, a client with an unanswered call, and an attacker with its own session, whose port
+/// sends what a test wants.
 class RpcHostile : public testing::Test {
  protected:
-  RpcHostile() : server_(config()), client_(config()), other_(config()) {
+  RpcHostile() : RpcHostile(config()) {}
+  explicit RpcHostile(const Config& servers)
+      : server_(servers), client_(config()), other_(config()) {
     listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
     EXPECT_TRUE(server_.core->serve(kLater, [this](Request& r) { later_.push_back(r.defer()); }));
     session_ = client_.core->open_session(listener_.address(), {}).value();
@@ -34,7 +36,7 @@ class RpcHostile : public testing::Test {
   }
   static Config config() {
     Config c = rpc_config();
-    c.rpc.target_rtt = Nanoseconds(0);  // so that what servers allow counts alone
+    c.rpc.target_rtt = Nanoseconds(0);  // so that only the servers' windows count
     return c;
   }
   template <typename Done>
@@ -53,9 +55,9 @@ class RpcHostile : public testing::Test {
   [[nodiscard]] static std::uint64_t bad(const Bare& node) {
     return spinwire::rpc::stats(*node.core->calls).bad_datagrams;
   }
-  /// Sends it from somebody else's port to where one of his routes or ours leads.
+  /// Sends from the attacker's port to the address of one of its routes or ours.
   void send(const spinwire::verbs::DatagramAddress& to, const RpcHeader& header) {
-    static const std::byte nothing[kShortCall]{};
+    static const std::byte nothing[kSlotPayloadBytes]{};
     other_.core->calls->port->send(to, spinwire::wire::pack(header), header.length, nothing);
     other_.core->calls->port->flush();
   }
@@ -70,7 +72,7 @@ class RpcHostile : public testing::Test {
         *client_.core->calls, spinwire::detail::Internals::name(session_));
     return *spinwire::rpc::find_server(*server_.core->calls, c.peer_session);
   }
-  /// The call of the beginning is answered as if nothing had been.
+  /// Checks that the first call is still answered.
   void expect_unharmed() {
     EXPECT_EQ(ended_, 0);
     EXPECT_EQ(later_.size(), 1u);
@@ -92,7 +94,7 @@ class RpcHostile : public testing::Test {
 
 TEST_F(RpcHostile, AnotherOnesSessionIsNotHisToUse) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  // The number of his queue pair may well be the same.
+  // Its queue pair number may be the same.
   EXPECT_EQ(other_.core->calls->port->qp_num(), client_.core->calls->port->qp_num());
   const std::uint32_t name = victim().name;
   send(to_server(), {name, 8 + 1, kLater, RpcKind::request, 0, 0, 0});
@@ -100,6 +102,52 @@ TEST_F(RpcHostile, AnotherOnesSessionIsNotHisToUse) {
   send(to_server(), {name, 0, 0, RpcKind::ping, 0, 0, 0});
   ASSERT_TRUE(run([&] { return bad(server_) == 3; }));
   EXPECT_EQ(spinwire::rpc::stats(*server_.core->calls).served_sessions, 2u);
+  poll_some();
+  expect_unharmed();
+}
+
+/// All records of the server are held but one.
+class RpcNames : public RpcHostile {
+ protected:
+  RpcNames() : RpcHostile(two_sessions()) {}
+  static Config two_sessions() {
+    Config c = config();
+    c.rpc.sessions = 2;
+    return c;
+  }
+};
+
+TEST_F(RpcNames, ThatComeAgainFitNothingOld) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const std::uint32_t name = victim().name;
+  const std::uint32_t number = victim().slots[0].number;
+  PendingCall old = std::move(later_[0]);
+  later_.clear();
+  int uses = 0;
+  do {
+    EXPECT_EQ(session_.close(), Status::ok);
+    ASSERT_TRUE(run([&] { return session_.state() == SessionState::closed; }));
+    session_ = client_.core->open_session(listener_.address(), {}).value();
+    ASSERT_TRUE(run([&] { return session_.ready(); }));
+    ++uses;
+  } while (victim().name != name && uses < 10'000);
+  EXPECT_EQ(uses, 2047);
+  EXPECT_EQ(ended_, 1);  // with its session
+  ended_ = 0;
+  EXPECT_EQ(session_.call(kLater, filled(9, 1),
+                          [this](Reply& r) {
+                            ++ended_;
+                            status_ = r.status();
+                            bytes_ = bytes_of(r.bytes());
+                          }),
+            Status::ok);
+  ASSERT_TRUE(run([&] { return later_.size() == 1; }));
+  EXPECT_NE(victim().slots[0].number, number);
+  EXPECT_EQ(old.reply(filled(5, 5)), Status::not_connected);
+  const std::uint64_t before = bad(server_);
+  send(to_server(), {name, victim().slots[0].number + 8, kLater, RpcKind::request, 0, 0, 0});
+  send(to_server(), {name, 0, 0, RpcKind::close, 0, 0, 0});
+  ASSERT_TRUE(run([&] { return bad(server_) == before + 2; }));
   poll_some();
   expect_unharmed();
 }
@@ -113,8 +161,8 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   const std::uint32_t first =
       spinwire::rpc::find_server(*server_.core->calls, name)->slots[0].number;
   const std::vector<RpcHeader> nonsense = {
-      {0, 9, kLater, RpcKind::request, 0, 0, 0},                // nobody's
-      {0xffffffff, 9, kLater, RpcKind::request, 0, 0, 0},       // beyond all
+      {0, 9, kLater, RpcKind::request, 0, 0, 0},                // unknown session
+      {0xffffffff, 9, kLater, RpcKind::request, 0, 0, 0},       // beyond all records
       {name ^ 0x100000, 9, kLater, RpcKind::request, 0, 0, 0},  // an earlier use of the record
       {name, 9, kLater, RpcKind::request, 1, 0, 0},             // with a status
       {name, 9, kLater, RpcKind::request, 0, 0, 3},             // with a window
@@ -124,10 +172,10 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   };
   for (const RpcHeader& header : nonsense) send(to, header);
   ASSERT_TRUE(run([&] { return bad(server_) == nonsense.size(); }));
-  // Like the second answer to a close that was repeated.
+  // Like the second reply to a repeated close.
   send(to, {name, 9, 0, RpcKind::closed, 0, 0, 0});
-  ASSERT_TRUE(run([&] { return spinwire::rpc::stats(*server_.core->calls).late == 1; }));
-  // A number from before the first call, and ones from far away: old, or a slot's next call.
+  ASSERT_TRUE(run([&] { return spinwire::rpc::stats(*server_.core->calls).late_replies == 1; }));
+  // Numbers from before the first call or far away: old, or a slot's next call.
   const std::uint64_t before = spinwire::rpc::stats(*server_.core->calls).duplicates;
   for (const std::uint32_t number : {0u, 1u, 0xfffffff8u, 0x80000000u})
     send(to, {name, first + number, kLater, RpcKind::request, 0, 0, 0});
@@ -140,8 +188,8 @@ TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const ServerSession& s = victim();
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
-  static const std::byte nothing[kShortCall]{};
-  // The lengths that so few bytes less those of the header are, in as many bits as there are.
+  static const std::byte nothing[kSlotPayloadBytes]{};
+  // Lengths a few bytes shorter than the header's, modulo the field's size.
   for (const std::uint16_t less : {std::uint16_t{1}, std::uint16_t{2}}) {
     const auto length = static_cast<std::uint16_t>(-less);
     const RpcHeader header{s.peer_session, s.slots[0].number, 0, RpcKind::reply, 0, length, 1};
@@ -155,7 +203,7 @@ TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
 
 TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kShortCall]{};
+  static const std::byte nothing[kSlotPayloadBytes]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
                                                  spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
@@ -170,7 +218,7 @@ TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
 
 TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kShortCall]{};
+  static const std::byte nothing[kSlotPayloadBytes]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
                                                  spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
@@ -189,7 +237,7 @@ TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
 
 TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kShortCall]{};
+  static const std::byte nothing[kSlotPayloadBytes]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
                                                  spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
@@ -199,8 +247,8 @@ TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
               spinwire::wire::pack({ours.name, number, 0, RpcKind::reply, 0, 0, 1}), 0, nothing);
   }
   port.flush();
-  ASSERT_TRUE(
-      run([&] { return ended_ != 0 || spinwire::rpc::stats(*client_.core->calls).late == 2; }));
+  ASSERT_TRUE(run(
+      [&] { return ended_ != 0 || spinwire::rpc::stats(*client_.core->calls).late_replies == 2; }));
   EXPECT_EQ(ours.in_flight, 1u);
   expect_unharmed();
 }
@@ -208,7 +256,7 @@ TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
 TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();
-  static const std::byte nothing[kShortCall]{};
+  static const std::byte nothing[kSlotPayloadBytes]{};
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
     port.send(

@@ -1,6 +1,6 @@
-// Sessions that have no calls for a while: what they give back, and what comes late all the same.
+// Idle sessions: what they free, and datagrams that arrive late.
 #include "base/internals.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/server_session.h"
@@ -17,7 +17,7 @@ using spinwire::wire::RpcKind;
 constexpr spinwire::Method kCopied = 10, kWritten = 11;
 constexpr std::size_t kLong = 3000;
 
-/// Two engines whose time goes on by a microsecond a poll, or faster where nothing happens.
+/// Two engines whose time advances by a microsecond per poll, or faster while idle.
 struct Idle {
   explicit Idle(const Config& c = over(RpcTransport::datagram)) : server(c, &now), client(c, &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
@@ -60,16 +60,16 @@ struct Idle {
       replies.push_back(bytes_of(r.bytes()));
     });
   }
-  /// As many calls as the window at once.
+  /// Makes as many calls at once as the window allows.
   void fill_window(spinwire::Method method) {
     const std::size_t all = ended.size() + ours().window;
     for (std::size_t i = ended.size(); i < all; ++i) ASSERT_EQ(begin(method), Status::ok);
     ASSERT_TRUE(until([&] { return ended.size() == all; }));
     EXPECT_EQ(std::count(ended.begin(), ended.end(), Status::ok), static_cast<long>(all));
   }
-  /// A datagram that the client's port has sent long ago, say.
+  /// Injects a datagram as if the client's port had sent it long ago.
   void arrives(RpcKind kind, std::uint32_t number, spinwire::Method method = 0) {
-    static const std::byte nothing[kShortCall]{};
+    static const std::byte nothing[kSlotPayloadBytes]{};
     auto& port = *client.core->calls->port;
     const ClientSession& c = ours();
     port.send(c.peer_address->destination,
@@ -92,7 +92,7 @@ struct Idle {
   }
 
   std::uint64_t now = 1'000'000'000;
-  // Before the engines, which end calls when they go.
+  // Declared before the engines, whose destructors end calls.
   std::vector<Status> ended;
   std::vector<Bytes> replies;
   std::vector<PendingCall> later;
@@ -119,7 +119,7 @@ TEST(RpcIdleSessions, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
     EXPECT_EQ(t.server.core->calls->reserved_receives, 0u) << keepalive.count() << " ms";
     EXPECT_TRUE(t.session.ready());
     EXPECT_EQ(t.stats(t.server).served_sessions, 1u);
-    // The client knows.
+    // The client has learned it.
     for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho), Status::ok);
     EXPECT_EQ(t.ours().in_flight, 1u);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == 3; }));
@@ -147,10 +147,10 @@ TEST(RpcIdleSessions, RepliesAreKeptUntilTheClientIsIdle) {
     EXPECT_EQ(t.used(), 0u) << method;
     t.rest(3s);
   }
-  t.fill_window(kCopied);  // all goes on
+  t.fill_window(kCopied);  // all calls still work
   for (std::size_t i = t.replies.size() - window; i < t.replies.size(); ++i)
     EXPECT_EQ(t.replies[i], filled(kLong, 1));
-  EXPECT_EQ(t.stats(t.client).retransmits, 0u);
+  EXPECT_EQ(t.stats(t.client).retransmitted_requests, 0u);
   t.client.expect_clean();
   t.server.expect_clean();
 }
@@ -166,7 +166,7 @@ TEST(RpcIdleSessions, OverAConnectionToo) {
     t.rest(3s);
     EXPECT_EQ(t.used(), 0u);
   }
-  // One that is not answered yet has what it is written into.
+  // An unanswered call keeps its reply buffer.
   ASSERT_EQ(t.begin(kLater), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
   const std::span<std::byte> space = t.later[0].reserve_reply(kLong);
@@ -183,13 +183,13 @@ TEST(RpcIdleSessions, OverAConnectionToo) {
 TEST(RpcIdleSessions, ACallThatTheClientHasGivenUpIsOver) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t;
-  ASSERT_EQ(t.begin(kEcho), Status::ok);  // it may send many at once from now on
+  ASSERT_EQ(t.begin(kEcho), Status::ok);  // from now on it may send many at once
   ASSERT_TRUE(t.until([&] { return t.ended.size() == 1; }));
   for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kLater), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
   const PendingCall call = t.later[0];
   EXPECT_EQ(call.reserve_reply(kLong).size(), kLong);
-  EXPECT_EQ(t.session.cancel({t.session.last_call().number - 1}), Status::ok);
+  EXPECT_EQ(t.session.cancel({t.session.last_call().value - 1}), Status::ok);
   t.rest(3s);
   EXPECT_NE(call.max_reply(), 0u) << "the client has another one under way, and says nothing";
   EXPECT_EQ(t.later[1].reply(Bytes()), Status::ok);
@@ -201,7 +201,7 @@ TEST(RpcIdleSessions, ACallThatTheClientHasGivenUpIsOver) {
   EXPECT_EQ(call.reply(Bytes(5)), Status::not_connected);
   EXPECT_EQ(t.used(), 0u);
   for (int i = 0; i < 200; ++i) t.poll();
-  EXPECT_EQ(t.stats(t.client).late, 0u);
+  EXPECT_EQ(t.stats(t.client).late_replies, 0u);
 }
 
 TEST(RpcIdleSessions, WhatComesLateRunsNothingAndTakesNothingAway) {
@@ -209,21 +209,21 @@ TEST(RpcIdleSessions, WhatComesLateRunsNothingAndTakesNothingAway) {
   Idle t;
   const std::uint32_t window = t.ours().window;
   const std::uint32_t first = t.ours().slots[0].number;
-  for (int i = 0; i < 3; ++i) {  // one after the other: all in the first place
+  for (int i = 0; i < 3; ++i) {  // one after another: all in the first slot
     ASSERT_EQ(t.begin(kCopied), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == static_cast<std::size_t>(i) + 1; }));
   }
   t.rest(3s);
   const RpcStats before = t.stats(t.server);
   EXPECT_EQ(before.served, 3u);
-  // The last one again, whose answer is gone; and one that was given up, of another place.
+  // A duplicate of the last request, whose reply is gone, and a cancelled one of another slot.
   t.arrives(RpcKind::request, first + 2 * window, kCopied);
   t.arrives(RpcKind::request, first + 1, kCopied);
   RpcStats after = t.stats(t.server);
   EXPECT_EQ(after.duplicates, before.duplicates + 2);
   EXPECT_EQ(after.served, before.served);
-  EXPECT_EQ(after.resent, 0u);
-  // A ping from before a call, that comes after it: the answer may be needed again.
+  EXPECT_EQ(after.retransmitted_replies, 0u);
+  // A ping sent before a call arrives after it: the reply may be needed again.
   t.fill_window(kCopied);
   const std::uint64_t kept = t.used();
   EXPECT_GT(kept, 1u);
@@ -232,8 +232,8 @@ TEST(RpcIdleSessions, WhatComesLateRunsNothingAndTakesNothingAway) {
   t.arrives(RpcKind::request, first + 3 * window + 1, kCopied);
   after = t.stats(t.server);
   EXPECT_EQ(after.served, 3u + window);
-  EXPECT_EQ(after.resent, 1u);
-  EXPECT_EQ(t.stats(t.client).late, 1u);
+  EXPECT_EQ(after.retransmitted_replies, 1u);
+  EXPECT_EQ(t.stats(t.client).late_replies, 1u);
   t.rest(3s);
   EXPECT_EQ(t.used(), 0u);
   t.fill_window(kEcho);
@@ -243,7 +243,7 @@ TEST(RpcIdleSessions, WhatComesLateRunsNothingAndTakesNothingAway) {
 
 TEST(RpcIdleSessions, PlacesThatWereUsedVeryDifferentlyGoOn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  // As after many calls of which few are under way at once: these take the first places.
+  // As after many calls with few in flight, which use the first slots.
   for (const std::uint32_t uses : {1u << 20, 1u << 30, 3u << 29, 1u << 31, 3u << 30, ~0u << 20}) {
     SCOPED_TRACE(uses);
     Idle t;

@@ -4,25 +4,25 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/ends.h"
+#include "rpc/rpc_ends.h"
 
 namespace rpc_test {
 
-inline Config bulk_config() {
+inline Config long_call_config() {
   Config c = rpc_config();
   c.memory.rendezvous_bytes = 6u << 20;
   c.memory.windows = 64;
   c.connections.max_message_bytes = 1u << 20;
   c.queues.completion_depth = 16384;
   // Nothing is lost here: what is sent twice, as time is short, would count as bad.
-  c.rpc.min_rto = 500ms * slowness();
+  c.rpc.min_rto = 10s;
   return c;
 }
 
-enum BulkMethods : spinwire::Method {
-  kBack = 10,  ///< replies with the request, where it lies
-  kFold = 11,  ///< with its length and a sum of it
-  kMake = 12,  ///< with as many bytes of a pattern as it asks for
+enum LongCallMethods : spinwire::Method {
+  kBack = 10,  ///< replies with the request's own memory
+  kFold = 11,  ///< replies with the request's length and checksum
+  kMake = 12,  ///< replies with the requested number of pattern bytes
 };
 
 inline std::uint64_t sum_of(std::span<const std::byte> bytes) {
@@ -38,7 +38,7 @@ inline Bytes fold_of(std::span<const std::byte> bytes) {
 }
 inline Bytes number(std::uint32_t value) { return bytes_of(std::as_bytes(std::span(&value, 1))); }
 
-inline void serve_bulk(Engine& engine) {
+inline void serve_long_calls(Engine& engine) {
   EXPECT_TRUE(engine.serve(kBack, [](Request& r) { (void)r.reply(r.keep()); }));
   EXPECT_TRUE(
       engine.serve(kFold, [](Request& r) { EXPECT_EQ(r.reply(fold_of(r.bytes())), Status::ok); }));
@@ -54,12 +54,12 @@ inline void serve_bulk(Engine& engine) {
   }));
 }
 
-/// Calls with replies to memory that they name.
-struct BulkCalls : Calls {
-  explicit BulkCalls(const Config& c = bulk_config(), const std::uint64_t* ticks = nullptr,
+/// Calls with replies into memory that they name.
+struct LongCalls : Calls {
+  explicit LongCalls(const Config& c = long_call_config(), const std::uint64_t* ticks = nullptr,
                      std::uint32_t window = 0)
       : Calls(c, ticks, window) {
-    serve_bulk(server.engine);
+    serve_long_calls(server.engine);
   }
   Buffer room(std::size_t size) {
     Buffer b = client.engine.allocate(size);
@@ -75,7 +75,7 @@ struct BulkCalls : Calls {
   Ended call_into(spinwire::Method method, const Bytes& bytes, const Buffer& b) {
     return call(method, bytes, into(b));
   }
-  /// What a call that names `b` brings is there, and nothing is written behind it.
+  /// Calls with a reply into `b` and checks the reply and the untouched bytes behind it.
   void expect_into(spinwire::Method method, const Bytes& bytes, const Bytes& reply,
                    std::size_t more = 64) {
     const Buffer b = room(reply.size() + more);
@@ -87,10 +87,11 @@ struct BulkCalls : Calls {
     EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(),
                             [](std::byte x) { return x == std::byte{0xee}; }));
   }
-  /// Nothing is held, nothing is connected, nothing bad was said.
-  void finish_bulk() {
+  /// Checks that nothing is left and that no message of a long call was invalid.
+  void finish_long_calls() {
     finish();
-    for (const Node* node : {&client, &server}) EXPECT_EQ(node->engine.rpc_stats().bad_bulk, 0u);
+    for (const Node* node : {&client, &server})
+      EXPECT_EQ(node->engine.rpc_stats().bad_long_calls, 0u);
   }
 };
 

@@ -1,16 +1,16 @@
-// What nobody should say on a connection for long calls: it ends that connection, is counted, and
-// no session, and no other call, is the worse for it.
+// Forged messages on a connection for long calls: each ends that connection and is counted, but
+// affects no session and no other call.
 #include <endian.h>
 
 #include "agent/raw_peer.h"
 #include "base/internals.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 #include "rpc/long_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
-namespace rpc_bulk_hostile_test {
+namespace rpc_long_calls_hostile_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
@@ -26,7 +26,7 @@ using spinwire::wire::MessageKind;
 using spinwire::wire::RpcMessageHeader;
 using spinwire::wire::RpcMessageKind;
 
-Bytes bulk(const RpcMessageHeader& header, std::size_t payload = 0) {
+Bytes call_message(const RpcMessageHeader& header, std::size_t payload = 0) {
   const auto head = spinwire::wire::encode(header);
   Bytes bytes(head.begin(), head.end());
   bytes.resize(bytes.size() + payload);
@@ -37,8 +37,8 @@ Bytes body(std::size_t size) {
 }
 How with(std::uint32_t number) { return {IBV_WR_SEND_WITH_IMM, htobe32(number)}; }
 
-/// A session, whose connection for long calls leads from one of its ends to a raw peer.
-class RpcBulkHostile : public testing::Test {
+/// A session whose connection for long calls has a raw peer at one end.
+class RpcLongCallsHostile : public testing::Test {
  protected:
   void SetUp() override {
     if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
@@ -56,7 +56,7 @@ class RpcBulkHostile : public testing::Test {
     ASSERT_TRUE(run([&] { return session_.ready(); }));
   }
   static Config quick() {
-    Config c = bulk_config();
+    Config c = long_call_config();
     c.queue_pair.ack_timeout = 8;
     c.connections.keepalive_interval = 20ms * slowness();
     return c;
@@ -100,26 +100,26 @@ class RpcBulkHostile : public testing::Test {
     }
     return nullptr;
   }
-  /// As soon as there is credit for it.
+  /// Sends once there is credit.
   void say(const Bytes& bytes, const How& how = {}) {
     ASSERT_TRUE(run([&] { return peer_.granted() > said_; }));
     ++said_;
     ASSERT_TRUE(peer_.send(bytes, how));
   }
-  /// The raw peer is what the server takes for the session's client.
+  /// The raw peer poses as the session's client.
   void attack_server() {
     Agent* const a = attack(*server_);
     ASSERT_NE(a, nullptr);
     join_session(*server_->core->calls, served(), *a);
-    // In the place of the one that the client may have had.
+    // Replaces the connection that the client may have had.
     ASSERT_TRUE(run([&] {
       return opened().connection == nullptr || opened().connection->agent == spinwire::rpc::kNone;
     }));
   }
-  /// The raw peer is what the client takes for the server, and has heard of a call.
+  /// The raw peer poses as the server and has received a call.
   void attack_client(bool room) {
     auto& r = *client_->core->calls;
-    if (opened().connection != nullptr) {  // the last test's
+    if (opened().connection != nullptr) {  // of the last test
       if (Agent* const a = agent_of(r, *opened().connection); a != nullptr)
         spinwire::agent::close(client_->core->context, *a);
       ASSERT_TRUE(run([&] { return opened().connection->agent == spinwire::rpc::kNone; }));
@@ -149,9 +149,9 @@ class RpcBulkHostile : public testing::Test {
     return spinwire::detail::make<Buffer>(block, size);
   }
   [[nodiscard]] static std::uint64_t bad(const Bare& node) {
-    return spinwire::rpc::stats(*node.core->calls).bad_bulk;
+    return spinwire::rpc::stats(*node.core->calls).bad_long_calls;
   }
-  /// The connection, and that alone, has ended.
+  /// Checks that only this connection has ended.
   void expect_ended(const Bare& node, std::uint64_t bad_ones) {
     EXPECT_TRUE(run([&] { return victim_.state() == ConnectionState::closed; }));
     EXPECT_EQ(bad(node), bad_ones);
@@ -206,29 +206,29 @@ struct Said {
   How how{};
 };
 
-/// What ends the connection of a server with its last message; the others are in order.
+/// Messages to a server. The last one ends the connection; the others are valid.
 const std::vector<std::vector<Said>>& bad_for_servers() {
   static const std::vector<std::vector<Said>> all = {
-      {{body(31)}},                                                // no header
-      {{body(64)}},                                                // nonsense
-      {{bulk({8, 0, RpcMessageKind::reply, 0, 0, 0, 0, 0})}},      // of a server
-      {{bulk({8, 0, RpcMessageKind::cancelled, 0, 0, 0, 0, 0})}},  // the same
-      {{bulk({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},     // of no call
-      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},        // twice
-      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},       // backwards
-      {{bulk(call_of(8, (1u << 20) + 1))}},                        // too long
-      {{body(100), with(8)}},                                      // without a header
-      {{bulk(call_of(8, 100))}, {body(100), with(16)}},            // ahead of it
-      {{bulk(call_of(8, 100))}, {body(99), with(8)}},              // of another size
-      {{bulk(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
-      {{bulk(call_of(8, 3), 3)},
-       {bulk({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})},
-       {bulk({9, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},  // of another
+      {{body(31)}},                                                           // no header
+      {{body(64)}},                                                           // invalid
+      {{call_message({8, 0, RpcMessageKind::reply, 0, 0, 0, 0, 0})}},         // a server's message
+      {{call_message({8, 0, RpcMessageKind::cancelled, 0, 0, 0, 0, 0})}},     // a server's message
+      {{call_message({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},        // of no call
+      {{call_message(call_of(8, 3), 3)}, {call_message(call_of(8, 3), 3)}},   // twice
+      {{call_message(call_of(16, 3), 3)}, {call_message(call_of(8, 3), 3)}},  // backwards
+      {{call_message(call_of(8, (1u << 20) + 1))}},                           // too long
+      {{body(100), with(8)}},                                                 // without a header
+      {{call_message(call_of(8, 100))}, {body(100), with(16)}},               // before its header
+      {{call_message(call_of(8, 100))}, {body(99), with(8)}},                 // of another size
+      {{call_message(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
+      {{call_message(call_of(8, 3), 3)},
+       {call_message({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})},
+       {call_message({9, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},  // of another call
   };
   return all;
 }
 
-TEST_F(RpcBulkHostile, WhatMakesNoSenseToAServerEndsItsConnection) {
+TEST_F(RpcLongCallsHostile, WhatMakesNoSenseToAServerEndsItsConnection) {
   std::uint64_t count = 0;
   for (const auto& each : bad_for_servers()) {
     SCOPED_TRACE(count);
@@ -242,58 +242,61 @@ TEST_F(RpcBulkHostile, WhatMakesNoSenseToAServerEndsItsConnection) {
   }
 }
 
-TEST_F(RpcBulkHostile, HandlersRunOnceForEachCall) {
+TEST_F(RpcLongCallsHostile, HandlersRunOnceForEachCall) {
   attack_server();
-  say(bulk(call_of(8, 10, kEcho)));
+  say(call_message(call_of(8, 10, kEcho)));
   poll_some(20);
   EXPECT_EQ(runs_, 0);
   say(body(10), with(8));
   ASSERT_TRUE(run([&] { return runs_ == 1 && peer_.heard.size() == 1; }));
-  // The request once more: it is over.
+  // The request again, whose call is over.
   say(body(10), with(8));
-  // One that was overtaken in its slot.
-  say(bulk(call_of(16, 10, kEcho)));
-  say(bulk(call_of(24, 0, kEcho)));
+  // A call that was overtaken in its slot.
+  say(call_message(call_of(16, 10, kEcho)));
+  say(call_message(call_of(24, 0, kEcho)));
   say(body(10), with(16));
   poll_some();
   EXPECT_EQ(runs_, 2);
-  EXPECT_EQ(spinwire::rpc::stats(*server_->core->calls).late, 2u);
+  EXPECT_EQ(spinwire::rpc::stats(*server_->core->calls).late_replies, 2u);
   EXPECT_EQ(bad(*server_), 0u);
   peer_.fail();
   expect_ended(*server_, 0);
 }
 
-TEST_F(RpcBulkHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
+TEST_F(RpcLongCallsHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
   attack_server();
   RpcMessageHeader header = call_of(8, 3, kEcho);
   header.reply_capacity = 100;
   header.address = 0x1000;
   header.rkey = 0x12345;
-  say(bulk(header, 3));
+  say(call_message(header, 3));
   expect_ended(*server_, 0);
   EXPECT_EQ(runs_, 2);
 }
 
-/// What ends the connection of a client whose call, with room for its reply, has this number.
+/// Messages that end the connection of a client whose call, with memory for its reply, has this
+/// number.
 std::vector<Said> bad_for_clients(std::uint32_t number) {
-  const auto say = [](RpcMessageKind k, std::uint32_t n) { return bulk({n, 0, k, 0, 0, 0, 0, 0}); };
+  const auto say = [](RpcMessageKind k, std::uint32_t n) {
+    return call_message({n, 0, k, 0, 0, 0, 0, 0});
+  };
   const auto notice = [](std::uint32_t n) { return How{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(n)}; };
   return {
       {body(31)},
       {body(64)},
       {say(RpcMessageKind::call, number)},
       {say(RpcMessageKind::cancel, number)},
-      {say(RpcMessageKind::cancelled, number)},            // was not asked for
-      {say(RpcMessageKind::reply, number)},                // ok, but not where it was wanted
+      {say(RpcMessageKind::cancelled, number)},            // was not requested
+      {say(RpcMessageKind::reply, number)},                // ok, but not in the caller's memory
       {say(RpcMessageKind::reply, number + 1)},            // to a call that was never made
-      {say(RpcMessageKind::reply, number + 800)},          // the same
+      {say(RpcMessageKind::reply, number + 800)},          // to a call that was never made
       {say(RpcMessageKind::reply, number), with(number)},  // with an immediate
       {Bytes(), notice(number + 8)},                       // of no call
-      {Bytes(), notice(number - 8)},                       // of one that is over
+      {Bytes(), notice(number - 8)},                       // of a call that is over
   };
 }
 
-TEST_F(RpcBulkHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
+TEST_F(RpcLongCallsHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
   const std::size_t count = bad_for_clients(0).size();
   for (std::size_t i = 0; i < count; ++i) {
     SCOPED_TRACE(i);
@@ -308,7 +311,7 @@ TEST_F(RpcBulkHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
   }
 }
 
-TEST_F(RpcBulkHostile, AReplyIsWrittenOnce) {
+TEST_F(RpcLongCallsHostile, AReplyIsWrittenOnce) {
   attack_client(true);
   const How write{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number), 0, heard_.address,
                   heard_.rkey};
@@ -316,13 +319,13 @@ TEST_F(RpcBulkHostile, AReplyIsWrittenOnce) {
   ASSERT_TRUE(run([&] { return ended_ == 1; }));
   EXPECT_EQ(status_, Status::ok);
   EXPECT_EQ(size_, 300u);
-  // Its key is dead by now, and its number too.
+  // Its key is closed by now, and its number is invalid.
   say(Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number)});
   expect_ended(*client_, 1);
   EXPECT_EQ(ended_, 1);
 }
 
-TEST_F(RpcBulkHostile, NobodyWritesBehindTheRoom) {
+TEST_F(RpcLongCallsHostile, NobodyWritesBehindTheRoom) {
   attack_client(true);
   const How write{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number), 0, heard_.address,
                   heard_.rkey};
@@ -332,14 +335,14 @@ TEST_F(RpcBulkHostile, NobodyWritesBehindTheRoom) {
   EXPECT_EQ(status_, Status::peer_lost);
 }
 
-TEST_F(RpcBulkHostile, ASecondReplyComesToNobody) {
+TEST_F(RpcLongCallsHostile, ASecondReplyComesToNobody) {
   attack_client(false);
-  const Bytes reply = bulk({heard_.number, 0, RpcMessageKind::reply, 0, 5, 0, 0, 0}, 5);
+  const Bytes reply = call_message({heard_.number, 0, RpcMessageKind::reply, 0, 5, 0, 0, 0}, 5);
   say(reply);
   ASSERT_TRUE(run([&] { return ended_ == 1; }));
   EXPECT_EQ(status_, Status::ok);
   EXPECT_EQ(size_, 5u);
-  // The next call is in the same place.
+  // The next call is in the same slot.
   peer_.heard.clear();
   const Buffer next = buffer(4050);
   const ReplyCallback done = [this](Reply& r) {
@@ -350,14 +353,14 @@ TEST_F(RpcBulkHostile, ASecondReplyComesToNobody) {
   say(reply);
   poll_some();
   EXPECT_EQ(ended_, 1);
-  EXPECT_EQ(spinwire::rpc::stats(*client_->core->calls).late, 1u);
+  EXPECT_EQ(spinwire::rpc::stats(*client_->core->calls).late_replies, 1u);
   EXPECT_EQ(bad(*client_), 0u);
   peer_.fail();
   peer_.close();
   EXPECT_TRUE(run([&] { return ended_ == 11; }));
 }
 
-TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
+TEST_F(RpcLongCallsHostile, AConnectionFitsItsSessionOrNone) {
   SessionOptions options;
   options.on_closed = [this](Session, const Error&) { ++closed_; };
   Session other = client_->core->open_session(listener_.address(), options).value();
@@ -386,4 +389,4 @@ TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
 }
 
 }  // namespace
-}  // namespace rpc_bulk_hostile_test
+}  // namespace rpc_long_calls_hostile_test

@@ -8,7 +8,7 @@
 #include "rpc/long_calls.h"
 #include "softverbs/faults/fault_plan.h"
 
-namespace rpc_bulk_packets_test {
+namespace rpc_long_calls_packets_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
@@ -20,7 +20,7 @@ enum Methods : spinwire::Method { kSum = 20, kGive = 21 };
 using Answer = std::array<std::uint64_t, 4>;  // 32 bytes
 
 Config roomy() {
-  Config c = bulk_config();
+  Config c = long_call_config();
   c.memory.send_bytes = 24u << 20;
   c.memory.rendezvous_bytes = 24u << 20;
   c.connections.max_message_bytes = kBytes;
@@ -38,8 +38,8 @@ std::uint64_t sum_of(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-struct LossyCalls : BulkCalls {
-  explicit LossyCalls(double loss) : BulkCalls(roomy()) {
+struct LossyCalls : LongCalls {
+  explicit LossyCalls(double loss) : LongCalls(roomy()) {
     has_ = server.engine.allocate(kBytes);
     from_ = client.engine.allocate(kBytes);
     EXPECT_TRUE(server.engine.serve(kSum, [this](Request& r) {
@@ -102,7 +102,7 @@ struct LossyCalls : BulkCalls {
     for (const Node* node : {&client, &server}) sv::clear_faults(device(*node));
     from_.reset();
     has_.reset();
-    finish_bulk();
+    finish_long_calls();
     lost_ = lost;
   }
   [[nodiscard]] std::uint64_t lost() const { return lost_; }
@@ -115,21 +115,21 @@ struct LossyCalls : BulkCalls {
   Buffer from_;
 };
 
-TEST(RpcBulkPackets, OneInAThousandIsLost) {
+TEST(RpcLongCallsPackets, OneInAThousandIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
   LossyCalls t(1e-3);
   t.run(5);
   EXPECT_GT(t.lost(), 8u) << "of about 25,000";
 }
 
-TEST(RpcBulkPackets, OneInTenThousandIsLost) {
+TEST(RpcLongCallsPackets, OneInTenThousandIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
   LossyCalls t(1e-4);
   t.run(30);
   EXPECT_GT(t.lost(), 0u) << "of about 150,000";
 }
 
-TEST(SlowRpcBulkPackets, ManyAreLost) {
+TEST(SlowRpcLongCallsPackets, ManyAreLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
   LossyCalls t(0.02);
   t.run(50);
@@ -137,4 +137,4 @@ TEST(SlowRpcBulkPackets, ManyAreLost) {
 }
 
 }  // namespace
-}  // namespace rpc_bulk_packets_test
+}  // namespace rpc_long_calls_packets_test

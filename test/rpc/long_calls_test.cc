@@ -1,14 +1,14 @@
-// Calls that are longer than a datagram: in both directions, mixed with short ones, refused,
-// cancelled and late.
+// Calls longer than a datagram: in both directions, mixed with short ones, refused, cancelled and
+// late.
 #include "rpc/long_calls.h"
 
-namespace rpc_bulk_test {
+namespace rpc_long_calls_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 
-TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
-  BulkCalls t;
+TEST(RpcLongCalls, RequestsOfAnyLengthArriveWhole) {
+  LongCalls t;
   const std::size_t datagram = t.session.max_inline_call();
   const std::size_t eager = t.client.engine.config().connections.eager_bytes;
   EXPECT_EQ(t.session.max_call(), t.client.engine.config().connections.max_message_bytes);
@@ -23,42 +23,42 @@ TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
   const RpcStats s = t.client.engine.rpc_stats();
   EXPECT_EQ(s.calls, 10u);
   EXPECT_EQ(s.replies, 10u);
-  EXPECT_EQ(s.bulk_calls, 6u);
-  t.finish_bulk();
+  EXPECT_EQ(s.long_calls, 6u);
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, RepliesOfAnyLengthAreWrittenWhereTheyAreWanted) {
-  BulkCalls t;
+TEST(RpcLongCalls, RepliesOfAnyLengthAreWrittenWhereTheyAreWanted) {
+  LongCalls t;
   const auto datagram = static_cast<std::uint32_t>(t.session.max_inline_call());
   for (const std::uint32_t size :
        {0u, 1u, 49u, datagram, datagram + 1, 4096u - 32u, 4096u, 4097u, 1u << 20}) {
     t.expect_into(kMake, number(size), filled(size, size));
   }
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, LongBothWays) {
-  BulkCalls t;
+TEST(RpcLongCalls, LongBothWays) {
+  LongCalls t;
   for (const std::size_t size : {49u, 4033u, 70000u, 1u << 20}) {
     const Bytes bytes = filled(size, 7);
     t.expect_into(kBack, bytes, bytes, 0);
   }
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, OneGoesOutAtOnceUnlessItIsToWait) {
-  BulkCalls t;
+TEST(RpcLongCalls, OneGoesOutAtOnceUnlessItIsToWait) {
+  LongCalls t;
   Buffer room = t.room(100);
   const std::size_t body = t.session.max_inline_call() + 1;
   const auto settle = [&t] {
     ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
     for (int i = 0; i < 64; ++i) (void)(t.client.poll() + t.server.poll());
   };
-  // Connects, and is given credit for more.
+  // Connects and gathers credit.
   for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kFold, filled(body, i)), Status::ok);
   settle();
   std::uint64_t served = 8;
-  const auto arrive = [&](std::uint64_t count) {  // with no poll of the client's
+  const auto arrive = [&](std::uint64_t count) {  // without polling the client
     served += count;
     return engine_test::until({&t.server},
                               [&] { return t.server.engine.rpc_stats().served == served; });
@@ -78,18 +78,18 @@ TEST(RpcBulk, OneGoesOutAtOnceUnlessItIsToWait) {
   settle();
 
   ASSERT_EQ(t.begin(kFold, filled(body, 15), wait), Status::ok);
-  wait.post = Post::now;  // with what was deferred before it
+  wait.post = Post::now;  // also sends what was deferred before
   ASSERT_EQ(t.begin(kFold, filled(body, 16), wait), Status::ok);
   EXPECT_TRUE(arrive(2));
-  EXPECT_EQ(t.ended.back().times, 0);  // callbacks run in polls alone
+  EXPECT_EQ(t.ended.back().times, 0);  // callbacks run only in polls
   settle();
   for (const Ended& e : t.ended) EXPECT_EQ(e.status, Status::ok);
   room = {};
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, MemoryOfTheApplicationsOwnIsReadAndWritten) {
-  BulkCalls t;
+TEST(RpcLongCalls, MemoryOfTheApplicationsOwnIsReadAndWritten) {
+  LongCalls t;
   std::vector<std::byte> own(300000);
   MemoryRegion region = *t.client.engine.register_memory(own, Access::local);
   const Bytes sent = filled(100000, 3);
@@ -107,14 +107,14 @@ TEST(RpcBulk, MemoryOfTheApplicationsOwnIsReadAndWritten) {
   ASSERT_TRUE(t.until([&] { return ended == 1; }));
   region = {};
   options = {};
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, ManySessionsAndSortsOfCallsAtOnce) {
-  Config config = bulk_config();
+TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
+  Config config = long_call_config();
   config.rpc.backlog = 64;
   config.memory.send_bytes = 32u << 20;
-  BulkCalls t(config);
+  LongCalls t(config);
   std::vector<Session> sessions{t.session};
   for (int i = 0; i < 3; ++i) sessions.push_back(t.open());
   ASSERT_TRUE(t.until([&] {
@@ -143,12 +143,12 @@ TEST(RpcBulk, ManySessionsAndSortsOfCallsAtOnce) {
   rooms.clear();
   for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(sessions[i].close(), Status::ok);
   t.session = sessions[0];
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, WhatIsWrongWithACallIsToldAtOnce) {
-  BulkCalls t;
-  Node stranger(bulk_config());
+TEST(RpcLongCalls, WhatIsWrongWithACallIsToldAtOnce) {
+  LongCalls t;
+  Node stranger(long_call_config());
   const Buffer b = t.room(64);
   const auto done = [](Reply&) { FAIL(); };
   const auto ask = [&](const BufferSlice& request, const BufferSlice& reply) {
@@ -171,17 +171,17 @@ TEST(RpcBulk, WhatIsWrongWithACallIsToldAtOnce) {
   EXPECT_EQ(t.client.engine.stats().connections, 0u);
 }
 
-TEST(RpcBulk, WithoutTheRightToWriteThereIsNoRoomForReplies) {
-  Config config = bulk_config();
+TEST(RpcLongCalls, WithoutTheRightToWriteThereIsNoRoomForReplies) {
+  Config config = long_call_config();
   config.queue_pair.access = Access::remote_read;
-  BulkCalls t(config);
+  LongCalls t(config);
   const Buffer b = t.room(64);
   EXPECT_EQ(t.begin(kFold, filled(5000, 1), t.into(b)), Status::unsupported);
   EXPECT_EQ(t.call(kFold, filled(5000, 1)).bytes, fold_of(filled(5000, 1)));
 }
 
-TEST(RpcBulk, ServersRefuse) {
-  BulkCalls t;
+TEST(RpcLongCalls, ServersRefuse) {
+  LongCalls t;
   Buffer b = t.room(5000);
   for (const CallOptions& options : {CallOptions(), t.into(b)}) {
     for (const std::size_t size : {9u, 5000u, 300000u}) {
@@ -196,12 +196,12 @@ TEST(RpcBulk, ServersRefuse) {
     }
   }
   b.reset();
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, ARefusalThatLacksMemoryComesWhenThereIsSome) {
-  BulkCalls t;
-  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::ok);  // so that all is connected
+TEST(RpcLongCalls, ARefusalThatLacksMemoryComesWhenThereIsSome) {
+  LongCalls t;
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::ok);  // to connect
   ASSERT_TRUE(t.until([&] { return t.server.engine.memory_stats(Pool::send).blocks_used == 0; }));
   std::vector<BufferSlice> all;
   ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
@@ -223,12 +223,12 @@ TEST(RpcBulk, ARefusalThatLacksMemoryComesWhenThereIsSome) {
   EXPECT_EQ(t.ended[1].text, "no such method");
   EXPECT_EQ(t.ended[2].status, Status::refused);
   EXPECT_EQ(t.ended[2].text, "the handler has not answered");
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
-  BulkCalls t;
-  // Without memory of its own, a datagram's length is the limit.
+TEST(RpcLongCalls, AReplyIsNoLongerThanItsRoom) {
+  LongCalls t;
+  // Without reply memory, the limit is a datagram's length.
   const auto datagram = static_cast<std::uint32_t>(t.session.max_inline_call());
   const Bytes padding = filled(5000, 1);
   const auto request = [&](std::uint32_t size) {
@@ -241,7 +241,7 @@ TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
   Buffer b = t.room(10000);
   EXPECT_EQ(t.call_into(kMake, number(10001), b).text, "too long");
   EXPECT_EQ(t.call_into(kMake, number(10000), b).bytes, filled(10000, 10000));
-  // What the handler sees.
+  // The limit that the handler gets.
   ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
   ASSERT_EQ(t.begin(kLater, filled(5, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
@@ -256,11 +256,11 @@ TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
   }
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   b.reset();
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, RequestsAndRepliesAreKept) {
-  BulkCalls t;
+TEST(RpcLongCalls, RequestsAndRepliesAreKept) {
+  LongCalls t;
   std::vector<BufferSlice> kept;
   ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
     kept.push_back(r.keep());
@@ -276,7 +276,7 @@ TEST(RpcBulk, RequestsAndRepliesAreKept) {
     const std::size_t before = replies.size();
     ASSERT_TRUE(t.until([&] { return replies.size() == before + 2; }));
   }
-  for (const std::size_t size : {300u, 5000u, 100000u})  // uses what was given back
+  for (const std::size_t size : {300u, 5000u, 100000u})  // reuses freed memory
     EXPECT_EQ(t.call(kFold, filled(size, 9)).status, Status::ok);
   const std::array<std::size_t, 10> sizes{40,   5000, 100,  5000,   4000,
                                           5000, 4090, 5000, 200000, 5000};
@@ -288,13 +288,13 @@ TEST(RpcBulk, RequestsAndRepliesAreKept) {
   for (const BufferSlice& each : replies) EXPECT_TRUE(Node::holds(each.bytes(), 5));
   kept.clear();
   replies.clear();
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(RpcBulk, AWindowAndABacklogAreAllThatIsTaken) {
-  Config config = bulk_config();
+TEST(RpcLongCalls, AWindowAndABacklogAreAllThatIsTaken) {
+  Config config = long_call_config();
   config.rpc.backlog = 4;
-  BulkCalls t(config, nullptr, 2);
+  LongCalls t(config, nullptr, 2);
   std::vector<Status> answers;
   for (int i = 0; i < 8; ++i) answers.push_back(t.begin(kLater, filled(5000, 1)));
   EXPECT_EQ(std::count(answers.begin(), answers.end(), Status::ok), 4);  // not connected yet
@@ -309,15 +309,15 @@ TEST(RpcBulk, AWindowAndABacklogAreAllThatIsTaken) {
     EXPECT_EQ(t.later[i].call.reply(filled(3, 1)), Status::ok);
   }
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-TEST(SlowRpcBulk, TheLongestThereIsByDefault) {
-  Config config = bulk_config();
+TEST(SlowRpcLongCalls, TheLongestThereIsByDefault) {
+  Config config = long_call_config();
   config.connections.max_message_bytes = Config().connections.max_message_bytes;
   config.memory.send_bytes = 72u << 20;
   config.memory.rendezvous_bytes = Config().memory.rendezvous_bytes;
-  BulkCalls t(config);
+  LongCalls t(config);
   const std::size_t size = t.session.max_call();
   EXPECT_EQ(size, 64u << 20);
   std::vector<std::byte> own(size);
@@ -340,8 +340,8 @@ TEST(SlowRpcBulk, TheLongestThereIsByDefault) {
   request.reset();
   options = {};
   region = {};
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
 }  // namespace
-}  // namespace rpc_bulk_test
+}  // namespace rpc_long_calls_test

@@ -1,4 +1,4 @@
-// Ten thousand sessions of one engine with another: what they take, and that each goes on.
+// Ten thousand sessions between two engines: their memory, and that each works.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/zero_cost.h"
-#include "rpc/ends.h"
+#include "rpc/rpc_ends.h"
 
 namespace rpc_many_sessions_test {
 namespace {
@@ -16,7 +16,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using zero_cost_test::armed;
 using zero_cost_test::heap_bytes;
 
-/// Fewer descriptors than sessions, for a while.
+/// Limits descriptors to fewer than sessions, during its lifetime.
 class FewDescriptors {
  public:
   explicit FewDescriptors(rlim_t more) {
@@ -48,7 +48,7 @@ class ManySessions {
     EXPECT_TRUE(until({&client_, &server_}, [&] { return ready_ == count; }));
     armed = false;
   }
-  /// Calls on sessions at random, some at once, and checks each reply.
+  /// Calls on random sessions, several at once, and checks each reply.
   void call(std::uint32_t times) {
     std::uint32_t under_way = 0;
     for (std::uint32_t i = 0; i < times; ++i) {
@@ -83,7 +83,7 @@ class ManySessions {
   }
   void expect_frugal() {
     EXPECT_EQ(server_.engine.rpc_stats().served_sessions, sessions_.size());
-    // The exchanges of the last end when their clients have confirmed.
+    // The last exchanges end when their clients have confirmed.
     EXPECT_TRUE(until({&client_, &server_}, [&] { return open_descriptors() <= descriptors_ + 2; }))
         << open_descriptors() << " descriptors, " << descriptors_ << " before";
 #if SPINWIRE_TEST_COUNTS_HEAP

@@ -1,18 +1,18 @@
-// The client's end of sessions whose frames a test sends itself: a datagram queue pair that the
-// test reads, on an engine's device.
+// The client's end of sessions whose frames a test sends itself: a datagram queue pair on an
+// engine's device, which the test reads.
 #pragma once
 
 #include <cstring>
 #include <vector>
 
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "wire/rpc_datagram.h"
 
 namespace rpc_test {
 
 class RawDatagrams {
  public:
-  /// The engine is not polled as long as this is read, since they share a completion queue.
+  /// Do not poll the engine while reading: both share a completion queue.
   explicit RawDatagrams(EngineCore& core) : core_(core) {
     spinwire::verbs::Device& device = *core.context.device;
     bytes_.resize(kReceives * kBytes);
@@ -35,7 +35,7 @@ class RawDatagrams {
     (void)core_.context.device->provider().dereg_mr(mr_);
   }
 
-  /// The client's end of a session of that name, whose datagrams come here.
+  /// The client's end of session `name`, with this queue pair's address.
   [[nodiscard]] spinwire::wire::SessionEnd end(std::uint32_t name) const {
     const spinwire::verbs::Place& place = core_.context.device->place();
     spinwire::wire::SessionEnd end;
@@ -50,7 +50,7 @@ class RawDatagrams {
     end.incarnation = core_.context.incarnation;
     return end;
   }
-  /// The token of a challenge for the session of that name; 0: none has come yet. Drops all else.
+  /// The token of a challenge for session `name`; 0 if none has arrived. Drops all other datagrams.
   [[nodiscard]] std::uint64_t challenge(std::uint32_t name) {
     ibv_wc wc{};
     core_.context.device->provider().control(core_.context.device->context());

@@ -1,8 +1,8 @@
-// What calls of several sessions take from each other: receives, and turns.
+// Receives and turns, for which the calls of several sessions compete.
 #include <deque>
 #include <vector>
 
-#include "rpc/ends.h"
+#include "rpc/rpc_ends.h"
 
 namespace rpc_shares_test {
 namespace {
@@ -22,7 +22,7 @@ TEST(RpcReservedReceives, WhoServesManyCanStillCallOthers) {
   ASSERT_TRUE(behind.engine.serve(kEcho, echo));
   Session onwards = middle.engine.open_session(behind.listener.address(), {}).value();
   std::vector<Session> sessions;
-  // More than the receives are for.
+  // More sessions than the receives suffice for.
   for (std::uint32_t i = 0; i < few.rpc.receive_depth / few.rpc.window; ++i)
     sessions.push_back(callers.engine.open_session(middle.listener.address(), {}).value());
   const auto poll = [&](auto&& done) {
@@ -49,7 +49,7 @@ TEST(RpcReservedReceives, WhoServesManyCanStillCallOthers) {
   const std::uint64_t before = answered;
   ASSERT_TRUE(poll([&] { return call_all(), how.has_value(); }));
   EXPECT_EQ(*how, Status::ok);
-  EXPECT_LT(answered - before, 10'000u);  // it waited for no one's end
+  EXPECT_LT(answered - before, 10'000u);  // it did not wait for another call's end
   ASSERT_TRUE(poll([&] { return open == 0; }));
   for (Node* node : {&middle, &behind, &callers}) node->expect_clean();
 }
@@ -58,7 +58,7 @@ TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   few.rpc.sessions = 128;
-  few.rpc.target_rtt = Nanoseconds(0);  // who waits for the machine has lost nothing
+  few.rpc.target_rtt = Nanoseconds(0);  // a busy machine must not look like congestion
   Config many = rpc_config();
   many.rpc.sessions = 128;
   Node client(few), server(many);
@@ -106,7 +106,6 @@ TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
 TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
   Config few = over(RpcTransport::datagram);
   few.rpc.receive_depth = 64;
-  few.rpc.call_timeout *= slowness();  // the audits below take time
   Node client(few), server(over(RpcTransport::datagram));
   server.listen();
   std::vector<PendingCall> later;
@@ -121,7 +120,7 @@ TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
   for (int i = 0; i < 8; ++i) {
     Session s = client.engine.open_session(server.listener.address(), {}).value();
     ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return s.ready(); }));
-    ASSERT_EQ(s.call(kEcho, kNothing, done), Status::ok);  // from now on the window is whole
+    ASSERT_EQ(s.call(kEcho, kNothing, done), Status::ok);  // gets the whole window
     ++begun;
     ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return ended == begun; }));
     sessions.push_back(s);

@@ -1,5 +1,4 @@
-// The watch over sessions with calls under way, and the tables of sessions, against plain models of
-// them.
+// The retransmission queue and the tables of sessions, compared with simple models.
 #include "rpc/retransmission_queue.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +37,7 @@ class WatchedSessions {
     queue_.end(places_.at(name));
     places_.erase(name);
   }
-  /// Each entry is where its session says.
+  /// Checks that each entry is where its session says.
   void check() const {
     for (const auto& [name, place] : places_) ASSERT_EQ(queue_.at(place).session, name);
   }
@@ -56,7 +55,7 @@ TEST(RpcRetransmissionQueue, TellsOfSessionsInTheOrderInWhichTheyBegan) {
   WatchedSessions t(kMost);
   Random random(11);
   for (std::uint64_t now = 1; now < 20'000; ++now) {
-    // Now few, now as many as there may be; what began long ago may still be there.
+    // Alternates between few and the maximum; old sessions may still be present.
     const std::uint64_t wanted = now / 1000 % 2 == 0 ? kMost : 3;
     if (t.sessions().size() < wanted) {
       t.begin(now);
@@ -89,7 +88,7 @@ TEST(RpcRetransmissionQueue, HoldsAsManyAsItWasMadeFor) {
   }
 }
 
-/// So that the ring fills with what has ended behind one that stays.
+/// The ring fills with ended entries behind one that stays.
 TEST(RpcRetransmissionQueue, ThoseThatStayAreFoundWhereverTheyAreMoved) {
   WatchedSessions t(300);
   t.begin(1);
@@ -140,7 +139,7 @@ TEST(RpcSessionTable, RecordsAndPlacesAreApartAndUsedAgain) {
     for (const std::uint32_t index : indices) table.release(index);
     EXPECT_EQ(table.size(), 0u);
     EXPECT_EQ(table.find(indices.front()), nullptr);
-    table.prefetch(indices.front(), 5);  // nothing there: no harm
+    table.prefetch(indices.front(), 5);  // an empty slot is harmless
     const int made = Record::alive;
     for (std::uint32_t i = 0; i < 600; ++i) {
       const std::uint32_t index = table.acquire(1u << i % 7);

@@ -1,7 +1,7 @@
-// When calls without an answer end, or go out again: to the tick, where the watch alone would be
-// late, and no more often than that is worth.
+// When unanswered calls end or are retransmitted: at the exact tick, although the queue's scan
+// alone would be late, and no more often than useful.
 #include "base/internals.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 
@@ -11,7 +11,7 @@ namespace {
 using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::rpc::ClientSession;
 
-/// A session whose server does not poll any more, and time that goes on by a microsecond a poll.
+/// A session whose server no longer polls. Each poll advances the time by a microsecond.
 struct TimedCalls {
   TimedCalls()
       : server(over(RpcTransport::datagram), &now), client(over(RpcTransport::datagram), &now) {
@@ -20,11 +20,11 @@ struct TimedCalls {
     EXPECT_TRUE(server.core->serve(kLater, [this](Request& r) { later.push_back(r.defer()); }));
     session = client.core->open_session(listener.address(), {}).value();
     EXPECT_TRUE(both_until([&] { return session.ready(); }));
-    begin();  // from now on the window is whole
+    begin();  // from now on the whole window is granted
     EXPECT_TRUE(both_until([&] { return ended == 1; }));
     whole = client.core->calls->min_rto;
     EXPECT_EQ(ours().rto, whole);
-    pass(2 * whole);  // the watch has nothing to look at
+    pass(2 * whole);  // the queue is empty
   }
   template <typename Done>
   bool both_until(Done&& done) {
@@ -34,7 +34,7 @@ struct TimedCalls {
     }
     return done();
   }
-  /// The client polls until then.
+  /// Polls the client until that time.
   void until(std::uint64_t then) {
     while (now < then) {
       now += 1000;
@@ -52,11 +52,13 @@ struct TimedCalls {
     return *spinwire::rpc::find_client(*client.core->calls,
                                        spinwire::detail::Internals::name(session));
   }
-  [[nodiscard]] std::uint64_t again() const { return client.core->calls->stats.retransmits; }
+  [[nodiscard]] std::uint64_t again() const {
+    return client.core->calls->stats.retransmitted_requests;
+  }
 
   std::uint64_t now = 1'000'000'000;
   std::uint64_t whole = 0;
-  int ended = 0;  // before the engines, which end calls when they go
+  int ended = 0;  // before the engines, whose destructors end calls
   std::vector<PendingCall> later;
   Bare server, client;
   Listener listener;
@@ -66,7 +68,7 @@ struct TimedCalls {
 TEST(RpcRetransmissionTimeout, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   TimedCalls t;
-  // Before the first look; between the first and the second, when it has just been sent again.
+  // Before the first scan; between the first and the second, just after a retransmission.
   for (const std::uint64_t deadline : {t.whole / 4, t.whole / 2 * 3}) {
     const int before = t.ended;
     const std::uint64_t begun = t.now;
@@ -97,7 +99,7 @@ TEST(RpcRetransmissionTimeout, OfSeveralDeadlinesTheNearestCounts) {
 TEST(RpcRetransmissionTimeout, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   TimedCalls t;
-  // One is lost on its way, sent again, and answered behind two others.
+  // A call is lost, retransmitted, and answered after two others.
   spinwire::softverbs::FaultPlan lossy;
   lossy.drop = 1;
   t.client.set(lossy);
@@ -118,7 +120,7 @@ TEST(RpcRetransmissionTimeout, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss)
   EXPECT_EQ(t.ended, 4);
   EXPECT_EQ(t.ours().srtt, smooth + static_cast<std::uint64_t>(off >> 3));  // by one of the two
   EXPECT_EQ(t.ours().rto, 2 * t.whole);
-  // No less so while every reply is looked at, as the window is small.
+  // The same applies while every reply is measured because the window is small.
   ASSERT_LT(t.ours().congestion.cwnd, t.ours().congestion.max_cwnd);
   const std::uint64_t then = t.ours().srtt;
   t.begin();
@@ -139,7 +141,7 @@ TEST(RpcRetransmissionTimeout, WhatIsDueLongBeforeTheNextLookIsSentThen) {
   t.pass(t.whole / 2);
   t.begin();
   t.until(begun + t.whole + t.whole / 4);
-  EXPECT_EQ(t.again(), 1u);  // the first, when the watch looked at both
+  EXPECT_EQ(t.again(), 1u);  // the first, when the scan found both
   t.until(begun + t.whole + t.whole / 4 * 3);
   EXPECT_EQ(t.again(), 2u);
 }
@@ -165,7 +167,7 @@ TEST(RpcRetransmissionTimeout, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
   for (std::uint32_t i = 0; i < window; ++i) t.begin(t.whole / 2 * 3);
   t.begin();
   EXPECT_EQ(t.ours().backlog_count, 1u);
-  t.now += 4 * t.whole;  // no poll meanwhile: the watch is late, and nothing else looks
+  t.now += 4 * t.whole;  // without a poll: the scan is late
   t.pass(t.whole / 4);
   EXPECT_EQ(t.ended, 1 + static_cast<int>(window));
   EXPECT_EQ(t.ours().backlog_count, 0u);

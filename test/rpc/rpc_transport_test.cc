@@ -1,9 +1,9 @@
-// Calls where one of the ends has no datagrams: all of them go over connections.
+// Calls when one end has no datagrams: all of them use connections.
 #include <utility>
 
 #include "base/internals.h"
-#include "engine/run_again.h"
-#include "rpc/bare.h"
+#include "engine/rerun_tests.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 #include "rpc/long_calls.h"
 #include "rpc/server_session.h"
@@ -17,9 +17,9 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::rpc::ClientSession;
 using spinwire::verbs::Provider;
 
-Config with(RpcTransport transport) { return over(transport, bulk_config()); }
+Config with(RpcTransport transport) { return over(transport, long_call_config()); }
 
-/// The server does not wait long for clients that have lost their connections.
+/// The server soon forgets clients that lost their connections.
 Config forgetful() {
   Config c = with(RpcTransport::connection);
   c.connections.keepalive_interval = 20ms * slowness();
@@ -27,7 +27,7 @@ Config forgetful() {
   return c;
 }
 
-/// The embedded device, as one that makes reliable queue pairs alone.
+/// The embedded device without datagrams.
 const Provider& without_datagrams() {
   static const Provider provider = [] {
     Provider p = spinwire::verbs::softverbs_provider();
@@ -42,7 +42,7 @@ const Provider& without_datagrams() {
   return provider;
 }
 
-/// Engines whose insides are reached, all polled in turn.
+/// Engines with reachable internals, polled in turn.
 struct Bares {
   Bare& add(const Config& c, const Provider* device = nullptr) {
     return all.emplace_back(c, nullptr, device);
@@ -71,7 +71,7 @@ struct Peer {
     return made ? *made : Session();
   }
   [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*core.calls); }
-  /// Sessions and connections, of either side.
+  /// The number of sessions and connections, of either side.
   [[nodiscard]] std::uint32_t held() const {
     return stats().sessions + stats().served_sessions + core.context.agents.size();
   }
@@ -80,11 +80,11 @@ struct Peer {
   std::vector<Error> closed;
 };
 
-/// Calls from `from` until each of these has been answered.
+/// Calls until each of `count` calls has been answered.
 void expect_echoes(Bares& all, Session session, int count) {
   int good = 0;
   for (int i = 0; i < count; ++i) {
-    const Bytes bytes = filled(static_cast<std::size_t>(i) % kShortCall, 7);
+    const Bytes bytes = filled(static_cast<std::size_t>(i) % kSlotPayloadBytes, 7);
     const auto done = [&good, &bytes](Reply& r) {
       good += r.status() == Status::ok && bytes_of(r.bytes()) == bytes ? 1 : 0;
     };
@@ -98,13 +98,13 @@ TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   Bares all;
   Peer with_them(all.add(with(RpcTransport::automatic)));
   Peer as_well(all.add(with(RpcTransport::datagram)));
-  // Where we cannot take them away from the device, it is asked for none.
+  // On other devices datagrams cannot be removed, so the engine is told not to use them.
   const bool ours = device_name() == "softverbs";
   Peer without(all.add(with(ours ? RpcTransport::automatic : RpcTransport::connection),
                        ours ? &without_datagrams() : nullptr));
   EXPECT_TRUE(with_them.core.context.device->info().datagrams);
   EXPECT_EQ(without.core.context.device->info().datagrams, !ours);
-  // Both sorts of sessions in one engine, at the same time.
+  // Both kinds of sessions in one engine at the same time.
   Session datagrams = with_them.open(as_well);
   Session there = with_them.open(without);
   Session back = without.open(with_them);
@@ -112,18 +112,18 @@ TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   EXPECT_EQ(there.max_inline_call(), datagrams.max_inline_call());
   EXPECT_EQ(there.max_call(), datagrams.max_call());
   expect_echoes(all, datagrams, 20);
-  EXPECT_EQ(with_them.stats().bulk_calls, 0u);
+  EXPECT_EQ(with_them.stats().long_calls, 0u);
   expect_echoes(all, there, 20);
-  EXPECT_EQ(with_them.stats().bulk_calls, 20u);
+  EXPECT_EQ(with_them.stats().long_calls, 20u);
   expect_echoes(all, back, 20);
-  EXPECT_EQ(without.stats().bulk_calls, 20u);
+  EXPECT_EQ(without.stats().long_calls, 20u);
   expect_echoes(all, datagrams, 20);
-  EXPECT_EQ(with_them.stats().bulk_calls, 20u);
+  EXPECT_EQ(with_them.stats().long_calls, 20u);
   for (Session* each : {&datagrams, &there, &back}) EXPECT_EQ(each->close(), Status::ok);
   ASSERT_TRUE(all.until([&] { return with_them.held() + as_well.held() + without.held() == 0; }));
   for (const Peer* each : {&with_them, &without}) {
     for (const Error& e : each->closed) EXPECT_EQ(e.status, Status::ok) << e.message();
-    EXPECT_EQ(each->stats().bad_datagrams + each->stats().bad_bulk, 0u);
+    EXPECT_EQ(each->stats().bad_datagrams + each->stats().bad_long_calls, 0u);
   }
   for (const Bare& each : all.all) each.expect_clean();
 }
@@ -148,7 +148,7 @@ TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
   ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
   ASSERT_TRUE(all.until([&] { return done; }));
-  EXPECT_TRUE(all.until([&] { return granted() == 1; }));  // idle sessions give them back
+  EXPECT_TRUE(all.until([&] { return granted() == 1; }));  // idle sessions return them
   EXPECT_EQ(session.close(), Status::ok);
   ASSERT_TRUE(all.until([&] { return client.held() + server.held() == 0; }));
   b.reset();
@@ -167,17 +167,17 @@ TEST(RpcTransport, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
 
 TEST(RpcTransport, OverConnectionsAloneNothingIsTakenForDatagrams) {
   Config c = with(RpcTransport::connection);
-  c.rpc.receive_depth = 32768;  // neither pool nor completion queue has room for these
-  BulkCalls t(c);
+  c.rpc.receive_depth = 32768;  // too many for the pool and the completion queue
+  LongCalls t(c);
   EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
   EXPECT_EQ(t.client.engine.stats().connected, 1u);
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
 TEST(RpcTransport, AWindowAndABacklogAreTakenAtOnce) {
   Config c = with(RpcTransport::connection);
   c.rpc.backlog = 3;
-  BulkCalls t(c, nullptr, 4);
+  LongCalls t(c, nullptr, 4);
   CallOptions deferred;
   deferred.post = Post::defer;
   for (int i = 0; i < 7; ++i) ASSERT_EQ(t.begin(kLater, filled(4, 1), deferred), Status::ok) << i;
@@ -192,13 +192,13 @@ TEST(RpcTransport, AWindowAndABacklogAreTakenAtOnce) {
     return t.all_ended();
   }));
   EXPECT_EQ(answered, 7u);
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
 TEST(RpcTransport, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
   Config c = with(RpcTransport::connection);
   c.connections.handshakes = 16;
-  BulkCalls t(c);
+  LongCalls t(c);
   std::vector<Session> more;
   for (int i = 0; i < 16; ++i) more.push_back(t.open());
   ASSERT_TRUE(t.until([&] {
@@ -207,13 +207,13 @@ TEST(RpcTransport, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
   EXPECT_EQ(t.server.engine.stats().connections, 17u);
   for (Session& each : more) EXPECT_EQ(each.close(), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.closed.size() == 16; }));
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
 TEST(RpcTransport, ASessionThatCannotBeConnectedIsNotOpened) {
   Config few = forgetful();
   few.connections.maximum = 1;
-  BulkCalls t(few);
+  LongCalls t(few);
   Node other(with(RpcTransport::connection));
   std::vector<Error> closed;
   SessionOptions options;
@@ -229,11 +229,11 @@ TEST(RpcTransport, ASessionThatCannotBeConnectedIsNotOpened) {
   EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
   other.expect_clean();
   EXPECT_EQ(t.session.close(), Status::ok);
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
 TEST(RpcTransport, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
-  BulkCalls t;
+  LongCalls t;
   ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
     const std::span<std::byte> space = r.reserve_reply(r.max_reply());
     ASSERT_EQ(space.size(), r.max_reply());
@@ -243,7 +243,7 @@ TEST(RpcTransport, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
   }));
   const std::size_t longest = t.session.max_inline_call();
   for (int i = 0; i < 20; ++i) EXPECT_EQ(t.call(9, filled(50000, 1)).bytes, filled(longest, 3));
-  // What the application has is only read, wherever it begins.
+  // The application's buffer is only read, at any offset.
   Buffer own = t.server.filled(500, 6);
   ASSERT_TRUE(t.server.engine.serve(9, [&own](Request& r) {
     (void)r.reserve_reply(100);
@@ -257,10 +257,10 @@ TEST(RpcTransport, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
     EXPECT_EQ(r.reply(filled(10, 4)), Status::ok);
   }));
   t.expect_into(9, filled(9, 1), filled(10, 4));
-  t.finish_bulk();
+  t.finish_long_calls();
 }
 
-/// A session over a connection, which the test loses.
+/// A session over a connection, which the test breaks.
 struct Losing {
   explicit Losing(const Config& c = with(RpcTransport::connection))
       : server(all.add(c)), client(all.add(c)) {
@@ -272,7 +272,7 @@ struct Losing {
     return *spinwire::rpc::find_client(*client.core.calls,
                                        spinwire::detail::Internals::name(session));
   }
-  /// As if the network had.
+  /// Breaks the connection like a network failure.
   void lose() const {
     spinwire::agent::Agent* const a =
         spinwire::rpc::agent_of(*client.core.calls, *record().connection);
@@ -305,7 +305,7 @@ TEST(RpcTransport, AConnectionThatIsLostIsMadeAgain) {
   ASSERT_TRUE(t.all.until([&] { return t.ended.size() == 1; }));
   EXPECT_EQ(t.ended[0], Status::peer_lost);
   EXPECT_TRUE(t.session.ready());
-  t.begin(kEcho);  // it waits for the next
+  t.begin(kEcho);  // waits for the reconnect
   ASSERT_TRUE(t.all.until([&] { return t.ended.size() == 2; }));
   EXPECT_EQ(t.ended[1], Status::ok);
   EXPECT_EQ(t.later[0].reply(Bytes()), Status::not_connected);
@@ -317,7 +317,7 @@ TEST(RpcTransport, AConnectionThatIsLostIsMadeAgain) {
 
 TEST(RpcTransport, OneThatIsLostAtOnceAgainEndsTheSession) {
   Config c = forgetful();
-  c.connections.close_timeout = 1min;  // what is brief
+  c.connections.close_timeout = 1min;  // bounds what follows
   Losing t(c);
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(t.session.ready());
@@ -353,25 +353,27 @@ TEST(RpcTransport, AServerThatIsGoneEndsTheSession) {
   EXPECT_EQ(t.ended, std::vector<Status>{Status::peer_lost});
 }
 
-/// Without those that are of datagrams, and of sessions that are there without a connection.
+/// Runs suites without the tests of datagrams and of sessions that exist before a connection.
 void expect_passes(const std::string& suites, int least) {
-  const std::string text = engine_test::run_again(
-      "SPINWIRE_TEST_TRANSPORT", "connections",
-      suites +
-          "-RpcEndures.AHandlerThatIsSlowerThanTheTimeOut:"
-          "RpcFeatures.RequestsAndRepliesLieOnACachelineWhereTheyArrived:"
-          "RpcBulk.RequestsOfAnyLengthArriveWhole:RpcBulk.WhatIsWrongWithACallIsToldAtOnce:"
-          "RpcBulk.AWindowAndABacklogAreAllThatIsTaken:"
-          "RpcBulkLoss.AConnectionThatCannotBeMadeEndsItsCalls");
-  EXPECT_GE(engine_test::passed(text), least) << text;  // so that the names are still right
+  const std::string text =
+      engine_test::run_again("SPINWIRE_TEST_TRANSPORT", "connections",
+                             suites +
+                                 "-RpcEndures.AHandlerThatIsSlowerThanTheTimeOut:"
+                                 "RpcCallBuffers.RequestsAndRepliesLieOnACachelineWhereTheyArrived:"
+                                 "RpcLongCalls.RequestsOfAnyLengthArriveWhole:RpcLongCalls."
+                                 "WhatIsWrongWithACallIsToldAtOnce:"
+                                 "RpcLongCalls.AWindowAndABacklogAreAllThatIsTaken:"
+                                 "RpcLongCallsLoss.AConnectionThatCannotBeMadeEndsItsCalls");
+  EXPECT_GE(engine_test::passed(text), least) << text;  // checks that the names still match
 }
 
 TEST(RpcTransport, PassesTheSuitesOfShortCalls) {
-  expect_passes("RpcCalls.*:RpcFeatures.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*", 20);
+  expect_passes(
+      "RpcCalls.*:RpcCallBuffers.*:RpcSharedListeners.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*", 20);
 }
 
 TEST(SlowRpcTransport, PassesTheSuitesOfLongCalls) {
-  expect_passes("RpcBulk.*:RpcBulkLoss.*:RpcBulkPackets.*:SlowRpcBulk*", 25);
+  expect_passes("RpcLongCalls.*:RpcLongCallsLoss.*:RpcLongCallsPackets.*:SlowRpcLongCalls*", 25);
 }
 
 }  // namespace

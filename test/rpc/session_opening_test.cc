@@ -1,8 +1,8 @@
-// Sessions that are given up while they are being opened, and what is left of them: nothing.
+// Sessions that are closed while being opened leave nothing behind.
 #include "base/internals.h"
 #include "control/exchange.h"
 #include "control/socket.h"
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 #include "rpc/raw_datagrams.h"
 #include "rpc/server_session.h"
@@ -19,7 +19,7 @@ using spinwire::wire::FrameKind;
 namespace rpc = spinwire::rpc;
 namespace wire = spinwire::wire;
 
-/// A clock of their own, so that time-outs take no time.
+/// With a clock of the test, so that timeouts take no time.
 struct Stepped : Calls {
   explicit Stepped(const Config& c = rpc_config()) : Calls(c, &now) {}
   template <typename Done>
@@ -30,11 +30,11 @@ struct Stepped : Calls {
     });
   }
   [[nodiscard]] std::uint32_t served() const { return server.engine.rpc_stats().served_sessions; }
-  /// Opens a session and gives it up as soon as the server has it.
+  /// Opens a session and closes it once the server has it.
   void give_up_one() {
     const std::uint32_t before = served();
     Session s = client.engine.open_session(server.listener.address(), {}).value();
-    // The client takes no step that could see the answer after the server has given it.
+    // The client takes no step after the server has answered.
     ASSERT_TRUE(engine_test::until({&server}, [&] {
       now += 1000;
       if (served() == before) (void)client.poll();
@@ -56,7 +56,7 @@ TEST(RpcSessionOpening, APeerThatSaysNothingCostsNothingAfterTheTimeOut) {
   const auto descriptors = engine_test::open_descriptors();
   const std::uint32_t most = rpc_config().connections.handshakes;
   std::uint32_t timed_out = 0;
-  // Each time-out makes room for the next, also inside its callback.
+  // Each timeout makes room for the next session, also inside its callback.
   struct Again {
     Stepped& t;
     const std::string& address;
@@ -122,7 +122,7 @@ struct ByHand {
   [[nodiscard]] std::uint32_t served() const {
     return rpc::stats(*server.core->calls).served_sessions;
   }
-  /// Without time going on.
+  /// Polls without advancing the time.
   template <typename Done>
   bool until(Done&& done) {
     return engine_test::until({}, [&] {
@@ -136,7 +136,7 @@ struct ByHand {
     ASSERT_TRUE(stream.connect(Address::parse(listener.address()).value(), expected));
     ASSERT_EQ(stream.send(wire::encode(wire::OpenSession{datagrams.end(77)})), Status::ok);
   }
-  /// The challenge that comes as a datagram. Time goes on.
+  /// The challenge, which arrives as a datagram. Advances the time.
   std::uint64_t challenge() {
     std::uint64_t token = 0;
     EXPECT_TRUE(until([&] {
@@ -209,7 +209,7 @@ TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation);
-  Progress now = Progress::waiting;  // the server ends the stream
+  Progress now = Progress::waiting;  // the server closes the stream
   EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
   EXPECT_EQ(now, Progress::closed);
   t.stream.reset();
@@ -265,14 +265,15 @@ TEST(RpcSessionOpening, NamesThatComeAgainNameNothingOfBefore) {
              rpc::stats(*client.core->calls).sessions == 0;
     }));
     const auto end = rpc::local_session_end(*client.core->calls, 5, 8, 0);
+    const auto from = *spinwire::control::Address::parse("127.0.0.1:1");
     for (int k = 0; k < 2046; ++k) {
       rpc::PeerAddress* const route = rpc::acquire_peer_address(*server.core->calls, end).value();
       rpc::release_server_session(*server.core->calls,
-                                  *rpc::accept_session(*server.core->calls, end, route));
+                                  *rpc::accept_session(*server.core->calls, end, route, from));
     }
     for (int k = 0; k < 4094; ++k)
-      rpc::fail_session(*client.core->calls, *rpc::make_client_session(*client.core->calls, 8),
-                        Status::ok, "");
+      rpc::end_session_in_order(*client.core->calls,
+                                *rpc::make_client_session(*client.core->calls, 8));
   }
   ASSERT_EQ(served[0], served[1]);
   ASSERT_EQ(spinwire::detail::Internals::name(sessions[0]),

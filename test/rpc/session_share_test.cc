@@ -1,5 +1,5 @@
 // One client host must not take all sessions of a server.
-#include "rpc/bare.h"
+#include "rpc/bare_engine.h"
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 
@@ -31,7 +31,7 @@ class RpcSessionShare : public testing::Test {
     EXPECT_TRUE(client_->core->open_calls());
   }
   [[nodiscard]] rpc::Rpc& calls() const { return *server_->core->calls; }
-  /// A session of a client on that host. Null: refused.
+  /// Accepts a session from that host; null if it is refused.
   rpc::ServerSession* accept(const char* from) {
     const auto end = rpc::local_session_end(*client_->core->calls, ++name_, 8, 0);
     const auto made = calls().dialogues.accept(*control::Address::parse(from), end);
@@ -39,7 +39,7 @@ class RpcSessionShare : public testing::Test {
     error_ = made.error();
     return nullptr;
   }
-  /// As if its client had called.
+  /// Also marks the session as used.
   rpc::ServerSession* accept_and_use(const char* from) {
     rpc::ServerSession* const s = accept(from);
     if (s != nullptr) s->last_heard = ++now_;
@@ -80,7 +80,7 @@ TEST_F(RpcSessionShare, OneThatWasNeverUsedIsReplacedByAnotherOfItsHost) {
   for (std::uint32_t i = 1; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   EXPECT_EQ(rpc::find_server(calls(), name), nullptr);
-  EXPECT_EQ(rpc::stats(calls()).served_sessions, other + kShare);  // and not the other host's
+  EXPECT_EQ(rpc::stats(calls()).served_sessions, other + kShare);  // not the other host's
   EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
 }
 
@@ -99,6 +99,58 @@ TEST_F(RpcSessionShare, TheShareIsASetting) {
   EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
   EXPECT_NE(error_.message().find("2 of rpc.sessions = 8"), std::string::npos) << error_.message();
+}
+
+class RpcUnusedSessions : public RpcSessionShare {
+ protected:
+  static constexpr const char* kCrowd = "127.0.0.9:5";  // without a share of its own
+
+  [[nodiscard]] bool is_served(std::uint32_t name) const {
+    return rpc::find_server(calls(), name) != nullptr;
+  }
+  std::uint32_t open_unused(const char* from) {
+    ++now_;
+    const rpc::ServerSession* const s = accept(from);
+    return s != nullptr ? s->name : 0;
+  }
+};
+
+TEST_F(RpcUnusedSessions, AHostThatOpensManyReplacesItsOwn) {
+  const std::uint32_t honest = open_unused("10.0.0.2:5");  // the oldest of all
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_NE(open_unused(kCrowd), 0u);
+    ASSERT_TRUE(is_served(honest)) << i;
+  }
+}
+
+TEST_F(RpcUnusedSessions, ManyHostsFindRoomBesideACrowd) {
+  for (int i = 0; i < 8; ++i) ASSERT_NE(open_unused(kCrowd), 0u);
+  std::vector<std::uint32_t> honest;
+  for (const char* from : {"10.0.0.2:5", "10.0.0.3:5", "10.0.0.2:6", "[2001:db8::1]:5"})
+    honest.push_back(open_unused(from));
+  for (int i = 0; i < 20; ++i) ASSERT_NE(open_unused(kCrowd), 0u);
+  for (const std::uint32_t name : honest) EXPECT_TRUE(is_served(name));
+}
+
+TEST_F(RpcUnusedSessions, AmongHostsWithAsManyTheOldestGoes) {
+  std::vector<std::uint32_t> names;
+  for (const char* from : {"10.0.0.9:5", "10.0.0.1:5", "10.0.0.8:5", "10.0.0.2:5", "10.0.0.7:5",
+                           "10.0.0.3:5", "10.0.0.6:5", "10.0.0.4:5"})
+    names.push_back(open_unused(from));
+  ASSERT_NE(open_unused("10.0.0.5:5"), 0u);
+  EXPECT_FALSE(is_served(names[0]));
+  for (std::size_t i = 1; i < names.size(); ++i) EXPECT_TRUE(is_served(names[i])) << i;
+}
+
+TEST_F(RpcUnusedSessions, ThoseThatAreUsedDoNotCount) {
+  for (int i = 0; i < 5; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  const std::uint32_t first = open_unused(kCrowd);
+  for (int i = 0; i < 2; ++i) ASSERT_NE(open_unused(kCrowd), 0u);
+  ASSERT_NE(open_unused("10.0.0.2:5"), 0u);
+  EXPECT_FALSE(is_served(first));
+  EXPECT_EQ(rpc::stats(calls()).served_sessions, kSessions);
+  for (std::uint32_t i = 0; i < kSessions; ++i) (void)accept_and_use("10.0.0.3:5");
+  EXPECT_EQ(open_unused("10.0.0.4:5"), 0u) << "all are used";
 }
 
 }  // namespace

@@ -1,17 +1,21 @@
-// Calls and answers where there can be none: before a session is ready and once it ends, in the
-// callbacks that tell of that, and from another thread. And when an answer goes out.
+// Calls and replies in states without calls: before a session is ready, while it ends, in the
+// callbacks, and from another thread. Also when a reply is sent.
 #include <thread>
 
-#include "rpc/ends.h"
+#include "base/internals.h"
+#include "engine/engine_core.h"
+#include "rpc/rpc_ends.h"
 
 namespace rpc_states_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::detail::CallRef;
+using spinwire::detail::Transport;
 
 constexpr std::span<const std::byte> kNothing;
 
-/// What calls of every kind answer.
+/// The results of calls of every kind.
 std::vector<Status> call_all_ways(Calls& t, Session& s) {
   const auto done = [](Reply&) { ADD_FAILURE() << "a call that was refused has ended"; };
   const Buffer fits = t.client.buffer(300), longer = t.client.buffer(6000);
@@ -51,7 +55,7 @@ TEST(RpcSessionStates, NoCallIsMadeOnceItsSessionCloses) {
 }
 
 TEST(RpcSessionStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
-  Calls t(over(RpcTransport::datagram));  // a connection that is lost is made again
+  Calls t(over(RpcTransport::datagram));  // a lost connection would reconnect
   (void)t.call(kEcho, {});
   std::vector<Status> within;
   Status status = Status::ok;
@@ -61,7 +65,7 @@ TEST(RpcSessionStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
   };
   ASSERT_EQ(t.session.call(kLater, kNothing, done), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
-  t.server.engine = Engine();  // which tells the client
+  t.server.engine = Engine();  // which notifies the client
   ASSERT_TRUE(engine_test::until({&t.client}, [&] { return t.closed.size() == 1; }));
   EXPECT_NE(status, Status::ok);
   EXPECT_EQ(within, kRefused);
@@ -94,6 +98,32 @@ TEST(RpcSessionStates, ACallbackFindsItsOwnCallOver) {
   EXPECT_EQ(seen.again, Status::ok);
   EXPECT_EQ(seen.first, 1);
   EXPECT_EQ(seen.second, 1);
+  t.finish();
+}
+
+// Calls over both transports have the session's name, and their numbers may coincide.
+TEST(RpcSessionStates, ACallIsOfItsTransport) {
+  if (over_connections()) GTEST_SKIP() << "the call must be a datagram's";
+  Calls t;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  const auto& server = *spinwire::detail::core_of(t.server.engine)->calls;
+  const spinwire::rpc::ServerSession& s = server.servers.at(0);
+  std::uint32_t slot = 0;
+  while (s.slots[slot].state != spinwire::rpc::ServerSlotState::running) ++slot;
+  const auto with = [&](Transport by) {
+    const CallRef call(s.name, by, s.slots[slot].number);
+    return spinwire::detail::make<PendingCall>(server.context.slot, call);
+  };
+  const PendingCall other = with(Transport::connection);
+  EXPECT_EQ(other.max_reply(), 0u);
+  EXPECT_TRUE(other.reserve_reply(8).empty());
+  EXPECT_EQ(other.reply(filled(3, 1)), Status::not_connected);
+  const PendingCall same = with(Transport::datagram);
+  EXPECT_NE(same.max_reply(), 0u);
+  EXPECT_EQ(same.reply(filled(3, 2)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[0].bytes, filled(3, 2));
   t.finish();
 }
 
@@ -133,12 +163,47 @@ TEST(RpcSessionStates, OnlyTheEnginesThreadCallsAndAnswers) {
   t.finish();
 }
 
-TEST(RpcSessionStates, WhatHasNoBufferIsShortWithOptionsAsWell) {
+TEST(RpcSessionStates, BytesOfAnyLengthAreCopied) {
   Calls t;
-  const Bytes longer = filled(kShortCall + 1, 1);
+  constexpr spinwire::Method kCopy = 77;
+  Bytes seen;
+  ASSERT_TRUE(t.server.engine.serve(kCopy, [&seen](Request& r) {
+    seen = bytes_of(r.bytes());
+    EXPECT_EQ(r.reply(std::span<const std::byte>()), Status::ok);
+  }));
+  for (const std::size_t size :
+       {kSlotPayloadBytes, kSlotPayloadBytes + 1, t.session.max_inline_call(),
+        t.session.max_inline_call() + 1, t.session.max_call()}) {
+    for (const bool with_options : {false, true}) {
+      Bytes request = filled(size, 1);
+      std::optional<Status> ended;
+      const auto done = [&](Reply& r) { ended = r.status(); };
+      ASSERT_EQ(with_options ? t.session.call(kCopy, request, done, CallOptions{})
+                             : t.session.call(kCopy, request, done),
+                Status::ok);
+      request.assign(size, std::byte{0xee});  // the memory is ours again
+      ASSERT_TRUE(t.until([&] { return ended.has_value(); }));
+      EXPECT_EQ(ended, Status::ok);
+      EXPECT_EQ(seen, filled(size, 1)) << size;
+    }
+  }
+  t.finish();
+}
+
+TEST(RpcSessionStates, WithoutABlockToCopyToNothingIsCalled) {
+  Calls t;
+  std::vector<Buffer> all;  // the blocks of the send pool, largest first
+  for (std::size_t size = 1u << 20; size >= 64; size /= 2) {
+    while (Buffer b = t.client.engine.allocate(size)) all.push_back(std::move(b));
+  }
   const auto done = [](Reply&) { ADD_FAILURE() << "a call that was refused has ended"; };
-  EXPECT_EQ(t.session.call(kEcho, longer, done), Status::message_too_long);
-  EXPECT_EQ(t.session.call(kEcho, longer, done, CallOptions{}), Status::message_too_long);
+  EXPECT_EQ(t.session.call(kEcho, filled(kSlotPayloadBytes + 1, 1), done), Status::no_buffer);
+  EXPECT_EQ(t.session.call(kEcho, filled(kSlotPayloadBytes + 1, 1), done, CallOptions{}),
+            Status::no_buffer);
+  EXPECT_EQ(t.call(kEcho, filled(kSlotPayloadBytes, 1)).bytes, filled(kSlotPayloadBytes, 1));
+  all.clear();
+  EXPECT_EQ(t.call(kEcho, filled(kSlotPayloadBytes + 1, 1)).bytes,
+            filled(kSlotPayloadBytes + 1, 1));
   t.finish();
 }
 

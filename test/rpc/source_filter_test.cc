@@ -1,4 +1,4 @@
-// Whose a datagram is, by what lies in front of it.
+// Identifies a datagram's sender by its routing header.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -55,7 +55,7 @@ TEST(RpcSourceFilter, IsTheAddressWhereTheHeaderIsThatOfIpv4) {
   const SourceFilter origin = make_source_filter(
       peer(GidType::roce_v2, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1}));
   RouteBytes route;
-  route.fill(std::byte{0xee});  // the first half means nothing there
+  route.fill(std::byte{0xee});  // the first half is undefined
   const std::array<std::uint8_t, 4> address{10, 77, 0, 1};
   std::memcpy(route.data() + 20 + 12, address.data(), address.size());
   EXPECT_TRUE(origin.matches(completion(77, true), route.data()));

@@ -1,8 +1,9 @@
-// Engines of several threads that call each other: each has its own, and they share nothing.
+// Engines on several threads that call each other. Each thread has its own engine; they share
+// nothing.
 #include <atomic>
 #include <thread>
 
-#include "rpc/ends.h"
+#include "rpc/rpc_ends.h"
 
 namespace rpc_threads_test {
 namespace {
@@ -19,7 +20,7 @@ struct Shared {
   std::atomic<int> good = 0;
 };
 
-/// Serves all others and calls each of them, until all have finished.
+/// Serves all others and calls each of them until all have finished.
 void run_node(Shared& shared, std::size_t self) {
   Node node(rpc_config());
   node.listen();
@@ -58,6 +59,79 @@ TEST(ThreadsRpc, EachHasAnEngineAndCallsTheOthers) {
   for (std::size_t i = 0; i < kThreads; ++i) threads.emplace_back([&, i] { run_node(shared, i); });
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(shared.good.load(), kThreads);
+}
+
+/// What another thread sees of an engine that this thread polls meanwhile.
+struct Seen {
+  bool empty = true;
+  int looks = 0;
+};
+
+/// Looks at the engine until it is told to stop.
+Seen watch_engine(const Calls& t, const std::atomic<bool>& stop) {
+  const spinwire::Engine& engine = t.client.engine;
+  Seen seen;
+  do {
+    seen.empty &= engine.stats().polls == 0 && engine.stats().connections == 0 &&
+                  engine.memory_stats(spinwire::Pool::send).pool_bytes == 0 &&
+                  engine.rpc_stats().calls == 0 &&
+                  engine.config().rpc.sessions == Config().rpc.sessions &&
+                  engine.device().name.empty() && engine.device_name().empty() &&
+                  engine.clock().ticks_per_ns() > 0 && t.session.state() == SessionState::closed &&
+                  t.session.max_call() == 0 && t.server.listener.address().empty();
+    ++seen.looks;
+  } while (!stop.load());
+  return seen;
+}
+
+TEST(ThreadsRpc, AnotherThreadSeesAnEmptyEngine) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, filled(5, 1)).status, Status::ok);
+  ASSERT_NE(t.client.engine.config().rpc.sessions, Config().rpc.sessions);
+  std::atomic<bool> stop = false;
+  Seen seen;
+  std::thread other([&] { seen = watch_engine(t, stop); });
+  for (std::uint32_t i = 0; i < 200; ++i)
+    EXPECT_EQ(t.call(kEcho, filled(30, i)).bytes, filled(30, i));
+  stop.store(true);
+  other.join();
+  EXPECT_TRUE(seen.empty);
+  EXPECT_GT(seen.looks, 0);
+  EXPECT_GT(t.client.engine.stats().polls, 0u);
+  EXPECT_GT(t.client.engine.memory_stats(spinwire::Pool::send).pool_bytes, 0u);
+  EXPECT_EQ(t.client.engine.rpc_stats().calls, 201u);
+  EXPECT_FALSE(t.client.engine.device_name().empty());
+  t.finish();
+}
+
+TEST(ThreadsRpc, AHandleDroppedOnAnotherThreadReleasesNothing) {
+  Node server(rpc_config()), client(rpc_config());
+  server.listen();
+  auto spare = server.engine.listen("127.0.0.1:0", {});
+  ASSERT_TRUE(spare) << spare.error().message();
+  const std::string address = spare->address();
+  const Ends ends = engine_test::connect(client, server);
+  Connection c = ends.client;
+  spinwire::RemoteMemory memory;
+  ASSERT_EQ(c.request_memory(64, {},
+                             [&memory](spinwire::LeaseReply& r) { memory = std::move(r.memory); }),
+            Status::ok);
+  ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return static_cast<bool>(memory); }));
+  std::thread([&] {
+    *spare = spinwire::Listener();
+    memory = spinwire::RemoteMemory();
+  }).join();
+  EXPECT_FALSE(*spare);
+  EXPECT_FALSE(memory);
+  const auto again = server.engine.listen(address, {});
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().status, Status::in_use) << "it still listens";
+  EXPECT_EQ(c.snapshot().leases_held, 1u);
+  ASSERT_EQ(c.close(), Status::ok);
+  ASSERT_TRUE(engine_test::until({&client, &server}, [&] {
+    return server.engine.memory_stats(spinwire::Pool::lease).blocks_used == 0;
+  })) << "the connection's end returns the memory";
+  engine_test::finish(client, server);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
-// What users of such libraries struggle with, by number, where no other suite has it:
+// Common problems of users of RDMA libraries, by number, where no other suite covers them:
 //
 //    1 wrong GID index           Gid.*, Selection.*
 //    3 completions lost          here
 //    4 errors that say nothing   here
 //    5 limit on locked memory    EngineRefusals.LockedMemoryLimit, MemlockTest.*,
-//    MemlockRealTest.*,
-//                                RegistrationTest.DeviceErrorsAreTranslated
+//                                MemlockRealTest.*, RegistrationTest.DeviceErrorsAreTranslated
 //    8 RNR storms                here, Credits.NoMessageEverFindsNoReceive
 //    9 send queue full           here, EngineRefusals.SendQueueFullTakesNothingAndRecovers
 //   10 completion queue overrun  Scenario24.*, here
@@ -33,10 +32,10 @@
 namespace pain_points_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 using spinwire::detail::EngineCore;
 
-/// An engine whose inside can be looked at.
+/// An engine with reachable internals.
 struct Open {
   explicit Open(const Config& config)
       : core(config, Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
@@ -83,7 +82,7 @@ TEST(PainPoint3, NothingIsLostWithAQueuePair) {
   forged.rkey = 0x7fffff00;
   forged.access = Access::remote_read_write;
   Connection c = p.ends.client;
-  // What comes behind the one that fails is flushed, in both directions.
+  // Operations behind the failed one are flushed, in both directions.
   for (int i = 0; i < 4; ++i)
     (void)p.client.tally.run([&](auto done) { return c.send(data, done, Post::defer); });
   (void)p.client.tally.run(
@@ -98,7 +97,7 @@ TEST(PainPoint3, NothingIsLostWithAQueuePair) {
   EXPECT_EQ(p.client.engine.stats().operations, 0u);
   EXPECT_EQ(p.client.engine.stats().stale_completions, 0u);
   EXPECT_EQ(p.server.engine.stats().stale_completions, 0u);
-  // Its receives are posted again, but for those that wait for a list to be full.
+  // Its receives are posted again, except an incomplete list.
   const std::uint32_t list = p.server.engine.config().queues.receive_postlist;
   EXPECT_GT(p.server.engine.stats().receives + list, posted);
   EXPECT_TRUE(other.client.ready());
@@ -132,15 +131,14 @@ TEST(PainPoint4, AnErrorNamesWhatIsNeeded) {
 TEST(PainPoint8, FourTimesTheReceivesMeetCreditNotRnr) {
   Config c = small_config();
   c.queues.receive_depth = 48;
-  c.queues.poll_batch =
-      64;  // one poll takes more than there are receives, before any is posted again
+  c.queues.poll_batch = 64;  // one poll takes more than all receives before any is reposted
   c.connections.credits = 32;
-  c.queue_pair.rnr_retry = 0;  // the first message that finds no receive ends its connection
+  c.queue_pair.rnr_retry = 0;  // the first message without a receive ends its connection
   Pair p(c);
   std::vector<Ends> all{p.ends};
   for (int i = 0; i < 3; ++i) all.push_back(connect(p.client, p.server));
   const Buffer data = p.client.filled(32, 1);
-  // While the server polls seldom, and less than is sent.
+  // The server polls seldom and sends less than the client.
   const std::uint64_t many = 4 * 48;
   std::uint64_t refused = 0;
   const auto burst = [&] {
@@ -187,7 +185,7 @@ Status random_operation(spinwire::base::Random& random, Connection c, const Buff
 
 TEST(PainPoint9, NoRandomLoadOverfillsASendQueue) {
   Config c = small_config();
-  c.queues.send_depth = 16;  // four of them the engine's own
+  c.queues.send_depth = 16;  // four of them are the engine's own
   c.connections.credit_idle_timeout = 1ms;
   c.connections.keepalive_interval = 1ms;
   Pair p(c);
@@ -213,7 +211,7 @@ TEST(PainPoint9, NoRandomLoadOverfillsASendQueue) {
     if (random.below(40) == 0) (void)p.client.poll();
     if (random.below(40) == 0) (void)p.server.poll();
   }
-  // A list that the device refused would have ended its connection as a local error.
+  // A list that the device refused would have ended its connection with a local error.
   ASSERT_TRUE(p.until([&] {
     (void)p.client.engine.flush();
     (void)p.server.engine.flush();
@@ -248,7 +246,7 @@ TEST(PainPoint11, LateCompletionsAreCounted) {
   Open engine(small_config());
   auto& context = engine.core.context;
   ibv_wc late[3]{};
-  // A receive of a queue pair that is no more, in two states; and a send of one.
+  // Receives of a destroyed queue pair, in two states, and a send.
   late[0].wr_id = spinwire::agent::receive_id(0);
   late[0].status = IBV_WC_SUCCESS;
   late[0].opcode = IBV_WC_RECV;

@@ -1,10 +1,11 @@
-// Scenarios about rights and times of leases, by number; scenarios_together has the table of all.
+// Scenarios about rights and times of leases, by number; see scenarios_together_test.cc for the
+// table.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <optional>
 
-#include "scenarios/bench.h"
+#include "scenarios/scenario_driver.h"
 
 namespace scenarios_leases_test {
 namespace {
@@ -14,7 +15,7 @@ using std::chrono::steady_clock;
 
 SPINWIRE_SCENARIO(15);
 TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   b.order({.what = Do::configure, .access = Access::remote_read});
   Connection capped = b.open_line();
   b.order({.what = Do::configure, .access = Access::remote_read_write});
@@ -32,7 +33,7 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   };
   EXPECT_EQ(refused(granted.memory.region()), Status::remote_access);
   EXPECT_EQ(capped.stats().outstanding, 0u);
-  // What it may not give at all is no lease.
+  // A right that it may not give at all is refused.
   const LeaseReply none = b.request(capped, 64, {.access = Access::remote_write});
   EXPECT_EQ(none.status, Status::remote_access);
   EXPECT_EQ(none.refusal, LeaseRefusal::no_right);
@@ -41,7 +42,7 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
       b.ask({.what = Do::expose, .access = Access::remote_write, .line = 1, .length = 64}).status,
       Status::invalid_argument);
 
-  // The other one's cap is its own.
+  // The other connection has its own limit.
   LeaseReply wider = b.request(other, 64);
   ASSERT_EQ(wider.status, Status::ok);
   EXPECT_EQ(wider.memory.access(), Access::remote_read_write);
@@ -49,7 +50,7 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   EXPECT_EQ(b.give_back(wider.memory), Status::ok);
   expect_bytes(b.next(Saw::returned, 2), filled(64, 1));
 
-  // Who claims the right all the same is refused by the device, and alone pays for it.
+  // If a peer uses the right anyway, the device refuses the access and only that connection ends.
   RemoteRegion forged = granted.memory.detach();
   forged.access = Access::remote_read_write;
   EXPECT_EQ(b.write(capped, ours.slice(), forged), Status::remote_access);
@@ -67,26 +68,26 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   b.finish();
 }
 
-/// Leases with a time. Where both ends are in one process, time stands still unless it is passed.
-struct Timed : Bench {
-  explicit Timed(Where where) : Bench(where, setup()) {}
+/// Leases with a time. With both ends in one process, only the test moves the time.
+struct Timed : ScenarioDriver {
+  explicit Timed(Where where) : ScenarioDriver(where, setup()) {}
   static Setup setup() {
     Setup setup;
     setup.own_time = true;
     return setup;
   }
-  /// Times of the scenarios, as long as this machine needs.
+  /// Scales a time to the speed of this machine.
   static Nanoseconds scaled(std::chrono::milliseconds time) { return time * slowness(); }
 
-  /// Memory that was written to in time. The machine may take longer for that than the lease lasts:
-  /// then the write is refused, the servant has it back, and it is tried again.
+  /// Memory that was written in time. If a slow machine exceeds the lease, the write is refused,
+  /// the server has the memory back, and the test tries again.
   RemoteMemory written(Connection line, std::size_t bytes, Nanoseconds time, std::uint32_t seed) {
     const Buffer data = buffer_of(filled(bytes, seed));
     for (int tries = 0; tries < 20; ++tries) {
       begun = steady_clock::now();
-      LeaseReply granted = request(line, bytes, {.time = time});
+      LeaseReply granted = request(line, bytes, {.duration = time});
       EXPECT_EQ(granted.status, Status::ok) << to_string(granted.refusal);
-      EXPECT_EQ(granted.time, time);
+      EXPECT_EQ(granted.duration, time);
       std::optional<Status> ended;
       const Status status = line.write(data.slice(), granted.memory.region(),
                                        [&ended](const Completion& c) { ended = c.status; });
@@ -100,7 +101,7 @@ struct Timed : Bench {
     ADD_FAILURE() << "never in time";
     return {};
   }
-  /// This answer is right only if the time is over indeed.
+  /// This result is right only if the time is really over.
   void expect_too_late(Status status, Nanoseconds time) {
     EXPECT_EQ(status, Status::lease_expired) << to_string(status);
     EXPECT_FALSE(own_time()) << "no time has passed";
@@ -118,7 +119,7 @@ struct Timed : Bench {
       EXPECT_GE(steady_clock::now() - begun, time - guard());
     }
   }
-  /// The servant has it back once nothing that was begun in time can still be repeated.
+  /// The server gets the memory back once no earlier operation can still be retransmitted.
   Event expired() {
     if (own_time()) pass(std::chrono::seconds(10));
     return next(Saw::returned);

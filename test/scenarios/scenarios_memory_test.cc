@@ -1,12 +1,12 @@
-// Scenarios about memory, its parts and its rights, by number; scenarios_together has the table of
-// all.
+// Scenarios about memory, its slices and its rights, by number; see scenarios_together_test.cc for
+// the table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "scenarios/bench.h"
+#include "scenarios/scenario_driver.h"
 
 namespace scenarios_memory_test {
 namespace {
@@ -15,7 +15,7 @@ using namespace scenarios;  // names of the scenarios' own
 
 SPINWIRE_SCENARIO(8);
 TEST_P(Scenario8, AtomicsOutOfPlaceAreErrorsAndNothingIsPosted) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   if (!b.node.engine.device().atomics) GTEST_SKIP() << "the device has no atomics";
   Connection line = b.open_line();
   const Report there = b.expose({.access = Access::remote_all, .length = 16});
@@ -48,7 +48,7 @@ constexpr Part kParts[] = {{0, 4096}, {2048, 4096}, {1000, 4000}, {1234, 1235}};
 
 SPINWIRE_SCENARIO(11);
 TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.length = 4096});
   Buffer local = b.buffer_of(filled(4096, 3)), blank = b.buffer_of(all_of(0xee, 4096));
@@ -58,14 +58,14 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
     ASSERT_TRUE(slice);
     EXPECT_EQ(slice.data(), local.data() + part.begin);
     EXPECT_EQ(slice.size(), length);
-    // What an operation moves is the slice and nothing beside it.
+    // An operation moves exactly the slice.
     ASSERT_EQ(b.write(line, blank.slice(), there.region), Status::ok);
     ASSERT_EQ(b.run([&](const auto& done) { return line.write(slice, there.region, done); }).bytes,
               length);
     Bytes expected = all_of(0xee, 4096);
     std::copy_n(slice.data(), length, expected.begin());
     EXPECT_EQ(b.look(there.index, 4096), expected);
-    // And so with what is read into it.
+    // So does a read.
     ASSERT_EQ(b.write(line, local.slice(), there.region), Status::ok);
     Buffer got = b.buffer_of(all_of(0xee, 4096));
     const BufferSlice into = got.slice(part.begin, length);
@@ -79,13 +79,14 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
   std::memcpy(five.data(), "hello", 5);
   EXPECT_EQ(std::memcmp(local.data(), "hello", 5), 0);
   EXPECT_EQ(local.data()[5], filled(8, 3)[5]);
-  // A slice of a slice counts from that one's beginning.
+  // Offsets in a slice of a slice count from the inner slice.
   EXPECT_EQ(local.slice(1000, 3000).slice(234, 1).data(), local.data() + 1234);
 }
 
-/// The parts of memory of a servant's, which can tell what is in it by `look`.
+/// Slices of a server's memory, whose contents `look` returns.
 template <typename Look>
-void expect_exact_parts(Bench& b, Connection line, const RemoteRegion& whole, Look&& look) {
+void expect_exact_parts(ScenarioDriver& b, Connection line, const RemoteRegion& whole,
+                        Look&& look) {
   Buffer blank = b.buffer_of(all_of(0xee, 4096));
   for (const Part& part : kParts) {
     const std::size_t length = part.end - part.begin;
@@ -115,11 +116,11 @@ void expect_exact_parts(Bench& b, Connection line, const RemoteRegion& whole, Lo
 
 SPINWIRE_SCENARIO(12);
 TEST_P(Scenario12, SlicesOfRemoteMemoryAreExact) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.length = 4096});
   expect_exact_parts(b, line, there.region, [&] { return b.look(there.index, 4096); });
-  // The same for memory that the servant leases to us.
+  // Repeats it with memory that the server leases to us.
   const Report leased = b.ask({.what = Do::lease, .length = 4096});
   ASSERT_EQ(leased.status, Status::ok);
   ASSERT_TRUE(b.until([&] { return b.leased.size() == 1; }));
@@ -129,7 +130,7 @@ TEST_P(Scenario12, SlicesOfRemoteMemoryAreExact) {
 
 SPINWIRE_SCENARIO(13);
 TEST_P(Scenario13, SlicesThatAreNoneAreErrorsAndNothingIsPosted) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection c = b.open_line();
   const Report there = b.expose({.seed = 1, .length = 4096});
   LeaseReply granted = b.request(c, 4096);
@@ -155,11 +156,11 @@ TEST_P(Scenario13, SlicesThatAreNoneAreErrorsAndNothingIsPosted) {
       EXPECT_EQ(c.send(local.slice(offset, length)), Status::out_of_bounds);
       EXPECT_EQ(c.write_with_imm(local.slice(offset, length), whole, 1), Status::out_of_bounds);
     }
-    // A message may be empty; what is moved between memories may not.
+    // A message may be empty, but a one-sided operation may not.
     EXPECT_TRUE(refused(local.slice(0, 0), whole));
     EXPECT_TRUE(refused(local.slice(0, 0), whole.slice(0, 0)));
     EXPECT_TRUE(refused(local.slice(0, 1), whole.slice(0, 0)));
-    // Longer than what it is to go into.
+    // Longer than its destination.
     EXPECT_TRUE(refused(local.slice(0, 5), whole.slice(4092, 4)));
   }
   EXPECT_FALSE(granted.memory.slice(2, kReversed));
@@ -179,7 +180,7 @@ TEST_P(Scenario13, SlicesThatAreNoneAreErrorsAndNothingIsPosted) {
 
 SPINWIRE_SCENARIO(14);
 TEST_P(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   Buffer ours = b.buffer_of(filled(64, 1));
   const auto refused = [&](const RemoteRegion& region) {
@@ -191,12 +192,12 @@ TEST_P(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
   ASSERT_EQ(leased.status, Status::ok);
   ASSERT_TRUE(b.until([&] { return b.leased.size() == 1; }));
   b.quiet(line);
-  // At the writer, before anything is posted,
+  // Refused at the writer, before anything is posted,
   EXPECT_EQ(b.leased[0].access(), Access::remote_read);
   EXPECT_EQ(refused(b.leased[0].region()), Status::remote_access);
   EXPECT_EQ(line.stats().outstanding, 0u);
   EXPECT_EQ(b.read(line, b.leased[0].region()), filled(64, 2));
-  // and the same the other way round,
+  // and in the other direction,
   EXPECT_EQ(b.reply_to([&](const LeaseCallback& done) {
                return line.lease(ours.slice(), {.access = Access::remote_read}, done);
              }).status,
@@ -207,7 +208,7 @@ TEST_P(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
   Bytes read;
   EXPECT_EQ(b.ask({.what = Do::read, .index = 0, .length = 64}, &read).status, Status::ok);
   EXPECT_EQ(read, filled(64, 1));
-  // and if it claims the right, by the device.
+  // and by the device, if the writer uses the right anyway.
   RemoteRegion forged = b.leased[0].detach();
   forged.access = Access::remote_read_write;
   EXPECT_EQ(b.write(line, ours.slice(), forged), Status::remote_access);
@@ -224,7 +225,7 @@ TEST_P(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
 
 SPINWIRE_SCENARIO(26);
 TEST_P(Scenario26, MemoryHasTheLengthAlignmentAndZeroesAskedFor) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   for (const std::size_t size : {1u, 8u, 4095u, 4096u, 70'000u}) {
     const Buffer ours = b.node.buffer(size);
@@ -233,7 +234,7 @@ TEST_P(Scenario26, MemoryHasTheLengthAlignmentAndZeroesAskedFor) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ours.data()) % 64, 0u);
     Buffer dirt = b.buffer_of(filled(size, 7));
     for (const std::uint32_t alignment : {1u, 8u, 64u, 4096u}) {
-      // Twice: the second time the block is dirty.
+      // Twice: the second time the block holds old data.
       for (int round = 0; round < 2; ++round) {
         LeaseReply granted = b.request(line, size, {.alignment = alignment});
         ASSERT_EQ(granted.status, Status::ok) << to_string(granted.refusal);
@@ -252,7 +253,7 @@ TEST_P(Scenario26, MemoryHasTheLengthAlignmentAndZeroesAskedFor) {
 }
 
 TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   const bool atomics = b.node.engine.device().atomics;
   std::vector<Access> all = {Access::remote_read, Access::remote_write, Access::remote_read_write};
   if (atomics) all.insert(all.end(), {Access::remote_atomic, Access::remote_all});
@@ -262,14 +263,14 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
     const std::uint32_t number = b.peer().lines;
     const Report there = b.expose({.access = access, .line = number, .seed = 2, .length = 8});
     EXPECT_EQ(there.region.access, access);
-    // The device is asked what it allows, whatever the region says.
+    // The device decides, whatever rights the region claims.
     RemoteRegion claimed = there.region;
     claimed.access = Access::remote_all;
     const auto allowed = [&](auto call) {
       const Status status = b.run(call).status;
       if (status == Status::ok) return true;
       EXPECT_EQ(status, Status::remote_access);
-      // The error has cost the connection.
+      // The error ends the connection.
       EXPECT_TRUE(b.until([&] { return line.state() == ConnectionState::closed; }));
       (void)b.next(Saw::closed, number);
       line = b.open_line();
@@ -278,7 +279,7 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
     std::uint32_t before = b.peer().lines;
     EXPECT_EQ(allowed([&](const auto& done) { return line.read(ours.slice(), claimed, done); }),
               allows(access, Access::remote_read));
-    if (b.peer().lines != before) continue;  // one refusal tells enough of this key
+    if (b.peer().lines != before) continue;  // one refusal suffices for this key
     EXPECT_EQ(allowed([&](const auto& done) { return line.write(ours.slice(), claimed, done); }),
               allows(access, Access::remote_write));
     if (b.peer().lines != before || !atomics) continue;
@@ -291,7 +292,7 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
 }
 
 TEST_P(Scenario26, MemoryOfTheUsersOwnIsUsedAtBothEnds) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.own_memory = true, .seed = 1, .length = 3000});
   Bytes own = filled(5000, 2);
@@ -307,7 +308,7 @@ TEST_P(Scenario26, MemoryOfTheUsersOwnIsUsedAtBothEnds) {
     const Bytes all = filled(5000, 2);
     expect_bytes(b.next(Saw::message), Bytes(all.begin(), all.begin() + 100));
   }
-  // Ours, leased to the servant and written by it.
+  // Our memory, leased to the server and written by it.
   {
     auto region = line.register_memory(own, Access::local);
     ASSERT_TRUE(region) << region.error().message();
@@ -329,7 +330,7 @@ TEST_P(Scenario26, MemoryOfTheUsersOwnIsUsedAtBothEnds) {
 }
 
 TEST_P(Scenario26, TwoEnginesHaveTheirOwn) {
-  Bench b(GetParam(), {.peers = 2});
+  ScenarioDriver b(GetParam(), {.peers = 2});
   Node second(scenario_config());
   Connection first_line = b.open_line(0), other_line = b.open_line(1);
   const Report there = b.expose({.length = 512}, 0), elsewhere = b.expose({.length = 512}, 1);
@@ -345,7 +346,7 @@ TEST_P(Scenario26, TwoEnginesHaveTheirOwn) {
   EXPECT_TRUE(b.node.tally.idle());
   EXPECT_EQ(b.look(there.index, 512), filled(512, 1));
   EXPECT_EQ(b.write(first_line, ours.slice(), there.region), Status::ok);
-  // The other connection has not noticed.
+  // The other connection is not affected.
   EXPECT_EQ(b.write(other_line, ours.slice(), elsewhere.region), Status::ok);
   EXPECT_EQ(b.read(other_line, elsewhere.region), filled(512, 1));
   ours.reset();
@@ -355,8 +356,8 @@ TEST_P(Scenario26, TwoEnginesHaveTheirOwn) {
   b.finish();
 }
 
-Bench::Setup own_domains() {
-  Bench::Setup setup;
+ScenarioDriver::Setup own_domains() {
+  ScenarioDriver::Setup setup;
   setup.theirs.connections.own_domains = 1;
   setup.theirs.connections.credits = 16;
   setup.theirs.memory.receive_bytes = 4u << 20;
@@ -365,7 +366,7 @@ Bench::Setup own_domains() {
 
 SPINWIRE_SCENARIO(27);
 TEST_P(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
-  Bench b(GetParam(), own_domains());
+  ScenarioDriver b(GetParam(), own_domains());
   Connection sharing = b.open_line();
   b.order({.what = Do::configure, .access = Access::remote_read_write, .own_domain = true});
   Connection owning = b.open_line();
@@ -384,7 +385,7 @@ TEST_P(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
   EXPECT_EQ(b.write(owning, ours.slice(), granted.memory.region()), Status::ok);
   EXPECT_EQ(b.give_back(granted.memory), Status::ok);
   expect_bytes(b.next(Saw::returned, 2), filled(64, 2));
-  // Another connection of the same engine does not reach into it.
+  // Another connection of the same engine cannot access it.
   fill(ours.bytes(), 4);
   EXPECT_EQ(b.write(sharing, ours.slice(), there.region), Status::remote_access);
   EXPECT_NE(b.next(Saw::closed, 1).status, Status::ok);
@@ -395,11 +396,11 @@ TEST_P(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
   b.finish();
 }
 
-/// An engine is a protection domain: that of another process is another.
+/// An engine is a protection domain, so another process has another domain.
 TEST_P(Scenario27, AKeyOfOneDomainIsNoneInAnother) {
-  Bench b(GetParam(), {.peers = 2});
+  ScenarioDriver b(GetParam(), {.peers = 2});
   Connection first = b.open_line(0), second = b.open_line(1);
-  // The third: the other process would come to the same numbers for a first one.
+  // The third exposure, as the other process would use the same numbers for its first.
   Report secret;
   for (int i = 0; i < 3; ++i) secret = b.expose({.seed = 1, .length = 64}, 0);
   const Report shared = b.expose({.seed = 2, .length = 64}, 1);

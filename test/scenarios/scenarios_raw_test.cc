@@ -1,4 +1,4 @@
-// Scenarios 18, for long messages, and 21, raw messages: both ends in one process.
+// Scenarios 18, for rendezvous messages, and 21, raw messages, with both ends in one process.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,10 +11,9 @@
 namespace scenarios_raw_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;  // the names of a test namespace
 
-/// The memory of a message that was given up, and that its receiver was offered and may be about to
-/// pull.
+/// The memory of a cancelled message that was offered: its receiver may be about to pull it.
 TEST(Scenario18Long, ALongMessagesBufferIsUsableAgainOnlyAfterTheAnswer) {
   Config config = small_config();
   config.memory.rendezvous_bytes = 2u << 20;

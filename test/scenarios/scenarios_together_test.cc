@@ -1,4 +1,4 @@
-// Scenarios of an asynchronous framework's users, by number, and where they are:
+// Scenarios of users of an asynchronous framework, by number, and where they are:
 //
 //    1 requested, written, given back                    here
 //    2 a message                                         here
@@ -39,24 +39,24 @@
 
 #include <optional>
 
-#include "scenarios/bench.h"
+#include "scenarios/scenario_driver.h"
 
 namespace scenarios_together_test {
 namespace {
 
 using namespace scenarios;  // names of the scenarios' own
 
-/// A connection, by our name and the servant's.
+/// A connection, by our name and the server's.
 struct Line {
   Connection ours;
   std::uint32_t number;
 };
-Line open(Bench& b) {
+Line open(ScenarioDriver& b) {
   const Connection ours = b.open_line();
   return {ours, b.peer().lines};
 }
 
-void scenario_1(Bench& b, const Line& line) {
+void scenario_1(ScenarioDriver& b, const Line& line) {
   LeaseReply granted = b.request(line.ours, 8);
   ASSERT_EQ(granted.status, Status::ok) << to_string(granted.refusal);
   RemoteMemory& memory = granted.memory;
@@ -72,27 +72,27 @@ void scenario_1(Bench& b, const Line& line) {
   expect_bytes(seen, bytes_of({0, 0, 0, 0, 1, 1, 1, 1}));
 }
 
-void expect_message(Bench& b, const Line& line, std::optional<std::uint32_t> immediate) {
+void expect_message(ScenarioDriver& b, const Line& line, std::optional<std::uint32_t> immediate) {
   const Event seen = b.next(Saw::message, line.number);
   expect_bytes(seen, all_of(1, 8));
   EXPECT_EQ(seen.has_immediate, immediate.has_value());
   EXPECT_EQ(seen.immediate, immediate.value_or(0));
 }
-void scenario_2(Bench& b, Line line) {
+void scenario_2(ScenarioDriver& b, Line line) {
   const Buffer ones = b.buffer_of(all_of(1, 8));
   const Completion end =
       b.run([&](const auto& done) { return line.ours.send(ones.slice(), done); });
   EXPECT_EQ(end.status, Status::ok);
   EXPECT_EQ(end.bytes, 8u);
   expect_message(b, line, {});
-  // And the other way.
+  // In the other direction.
   const std::size_t before = b.came.size();
   b.order({.what = Do::send, .line = line.number, .seed = 3, .length = 8});
   ASSERT_TRUE(b.until([&] { return b.came.size() > before; }));
   EXPECT_EQ(b.came.back().line, line.ours);
   EXPECT_EQ(b.came.back().bytes, filled(8, 3));
 }
-void scenario_3(Bench& b, Line line) {
+void scenario_3(ScenarioDriver& b, Line line) {
   const Buffer ones = b.buffer_of(all_of(1, 8));
   const Completion end =
       b.run([&](const auto& done) { return line.ours.send_with_imm(ones.slice(), 1, done); });
@@ -100,7 +100,7 @@ void scenario_3(Bench& b, Line line) {
   expect_message(b, line, 1);
 }
 
-void scenario_5(Bench& b, Line line) {
+void scenario_5(ScenarioDriver& b, Line line) {
   Buffer ours = b.buffer_of(all_of(0, 8));
   std::memset(ours.data(), 1, 8);
   std::memset(ours.data() + 4, 2, 4);
@@ -112,7 +112,7 @@ void scenario_5(Bench& b, Line line) {
   EXPECT_TRUE(taken.lease);
   const Event leased = b.next(Saw::leased, line.number);
   EXPECT_EQ(leased.size, 8u);
-  // It was the servant's `line.number`th that was leased to it.
+  // The server counts it as its lease number `line.number`.
   const std::uint32_t held = line.number - 1;
   Bytes read;
   EXPECT_EQ(
@@ -126,7 +126,7 @@ void scenario_5(Bench& b, Line line) {
   expect_bytes(b.returned[0], expected);
 }
 
-void scenario_6(Bench& b, Line line) {
+void scenario_6(ScenarioDriver& b, Line line) {
   const Report there = b.expose({.line = line.number, .length = 8});
   const Buffer ones = b.buffer_of(all_of(1, 4));
   const Completion end = b.run([&](const auto& done) {
@@ -138,11 +138,11 @@ void scenario_6(Bench& b, Line line) {
   EXPECT_EQ(seen.size, 4u);
   ASSERT_TRUE(seen.has_immediate);
   ASSERT_EQ(seen.immediate, 4u);
-  // The bytes were there when the notice was.
+  // The bytes arrived before the notification.
   const Bytes expected = bytes_of({0, 0, 0, 0, 1, 1, 1, 1});
   EXPECT_EQ(seen.sum, digest(expected));
   EXPECT_NE(seen.head[seen.immediate - 1], seen.head[seen.immediate]);
-  // The notice alone, without bytes.
+  // A notification without bytes.
   const Completion bare = b.run([&](const auto& done) {
     return line.ours.write_with_imm(ones.slice(0, 0), there.region, 9, done);
   });
@@ -154,7 +154,7 @@ void scenario_6(Bench& b, Line line) {
   EXPECT_EQ(b.look(there.index, 8), expected);
 }
 
-void scenario_7(Bench& b, Line line) {
+void scenario_7(ScenarioDriver& b, Line line) {
   const Report there = b.expose({.access = Access::remote_all, .line = line.number, .length = 8});
   constexpr std::uint64_t kOnes = 0x0101'0101'0101'0101;
   const auto swap = [&](std::uint64_t expected, std::uint64_t desired) {
@@ -166,54 +166,54 @@ void scenario_7(Bench& b, Line line) {
   EXPECT_EQ(first.status, Status::ok);
   EXPECT_EQ(first.value, 0u);
   EXPECT_EQ(b.look(there.index, 8), all_of(1, 8));
-  // What is not as expected stays, and is told.
+  // After a mismatch the value stays, and the completion returns it.
   const Completion mismatch = swap(0, 5);
   EXPECT_EQ(mismatch.status, Status::ok);
   EXPECT_EQ(mismatch.value, kOnes);
   EXPECT_EQ(b.look(there.index, 8), all_of(1, 8));
-  // A third finds what the first has put there, and puts back what was before.
+  // A third swap finds the first one's value and restores the original.
   EXPECT_EQ(swap(kOnes, 0).value, kOnes);
   EXPECT_EQ(b.look(there.index, 8), all_of(0, 8));
 }
 
 SPINWIRE_SCENARIO(1);
 TEST_P(Scenario1, WhatIsWrittenIsThereWhenItIsGivenBack) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   scenario_1(b, open(b));
   b.finish();
 }
 
 SPINWIRE_SCENARIO(2);
 TEST_P(Scenario2, AMessageArrives) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   scenario_2(b, open(b));
   b.finish();
 }
 
 SPINWIRE_SCENARIO(3);
 TEST_P(Scenario3, AnImmediateArrivesBesideItsMessage) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   scenario_3(b, open(b));
   b.finish();
 }
 
 SPINWIRE_SCENARIO(5);
 TEST_P(Scenario5, ThePeerReadsWhatIsLeasedToIt) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   scenario_5(b, open(b));
   b.finish();
 }
 
 SPINWIRE_SCENARIO(6);
 TEST_P(Scenario6, AWriteTellsItsImmediateWhenTheBytesAreThere) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   scenario_6(b, open(b));
   b.finish();
 }
 
 SPINWIRE_SCENARIO(7);
 TEST_P(Scenario7, CompareAndSwap) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   if (!b.node.engine.device().atomics) GTEST_SKIP() << "the device has no atomics";
   scenario_7(b, open(b));
   b.finish();
@@ -221,7 +221,7 @@ TEST_P(Scenario7, CompareAndSwap) {
 
 SPINWIRE_SCENARIO(9);
 TEST_P(Scenario9, SixScenariosOnEachOfFourConnections) {
-  Bench b(GetParam());
+  ScenarioDriver b(GetParam());
   std::vector<Line> lines;
   for (int i = 0; i < 4; ++i) {
     lines.push_back(open(b));
@@ -234,7 +234,7 @@ TEST_P(Scenario9, SixScenariosOnEachOfFourConnections) {
     scenario_6(b, line);
     if (b.node.engine.device().atomics) scenario_7(b, line);
   }
-  // The earlier ones go on.
+  // The earlier connections still work.
   for (const Line& line : lines) {
     EXPECT_TRUE(line.ours.ready());
     scenario_3(b, line);

@@ -1,4 +1,4 @@
-// The network of simulations: sockets whose bytes arrive when they are told to.
+// The network of simulations: sockets whose bytes arrive on command.
 #include "sim/control_network.h"
 
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ using namespace spinwire::sim;      // NOLINT: what is tested
 using spinwire::Status;
 
 struct TestLinks final : LinkModel {
-  bool open(std::uint32_t, std::uint32_t) override { return passes; }
-  std::uint64_t delay(std::uint32_t, std::uint32_t) override { return ticks; }
+  bool is_up(std::uint32_t, std::uint32_t) override { return passes; }
+  std::uint64_t draw_control_delay(std::uint32_t, std::uint32_t) override { return ticks; }
   bool passes = true;
   std::uint64_t ticks = 0;
 };
@@ -32,7 +32,7 @@ struct Two {
     EXPECT_TRUE(begun);
     caller = std::move(*begun);
   }
-  /// The other end, once it has come.
+  /// The accepted peer, once it has connected.
   int accepted() {
     if (!taken.fd) {
       auto got = listening.accept();
@@ -48,7 +48,7 @@ struct Two {
     return got < 0 ? "nothing" : std::string(text.data(), static_cast<std::size_t>(got));
   }
   TestLinks model;
-  SimulatedNetwork network{model};
+  ControlNetwork network{model};
   SimulatedHost& a = network.add_host();
   SimulatedHost& b = network.add_host();
   ListenSocket listening;
@@ -56,7 +56,7 @@ struct Two {
   Accepted taken;
 };
 
-TEST(SimulatedNetwork, CarriesBytesBothWaysAndTheirEnd) {
+TEST(ControlNetwork, CarriesBytesBothWaysAndTheirEnd) {
   Two t;
   EXPECT_EQ(t.caller.error, 0);
   EXPECT_EQ(t.accepted(), -1);
@@ -77,10 +77,10 @@ TEST(SimulatedNetwork, CarriesBytesBothWaysAndTheirEnd) {
   EXPECT_EQ(Two::read(end), "end");
   t.taken.fd.reset();
   t.network.run(5);
-  EXPECT_EQ(t.network.next(), SimulatedNetwork::kNever);
+  EXPECT_EQ(t.network.next(), ControlNetwork::kNever);
 }
 
-TEST(SimulatedNetwork, DelaysAndCuts) {
+TEST(ControlNetwork, DelaysAndCuts) {
   Two t;
   t.model.ticks = 10;
   t.network.run(100);
@@ -93,7 +93,7 @@ TEST(SimulatedNetwork, DelaysAndCuts) {
   ASSERT_EQ(::send(t.caller.fd.get(), "x", 1, 0), 1);
   t.network.run(111);
   t.model.passes = false;
-  EXPECT_EQ(t.network.next(), SimulatedNetwork::kNever);
+  EXPECT_EQ(t.network.next(), ControlNetwork::kNever);
   t.network.run(200);
   EXPECT_EQ(Two::read(end), "nothing");
   t.model.passes = true;
@@ -102,7 +102,7 @@ TEST(SimulatedNetwork, DelaysAndCuts) {
   EXPECT_EQ(Two::read(end), "x");
 }
 
-TEST(SimulatedNetwork, ACallerThatGivesUpIsForgotten) {
+TEST(ControlNetwork, ACallerThatGivesUpIsForgotten) {
   Two t;
   t.model.passes = false;
   t.network.run(1);
@@ -113,7 +113,7 @@ TEST(SimulatedNetwork, ACallerThatGivesUpIsForgotten) {
   EXPECT_EQ(t.accepted(), -1);
 }
 
-TEST(SimulatedNetwork, AListenerThatEndsEndsWhatWaitedThere) {
+TEST(ControlNetwork, AListenerThatEndsEndsWhatWaitedThere) {
   Two t;
   t.network.run(1);
   t.listening = ListenSocket();
@@ -124,7 +124,7 @@ TEST(SimulatedNetwork, AListenerThatEndsEndsWhatWaitedThere) {
   EXPECT_EQ(refused->error, ECONNREFUSED);
 }
 
-TEST(SimulatedNetwork, AddressesAreCheckedAndGivenOut) {
+TEST(ControlNetwork, AddressesAreCheckedAndGivenOut) {
   Two t;
   EXPECT_EQ(ListenSocket::open(t.b.address(7000), 8, &t.b).error().status, Status::in_use);
   EXPECT_EQ(ListenSocket::open(t.b.address(7001), 8, &t.a).error().status,

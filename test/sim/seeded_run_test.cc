@@ -1,10 +1,10 @@
-// Simulations: the same seed is the same run, and who dies is missed by its peers.
+// Simulations: a seed repeats its run, and peers notice a death.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 
-#include "sim/town.h"
+#include "sim/serving_nodes.h"
 
 namespace sim_life_test {
 namespace {
@@ -20,16 +20,16 @@ NetworkFaults rough() {
 }
 
 std::uint64_t trace_of(std::uint64_t seed) {
-  Town town(seed, 4);
-  EXPECT_TRUE(town.sim.set_faults(rough()));
+  ServingNodes world(seed, 4);
+  EXPECT_TRUE(world.sim.set_faults(rough()));
   for (NodeId node = 0; node < 4; ++node)
-    EXPECT_EQ(Town::good(town.call(town.ready(node, 3 - node), 8)), 8u);
-  EXPECT_TRUE(town.sim.kill(2));
-  town.sim.run_for(50ms);
-  EXPECT_TRUE(town.sim.restart(2));
-  town.open_house(2);
-  EXPECT_EQ(Town::good(town.call(town.ready(1, 2), 8)), 8u);
-  return town.sim.trace_hash();
+    EXPECT_EQ(ServingNodes::good(world.call(world.ready(node, 3 - node), 8)), 8u);
+  EXPECT_TRUE(world.sim.kill(2));
+  world.sim.run_for(50ms);
+  EXPECT_TRUE(world.sim.restart(2));
+  world.open_house(2);
+  EXPECT_EQ(ServingNodes::good(world.call(world.ready(1, 2), 8)), 8u);
+  return world.sim.trace_hash();
 }
 
 TEST(Sim, TheSameSeedIsTheSameRun) {
@@ -49,8 +49,8 @@ TEST(Sim, WhatIsNotedIsInTheTrace) {
 }
 
 TEST(Sim, TimeOutsCostNothing) {
-  Town town(1);
-  const Session s = town.ready(0, 1);
+  ServingNodes world(1);
+  const Session s = world.ready(0, 1);
   int ended = 0;
   CallOptions options;
   options.timeout = 10s;
@@ -58,24 +58,24 @@ TEST(Sim, TimeOutsCostNothing) {
   ASSERT_EQ(Session(s).call(
                 kNever, std::span<const std::byte>(), [&ended](Reply&) { ++ended; }, options),
             Status::ok);
-  const auto begun = town.sim.now();
-  const std::uint64_t steps = town.sim.stats().steps;
-  ASSERT_TRUE(town.sim.run_until([&] { return ended == 1; }, 20s));
-  EXPECT_GE(town.sim.now() - begun, 10s);
-  EXPECT_LE(town.sim.now() - begun, 10s + 1ms);
-  // Pings every 20 ms, and retransmissions, are all that there was: millions of polls otherwise.
-  EXPECT_LT(town.sim.stats().steps - steps, 100'000u);
-  EXPECT_GT(town.sim.stats().jumps, 500u);
+  const auto begun = world.sim.now();
+  const std::uint64_t steps = world.sim.stats().steps;
+  ASSERT_TRUE(world.sim.run_until([&] { return ended == 1; }, 20s));
+  EXPECT_GE(world.sim.now() - begun, 10s);
+  EXPECT_LE(world.sim.now() - begun, 10s + 1ms);
+  // Only pings every 20 ms and retransmissions ran, not millions of polls.
+  EXPECT_LT(world.sim.stats().steps - steps, 100'000u);
+  EXPECT_GT(world.sim.stats().jumps, 500u);
 }
 
 TEST(Sim, WhoIsKilledIsMissedAndComesBack) {
-  Town town(3, 3);
-  Session to_victim = town.ready(0, 1);
-  const Session to_other = town.ready(0, 2);
+  ServingNodes world(3, 3);
+  Session to_victim = world.ready(0, 1);
+  const Session to_other = world.ready(0, 2);
   int told = 0, ended = 0;
   Status status = Status::ok;
-  // Of the victim's own callbacks none runs.
-  Session of_victim = town.ready(1, 2);
+  // None of the victim's own callbacks runs.
+  Session of_victim = world.ready(1, 2);
   ASSERT_EQ(of_victim.call(kNever, std::span<const std::byte>(), [&told](Reply&) { ++told; }),
             Status::ok);
   ASSERT_EQ(to_victim.call(kNever, std::span<const std::byte>(),
@@ -84,69 +84,69 @@ TEST(Sim, WhoIsKilledIsMissedAndComesBack) {
                              status = r.status();
                            }),
             Status::ok);
-  town.sim.run_for(1ms);
-  ASSERT_EQ(town.homes[1].pending.size(), 1u);
-  const Buffer kept = town.sim.engine(1).allocate(100);
-  EXPECT_EQ(town.sim.life(1), 1u);
-  ASSERT_TRUE(town.sim.kill(1));
-  EXPECT_FALSE(town.sim.alive(1));
-  EXPECT_FALSE(town.sim.engine(1));
-  EXPECT_FALSE(town.sim.kill(1));
+  world.sim.run_for(1ms);
+  ASSERT_EQ(world.homes[1].pending.size(), 1u);
+  const Buffer kept = world.sim.engine(1).allocate(100);
+  EXPECT_EQ(world.sim.incarnation(1), 1u);
+  ASSERT_TRUE(world.sim.kill(1));
+  EXPECT_FALSE(world.sim.alive(1));
+  EXPECT_FALSE(world.sim.engine(1));
+  EXPECT_FALSE(world.sim.kill(1));
   std::memset(kept.data(), 1, 100);  // outlives its engine
-  const auto killed = town.sim.now();
-  ASSERT_TRUE(town.sim.run_until([&] { return town.closed.size() == 1; }, 2s));
-  EXPECT_GT(town.sim.now() - killed, 200ms);  // nothing told it, but silence
-  EXPECT_EQ(town.closed[0].status, Status::peer_lost) << town.closed[0].message();
+  const auto killed = world.sim.now();
+  ASSERT_TRUE(world.sim.run_until([&] { return world.closed.size() == 1; }, 2s));
+  EXPECT_GT(world.sim.now() - killed, 200ms);  // only silence showed the death
+  EXPECT_EQ(world.closed[0].status, Status::peer_lost) << world.closed[0].message();
   EXPECT_EQ(ended, 1);
   EXPECT_EQ(status, Status::peer_lost);
   EXPECT_EQ(told, 0);
-  EXPECT_EQ(Town::good(town.call(to_other, 3)), 3u);
-  // While it is dead its port refuses, as that of a host without the process does.
-  const Session refused = town.open(0, 1);
-  ASSERT_TRUE(town.sim.run_until([&] { return town.closed.size() == 2; }, 1s));
-  EXPECT_EQ(town.closed[1].status, Status::refused) << town.closed[1].message();
+  EXPECT_EQ(ServingNodes::good(world.call(to_other, 3)), 3u);
+  // While the node is dead its port refuses, like a host without the process.
+  const Session refused = world.open(0, 1);
+  ASSERT_TRUE(world.sim.run_until([&] { return world.closed.size() == 2; }, 1s));
+  EXPECT_EQ(world.closed[1].status, Status::refused) << world.closed[1].message();
   EXPECT_EQ(refused.state(), SessionState::closed);
 
-  ASSERT_TRUE(town.sim.restart(1));
-  EXPECT_FALSE(town.sim.restart(1));
-  EXPECT_EQ(town.sim.life(1), 2u);
-  town.open_house(1);
-  EXPECT_EQ(Town::good(town.call(town.ready(0, 1), 3)), 3u);
-  EXPECT_EQ(town.sim.stats().kills, 1u);
-  EXPECT_EQ(town.sim.stats().restarts, 1u);
-  town.expect_clean();
+  ASSERT_TRUE(world.sim.restart(1));
+  EXPECT_FALSE(world.sim.restart(1));
+  EXPECT_EQ(world.sim.incarnation(1), 2u);
+  world.open_house(1);
+  EXPECT_EQ(ServingNodes::good(world.call(world.ready(0, 1), 3)), 3u);
+  EXPECT_EQ(world.sim.stats().kills, 1u);
+  EXPECT_EQ(world.sim.stats().restarts, 1u);
+  world.expect_clean();
 }
 
 TEST(Sim, AConnectionToTheDeadEnds) {
-  Town town(4);
-  const Connection c = town.connect(0, 1);
-  ASSERT_EQ(Town::good(town.send(c, 3)), 3u);
-  EXPECT_EQ(town.homes[1].messages, 3);
-  ASSERT_TRUE(town.sim.kill(1));
-  ASSERT_TRUE(town.sim.run_until([&] { return town.closed.size() == 1; }, 2s));
-  EXPECT_EQ(town.closed[0].status, Status::peer_lost) << town.closed[0].message();
-  town.expect_clean();
+  ServingNodes world(4);
+  const Connection c = world.connect(0, 1);
+  ASSERT_EQ(ServingNodes::good(world.send(c, 3)), 3u);
+  EXPECT_EQ(world.homes[1].messages, 3);
+  ASSERT_TRUE(world.sim.kill(1));
+  ASSERT_TRUE(world.sim.run_until([&] { return world.closed.size() == 1; }, 2s));
+  EXPECT_EQ(world.closed[0].status, Status::peer_lost) << world.closed[0].message();
+  world.expect_clean();
 }
 
 TEST(Sim, ANodeCanDieInItsOwnHandler) {
-  Town town(5);
-  Session s = town.ready(0, 1);
-  const MethodHandler dies = [&town](Request& r) {
-    EXPECT_TRUE(town.sim.kill(1));
-    EXPECT_FALSE(town.sim.alive(1));
-    (void)r.reply(r.bytes());  // goes nowhere
+  ServingNodes world(5);
+  Session s = world.ready(0, 1);
+  const MethodHandler dies = [&world](Request& r) {
+    EXPECT_TRUE(world.sim.kill(1));
+    EXPECT_FALSE(world.sim.alive(1));
+    (void)r.reply(r.bytes());  // is dropped
   };
-  ASSERT_TRUE(town.sim.engine(1).serve(9, dies));
+  ASSERT_TRUE(world.sim.engine(1).serve(9, dies));
   Status status = Status::ok;
   ASSERT_EQ(s.call(9, std::span<const std::byte>(), [&](Reply& r) { status = r.status(); }),
             Status::ok);
-  ASSERT_TRUE(town.sim.run_until([&] { return !town.closed.empty(); }, 2s));
+  ASSERT_TRUE(world.sim.run_until([&] { return !world.closed.empty(); }, 2s));
   EXPECT_EQ(status, Status::peer_lost);
-  EXPECT_FALSE(town.sim.engine(1));
-  town.expect_clean();
+  EXPECT_FALSE(world.sim.engine(1));
+  world.expect_clean();
 }
 
-/// Slabs of engines that this process has mapped.
+/// The number of engines' slabs mapped by this process.
 int slabs() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -156,40 +156,40 @@ int slabs() {
 }
 
 TEST(Sim, WhoIsKilledInALongCallLeavesNoMemoryBehind) {
-  Town town(19);
+  ServingNodes world(19);
   int had = 0;
   for (int life = 0; life < 4; ++life) {
     {
-      Session s = town.ready(0, 1);
-      const Buffer request = town.sim.engine(0).allocate(20'000);
+      Session s = world.ready(0, 1);
+      const Buffer request = world.sim.engine(0).allocate(20'000);
       CallOptions options;
       options.timeout = 10s;
-      options.reply_into = town.sim.engine(0).allocate(20'000).slice();
+      options.reply_into = world.sim.engine(0).allocate(20'000).slice();
       ASSERT_EQ(s.call(
                     kNever, request.slice(), [](Reply&) {}, options),
                 Status::ok);
-      const std::size_t before = town.homes[1].pending.size();
-      ASSERT_TRUE(town.sim.run_until([&] { return town.homes[1].pending.size() > before; }, 1s));
+      const std::size_t before = world.homes[1].pending.size();
+      ASSERT_TRUE(world.sim.run_until([&] { return world.homes[1].pending.size() > before; }, 1s));
     }
-    ASSERT_TRUE(town.sim.kill(0));
-    ASSERT_TRUE(town.sim.restart(0));
+    ASSERT_TRUE(world.sim.kill(0));
+    ASSERT_TRUE(world.sim.restart(0));
     if (life == 0) had = slabs();
   }
   EXPECT_EQ(slabs(), had);
 }
 
 TEST(Sim, APausedNodeDoesNothing) {
-  Town town(15);
-  const Session s = town.ready(0, 1);
-  ASSERT_TRUE(town.sim.pause(1, 30ms));
-  const auto begun = town.sim.now();
-  EXPECT_EQ(Town::good(town.call(s, 1)), 1u);
-  EXPECT_GE(town.sim.now() - begun, 30ms);
-  EXPECT_LT(town.sim.now() - begun, 30ms + 15us);
-  EXPECT_EQ(town.homes[1].served, 1);
+  ServingNodes world(15);
+  const Session s = world.ready(0, 1);
+  ASSERT_TRUE(world.sim.pause(1, 30ms));
+  const auto begun = world.sim.now();
+  EXPECT_EQ(ServingNodes::good(world.call(s, 1)), 1u);
+  EXPECT_GE(world.sim.now() - begun, 30ms);
+  EXPECT_LT(world.sim.now() - begun, 30ms + 15us);
+  EXPECT_EQ(world.homes[1].served, 1);
 }
 
-TEST(Sim, ErrandsRunInTime) {
+TEST(Sim, ScheduledFunctionsRunInTime) {
   auto sim = Simulation::create(16).value();
   std::vector<int> order;
   std::vector<Nanoseconds> times;
@@ -211,32 +211,32 @@ TEST(Sim, ErrandsRunInTime) {
   EXPECT_EQ(times, (std::vector<Nanoseconds>{1ms, 2ms, 2ms, 2ms}));
 }
 
-TEST(Sim, ErrandsAreInTimeThoughOthersAreAsWell) {
-  Town town(21, 3);  // whose polls go on meanwhile
+TEST(Sim, ScheduledFunctionsAreInTimeThoughOthersAreAsWell) {
+  ServingNodes world(21, 3);  // whose polls go on meanwhile
   int late = 0, ran = 0;
   for (int i = 0; i < 300; ++i) {
     const Nanoseconds due = 1ms + i * 700ns;
-    town.sim.at(due, [&, due] {
+    world.sim.at(due, [&, due] {
       ++ran;
-      late += town.sim.now() - due > 5us ? 1 : 0;
+      late += world.sim.now() - due > 5us ? 1 : 0;
     });
   }
-  town.sim.run_for(5ms);
+  world.sim.run_for(5ms);
   EXPECT_EQ(ran, 300);
   EXPECT_EQ(late, 0);
 }
 
-// Of the room for calls that wait only as much is made as there are such calls.
+// A simulation allocates the backlog only for calls in it.
 TEST(Sim, WhoIsKilledMayHaveCallsThatWait) {
-  Town town(22);
+  ServingNodes world(22);
   SessionOptions options;
   options.window = 1;
-  Session s = town.sim.engine(0).open_session(Simulation::address(1), options).value();
-  ASSERT_TRUE(town.sim.run_until([&] { return s.ready(); }, 50ms));
+  Session s = world.sim.engine(0).open_session(Simulation::address(1), options).value();
+  ASSERT_TRUE(world.sim.run_until([&] { return s.ready(); }, 50ms));
   {
     std::vector<Buffer> all;
     for (int i = 0; i < 200; ++i) {
-      Buffer b = town.sim.engine(0).allocate(20'000);
+      Buffer b = world.sim.engine(0).allocate(20'000);
       if (!b) break;
       std::memset(b.data(), 0x41, b.size());
       all.push_back(std::move(b));
@@ -246,11 +246,11 @@ TEST(Sim, WhoIsKilledMayHaveCallsThatWait) {
   for (int i = 0; i < 3; ++i)
     ASSERT_EQ(s.call(kNever, std::span<const std::byte>(), [](Reply&) { ADD_FAILURE(); }),
               Status::ok);
-  town.sim.run_for(1ms);
-  ASSERT_EQ(town.homes[1].pending.size(), 1u);  // the others wait
-  ASSERT_TRUE(town.sim.kill(0));
-  ASSERT_TRUE(town.sim.restart(0));
-  EXPECT_EQ(Town::good(town.call(town.ready(0, 1), 2)), 2u);
+  world.sim.run_for(1ms);
+  ASSERT_EQ(world.homes[1].pending.size(), 1u);  // the others wait
+  ASSERT_TRUE(world.sim.kill(0));
+  ASSERT_TRUE(world.sim.restart(0));
+  EXPECT_EQ(ServingNodes::good(world.call(world.ready(0, 1), 2)), 2u);
 }
 
 TEST(Sim, WrongOptionsAreRefused) {
@@ -260,58 +260,58 @@ TEST(Sim, WrongOptionsAreRefused) {
     EXPECT_NE(result.error().message().find(name), std::string::npos) << result.error().message();
   };
   SimulationOptions options;
-  options.left_out = 1;
+  options.skip_probability = 1;
   EXPECT_EQ(Simulation::create(1, options).error().status, Status::invalid_argument);
   options = {};
   options.poll_time_max = 0ns;
   EXPECT_EQ(Simulation::create(1, options).error().status, Status::invalid_argument);
 
-  Town town(17);
+  ServingNodes world(17);
   EXPECT_EQ(Simulation::create(1).error().status, Status::in_use);
   Config config = Simulation::config();
   config.device.name = "auto";
-  EXPECT_EQ(town.sim.add(config).error().status, Status::invalid_argument);
+  EXPECT_EQ(world.sim.add(config).error().status, Status::invalid_argument);
   config = Simulation::config();
   config.memory.hugepages = HugepagePolicy::require;
-  EXPECT_EQ(town.sim.add(config).error().status, Status::invalid_argument);
+  EXPECT_EQ(world.sim.add(config).error().status, Status::invalid_argument);
   NetworkFaults faults;
   faults.drop = 1.5;
-  expect_bad(town.sim.set_faults(faults), "drop");
+  expect_bad(world.sim.set_faults(faults), "drop");
   faults = {};
   faults.packet_loss = -0.1;
-  expect_bad(town.sim.set_faults(faults), "packet_loss");
+  expect_bad(world.sim.set_faults(faults), "packet_loss");
   faults = {};
   faults.reorder_distance = 0;
-  expect_bad(town.sim.set_faults(faults), "reorder_distance");
+  expect_bad(world.sim.set_faults(faults), "reorder_distance");
   faults = {};
   faults.message_delay_min = 2ms;
   faults.message_delay_max = 1ms;
-  expect_bad(town.sim.set_faults(0, 1, faults), "message_delay");
-  expect_bad(town.sim.set_faults(0, 2, {}), "nodes 0 and 2 of 2");
-  expect_bad(town.sim.cut(1, 1), "nodes 1 and 1");
-  expect_bad(town.sim.isolate(5), "node");
-  expect_bad(town.sim.kill(2), "node 2");
-  expect_bad(town.sim.restart(1), "alive");
-  expect_bad(town.sim.pause(0, 2h), "pause");
-  expect_bad(town.sim.fail_request(0, 0), "number 0");
+  expect_bad(world.sim.set_faults(0, 1, faults), "message_delay");
+  expect_bad(world.sim.set_faults(0, 2, {}), "nodes 0 and 2 of 2");
+  expect_bad(world.sim.cut(1, 1), "nodes 1 and 1");
+  expect_bad(world.sim.isolate(5), "node");
+  expect_bad(world.sim.kill(2), "node 2");
+  expect_bad(world.sim.restart(1), "alive");
+  expect_bad(world.sim.pause(0, 2h), "pause");
+  expect_bad(world.sim.fail_request(0, 0), "number 0");
 }
 
 TEST(Sim, AddressesAreTheSimulationsOwn) {
-  Town town(18);
+  ServingNodes world(18);
   EXPECT_EQ(Simulation::address(0), "10.0.0.1:7000");
   EXPECT_EQ(Simulation::address(255, 80), "10.0.1.0:80");
-  Engine& engine = town.sim.engine(0);
+  Engine& engine = world.sim.engine(0);
   EXPECT_EQ(engine.listen(Simulation::address(0), {}).error().status, Status::in_use);
   EXPECT_EQ(engine.listen(Simulation::address(1), {}).error().status, Status::invalid_argument);
   auto any = engine.listen("0.0.0.0:0", {});
   ASSERT_TRUE(any) << any.error().message();
   EXPECT_EQ(any->address().substr(0, 9), "10.0.0.1:");
-  // Nobody has that address: nobody answers.
+  // No node has that address.
   ASSERT_TRUE(engine.open_session(
       "192.0.2.1:7000",
-      {.on_ready = {}, .on_closed = [&](Session, const Error& e) { town.closed.push_back(e); }}));
-  ASSERT_TRUE(town.sim.run_until([&] { return town.closed.size() == 1; }, 2s));
-  EXPECT_EQ(town.closed[0].status, Status::timed_out) << town.closed[0].message();
+      {.on_ready = {}, .on_closed = [&](Session, const Error& e) { world.closed.push_back(e); }}));
+  ASSERT_TRUE(world.sim.run_until([&] { return world.closed.size() == 1; }, 2s));
+  EXPECT_EQ(world.closed[0].status, Status::timed_out) << world.closed[0].message();
 }
 
 TEST(Sim, TheWorkloadComesOutEven) {

@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2154  # run.sh has made $work
-# What a test is: a function that calls `check` and `expect_...`, run in a subshell of its own. It
-# fails if one of these does, and does not end at the first.
+# shellcheck shell=bash disable=SC2154  # softroce_test.sh has made $work
+# A test is a function that calls `check` and `expect_...`, run in its own subshell. It fails if one of
+# them fails, but continues to its end.
 
 failed_tests=()
 passed_tests=0
@@ -25,9 +25,9 @@ expect_text() {
   bad=1
 }
 
-# Runs a test of its own name, with a folder of its own as $dir; prints what it has to say at the
-# end, in one piece, as others run beside it. What programs printed in $dir/out and $dir/err is shown
-# if it fails, indented: their tests are none of ours.
+# Runs the test of this name with its own folder $dir. Prints its report at the end and in one piece, as
+# others run beside it. After a failure also prints $dir/out and $dir/err, indented, so that their tests
+# are not counted as ours.
 run_test() {
   local name=$1 start=$SECONDS dir=$work/$1 bad=0
   mkdir "$dir"
@@ -55,7 +55,7 @@ show_ends() {
   done
 }
 
-# Of each failed test in a GoogleTest program's output: its last lines.
+# Prints the last lines of each failed test in a GoogleTest program's output.
 show_failed_tests() {
   awk '
     /^\[ RUN      \] / { lines = 0 }
@@ -89,7 +89,7 @@ finish() {
   if ((${#failed_tests[@]} > 0)); then
     echo "[  FAILED  ] ${#failed_tests[@]} tests, listed below:"
     printf '[  FAILED  ] %s\n' "${failed_tests[@]}"
-    # Once more, since the end of a log is what is looked at first.
+    # Repeats the reports, because readers look at the end of a log first.
     local name report
     for name in "${failed_tests[@]}"; do
       report=$work/${name#Softroce.}/report
@@ -100,7 +100,7 @@ finish() {
   exit $((${#failed_tests[@]} > 0))
 }
 
-# Waits up to 30 s for a file to have the text.
+# Waits up to 30 s until a file contains the text.
 wait_for_text() {
   local _
   for _ in $(seq 600); do
@@ -110,8 +110,7 @@ wait_for_text() {
   return 1
 }
 
-# The folder of a test's machines, to be given as TMPDIR: nothing may be left of it, neither files
-# nor processes whose current folder it is.
+# Checks a folder that was a test's TMPDIR: it has no files, and no process has its current folder in it.
 expect_nothing_left() {
   local folder=$1 process left=
   for process in /proc/[0-9]*; do

@@ -1,21 +1,21 @@
-# shellcheck shell=bash disable=SC2154  # run.sh has made $work and set $bin
-# The tests that run on an engine's device: which they are, which of them run in the machine, and the
-# table of both devices.
+# shellcheck shell=bash disable=SC2154  # softroce_test.sh has made $work and set $bin
+# The tests that run on an engine's device: their names, those that run in the machine, and a table of
+# both devices.
 #
-# The set is what the test program declares in the folders below. Exceptions stand in
-# engine_tests.txt, a pattern, a kind and a reason each:
+# The set is what the test program declares in the folders below. Exceptions are in engine_tests.txt,
+# each a pattern, a kind and a reason:
 #
 #   left-out    not run on Soft-RoCE
-#   softroce    run there only: the embedded device skips it
+#   softroce    run on Soft-RoCE only; the embedded device skips the test
 #
-# A row that names no test, or none that an earlier row does not name, is an error. So is a row
-# `softroce` whose test does run on the embedded device.
+# A row is an error if it names no test, or only tests that earlier rows name. A `softroce` row is also
+# an error if its test runs on the embedded device.
 
 engine_folders='agent|engine|rpc|scenarios'
 engine_shares=2
-engine_test_limit=150 # seconds of one test, which takes a second on average
+engine_test_limit=150 # seconds for one test; the average is one second
 
-# "SUITE.TEST" of each test in these folders, from what the program itself says of them.
+# Prints "SUITE.TEST" of each test that the program declares in these folders.
 declared_tests() {
   "$bin/spinwire-tests" --gtest_list_tests "--gtest_output=json:$work/declared.json" >/dev/null ||
     return
@@ -25,8 +25,8 @@ declared_tests() {
     $2 == "file" && $4 ~ folders { print suite "." name }'
 }
 
-# plan_engine_tests [ROWS]: prints "TEST|KIND|REASON" of each declared test. KIND is `run` or that of
-# its row. What is wrong with the rows goes to standard error.
+# plan_engine_tests [ROWS]: prints "TEST|KIND|REASON" of each declared test. KIND is `run` or that of its
+# row. Errors in the rows go to standard error.
 plan_engine_tests() {
   declared_tests >"$work/declared" || return
   awk -F' *[|] *' '
@@ -55,13 +55,13 @@ plan_engine_tests() {
     }' "${1:-test/softroce/engine_tests.txt}" "$work/declared"
 }
 
-# planned KIND...: the names of those tests.
+# planned KIND...: prints the names of these tests.
 planned() {
   awk -F'|' -v kinds=" $* " 'index(kinds, " " $2 " ") { print $1 }' "$work/plan"
 }
 
-# Fails where the rows do not fit the tests. What they call Soft-RoCE's is skipped on the embedded
-# device, which takes no time.
+# Fails if the rows do not fit the tests. Tests of kind `softroce` are run on the embedded device, which
+# must skip them.
 TheExceptionsFitTheTests() {
   local ran
   plan_engine_tests >/dev/null 2>"$dir/wrong"
@@ -70,14 +70,14 @@ TheExceptionsFitTheTests() {
   ran=$(env -u SPINWIRE_TEST_DEVICE timeout 60 "$bin/spinwire-tests" --gtest_color=no \
     --gtest_filter="$(planned softroce | paste -sd:)" | sed -n 's/^\[       OK \] \([^ ]*\).*/\1/p')
   expect_equal 'tests that are said to run on Soft-RoCE only, and run on softverbs' "$ran" ''
-  # A row that names nothing, one that names what another does, and one without a reason.
+  # A row without a test, a row that repeats another's tests, and a row without a reason.
   printf '%s\n' 'NoSuchSuite.* | left-out | gone' 'RdmaCm* | softroce | a reason' \
     'RdmaCm.* | softroce | twice' 'RpcCalls.* | left-out |' >"$dir/rows"
   plan_engine_tests "$dir/rows" >/dev/null 2>"$dir/wrong"
   expect_equal 'rows that are found wrong' "$(wc -l <"$dir/wrong")" 3
 }
 
-# One that hangs, one that dies and one that does not exist fail by themselves; the others run.
+# Tests that hang, die or do not exist fail alone; the others run.
 AHangingTestFailsAlone() {
   local status=0 name
   cat >"$dir/program" <<'END'
@@ -101,7 +101,7 @@ END
   expect_text output 'of these tests 3 failed' "$dir/out"
 }
 
-# run_engine_tests SHARE: each so many of them, in turn.
+# run_engine_tests SHARE: runs every so-many-th test.
 run_engine_tests() {
   local share=$1 status=0
   planned run softroce | awk -v n="$engine_shares" -v share="$share" 'NR % n == share' >"$dir/list"
@@ -119,34 +119,60 @@ for ((share = 0; share < engine_shares; ++share)); do
   eval "RunsTheEnginesTests$((share + 1))() { run_engine_tests $share; }"
 done
 
-# The table: each test, whether it runs on either device, and why not.
+# All of them on the embedded device, for the table: which run there and which are skipped.
+RunsTheSameOnSoftverbs() {
+  local status=0
+  planned run softroce >"$dir/list"
+  env -u SPINWIRE_TEST_DEVICE test/softroce/run_each.sh 600 "$bin/spinwire-tests" "$dir/list" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'of these tests 0 failed' "$dir/out"
+  ((status == 0)) || show_failed_tests "$dir/out"
+}
+engine_tests+=(RunsTheSameOnSoftverbs)
+
+# The table: each test, whether it ran on either device, and why not. Slow tests run on softverbs in
+# another stage of `make verify`.
 print_engine_table() {
   compgen -G "$work/RunsTheEnginesTests*/out" >/dev/null || return 0
+  [[ -e "$work/RunsTheSameOnSoftverbs/out" ]] || return 0
   cat "$work"/RunsTheEnginesTests*/out | awk -F'|' '
-    FILENAME != "-" { kind[$1] = $2; reason[$1] = $3; order[++count] = $1; next }
+    FILENAME == ARGV[1] { kind[$1] = $2; reason[$1] = $3; order[++count] = $1; next }
+    FNR == 1 { ++device }  # 1: softverbs, 2: Soft-RoCE
     /^\[ RUN      \] / { text = ""; next }
-    /^\[       OK \] / { split($0, word, " "); result[word[4]] = "yes"; next }
-    /^\[  SKIPPED \] .*\(/ { split($0, word, " "); result[word[4]] = "no"; reason[word[4]] = text; next }
-    /^\[  FAILED  \] .*\(/ { split($0, word, "[], ]+"); result[word[3]] = "FAILED"; next }
+    /^\[       OK \] / { split($0, word, " "); result[device, word[4]] = "yes"; next }
+    /^\[  SKIPPED \] .*\(/ {
+      split($0, word, " ")
+      result[device, word[4]] = "no"
+      skipped[word[4]] = text
+      next
+    }
+    /^\[  FAILED  \] .*\(/ { split($0, word, "[], ]+"); result[device, word[3]] = "FAILED"; next }
     /: Skipped$/ { text = ""; next }
     /^[^ \[]/ { if (text == "") text = $0 }
+    function ran(which, name) {
+      if (kind[name] == "left-out") return which == 1 ? "slow" : "no"
+      return (which, name) in result ? result[which, name] : "not run"
+    }
     END {
       format = "%-86s %-10s %-9s %s\n"
       printf format, "test", "softverbs", "Soft-RoCE", "reason if not"
       for (i = 1; i <= count; ++i) {
         name = order[i]
-        soft = kind[name] == "softroce" ? "no" : "yes"
-        real = kind[name] == "left-out" ? "no" : name in result ? result[name] : "not run"
-        why = reason[name]
+        soft = ran(1, name)
+        real = ran(2, name)
+        why = name in skipped ? skipped[name] : reason[name]
         sub(/^for softverbs only: /, "", why)
         if (real == "yes" && name ~ /\/Window$/) why = "by registrations: windows are off"
         printf format, name, soft, real, why
-        ++total[soft == "no" ? "Soft-RoCE" : real == "yes" ? "both" : "softverbs"]
-        if (soft == "yes" && real == "no") ++because[why]
+        on_soft = soft == "yes" || soft == "slow"
+        ++total[on_soft && real == "yes" ? "both" : on_soft ? "softverbs" : real == "yes" ? "Soft-RoCE" : "neither"]
+        if (on_soft && real == "no") ++because[why]
       }
-      printf "\non both devices: %d, on softverbs only: %d, on Soft-RoCE only: %d\n",
-        total["both"], total["softverbs"], total["Soft-RoCE"]
+      printf "\non both devices: %d, on softverbs only: %d, on Soft-RoCE only: %d, on neither: %d\n",
+        total["both"], total["softverbs"], total["Soft-RoCE"], total["neither"]
       print "on softverbs only, by reason:"
       for (why in because) printf "  %3d  %s\n", because[why], why | "sort -rn"
-    }' "$work/plan" -
+    }' "$work/plan" "$work/RunsTheSameOnSoftverbs/out" -
+  return 0
 }

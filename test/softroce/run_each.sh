@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Runs tests of a GoogleTest program so that one that hangs or dies harms no other: it fails by itself,
-# with its name, and the rest runs on in a new process. Prints what the program prints, then which
-# tests failed. Runs in the machine, started by engine_tests.sh.
+# Runs tests of a GoogleTest program. A test that hangs or dies fails alone, with its name, and the rest
+# runs on in a new process. Prints the program's output, then the failed tests. Runs in the machine,
+# started by engine_tests.sh.
 #
 #   test/softroce/run_each.sh SECONDS PROGRAM LIST
 #
-# LIST is a file with one name a line. No test may take longer than SECONDS.
+# LIST is a file with one name per line. No test may take longer than SECONDS.
 set -uo pipefail
 limit=$1 program=$2 list=$3
 
-declare -A verdict=()   # of each test that has ended
+declare -A verdict=()   # of each ended test
 declare -a failed=()
-current=                # the test that runs
-deadline=               # when it has to have ended, or the program to have started or ended
+current=                # the running test
+deadline=               # of the running test, or of the program's start or end
 
-# Takes note of one line of the program.
+# Evaluates one line of output.
 follow() {
   local name=
   case "$1" in
     '[ RUN      ] '*)
-      # Children that are such programs too say the like.
+      # Ignores such lines from child processes that are GoogleTest programs, too.
       [[ -z "$current" ]] || return 0
       current=${1#*] }
       deadline=$((SECONDS + limit))
@@ -46,7 +46,7 @@ fail() {
   current=
 }
 
-# Runs those of the list that have no verdict, until the program ends or a test takes too long.
+# Runs the tests without a verdict until the program ends or a test takes too long.
 run_the_rest() {
   local filter='' name line pid status=0
   while read -r name; do
@@ -55,7 +55,7 @@ run_the_rest() {
   [[ -n "$filter" ]] || return 1
   local before=${#verdict[@]}
   deadline=$((SECONDS + limit))
-  # A group of its own, so that a child that hangs goes with it.
+  # A process group of its own, so that hanging children are killed as well.
   exec {out}< <(exec setsid "$program" --gtest_color=no --gtest_filter="$filter" 2>&1)
   pid=$!
   while ((SECONDS < deadline)); do
@@ -64,7 +64,7 @@ run_the_rest() {
       follow "$line"
     elif (($? <= 128)); then
       wait "$pid" || status=$?
-      # With 1 it tells of failed tests, which have their verdicts.
+      # Status 1 only means failed tests, which have verdicts.
       if ((status > 1)) || [[ -n "$current" ]]; then
         fail "${current:-the program}" "ends the program with status $status"
       fi

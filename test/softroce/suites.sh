@@ -9,6 +9,7 @@ tool_tests=(
 suite_tests=(
   IsTriedByTheSpecification RunsTheTools ExchangesOverALossyNetwork CallsOverALossyNetwork
   CallsWithoutDatagrams StrangersHoldNoPoll SurvivesUnplugging NoticesLostPeers LeavesNoObjectsBehind
+  SurvivesKills
 )
 
 PassesOutputStatusAndSurroundings() {
@@ -88,11 +89,11 @@ EndsAtTheTimeLimit() {
     bash -c 'echo before; exec sleep 1000' >"$dir/out" 2>"$dir/err" || status=$?
   expect_equal 'exit status' $status 124
   expect_text output before "$dir/out"
-  expect_text 'standard error' 'the time of 10 s is up' "$dir/err"
+  expect_text 'standard error' 'the time limit of 10 s is over' "$dir/err"
   expect_nothing_left "$dir/folder"
 }
 
-# Three at once, one ended by a signal, one killed, one that is not disturbed by either.
+# Three at once: one is ended by a signal, one is killed, and the third is not disturbed.
 LeavesNothingWhenItIsEnded() {
   mkdir "$dir/folder"
   export TMPDIR=$dir/folder
@@ -115,7 +116,7 @@ LeavesNothingWhenItIsEnded() {
   wait "${pids[2]}" || status=$?
   expect_equal 'status of the third' $status 0
   expect_text 'output of the third' over "$dir/undisturbed"
-  # The folder of the killed one goes with the next run.
+  # The next run removes the folder of the killed one.
   "$vm" --no-rxe --timeout 90 true || status=$?
   expect_equal 'status of the next' $status 0
   expect_nothing_left "$dir/folder"
@@ -130,10 +131,10 @@ TellsAPanicFromAFailure() {
   expect_text 'standard error' 'Kernel panic' "$dir/err"
 }
 
-# As a user who has nothing but what is installed, and a cache that is not his.
+# A user with installed files only, and a cache owned by another user.
 RunsForAnOrdinaryUser() {
   if [[ "$(id -u)" -ne 0 ]]; then
-    "$vm" --no-rxe --timeout 90 true # who runs this is one
+    "$vm" --no-rxe --timeout 90 true # the current user is an ordinary one
     return
   fi
   local status=0 cache
@@ -153,7 +154,7 @@ RunsForAnOrdinaryUser() {
   expect_equal 'folders left' "$(ls "$dir/folder")" ''
 }
 
-# refused TEXT ARGUMENT...: without starting a machine.
+# refused TEXT ARGUMENT...: checks an error before any machine starts.
 refused() {
   local status=0
   timeout 20 "$vm" "${@:2}" >"$dir/out" 2>"$dir/err" || status=$?
@@ -177,7 +178,7 @@ RefusesWhatMakesNoSense() {
 
 # ---- the project's programs -------------------------------------------------------------------
 
-# The suite fails where the device departs from the specification in a way that is not known.
+# The suite fails if the device departs from the specification in an unknown way.
 IsTriedByTheSpecification() {
   local status=0
   timeout 300 "$vm" --timeout 240 -- "$bin/verbs-conformance" --device rxe0 --gtest_color=no \
@@ -232,13 +233,13 @@ CallsOverALossyNetwork() {
   grep -hE 'once each|sent again' "$dir/out"
 }
 
-# As on a device that has none; and a client of that kind with a server of the other.
+# Calls without datagrams, and a client without datagrams with a server that has them.
 CallsWithoutDatagrams() {
   local status=0 calls=2000
   timeout 300 "$vm" --timeout 240 --env SPINWIRE_TEST_DEVICE=rxe0 \
     --env SPINWIRE_TEST_TRANSPORT=connections --env SPINWIRE_TEST_SLOWNESS=20 -- \
     "$bin/spinwire-tests" --gtest_color=no \
-    --gtest_filter="RpcCalls*:RpcBulk.*:RpcEndures*:RpcTransport.*:-RpcTransport.Passes*:RpcEndures.AHandler*:RpcBulk.RequestsOfAny*:RpcBulk.WhatIsWrong*:RpcBulk.AWindow*" \
+    --gtest_filter="RpcCalls*:RpcLongCalls.*:RpcEndures*:RpcTransport.*:-RpcTransport.Passes*:RpcEndures.AHandler*:RpcLongCalls.RequestsOfAny*:RpcLongCalls.WhatIsWrong*:RpcLongCalls.AWindow*" \
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
@@ -250,22 +251,21 @@ CallsWithoutDatagrams() {
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
 }
 
-# Strangers name addresses that answer no ARP: the verbs that need them would wait inside poll().
+# Strangers give addresses that answer no ARP. The verbs that need ARP would block poll().
 StrangersHoldNoPoll() {
   local status=0
   # shellcheck disable=SC2016
   timeout 200 "$vm" --timeout 150 --pair --ready-line serving \
-    "$bin/softroce-strangers serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-strangers attack \$SOFTROCE_PEER" >"$dir/out" 2>&1 || status=$?
+    "$bin/softroce-unresolved-addresses serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-unresolved-addresses attack \$SOFTROCE_PEER" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output 'afterwards: connected and answered' "$dir/out"
   grep -hE 'longest poll|answered after' "$dir/out"
 }
 
-# The peer's machine goes as well, which the tool takes for a failure of its own. And now and then
-# our own: packets that lie in the network card's ring when it is shut down are freed when it is
-# opened again, and by then rxe of Linux 6.1 has freed the queue pair whose packets it counts there.
-# Then there is no verdict on us.
+# The peer's machine dies as well, which the tool reports as a failure of its own. Our machine may also
+# crash, from a bug in rxe of Linux 6.1: packets in the network card's ring at shutdown are freed at the
+# next open, after the queue pair that counts them. Then the test has no verdict.
 SurvivesUnplugging() {
   local status tries=3
   while ((tries-- > 0)); do
@@ -283,7 +283,8 @@ SurvivesUnplugging() {
   expect_text output 'client: all survived' "$dir/out"
 }
 
-# A peer that is stopped, one that is killed, and one that the network does not reach any more.
+# A peer is stopped, one is killed, one restarts, and one is cut off from the network. Each error must
+# name the cause.
 NoticesLostPeers() {
   local status=0 what
   # shellcheck disable=SC2016
@@ -291,29 +292,44 @@ NoticesLostPeers() {
     "$bin/softroce-lost-peers serve \$SOFTROCE_ADDRESS" \
     "$bin/softroce-lost-peers client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
-  for what in stopped killed 'cut off'; do
+  for what in stopped killed restarted 'cut off'; do
     expect_text output "client: $what, its connection: peer_lost after" "$dir/out"
     expect_text output "client: $what, its session: peer_lost after" "$dir/out"
-  done
-  # A session's error names what happened.
-  for what in 'stopped.*hangs or was stopped' 'killed.*process is gone' 'cut off.*does not answer'; do
-    check "a session's error tells: $what" grep -q "client: $what" "$dir/out"
   done
   expect_text output 'server: its client: peer_lost after' "$dir/out"
   grep -oE '(client|server): .*: peer_lost after [0-9]+ ms' "$dir/out"
 }
 
-# The programs compare while they run; afterwards the system has nothing left of them either.
+# The programs compare while they run; afterwards the system must have no objects of theirs left.
 LeavesNoObjectsBehind() {
   local status=0
   # shellcheck disable=SC2016
   timeout 400 "$vm" --timeout 330 -- bash -c '
     rdma resource show >/tmp/before
-    for way in tcp cm hand; do "$0/softroce-cycles" $way 1000 10.77.0.1 || exit; done
+    for way in tcp cm hand; do "$0/softroce-connection-cycles" $way 1000 10.77.0.1 || exit; done
     rdma resource show | diff /tmp/before - && echo nothing left' "$bin" >"$dir/out" 2>&1 ||
     status=$?
   expect_equal 'exit status' $status 0
   expect_text output 'cm: 1000 connections' "$dir/out"
   expect_text output 'hand: 1000 connections' "$dir/out"
   expect_text output 'nothing left' "$dir/out"
+}
+
+# Peers that are killed in every phase, SOFTROCE_KILLS of them: each operation of the survivor ends once,
+# the traffic of an unrelated connection goes on, and neither the survivor nor the system keeps anything of the dead. On
+# an emulated machine a victim's life takes seconds.
+SurvivesKills() {
+  local status=0 kills=${SOFTROCE_KILLS:-6}
+  local limit=$((600 + 20 * kills))
+  # shellcheck disable=SC2016
+  timeout $((limit + 70)) "$vm" --timeout $limit -- bash -c '
+    rdma resource show >/tmp/before
+    SPINWIRE_TEST_DEVICE=rxe0 SPINWIRE_TEST_KILLS=$1 "$0/spinwire-tests" --gtest_color=no \
+      --gtest_filter=SlowKill.TwoHundredVictims || exit
+    rdma resource show | diff /tmp/before - && echo nothing left' "$bin" "$kills" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ] 1 test' "$dir/out"
+  expect_text output 'nothing left' "$dir/out"
+  grep -E '^(phase|handshake|idle|sending|receiving|one-sided|closing|operations)| s; echo' "$dir/out"
 }

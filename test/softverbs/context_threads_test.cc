@@ -1,4 +1,4 @@
-// Contexts driven by threads of their own: traffic, sleeping lanes and revocation in a race.
+// Contexts driven by their own threads: traffic, sleeping lanes and revocation race.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,24 +15,24 @@ namespace softverbs_test::threads {
 
 constexpr std::uint32_t kWindow = 32;
 constexpr std::size_t kSlot = 1024;
-// What lies where in each node's memory.
+// Offsets in each node's memory.
 constexpr std::size_t kSendAt = 0;
 constexpr std::size_t kReceiveAt = 256 * 1024;
 constexpr std::size_t kWrittenAt = 512 * 1024;  ///< the peer writes here
 constexpr std::size_t kConstAt = 768 * 1024;    ///< the peer reads from here
-constexpr std::size_t kReadAt = 896 * 1024;     ///< and puts here what it read
+constexpr std::size_t kReadAt = 896 * 1024;     ///< where it puts what it read
 
-/// In front of each message. The rest of it is told by `number`.
+/// The head of each message. The rest follows from `number`.
 struct Header {
   std::uint64_t number;     ///< of this message
-  std::uint64_t processed;  ///< messages of the other direction
-  std::uint64_t written;    ///< number under which the WRITE before this message was made, or 0
+  std::uint64_t processed;  ///< messages processed of the other direction
+  std::uint64_t written;    ///< number of the WRITE before this message, or 0
 };
 constexpr std::uint32_t kLargest = kSlot - sizeof(Header);
 
 enum Kind : std::uint64_t { kMessage, kWrite, kRead };
 
-/// One end of the traffic: sends and checks what arrives.
+/// One end of the traffic: sends, and checks what arrives.
 struct End {
   Node& node;
   ibv_qp* qp;
@@ -57,13 +57,13 @@ struct End {
     send.to(peer_memory + remote, peer_key);
     if (send.post(qp) != 0) fail("post_send");
   }
-  /// The next message, perhaps with a WRITE that it tells of or a READ before it.
+  /// Sends the next message, sometimes after a WRITE that it reports or a READ.
   void send_one(spinwire::base::Random& random) {
     const std::uint64_t number = sent + 1;
     const std::size_t slot = sent % kWindow * kSlot;
     Header header{number, received, 0};
     const std::uint64_t what = random.below(8);
-    // What was written into the same slot before must have been looked at.
+    // The earlier write to that slot must have been checked.
     if (what <= 1 && number < peer_processed + kWindow) {
       const std::size_t at = slot + kSlot * kWindow;
       fill(node.bytes(kSendAt + at, kSlot), ~number);
@@ -83,7 +83,7 @@ struct End {
          0);
     ++sent;
   }
-  void take_message(const ibv_wc& wc) {
+  void on_message(const ibv_wc& wc) {
     const std::size_t slot = kReceiveAt + wc.wr_id * kSlot;
     Header header{};
     std::memcpy(&header, &node.memory[slot], sizeof header);
@@ -99,7 +99,7 @@ struct End {
   }
   void take(const ibv_wc& wc) {
     if (wc.status != IBV_WC_SUCCESS) return fail("status " + std::to_string(wc.status));
-    if (wc.opcode == IBV_WC_RECV) return take_message(wc);
+    if (wc.opcode == IBV_WC_RECV) return on_message(wc);
     switch (wc.wr_id >> 60) {
       case kRead:
         ++reads_done;
@@ -166,7 +166,7 @@ void both_ways(std::uint32_t receives, std::uint64_t messages) {
   EXPECT_GT(b.written + b.reads, 0u);
 }
 
-TEST(ThreadsSoftverbs, TrafficBothWays) { both_ways(64, 100'000); }
+TEST(ThreadsSoftverbs, TrafficBothWays) { both_ways(64, 20'000); }
 
 TEST(ThreadsSoftverbs, TrafficWithTooFewReceives) {
   // Refusals and retries all the time.
@@ -190,7 +190,7 @@ TEST(ThreadsSoftverbs, SleepingLanesLoseNothing) {
   std::atomic<bool> stop = false, lost = false;
   std::atomic<std::uint64_t> sent = 0;
   std::thread sender([&] {
-    // One message at a time: what is lost is missed at once.
+    // One message at a time, so that a loss shows at once.
     for (std::uint64_t i = 0; !stop.load(); ++i) {
       const Node& node = *others[i % kPeers];
       if (Send(i, node.sge(0, 8)).post(out[i % kPeers]) != 0) lost = true;
@@ -219,7 +219,8 @@ TEST(ThreadsSoftverbs, SleepingLanesLoseNothing) {
         ++received;
         if (hub.post_recv(wc.wr_id, 0, 64) != 0) lost = true;
       },
-      [&] { return lost || hub.internals().lanes_slept >= kNaps; }, std::chrono::seconds(240)));
+      [&] { return lost || (hub.internals().lanes_slept >= kNaps && received > 1000); },
+      std::chrono::seconds(240)));
   stop = true;
   sender.join();
   EXPECT_FALSE(lost);
@@ -234,7 +235,7 @@ TEST(ThreadsSoftverbs, RevokedMemoryIsNotTouchedAgain) {
   Link link;
   std::atomic<std::uint32_t> key = 0;
   std::atomic<bool> stop = false;
-  std::uint64_t good = 0, refused = 0;
+  std::atomic<std::uint64_t> good = 0, refused = 0;
   std::fill_n(link.a.memory.begin(), kSize, std::byte{1});
   std::thread initiator([&] {
     while (!stop.load()) {
@@ -258,13 +259,21 @@ TEST(ThreadsSoftverbs, RevokedMemoryIsNotTouchedAgain) {
     }
   });
   bool touched = false;
-  for (int round = 0; round < kRounds && !touched; ++round) {
+  // Until both outcomes were seen. On a busy machine the initiator may run late, and each yield
+  // costs a time slice.
+  const auto begun = std::chrono::steady_clock::now();
+  const auto goes_on = [&](int round) {
+    const auto took = std::chrono::steady_clock::now() - begun;
+    if (good == 0 || refused == 0) return took < std::chrono::seconds(240);
+    return round < kRounds && took < std::chrono::seconds(15);
+  };
+  for (int round = 0; goes_on(round) && !touched; ++round) {
     ibv_mr* mr = sv::reg_mr(link.b.pd, link.b.memory.data(), kSize, Node::kAllAccess);
     key.store(mr->rkey, std::memory_order_relaxed);
     for (int i = 0; i < round % 64; ++i) std::this_thread::yield();
     int result = EBUSY;
     while (result == EBUSY) result = sv::dereg_mr(mr);
-    // From here on the memory is ours alone.
+    // From now on the memory is ours alone.
     std::fill_n(link.b.memory.begin(), kSize, std::byte{2});
     std::this_thread::yield();
     touched = result != 0 || !all_are(link.b.bytes(0, kSize), 2);
@@ -272,12 +281,12 @@ TEST(ThreadsSoftverbs, RevokedMemoryIsNotTouchedAgain) {
   stop = true;
   initiator.join();
   EXPECT_FALSE(touched);
-  EXPECT_GT(good, 0u);
-  EXPECT_GT(refused, 0u);
+  EXPECT_GT(good.load(), 0u);
+  EXPECT_GT(refused.load(), 0u);
 }
 
 TEST(ThreadsSoftverbs, ContextsComeAndGo) {
-  // One thread opens, connects, sends and closes; the other end lives on and forgets each.
+  // One thread opens, connects, sends and closes; the other end stays and forgets each context.
   NodeOptions options;
   options.memory = 1u << 16;
   Node hub(options);
@@ -295,7 +304,7 @@ TEST(ThreadsSoftverbs, ContextsComeAndGo) {
       Node node(options);
       ibv_qp* qp = node.make_qp();
       Endpoint hub_end = any;
-      hub_end.qpn = 5000;  // nobody: each message is refused, again and again
+      hub_end.qpn = 5000;  // does not exist: each message is refused repeatedly
       must(node.init(qp) == 0 && node.rtr(qp, hub_end) == 0 && node.rts(qp, 1, 2) == 0, "connect");
       must(Send(1, node.sge(0, 8)).post(qp) == 0, "post");
       ibv_wc wc{};

@@ -1,4 +1,4 @@
-// Limits, orders of destruction, and numbers that are used again.
+// Limits, orders of destruction, and reused numbers.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -125,7 +125,7 @@ TEST(SoftverbsLimits, NoLaneLeft) {
 }
 
 TEST(SoftverbsLimits, NoObjectLeft) {
-  // The region then goes without: peers reach it through the kernel.
+  // Then the region is not mapped, and peers access it through the kernel.
   Node node(small());
   std::vector<std::uint32_t>& users = node.internals().object_users;
   const std::vector<std::uint32_t> before = users;
@@ -146,12 +146,12 @@ TEST(SoftverbsLimits, NumbersUsedAgainDoNotGetOldPackets) {
   const std::uint32_t old_number = link.qb->qp_num;
   for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(Send(i, link.a.sge(0, 8)).post(link.qa), 0);
   link.b.destroy(link.qb);
-  link.b.internals().next_queue_pair = sv::kMaxQueuePairs;  // as if all had been used once
+  link.b.internals().numbers.next = sv::kMaxQueuePairs;  // as if all had been used once
   ibv_qp* again = link.b.make_qp();
   ASSERT_EQ(sv::queue_pair_index(again->qp_num), sv::queue_pair_index(old_number));
   ASSERT_NE(again->qp_num, old_number);
   connect(link.a, fresh_a, link.b, again);
-  // Even when connected to the old sender, with the numbers that the old packets carry.
+  // Even when connected to the old sender, with the packet numbers of the old packets.
   link.steps(4);
   EXPECT_TRUE(link.at_b.empty());
   ASSERT_EQ(Send(9, link.a.sge(0, 16)).post(fresh_a), 0);
@@ -175,7 +175,7 @@ TEST(SlowSoftverbsLimits, AllQueuePairs) {
   EXPECT_EQ(all.size(), static_cast<std::size_t>(device.max_qp));
   std::uint32_t number = all[1000]->qp_num;
   ASSERT_EQ(sv::destroy_qp(all[1000]), 0);
-  for (int i = 0; i < 300; ++i) {  // around its generations
+  for (int i = 0; i < 300; ++i) {  // through all its generations
     all[1000] = sv::create_qp(node.pd, &init);
     ASSERT_NE(all[1000], nullptr);
     EXPECT_NE(all[1000]->qp_num, number);
@@ -206,7 +206,7 @@ TEST(SlowSoftverbsLimits, AllRegions) {
   for (ibv_mr* mr : all) ASSERT_EQ(sv::dereg_mr(mr), 0);
 }
 
-/// Just a device: what a thousand of are opened.
+/// A device only, which a test opens a thousand times.
 struct Bare {
   ibv_context* context = nullptr;
   ibv_pd* pd = nullptr;

@@ -1,5 +1,5 @@
-// Test helpers: ends that send short datagrams beside the verbs, and read them where they lie. A
-// datagram's number tells its length and its bytes.
+// Test helpers: ends that send direct datagrams and read them in place. A datagram's length and
+// bytes follow from its number.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "softverbs/ud/ud_datagram.h"
 #include "softverbs/ud/ud_direct.h"
 #include "softverbs/ud_link.h"
 
@@ -17,18 +18,22 @@ namespace softverbs_test {
 
 inline constexpr std::uint64_t kDirectWr = 0xd1ec7;
 
-/// Numbers from here on are of datagrams that take more than a line.
+/// Numbers from here on are datagrams that do not fit into a line: with up to 256 bytes of payload,
+/// or up to the maximum.
 inline constexpr std::uint64_t kLong = std::uint64_t{1} << 32;
+inline constexpr std::uint64_t kLongest = std::uint64_t{2} << 32;
 
 struct NumberedDatagram {
   std::uint64_t low;
   std::uint64_t high;
-  std::array<std::byte, 256> payload{};
+  std::array<std::byte, sv::kDatagramBytes - sv::kDirectHeader> payload{};
   std::uint32_t payload_length;
 
   explicit NumberedDatagram(std::uint64_t number)
       : low(number), high(~number * 0x9e3779b97f4a7c15) {
-    const std::uint64_t most = number < kLong ? sv::kDirectPayload : payload.size();
+    const std::uint64_t most = number < kLong      ? sv::kDirectPayload
+                               : number < kLongest ? 256
+                                                   : payload.size();
     const std::uint64_t least = number < kLong ? 0 : sv::kDirectPayload + 1;
     payload_length = static_cast<std::uint32_t>(least + number % (most - least + 1));
     fill(payload, number);
@@ -65,40 +70,42 @@ inline Numbers numbers(std::uint64_t first, std::uint64_t end) {
   return all;
 }
 
-/// What lies in a run at this moment; it stays there.
-inline Numbers read(const sv::DirectRun& run) {
+/// The datagrams in a batch now. They stay in it.
+inline Numbers read(const sv::DirectBatch& batch, std::uint32_t longest = 0) {
   Numbers all;
   std::uint64_t length = 0;
-  for (const sv::Line* line = run.first; line != run.end() && run.has(*line, length); ++line) {
+  for (sv::Line* line = batch.first; line != batch.end(); ++line) {
+    const std::byte* const at = batch.bytes(*line, length, longest);
+    if (at == nullptr) break;
     std::uint64_t number = 0;
-    std::memcpy(&number, line->payload, sizeof number);
+    std::memcpy(&number, at, sizeof number);
     const NumberedDatagram d(number);
     EXPECT_EQ(length, d.length());
-    EXPECT_TRUE(d.lies_at(line->payload)) << number;
+    EXPECT_TRUE(d.lies_at(at)) << number;
     all.push_back(number);
   }
   return all;
 }
 
-/// A node with a datagram queue pair that has runs, and some receives for what is no short one.
+/// A node with a datagram queue pair that has batches, and some receives for longer datagrams.
 struct DirectEnd {
   static constexpr std::uint32_t kReceives = 64;
   static constexpr std::uint32_t kRoom = 512;
   static constexpr std::size_t kReceivesAt = 3u << 20;
   static constexpr std::uint64_t kMessage = ~std::uint64_t{0};
 
-  sv::DirectRuns runs;
+  sv::DirectBatches batches;
   Node node;
   ibv_qp* qp;
   std::uint64_t sends_completed = 0;
-  std::uint64_t by_receives = 0;  ///< datagrams that took one
-  std::vector<ibv_wc> others;     ///< completions that poll() took, of other queue pairs' receives
-  Numbers order;  ///< of all that came so far, with kMessage for what is of another queue pair
+  std::uint64_t by_receives = 0;  ///< datagrams that took a receive
+  std::vector<ibv_wc> others;     ///< completions of other queue pairs' receives
+  Numbers order;                  ///< of all arrivals; kMessage for those of other queue pairs
 
   explicit DirectEnd(const NodeOptions& options)
       : node(options), qp(ready_ud(node, false, kQkey, 1024)) {
-    runs.wr_id = kDirectWr;
-    sv::direct_datagrams().receive_runs(qp, &runs);
+    batches.wr_id = kDirectWr;
+    sv::direct_datagrams().receive_batches(qp, &batches);
     for (std::uint32_t i = 0; i < kReceives; ++i) post_receive(i);
   }
   explicit DirectEnd(const std::uint64_t* clock) : DirectEnd(direct_options(clock)) {}
@@ -121,11 +128,12 @@ struct DirectEnd {
     sv::DirectLane closed;
     sv::DirectLane* const lane = direct.lane(to.get());
     const NumberedDatagram d(number);
-    return sv::send_direct({&direct, by, direct.sender(by)},
-                           {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
-                           d.payload.data(), d.payload_length) != sv::Sent::refused;
+    const auto send = number < kLong ? sv::send_direct : direct.send_long;
+    return send({&direct, by, direct.sender(by)},
+                {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
+                d.payload.data(), d.payload_length) != sv::Sent::refused;
   }
-  /// The same by the verbs.
+  /// Sends the same datagram by a work request.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,
            unsigned flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE) {
     const NumberedDatagram d(number);
@@ -135,10 +143,10 @@ struct DirectEnd {
   }
   void publish() { sv::direct_datagrams().publish(qp); }
 
-  /// One poll; answers the numbers of the datagrams that took receives, which are posted again. One
-  /// completion tells of the first runs that came since they were read.
+  /// Polls once and returns the numbers of the datagrams that took receives, which are posted
+  /// again. A single completion reports the first batches since they were read.
   Numbers poll(int entries = 16) {
-    const std::uint32_t before = runs.count;
+    const std::uint32_t before = batches.count;
     std::vector<ibv_wc> wc(static_cast<std::size_t>(entries));
     const int n = ibv_poll_cq(node.cq, entries, wc.data());
     must(n >= 0 && n <= entries, "poll");
@@ -158,34 +166,34 @@ struct DirectEnd {
         taken.push_back(take_receive(each));
       }
     }
-    EXPECT_EQ(told, before == 0 && runs.count != 0 ? 1u : 0u);
-    EXPECT_GE(runs.count, before);
-    for (std::uint32_t i = before; i < runs.count; ++i) expect_good(runs.runs[i]);
+    EXPECT_EQ(told, before == 0 && batches.count != 0 ? 1u : 0u);
+    EXPECT_GE(batches.count, before);
+    for (std::uint32_t i = before; i < batches.count; ++i) expect_good(batches.batches[i]);
     return taken;
   }
-  void give_back(const sv::DirectRun& run, std::size_t count) {
-    sv::direct_datagrams().release_run(qp, run, static_cast<std::uint32_t>(count));
+  void give_back(const sv::DirectBatch& batch, std::size_t count) {
+    sv::direct_datagrams().release_batch(qp, batch, static_cast<std::uint32_t>(count));
   }
-  /// Reads all runs and gives them back.
-  Numbers take_runs() {
+  /// Reads all batches and releases them.
+  Numbers take_batches() {
     Numbers all;
-    for (std::uint32_t i = 0; i < runs.count; ++i) {
-      const Numbers some = read(runs.runs[i]);
-      give_back(runs.runs[i], some.size());
+    for (std::uint32_t i = 0; i < batches.count; ++i) {
+      const Numbers some = read(batches.batches[i], batches.longest);
+      give_back(batches.batches[i], some.size());
       all.insert(all.end(), some.begin(), some.end());
     }
-    runs.count = 0;
+    batches.count = 0;
     order.insert(order.end(), all.begin(), all.end());
     return all;
   }
-  /// One poll and what it tells of; a lane's run lies behind what else the poll took of it.
+  /// Polls once and returns all arrivals: first those of receives, then those of batches.
   Numbers step(int entries = 16) {
     Numbers all = poll(entries);
-    const Numbers some = take_runs();
+    const Numbers some = take_batches();
     all.insert(all.end(), some.begin(), some.end());
     return all;
   }
-  /// All that arrives without the other end doing anything.
+  /// Returns all that arrives while the other end does nothing.
   Numbers steps(int entries = 16) {
     Numbers all;
     for (int nothing = 0, polls = 0; nothing < 2 * kLook; ++polls) {
@@ -199,13 +207,13 @@ struct DirectEnd {
   }
 
  private:
-  /// It begins where the lane does, and lies within it.
-  void expect_good(const sv::DirectRun& run) const {
-    const sv::InLane& lane = *node.internals().lanes[run.lane];
-    EXPECT_EQ(run.first, lane.next);
-    EXPECT_GT(run.most, 0u);
-    EXPECT_LE(run.end(), lane.end);
-    EXPECT_FALSE(read(run).empty());
+  /// Checks that the batch begins at the lane's position and is within the lane.
+  void expect_good(const sv::DirectBatch& batch) const {
+    const sv::InLane& lane = *node.internals().lanes[batch.lane];
+    EXPECT_EQ(batch.first, lane.next);
+    EXPECT_GT(batch.most, 0u);
+    EXPECT_LE(batch.end(), lane.end);
+    EXPECT_FALSE(read(batch, batches.longest).empty());
   }
   std::uint64_t take_receive(const ibv_wc& wc) {
     const std::byte* const at = node.memory.data() + kReceivesAt + wc.wr_id * kRoom + kGrh;
@@ -221,7 +229,7 @@ struct DirectEnd {
   }
 };
 
-/// A way that datagrams need not tell: only those go beside the verbs.
+/// An address with the default hop limit, as direct datagrams require.
 inline ibv_ah_attr plain_way(const Node& to) {
   ibv_ah_attr way = way_to(gid_of(to));
   way.grh.hop_limit = sv::kUsualHops;
@@ -233,15 +241,14 @@ inline void meet(const Node& one, const Node& other) {
   sv::control_device(one.context);
 }
 
-/// Peers that a context has listed for a line that is not published.
+/// The peers that a context has listed for an unpublished line.
 inline std::vector<const sv::Peer*> peers_with_open_line(const Node& node) {
   std::vector<const sv::Peer*> all;
-  for (const sv::Peer* peer = node.internals().held_first; peer != nullptr; peer = peer->next_held)
-    all.push_back(peer);
+  for (const sv::Peer& peer : node.internals().held) all.push_back(&peer);
   return all;
 }
 
-/// One more end, which knows another and is known to it.
+/// A further end that is connected with another.
 struct ThirdEnd : DirectEnd {
   Handle to_other;
   Handle from_other;
@@ -253,7 +260,7 @@ struct ThirdEnd : DirectEnd {
   }
 };
 
-/// Two that know each other.
+/// Two connected ends.
 class DirectPair : public testing::Test {
  protected:
   std::uint64_t now_ = 1'000'000'000;

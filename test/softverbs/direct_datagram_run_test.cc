@@ -1,5 +1,5 @@
-// Short datagrams beside the verbs: runs, which lie in a lane until they are given back, and what
-// goes on around them meanwhile.
+// Direct datagrams: batches, which stay in a lane until they are released, and what happens
+// meanwhile.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,10 +15,10 @@
 
 namespace softverbs_test::direct {
 
-/// Most datagrams of a run.
+/// Most datagrams in a batch.
 constexpr std::uint32_t kTurn = 64;
 
-/// One more completion queue.
+/// A further completion queue.
 class OtherQueue {
  public:
   explicit OtherQueue(Node& node) : cq_(sv::create_cq(node.context, 256)) {
@@ -38,7 +38,7 @@ class OtherQueue {
     sv::destroy_qp(qp);
     sv::destroy_cq(cq_);
   }
-  /// Completions of one poll.
+  /// The completions of one poll.
   std::vector<ibv_wc> poll() const {
     ibv_wc wc[64];
     const int n = ibv_poll_cq(cq_, 64, wc);
@@ -51,7 +51,7 @@ class OtherQueue {
   ibv_cq* cq_;
 };
 
-class SoftverbsDirectRun : public DirectPair {
+class SoftverbsDirectBatch : public DirectPair {
  protected:
   ibv_qp* ra_ = a_.node.make_qp();
   ibv_qp* rb_ = b_.node.make_qp();
@@ -62,41 +62,44 @@ class SoftverbsDirectRun : public DirectPair {
   }
   [[nodiscard]] sv::OutLane& out() const { return a_.node.internals().peers[0]->out; }
   [[nodiscard]] const sv::InLane& in() const { return *b_.node.internals().peers[0]->in; }
-  [[nodiscard]] const sv::DirectRun& run(std::uint32_t i = 0) const { return b_.runs.runs[i]; }
+  [[nodiscard]] const sv::DirectBatch& batch(std::uint32_t i = 0) const {
+    return b_.batches.batches[i];
+  }
   void message() { ASSERT_EQ(Send(1, a_.node.sge(0, 8)).post(ra_), 0); }
   void published(std::uint64_t first, std::uint64_t end) {
     send_all(first, end);
     a_.publish();
   }
-  /// Where the lane's next line is, so that a run from there is as long as may be.
+  /// Moves to the lane's start, so that a batch is as long as possible.
   void begin_lap() {
     while (in().next != in().lines) {
       published(7, 8);
       ASSERT_EQ(b_.step(), Numbers{7});
     }
   }
-  /// The number of datagrams that were given back, of one run.
+  /// Releases `count` datagrams of the batch.
   void give_back(std::size_t count) {
-    b_.give_back(run(), count);
-    b_.runs.count = 0;
+    b_.give_back(batch(), count);
+    b_.batches.count = 0;
   }
 };
 
-// ---- it lies in the lane ------------------------------------------------------------------------
+// ---- batches stay in the lane
+// ----------------------------------------------------------------------
 
-TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
+TEST_F(SoftverbsDirectBatch, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
   const std::uint64_t timeout = a_.node.internals().datagram_timeout;
   for (std::uint64_t round = 0; round < 8; ++round) {
     published(1000, 1040);
     EXPECT_EQ(b_.poll(), Numbers{});
-    ASSERT_EQ(b_.runs.count, 1u);
-    const Numbers mine = read(run());
+    ASSERT_EQ(b_.batches.count, 1u);
+    const Numbers mine = read(batch());
     ASSERT_FALSE(mine.empty());
-    EXPECT_EQ(run().first, in().lines + in().head % sv::kLaneLines);
-    const std::span<const sv::Line> lines(run().first, mine.size());
+    EXPECT_EQ(batch().first, in().lines + in().head % sv::kLaneLines);
+    const std::span<const sv::Line> lines(batch().first, mine.size());
     std::vector<std::byte> before(lines.size_bytes());
     std::memcpy(before.data(), static_cast<const void*>(lines.data()), before.size());
-    // All that there are ways for: until nothing goes, waits, and not a line is free.
+    // Fills all ways of sending: nothing more can be sent or queued, and no line is free.
     std::uint64_t next = 1040;
     while (send(next)) ++next;
     a_.publish();
@@ -111,10 +114,10 @@ TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
     }
     EXPECT_FALSE(send(1));
     EXPECT_EQ(out().tail, in().head + sv::kLaneLines);
-    EXPECT_EQ(b_.runs.count, 1u);
+    EXPECT_EQ(b_.batches.count, 1u);
     EXPECT_TRUE(b_.others.empty());
     EXPECT_EQ(std::memcmp(before.data(), static_cast<const void*>(lines.data()), before.size()), 0);
-    // A line that is given back is one that is written again.
+    // A released line is reused.
     const std::uint64_t tail = out().tail;
     give_back(1);
     (void)a_.steps();
@@ -140,35 +143,35 @@ TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
   EXPECT_EQ(b_.by_receives, 0u);
 }
 
-TEST_F(SoftverbsDirectRun, WhatComesBehindItIsPartOfItUpToATurn) {
+TEST_F(SoftverbsDirectBatch, WhatComesBehindItIsPartOfItUpToATurn) {
   ASSERT_NO_FATAL_FAILURE(begin_lap());
   published(0, 3);
   EXPECT_EQ(b_.poll(), Numbers{});
-  EXPECT_EQ(run().most, kTurn);
-  EXPECT_EQ(read(run()), numbers(0, 3));
+  EXPECT_EQ(batch().most, kTurn);
+  EXPECT_EQ(read(batch()), numbers(0, 3));
   send_all(3, 8);
-  EXPECT_EQ(read(run()), numbers(0, 3));
+  EXPECT_EQ(read(batch()), numbers(0, 3));
   a_.publish();
-  EXPECT_EQ(read(run()), numbers(0, 8));
+  EXPECT_EQ(read(batch()), numbers(0, 8));
   published(8, 100);
-  EXPECT_EQ(read(run()), numbers(0, kTurn));
-  EXPECT_EQ(b_.take_runs(), numbers(0, kTurn));
+  EXPECT_EQ(read(batch()), numbers(0, kTurn));
+  EXPECT_EQ(b_.take_batches(), numbers(0, kTurn));
   EXPECT_EQ(b_.step(), numbers(kTurn, 100));
 }
 
-TEST_F(SoftverbsDirectRun, WhatThePollTookBeforeItCountsForTheTurn) {
+TEST_F(SoftverbsDirectBatch, WhatThePollTookBeforeItCountsForTheTurn) {
   ASSERT_NO_FATAL_FAILURE(begin_lap());
   for (int i = 0; i < 40; ++i) message();
   published(0, 60);
   EXPECT_EQ(b_.poll(kTurn), Numbers{});
   EXPECT_EQ(b_.others.size(), 40u);
-  ASSERT_EQ(b_.runs.count, 1u);
-  EXPECT_EQ(run().most, kTurn - 40);
-  EXPECT_EQ(b_.take_runs(), numbers(0, kTurn - 40));
+  ASSERT_EQ(b_.batches.count, 1u);
+  EXPECT_EQ(batch().most, kTurn - 40);
+  EXPECT_EQ(b_.take_batches(), numbers(0, kTurn - 40));
   EXPECT_EQ(b_.step(), numbers(kTurn - 40, 60));
 }
 
-TEST_F(SoftverbsDirectRun, ItEndsWhereTheRingDoes) {
+TEST_F(SoftverbsDirectBatch, ItEndsWhereTheRingDoes) {
   ASSERT_NO_FATAL_FAILURE(begin_lap());
   for (std::uint64_t i = 0; i < sv::kLaneLines - 10; ++i) {
     published(i, i + 1);
@@ -176,14 +179,14 @@ TEST_F(SoftverbsDirectRun, ItEndsWhereTheRingDoes) {
   }
   published(0, 30);
   EXPECT_EQ(b_.poll(), Numbers{});
-  EXPECT_EQ(run().most, 10u);
-  EXPECT_EQ(run().end(), in().end);
-  EXPECT_EQ(b_.take_runs(), numbers(0, 10));
+  EXPECT_EQ(batch().most, 10u);
+  EXPECT_EQ(batch().end(), in().end);
+  EXPECT_EQ(b_.take_batches(), numbers(0, 10));
   EXPECT_EQ(in().next, in().lines);
   EXPECT_EQ(b_.step(), numbers(10, 30));
 }
 
-TEST_F(SoftverbsDirectRun, MarksOfLapsComeAgain) {
+TEST_F(SoftverbsDirectBatch, MarksOfLapsComeAgain) {
   std::uint64_t next = 0;
   const std::uint64_t begun = in().head;
   while (next < 260 * std::uint64_t{sv::kLaneLines}) {
@@ -198,25 +201,25 @@ TEST_F(SoftverbsDirectRun, MarksOfLapsComeAgain) {
     }
     ASSERT_EQ(all, numbers(first, next));
     ASSERT_EQ(b_.poll(), Numbers{});
-    ASSERT_EQ(b_.runs.count, 0u);
+    ASSERT_EQ(b_.batches.count, 0u);
   }
   EXPECT_EQ(in().head - begun, next);
   EXPECT_EQ(b_.by_receives, 0u);
 }
 
-// ---- giving back --------------------------------------------------------------------------------
+// ---- releasing ----------------------------------------------------------------------------------
 
-TEST_F(SoftverbsDirectRun, WhatIsNotGivenBackComesAgain) {
+TEST_F(SoftverbsDirectBatch, WhatIsNotGivenBackComesAgain) {
   std::uint64_t first = 0;
   for (std::uint64_t round = 0; round < 40; ++round) {
     published(first, first + 12);
     for (const std::uint64_t count : {0, 1, 0, 5, 2, 4}) {
       EXPECT_EQ(b_.poll(), Numbers{});
-      ASSERT_EQ(b_.runs.count, 1u);
-      const Numbers some = read(run());
+      ASSERT_EQ(b_.batches.count, 1u);
+      const Numbers some = read(batch());
       // At the end of the ring there are fewer.
       const std::uint64_t left = (first / 12 + 1) * 12 - first;
-      ASSERT_TRUE(some == numbers(first, first + left) || run().end() == in().end);
+      ASSERT_TRUE(some == numbers(first, first + left) || batch().end() == in().end);
       const std::uint64_t given = std::min<std::uint64_t>(count, some.size());
       give_back(given);
       first += given;
@@ -226,7 +229,7 @@ TEST_F(SoftverbsDirectRun, WhatIsNotGivenBackComesAgain) {
   }
 }
 
-TEST_F(SoftverbsDirectRun, OnlyWhatIsGivenBackIsAcknowledged) {
+TEST_F(SoftverbsDirectBatch, OnlyWhatIsGivenBackIsAcknowledged) {
   const sv::OutLane& back = b_.node.internals().peers[0]->out;
   published(0, 1);
   EXPECT_EQ(b_.steps(), numbers(0, 1));
@@ -234,7 +237,7 @@ TEST_F(SoftverbsDirectRun, OnlyWhatIsGivenBackIsAcknowledged) {
   b_.publish();
   EXPECT_EQ(a_.steps(), numbers(1, 2));
   const std::uint64_t head = in().head;
-  ASSERT_NO_FATAL_FAILURE(message());  // of whose completion the acknowledgement tells
+  ASSERT_NO_FATAL_FAILURE(message());  // the acknowledgement reports its completion
   published(0, 10);
   const auto told = [&](std::uint64_t number) {
     a_.node.internals().ack_countdown = sv::kAckInterval;
@@ -245,7 +248,7 @@ TEST_F(SoftverbsDirectRun, OnlyWhatIsGivenBackIsAcknowledged) {
     return out().acked - head;
   };
   EXPECT_EQ(b_.poll(), Numbers{});
-  EXPECT_EQ(read(run()), numbers(0, 10));
+  EXPECT_EQ(read(batch()), numbers(0, 10));
   EXPECT_EQ(told(2), 1u);
   EXPECT_EQ(a_.sends_completed, 1u);
   EXPECT_EQ(in().control->head, head + 1);
@@ -255,15 +258,16 @@ TEST_F(SoftverbsDirectRun, OnlyWhatIsGivenBackIsAcknowledged) {
   EXPECT_EQ(b_.poll(), Numbers{});
   EXPECT_EQ(told(4), 5u);
   EXPECT_EQ(in().control->head, head + 5);
-  EXPECT_EQ(b_.take_runs(), numbers(4, 10));
+  EXPECT_EQ(b_.take_batches(), numbers(4, 10));
   EXPECT_EQ(in().control->head, head + 11);
   EXPECT_EQ(told(5), 11u);
   EXPECT_EQ(back.tail, back.control->head);
 }
 
-// ---- while it is out ----------------------------------------------------------------------------
+// ---- while a batch is held
+// ------------------------------------------------------------------------
 
-TEST_F(SoftverbsDirectRun, NothingElseOfItsLaneIsTakenByAnyPoll) {
+TEST_F(SoftverbsDirectBatch, NothingElseOfItsLaneIsTakenByAnyPoll) {
   OtherQueue other(b_.node);
   for (std::uint64_t i = 0; i < 4; ++i) ASSERT_EQ(b_.node.post_recv(i, 4096, 512, other.qp), 0);
   published(0, 3);
@@ -277,15 +281,15 @@ TEST_F(SoftverbsDirectRun, NothingElseOfItsLaneIsTakenByAnyPoll) {
     EXPECT_EQ(b_.poll(), Numbers{});
     EXPECT_TRUE(other.poll().empty());
   }
-  EXPECT_EQ(b_.runs.count, 1u);
+  EXPECT_EQ(b_.batches.count, 1u);
   EXPECT_EQ(in().head, head);
-  EXPECT_EQ(b_.take_runs(), numbers(0, 3));
+  EXPECT_EQ(b_.take_batches(), numbers(0, 3));
   EXPECT_EQ(b_.step(), (Numbers{kLong, 4, 5}));
   EXPECT_EQ(b_.order, (Numbers{0, 1, 2, kLong, DirectEnd::kMessage, 4, 5}));
   EXPECT_EQ(other.poll().size(), 1u);
 }
 
-TEST_F(SoftverbsDirectRun, OtherLanesGoOn) {
+TEST_F(SoftverbsDirectBatch, OtherLanesGoOn) {
   ThirdEnd c(&now_, b_);
   published(0, 3);
   EXPECT_EQ(b_.poll(), Numbers{});
@@ -293,19 +297,19 @@ TEST_F(SoftverbsDirectRun, OtherLanesGoOn) {
   ASSERT_TRUE(c.send(c.to_other, b_.qp, 100));
   c.publish();
   EXPECT_EQ(b_.poll(), Numbers{kLong});
-  ASSERT_EQ(b_.runs.count, 2u);  // and one completion, which there was, tells of both
-  EXPECT_EQ(read(run(0)), numbers(0, 3));
-  EXPECT_EQ(read(run(1)), numbers(100, 101));
-  EXPECT_NE(run(0).lane, run(1).lane);
+  ASSERT_EQ(b_.batches.count, 2u);  // the one completion reports both
+  EXPECT_EQ(read(batch(0)), numbers(0, 3));
+  EXPECT_EQ(read(batch(1)), numbers(100, 101));
+  EXPECT_NE(batch(0).lane, batch(1).lane);
   // In any order.
-  b_.give_back(run(1), 1);
-  EXPECT_EQ(read(run(0)), numbers(0, 3));
-  b_.give_back(run(0), 3);
-  b_.runs.count = 0;
+  b_.give_back(batch(1), 1);
+  EXPECT_EQ(read(batch(0)), numbers(0, 3));
+  b_.give_back(batch(0), 3);
+  b_.batches.count = 0;
   EXPECT_EQ(b_.steps(), Numbers{});
 }
 
-TEST_F(SoftverbsDirectRun, ItsLaneStaysAwake) {
+TEST_F(SoftverbsDirectBatch, ItsLaneStaysAwake) {
   const std::uint32_t rounds = b_.node.internals().idle_rounds + 1;
   std::vector<std::unique_ptr<ThirdEnd>> others;
   for (int i = 0; i < 3; ++i) others.push_back(std::make_unique<ThirdEnd>(&now_, b_));
@@ -314,20 +318,20 @@ TEST_F(SoftverbsDirectRun, ItsLaneStaysAwake) {
   for (std::uint32_t i = 0; i < 3 * rounds; ++i) sv::control_device(b_.node.context);
   EXPECT_TRUE(in().awake);
   EXPECT_EQ(b_.node.internals().awake_count, 2u);
-  EXPECT_EQ(b_.take_runs(), numbers(0, 3));
+  EXPECT_EQ(b_.take_batches(), numbers(0, 3));
   EXPECT_EQ(b_.steps(), Numbers{});
 }
 
-TEST_F(SoftverbsDirectRun, ItsLaneIsNotTakenBackFromOneThatCloses) {
+TEST_F(SoftverbsDirectBatch, ItsLaneIsNotTakenBackFromOneThatCloses) {
   const sv::Context& at_b = b_.node.internals();
   for (const std::size_t given : {std::size_t{0}, std::size_t{2}, std::size_t{5}}) {
     auto c = std::make_unique<ThirdEnd>(&now_, b_);
     for (std::uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(c->send(c->to_other, b_.qp, i));
     c->publish();
     EXPECT_EQ(b_.poll(), Numbers{});
-    ASSERT_EQ(b_.runs.count, 1u);
-    const std::uint32_t lane = run().lane;
-    const std::uint64_t source = run().source;
+    ASSERT_EQ(b_.batches.count, 1u);
+    const std::uint32_t lane = batch().lane;
+    const std::uint64_t source = batch().source;
     c.reset();
     const auto pass = [&] {
       for (int i = 0; i < 20; ++i) {
@@ -338,14 +342,14 @@ TEST_F(SoftverbsDirectRun, ItsLaneIsNotTakenBackFromOneThatCloses) {
     };
     pass();
     ASSERT_NE(at_b.lanes[lane], nullptr);
-    EXPECT_EQ(read(run()), numbers(0, 5));
+    EXPECT_EQ(read(batch()), numbers(0, 5));
     give_back(given);
     if (given != 5) {
       pass();
       ASSERT_NE(at_b.lanes[lane], nullptr);
-      ASSERT_EQ(b_.runs.count, 1u);
-      EXPECT_EQ(run().source, source);
-      EXPECT_EQ(b_.take_runs(), numbers(given, 5));
+      ASSERT_EQ(b_.batches.count, 1u);
+      EXPECT_EQ(batch().source, source);
+      EXPECT_EQ(b_.take_batches(), numbers(given, 5));
     }
     ASSERT_TRUE(until(pass, [&] { return at_b.lanes[lane] == nullptr; }));
     EXPECT_EQ(b_.steps(), Numbers{});
@@ -353,7 +357,7 @@ TEST_F(SoftverbsDirectRun, ItsLaneIsNotTakenBackFromOneThatCloses) {
   }
 }
 
-TEST_F(SoftverbsDirectRun, ItsLinkIsCut) {
+TEST_F(SoftverbsDirectBatch, ItsLinkIsCut) {
   published(0, 3);
   ASSERT_EQ(a_.post(to_b_, b_.qp, kLong), 0);
   published(3, 5);
@@ -362,22 +366,22 @@ TEST_F(SoftverbsDirectRun, ItsLinkIsCut) {
   ASSERT_EQ(sv::set_link(b_.node.context, gid_of(a_.node), sv::LinkState::down), 0);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(b_.poll(), Numbers{});
   EXPECT_EQ(cut(), 0u);
-  EXPECT_EQ(read(run()), numbers(0, 3));  // it came before
+  EXPECT_EQ(read(batch()), numbers(0, 3));  // it arrived earlier
   give_back(1);
   EXPECT_EQ(b_.poll(), Numbers{});
-  EXPECT_EQ(b_.runs.count, 0u);
+  EXPECT_EQ(b_.batches.count, 0u);
   EXPECT_EQ(cut(), 5u);
   sv::clear_faults(b_.node.context);
   published(5, 6);
   EXPECT_EQ(b_.steps(), numbers(5, 6));
 }
 
-TEST_F(SoftverbsDirectRun, ItsQueuePairFails) {
+TEST_F(SoftverbsDirectBatch, ItsQueuePairFails) {
   published(0, 3);
   EXPECT_EQ(b_.poll(), Numbers{});
   b_.node.fail(b_.qp);
   published(3, 5);
-  EXPECT_EQ(read(run()), numbers(0, 5));  // who reads it has them
+  EXPECT_EQ(read(batch()), numbers(0, 5));  // the reader already has them
   give_back(2);
   EXPECT_EQ(dropped(b_.node, sv::Drop::no_queue_pair), 0u);
   ibv_wc wc[80];
@@ -386,13 +390,39 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairFails) {
   EXPECT_EQ(dropped(b_.node, sv::Drop::no_queue_pair), 3u);
 }
 
-TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
-  // The lanes go on, and what was not given back is dropped.
+TEST_F(SoftverbsDirectBatch, ALaterOneObeysAChangeOfItsQueuePair) {
+  // The second poll knows the batch's word from the first.
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    published(i, i + 1);
+    ASSERT_EQ(b_.step(), Numbers{i});
+  }
+  ibv_qp_attr attr{};
+  attr.qkey = kQkey + 1;
+  ASSERT_EQ(sv::modify_qp(b_.qp, &attr, IBV_QP_QKEY), 0);
+  published(2, 3);
+  EXPECT_EQ(b_.step(), Numbers{});
+  EXPECT_EQ(dropped(b_.node, sv::Drop::wrong_key), 1u);
+  ASSERT_TRUE(send(3, kQkey + 1));
+  a_.publish();
+  EXPECT_EQ(b_.step(), Numbers{3});
+  EXPECT_EQ(b_.by_receives, 0u);
+  b_.node.fail(b_.qp);
+  ASSERT_TRUE(send(4, kQkey + 1));
+  a_.publish();
+  ibv_wc wc[80];
+  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 80, wc), static_cast<int>(DirectEnd::kReceives));  // flushed
+  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 80, wc), 0);
+  EXPECT_EQ(b_.batches.count, 0u);
+  EXPECT_EQ(dropped(b_.node, sv::Drop::no_queue_pair), 1u);
+}
+
+TEST_F(SoftverbsDirectBatch, ItsQueuePairIsDestroyed) {
+  // The lanes still work, and unreleased datagrams are dropped.
   ThirdEnd c(&now_, b_);
   for (std::uint64_t round = 0; round < 3; ++round) {
     ibv_qp* const qp = ready_ud(b_.node, false);
-    sv::DirectRuns runs;
-    sv::direct_datagrams().receive_runs(qp, &runs);
+    sv::DirectBatches batches;
+    sv::direct_datagrams().receive_batches(qp, &batches);
     for (std::uint64_t i = 0; i < 6; ++i) {
       ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qp->qp_num, i));
       ASSERT_TRUE(DirectEnd::send_by(c.qp, c.to_other, qp->qp_num, i));
@@ -404,9 +434,10 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
     ibv_wc wc[4];
     ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
     EXPECT_EQ(wc[0].qp_num, qp->qp_num);
-    ASSERT_EQ(runs.count, 2u);
+    ASSERT_EQ(batches.count, 2u);
     if (round != 0)
-      sv::direct_datagrams().release_run(qp, runs.runs[1], static_cast<std::uint32_t>(round));
+      sv::direct_datagrams().release_batch(qp, batches.batches[1],
+                                           static_cast<std::uint32_t>(round));
     b_.node.destroy(qp);
     Numbers all = b_.steps();
     std::sort(all.begin(), all.end());
@@ -416,9 +447,9 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
   }
 }
 
-// ---- other ways at the same time ----------------------------------------------------------------
+// ---- other traffic at the same time -------------------------------------------------------------
 
-TEST_F(SoftverbsDirectRun, AllKindsOfOneLaneComeInOrder) {
+TEST_F(SoftverbsDirectBatch, AllKindsOfOneLaneComeInOrder) {
   spinwire::base::Random random(5);
   constexpr unsigned kFlags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
   std::uint64_t next = 0;
@@ -457,45 +488,45 @@ TEST_F(SoftverbsDirectRun, AllKindsOfOneLaneComeInOrder) {
   EXPECT_GT(b_.by_receives, 500u);
 }
 
-TEST_F(SoftverbsDirectRun, WithoutAListShortOnesTakeReceives) {
+TEST_F(SoftverbsDirectBatch, WithoutAListShortOnesTakeReceives) {
   const auto& direct = sv::direct_datagrams();
   for (std::uint64_t round = 0; round < 3; ++round) {
     published(0, 5);
     EXPECT_EQ(b_.steps(), numbers(0, 5));
     EXPECT_EQ(b_.by_receives, 6 * round);
-    // One is out, which is given back as ever.
+    // One batch is held and released as usual.
     published(5, 8);
     EXPECT_EQ(b_.poll(), Numbers{});
-    direct.receive_runs(b_.qp, nullptr);
+    direct.receive_batches(b_.qp, nullptr);
     EXPECT_EQ(b_.poll(), Numbers{});
-    EXPECT_EQ(read(run()), numbers(5, 8));
+    EXPECT_EQ(read(batch()), numbers(5, 8));
     give_back(1);
     published(8, 12);
     EXPECT_EQ(b_.steps(), numbers(6, 12));
-    EXPECT_EQ(b_.runs.count, 0u);
+    EXPECT_EQ(b_.batches.count, 0u);
     EXPECT_EQ(b_.by_receives, 6 * round + 6);
-    direct.receive_runs(b_.qp, &b_.runs);
+    direct.receive_batches(b_.qp, &b_.batches);
     published(12, 14);
     EXPECT_EQ(b_.steps(), numbers(12, 14));
     EXPECT_EQ(b_.by_receives, 6 * round + 6);
   }
 }
 
-TEST_F(SoftverbsDirectRun, ItIsForPollsOfItsOwnQueue) {
-  sv::DirectRuns runs;
+TEST_F(SoftverbsDirectBatch, ItIsForPollsOfItsOwnQueue) {
+  sv::DirectBatches batches;
   OtherQueue other(b_.node);
-  runs.wr_id = kDirectWr;
-  sv::direct_datagrams().receive_runs(other.qp, &runs);
+  batches.wr_id = kDirectWr;
+  sv::direct_datagrams().receive_batches(other.qp, &batches);
   for (std::uint64_t i = 0; i < 20; ++i) ASSERT_EQ(b_.node.post_recv(i, 512 * i, 512, other.qp), 0);
   const auto send_there = [&](std::uint64_t first, std::uint64_t end) {
     for (std::uint64_t i = first; i < end; ++i)
       ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, other.qp->qp_num, i));
     a_.publish();
   };
-  // A poll of another finds them: each takes a receive, and waits in the ring.
+  // A poll of another queue finds them: each takes a receive and waits in the ring.
   ASSERT_NO_FATAL_FAILURE(send_there(0, 12));
   EXPECT_EQ(b_.steps(), Numbers{});
-  EXPECT_EQ(runs.count, 0u);
+  EXPECT_EQ(batches.count, 0u);
   ASSERT_NO_FATAL_FAILURE(send_there(12, 16));
   const std::vector<ibv_wc> all = other.poll();
   ASSERT_EQ(all.size(), 13u);
@@ -505,21 +536,21 @@ TEST_F(SoftverbsDirectRun, ItIsForPollsOfItsOwnQueue) {
   }
   EXPECT_EQ(all[12].wr_id, kDirectWr);
   EXPECT_EQ(all[12].qp_num, other.qp->qp_num);
-  ASSERT_EQ(runs.count, 1u);
-  EXPECT_EQ(read(runs.runs[0]), numbers(12, 16));
-  // A lane with one of another queue's is left alone by ours.
+  ASSERT_EQ(batches.count, 1u);
+  EXPECT_EQ(read(batches.batches[0]), numbers(12, 16));
+  // Our poll leaves a lane alone that has a datagram of another queue.
   published(16, 18);
   EXPECT_EQ(b_.steps(), Numbers{});
-  b_.give_back(runs.runs[0], 4);
-  runs.count = 0;
+  b_.give_back(batches.batches[0], 4);
+  batches.count = 0;
   EXPECT_EQ(b_.steps(), numbers(16, 18));
 }
 
-TEST_F(SoftverbsDirectRun, EachQueuePairHasItsOwn) {
+TEST_F(SoftverbsDirectBatch, EachQueuePairHasItsOwn) {
   ibv_qp* const second = ready_ud(b_.node, false);
-  sv::DirectRuns runs;
-  runs.wr_id = 77;
-  sv::direct_datagrams().receive_runs(second, &runs);
+  sv::DirectBatches batches;
+  batches.wr_id = 77;
+  sv::direct_datagrams().receive_batches(second, &batches);
   ThirdEnd c(&now_, b_);
   published(0, 2);
   ASSERT_TRUE(DirectEnd::send_by(c.qp, c.to_other, second->qp_num, 5));
@@ -530,13 +561,13 @@ TEST_F(SoftverbsDirectRun, EachQueuePairHasItsOwn) {
   EXPECT_EQ(std::max(wc[0].wr_id, wc[1].wr_id), kDirectWr);
   for (const ibv_wc& each : {wc[0], wc[1]})
     EXPECT_EQ(each.qp_num, each.wr_id == 77 ? second->qp_num : b_.qp->qp_num);
-  ASSERT_EQ(b_.runs.count, 1u);
-  ASSERT_EQ(runs.count, 1u);
-  EXPECT_EQ(read(run()), numbers(0, 2));
-  EXPECT_EQ(read(runs.runs[0]), numbers(5, 6));
-  b_.give_back(runs.runs[0], 1);
-  runs.count = 0;
-  EXPECT_EQ(b_.take_runs(), numbers(0, 2));
+  ASSERT_EQ(b_.batches.count, 1u);
+  ASSERT_EQ(batches.count, 1u);
+  EXPECT_EQ(read(batch()), numbers(0, 2));
+  EXPECT_EQ(read(batches.batches[0]), numbers(5, 6));
+  b_.give_back(batches.batches[0], 1);
+  batches.count = 0;
+  EXPECT_EQ(b_.take_batches(), numbers(0, 2));
   b_.node.destroy(second);
 }
 

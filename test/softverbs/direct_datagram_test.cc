@@ -1,5 +1,5 @@
-// Short datagrams beside the verbs: what a batch shows of itself and when, where it came from, and
-// what takes receives all the same.
+// Direct datagrams: when a batch becomes visible, how its source is identified, and which datagrams
+// take receives instead.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/random.h"
 #include "softverbs/direct_datagram_link.h"
 
 namespace softverbs_test::direct {
 
-constexpr std::size_t kTo = 1u << 20;  ///< where receives of the verbs lie
+constexpr std::size_t kTo = 1u << 20;  ///< offset of the receives
 
 class SoftverbsDirect : public DirectPair {};
 
@@ -24,31 +25,32 @@ TEST_F(SoftverbsDirect, NothingIsSeenBeforeItIsPublishedAndAllIsAfterIt) {
     EXPECT_EQ(b_.steps(), Numbers{});
     a_.publish();
     EXPECT_EQ(b_.steps(64), numbers(first, first + batch));
-    a_.publish();  // nothing is left to show
+    a_.publish();  // nothing is left to publish
     EXPECT_EQ(b_.steps(), Numbers{});
   }
   EXPECT_EQ(a_.steps(), Numbers{});
   EXPECT_EQ(a_.sends_completed, 0u);
 }
 
-/// Sources of the runs that polls tell of, until there are none.
+/// The sources of the batches reported by polls, until there are none.
 std::vector<std::uint64_t> sources(DirectEnd& at) {
   std::vector<std::uint64_t> all;
   for (int nothing = 0; nothing < 3; ++nothing) {
     must(all.size() < 1000, "no end of what arrives");
     (void)at.poll();
-    for (std::uint32_t i = 0; i < at.runs.count; ++i) {
-      all.insert(all.end(), read(at.runs.runs[i]).size(), at.runs.runs[i].source);
+    for (std::uint32_t i = 0; i < at.batches.count; ++i) {
+      all.insert(all.end(), read(at.batches.batches[i], at.batches.longest).size(),
+                 at.batches.batches[i].source);
       nothing = 0;
     }
-    (void)at.take_runs();
+    (void)at.take_batches();
   }
   return all;
 }
 
 TEST_F(SoftverbsDirect, TheSourceIsOneQueuePairOfOnePeer) {
   ThirdEnd c(&now_, b_);
-  ASSERT_EQ(a_.qp->qp_num, c.qp->qp_num);  // their numbers alone do not tell them apart
+  ASSERT_EQ(a_.qp->qp_num, c.qp->qp_num);  // the numbers alone do not distinguish them
   ibv_qp* const second = ready_ud(a_.node, false);
   std::set<std::uint64_t> of_first, of_second, of_c;
   std::size_t all = 0;
@@ -64,7 +66,7 @@ TEST_F(SoftverbsDirect, TheSourceIsOneQueuePairOfOnePeer) {
     ASSERT_TRUE(send(1) && send(2));
     look(of_first);
     ASSERT_EQ(a_.post(to_b_, b_.qp, 3), 0);
-    ASSERT_EQ(a_.post(to_b_, b_.qp, kLong), 0);  // tells its source in its completion
+    ASSERT_EQ(a_.post(to_b_, b_.qp, kLong), 0);  // its completion has its source
     ASSERT_EQ(a_.post(to_b_, b_.qp, 4, IBV_SEND_SIGNALED), 0);
     look(of_first);
     ASSERT_TRUE(DirectEnd::send_by(second, to_b_, b_.qp->qp_num, 5));
@@ -100,7 +102,7 @@ TEST_F(SoftverbsDirect, ALaneThatComesAfterAnotherHasSourcesOfItsOwn) {
         },
         [&] { return b_.node.internals().peers.size() < known + 1; }));
   }
-  EXPECT_EQ(all.size(), 3u);  // though one lane was in the place of the other
+  EXPECT_EQ(all.size(), 3u);  // though one lane took the other's place
 }
 
 TEST_F(SoftverbsDirect, QueuePairsInTurnKeepTheirSources) {
@@ -134,15 +136,15 @@ TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
     EXPECT_EQ(wc.src_qp, from.qp->qp_num);
     EXPECT_EQ(wc.wc_flags, unsigned{IBV_WC_GRH});
     EXPECT_TRUE(d.lies_at(b_.node.bytes(kTo + kGrh, 48).data()));
-    ASSERT_EQ(b_.runs.count, 1u);
+    ASSERT_EQ(b_.batches.count, 1u);
     std::array<std::byte, kGrh + 1> route{};
     route.back() = std::byte{0x5a};
-    sv::direct_datagrams().write_route(b_.qp, b_.runs.runs[0], d.length(), route.data());
+    sv::direct_datagrams().write_route(b_.qp, b_.batches.batches[0], d.length(), route.data());
     EXPECT_EQ(std::memcmp(route.data(), b_.node.bytes(kTo, kGrh).data(), kGrh), 0) << number;
     EXPECT_EQ(route.back(), std::byte{0x5a});
     const auto said = route_header(plain_way(b_.node), gid_of(from.node), d.length(), false);
     EXPECT_EQ(std::memcmp(route.data(), said.data(), kGrh), 0) << number;
-    EXPECT_EQ(b_.take_runs(), Numbers{number});
+    EXPECT_EQ(b_.take_batches(), Numbers{number});
   };
   for (std::uint64_t number = 0; number <= sv::kDirectPayload; ++number) {
     ASSERT_NO_FATAL_FAILURE(compare(a_, to_b_, number));
@@ -150,9 +152,9 @@ TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
   }
 }
 
-// ---- what else goes there publishes, too --------------------------------------------------------
+// ---- other sends publish, too -------------------------------------------------------------------
 
-/// Whatever is sent by the verbs behind direct datagrams. Each has a receive.
+/// Work requests sent after direct datagrams. Each has a receive.
 class SoftverbsDirectBesideVerbs : public DirectPair {
  protected:
   ibv_qp* ra_ = a_.node.make_qp();
@@ -162,8 +164,8 @@ class SoftverbsDirectBesideVerbs : public DirectPair {
     connect(a_.node, ra_, b_.node, rb_);
     for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(b_.node.post_recv(i, kTo, 1024), 0);
   }
-  /// `sends` posts what arrives as `middle`, behind what was sent directly before it; what is sent
-  /// directly afterwards comes behind it.
+  /// `sends` posts messages that arrive as `middle`: after the direct datagrams sent before it, and
+  /// before those sent after it.
   template <typename Sends>
   void check(const Numbers& middle, Sends sends) {
     for (std::uint64_t round = 0; round < 40; ++round) {
@@ -193,7 +195,7 @@ class SoftverbsDirectBesideVerbs : public DirectPair {
   static constexpr std::uint64_t kMessage = DirectEnd::kMessage;
 
  private:
-  /// What arrives, in order.
+  /// All arrivals in order.
   Numbers sequence() {
     (void)b_.steps(1);
     for (const ibv_wc& wc : b_.others) {
@@ -244,7 +246,7 @@ TEST_F(SoftverbsDirect, OneCallPublishesToAllPeers) {
     for (std::uint64_t i = 0; i < 6; ++i) {
       ASSERT_TRUE(send(i));
       ASSERT_TRUE(a_.send(c.from_other, c.qp, 100 + i));
-      if (i == 3 && round % 3 == 1) {  // that one goes by itself, with what lies before it
+      if (i == 3 && round % 3 == 1) {  // sent alone, with the lines before it
         ASSERT_EQ(a_.post(c.from_other, c.qp, 104), 0);
         EXPECT_EQ(c.step(), (Numbers{100, 101, 102, 103, 104}));
         ++i;
@@ -288,7 +290,8 @@ TEST_F(SoftverbsDirect, WhomTheVerbsHavePublishedToIsInNobodysWay) {
   }
 }
 
-// ---- what is no run -----------------------------------------------------------------------------
+// ---- datagrams outside batches
+// ---------------------------------------------------------------------
 
 TEST_F(SoftverbsDirect, ShortOnesNeedNoReceiveAndOthersAreDroppedAndCounted) {
   b_.forget_receives();
@@ -355,7 +358,7 @@ TEST_F(SoftverbsDirect, AnotherQueuePairOrNoneGetsNothingOfIt) {
   EXPECT_EQ(dropped(b_.node, sv::Drop::no_queue_pair), 2u);
 }
 
-/// What is told of one by the verbs.
+/// A datagram sent by a work request.
 struct Shape {
   bool marked;  ///< with a traffic class
   bool imm;
@@ -381,7 +384,7 @@ class SoftverbsDirectShapes : public DirectPair {
     d.wr.imm_data = 7;
     ASSERT_EQ(d.post(a_.qp), 0);
   }
-  /// It has completed as by the verbs, and nothing else has.
+  /// Checks that it completed like a work request's, and that nothing else completed.
   void expect_receive(const Shape& s, std::uint64_t seed, std::uint64_t wr_id) {
     ibv_wc wc[4];
     ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
@@ -393,7 +396,7 @@ class SoftverbsDirectShapes : public DirectPair {
     EXPECT_EQ(wc[0].src_qp, a_.qp->qp_num);
     EXPECT_EQ(wc[0].wc_flags, IBV_WC_GRH | (s.imm ? unsigned{IBV_WC_WITH_IMM} : 0u));
     EXPECT_EQ(wc[0].imm_data, s.imm ? 7u : 0u);
-    EXPECT_EQ(b_.runs.count, 0u);
+    EXPECT_EQ(b_.batches.count, 0u);
     const std::size_t at = DirectEnd::kReceivesAt + wc[0].wr_id * DirectEnd::kRoom;
     EXPECT_TRUE(holds(b_.node.bytes(at + kGrh, s.length), seed));
     const ibv_ah_attr way = s.marked ? classy_ : plain_way(b_.node);
@@ -405,14 +408,15 @@ class SoftverbsDirectShapes : public DirectPair {
     ibv_wc wc[4];
     ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
     EXPECT_EQ(wc[0].wr_id, kDirectWr);
-    ASSERT_EQ(b_.runs.count, 1u);
-    const sv::DirectRun& run = b_.runs.runs[0];
+    ASSERT_EQ(b_.batches.count, 1u);
+    const sv::DirectBatch& batch = b_.batches.batches[0];
     std::uint64_t length = 0;
-    ASSERT_TRUE(run.has(*run.first, length));
+    std::byte* const at = batch.bytes(*batch.first, length, b_.batches.longest);
+    ASSERT_NE(at, nullptr);
     EXPECT_EQ(length, s.length);
-    EXPECT_TRUE(holds({run.first->payload, length}, seed));
-    b_.give_back(run, 1);
-    b_.runs.count = 0;
+    EXPECT_TRUE(holds({at, length}, seed));
+    b_.give_back(batch, 1);
+    b_.batches.count = 0;
   }
 };
 
@@ -450,16 +454,127 @@ TEST_F(SoftverbsDirectShapes, NoneIsTakenIntoARunThatLiesBeforeIt) {
     a_.publish();
     const std::uint64_t next = b_.receives().head % DirectEnd::kReceives;
     EXPECT_EQ(b_.step(), numbers(1, 4));
-    // An array of one: what lies behind it comes with the next poll.
+    // An array of one: what follows is in the next poll.
     ibv_wc wc{};
     ASSERT_TRUE(b_.node.poll(wc));
     EXPECT_EQ(wc.wr_id, next);
     EXPECT_EQ(wc.byte_len, kGrh + s.length);
-    EXPECT_EQ(b_.runs.count, 0u);
+    EXPECT_EQ(b_.batches.count, 0u);
     b_.post_receive(wc.wr_id);
     EXPECT_EQ(b_.step(), numbers(4, 6));
     (void)a_.steps();
   }
+}
+
+// ---- long ones ----------------------------------------------------------------------------------
+
+/// Datagrams that do not fit into a line, read in place.
+class SoftverbsDirectLong : public DirectPair {
+ protected:
+  void SetUp() override { b_.batches.longest = sv::kDatagramBytes; }
+  /// Writes a line like a hostile peer, with the word of a direct datagram.
+  void forge(std::uint16_t length, std::uint32_t offset) {
+    sv::OutLane& out = a_.node.internals().peers[0]->out;
+    sv::Line& line = out.lines[out.tail % sv::kLaneLines];
+    std::memcpy(line.payload, &offset, sizeof offset);
+    line.set_trailer(length, out.ack_on_top, kQkey);
+    line.word.store(
+        sv::lane_mark(out.tail) << 56 | static_cast<sv::Qp*>(a_.qp)->datagram_word | b_.qp->qp_num,
+        std::memory_order_release);
+    ++out.tail;
+  }
+};
+
+TEST_F(SoftverbsDirectLong, TheyLieInRunsWithShortOnes) {
+  b_.forget_receives();
+  Numbers sent;
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    for (const std::uint64_t number : {i, kLong + i, kLongest + i * 37}) {
+      if (number >= kLongest && i % 5 != 0) continue;
+      ASSERT_TRUE(send(number)) << number;
+      sent.push_back(number);
+    }
+  }
+  EXPECT_EQ(b_.steps(), Numbers{});  // not published
+  a_.publish();
+  EXPECT_EQ(b_.steps(), sent);
+  EXPECT_EQ(b_.by_receives, 0u);
+}
+
+TEST_F(SoftverbsDirectLong, TheLongestAndOneByteMore) {
+  const auto& direct = sv::direct_datagrams();
+  const std::vector<std::byte> payload(sv::kDatagramBytes);
+  EXPECT_EQ(direct.send_long({&direct, a_.qp, direct.sender(a_.qp)},
+                             {to_b_.get(), b_.qp->qp_num, kQkey, direct.lane(to_b_.get())}, 1, 2,
+                             payload.data(), sv::kDatagramBytes - sv::kDirectHeader + 1),
+            sv::Sent::refused);
+  std::uint64_t longest = kLongest;
+  while (NumberedDatagram(longest).length() != sv::kDatagramBytes) ++longest;
+  ASSERT_TRUE(send(longest));
+  a_.publish();
+  EXPECT_EQ(b_.steps(), Numbers{longest});
+}
+
+TEST_F(SoftverbsDirectLong, LongerThanTheReaderTakesGoesToAReceive) {
+  b_.batches.longest = 100;
+  std::uint64_t fits = kLong, exceeds = kLong;
+  while (NumberedDatagram(fits).length() != 100) ++fits;
+  while (NumberedDatagram(exceeds).length() != 101) ++exceeds;
+  for (const std::uint64_t number : {std::uint64_t{1}, fits, exceeds, std::uint64_t{2}})
+    ASSERT_TRUE(send(number));
+  a_.publish();
+  EXPECT_EQ(b_.steps(), (Numbers{1, fits, exceeds, 2}));
+  EXPECT_EQ(b_.by_receives, 1u);
+}
+
+TEST_F(SoftverbsDirectLong, HostileLengthsAndOffsetsAreDropped) {
+  send_all(1, 2);
+  a_.publish();
+  EXPECT_EQ(b_.steps(), numbers(1, 2));
+  constexpr std::uint32_t kNowhere = 0xffffffff;
+  forge(100, sv::kLaneData - 99);
+  forge(100, sv::kLaneData);
+  forge(100, kNowhere);
+  forge(0xffff, 0);
+  forge(sv::kDatagramBytes + 1, 0);
+  forge(sv::kDatagramBytes, sv::kLaneData - sv::kDatagramBytes + 1);
+  EXPECT_EQ(b_.steps(), Numbers{});
+  EXPECT_EQ(dropped(b_.node, sv::Drop::malformed), 6u);
+  ASSERT_TRUE(send(kLong) && send(2));
+  a_.publish();
+  EXPECT_EQ(b_.steps(), (Numbers{kLong, 2}));
+}
+
+TEST_F(SoftverbsDirectLong, AStreamOfAllSizesGoesRoundAndRound) {
+  constexpr std::uint64_t kDatagrams = 20'000;
+  spinwire::base::Random random(5);
+  std::uint64_t sent = 0, seen = 0, rounds = 0;
+  const sv::OutLane& out = a_.node.internals().peers[0]->out;
+  Numbers expected;
+  const auto step = [&] {
+    for (std::uint64_t n = random.below(random.below(8) == 0 ? 60 : 6); n != 0; --n) {
+      const std::uint64_t kind = random.below(8);
+      const std::uint64_t number = sent + (kind < 3 ? 0 : kind < 6 ? kLong : kLongest);
+      const std::uint32_t before = out.data_next;
+      if (sent == kDatagrams || !send(number)) break;  // without room, later
+      rounds += out.data_next < before ? 1 : 0;
+      expected.push_back(number);
+      ++sent;
+    }
+    if (random.below(3) != 0) a_.publish();
+    if (random.below(3) == 0) return;
+    for (const std::uint64_t number : b_.step()) {
+      ASSERT_EQ(number, expected[seen]);
+      ++seen;
+    }
+  };
+  ASSERT_TRUE(until(step, [&] { return HasFatalFailure() || sent == kDatagrams; }));
+  a_.publish();
+  for (const std::uint64_t number : b_.steps()) ASSERT_EQ(number, expected[seen++]);
+  EXPECT_EQ(seen, kDatagrams);
+  EXPECT_EQ(b_.by_receives, 0u);
+  EXPECT_GT(rounds, 50u);
+  EXPECT_GT(out.data_size, sv::kLeastData);  // at times, so much was in flight
 }
 
 // ---- completions --------------------------------------------------------------------------------
@@ -473,10 +588,10 @@ TEST_F(SoftverbsDirect, ARunHasOneCompletion) {
   EXPECT_EQ(wc[0].opcode, IBV_WC_RECV);
   EXPECT_EQ(wc[0].wr_id, kDirectWr);
   EXPECT_EQ(wc[0].qp_num, b_.qp->qp_num);
-  ASSERT_EQ(b_.runs.count, 1u);
-  EXPECT_EQ(read(b_.runs.runs[0]), numbers(0, 10));
+  ASSERT_EQ(b_.batches.count, 1u);
+  EXPECT_EQ(read(b_.batches.batches[0]), numbers(0, 10));
   EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);
-  EXPECT_EQ(b_.take_runs(), numbers(0, 10));
+  EXPECT_EQ(b_.take_batches(), numbers(0, 10));
   EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);
 }
 
@@ -521,20 +636,20 @@ TEST_F(SoftverbsDirect, WithAFullArrayShortOnesTakeReceives) {
   ASSERT_NO_FATAL_FAILURE(send_back(4));
   send_all(0, 3);
   a_.publish();
-  // Completions of sends fill the array, and a datagram is taken all the same, one a poll.
+  // Completions of sends fill the array; a datagram is still taken in each poll.
   ibv_wc wc[8];
   ASSERT_EQ(ibv_poll_cq(b_.node.cq, 2, wc), 2);
   EXPECT_EQ(wc[0].opcode, IBV_WC_SEND);
   EXPECT_EQ(wc[1].opcode, IBV_WC_SEND);
-  EXPECT_EQ(b_.runs.count, 0u);
+  EXPECT_EQ(b_.batches.count, 0u);
   EXPECT_EQ(b_.receives().count(), DirectEnd::kReceives - 1);
-  EXPECT_EQ(b_.poll(2), Numbers{});  // two more sends, and the array is full before the lane's turn
+  EXPECT_EQ(b_.poll(2), Numbers{});  // two more sends fill the array before the lane's turn
   EXPECT_EQ(b_.sends_completed, 2u);
-  EXPECT_EQ(b_.runs.count, 0u);
+  EXPECT_EQ(b_.batches.count, 0u);
   EXPECT_EQ(b_.poll(8), Numbers{0});
   EXPECT_EQ(b_.by_receives, 1u);
-  EXPECT_EQ(b_.take_runs(), numbers(1, 3));
-  // Without a receive it is lost, as any other.
+  EXPECT_EQ(b_.take_batches(), numbers(1, 3));
+  // Without a receive it is lost, like any other.
   b_.forget_receives();
   b_.sends_completed = 0;
   ASSERT_NO_FATAL_FAILURE(send_back(2));

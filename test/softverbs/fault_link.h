@@ -1,4 +1,4 @@
-// Test helpers: devices with a fault plan and a time that the test moves.
+// Test helpers: devices with a fault plan, and a time that the test moves.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ inline NodeOptions timed(const std::uint64_t* clock, const sv::FaultPlan* plan =
   return o;
 }
 
-/// Connected queue pairs; the end `a` has the plan.
+/// Connected queue pairs; end `a` has the plan.
 struct FaultyLink {
   std::uint64_t now = 1'000'000'000;
   sv::FaultPlan plan;
@@ -36,19 +36,19 @@ struct FaultyLink {
   Node& b = link.b;
   explicit FaultyLink(const sv::FaultPlan& p, const ConnectOptions& how = kFaultConnection)
       : plan(p), link(timed(&now, &plan), timed(&now), how) {}
-  /// All that can happen without time passing has happened.
+  /// Polls until nothing more happens without time passing.
   void settle() { link.steps(2); }
   void pass(std::uint64_t ns) {
     now += ns;
     settle();
   }
   [[nodiscard]] sv::FaultStatistics statistics() const { return sv::fault_statistics(a.context); }
-  /// Receives of 4 KiB; their numbers are those of their places in b's memory.
+  /// Posts receives of 4 KiB, numbered by their place in b's memory.
   void receive(std::uint64_t first, std::uint64_t count) {
     for (std::uint64_t i = first; i < first + count; ++i)
       must(b.post_recv(i, i % 512 * 4096, 4096) == 0, "post_recv");
   }
-  /// A message whose bytes `id` tells.
+  /// Sends a message whose bytes follow from `id`.
   int send(std::uint64_t id, std::uint32_t length = 32, unsigned flags = IBV_SEND_SIGNALED) {
     const std::size_t at = id % 512 * 4096;
     fill(a.bytes(at, length), id + 1);
@@ -59,7 +59,7 @@ struct FaultyLink {
   }
 };
 
-/// Datagrams from `a`, which has the plan, to `b`; each carries a number.
+/// Datagrams from `a`, which has the plan, to `b`. Each carries a number.
 struct FaultyDatagrams {
   std::uint64_t now = 1'000'000'000;
   sv::FaultPlan plan;
@@ -69,7 +69,7 @@ struct FaultyDatagrams {
   ibv_qp* qb;
   Handle way;
   std::vector<std::uint64_t> arrived;  ///< numbers, in the order of arrival
-  std::vector<std::uint64_t> when;     ///< and the time of each
+  std::vector<std::uint64_t> when;     ///< the time of each arrival
   std::vector<ibv_wc> sent;            ///< completions of sends
 
   explicit FaultyDatagrams(const sv::FaultPlan& p)

@@ -1,4 +1,4 @@
-// The plan itself: what is refused, what changes at run time, and that nobody else pays.
+// The fault plan itself: refusals, changes at run time, and no cost for other devices.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -53,7 +53,7 @@ TEST(SoftverbsFaultPlan, CostsNothingWhenAbsent) {
   Link link;
   EXPECT_TRUE(is_plain(link.a));
   EXPECT_EQ(static_cast<sv::Qp*>(link.qa)->faults, nullptr);
-  sv::clear_faults(link.a.context);  // nothing to clear
+  sv::clear_faults(link.a.context);  // there is no plan
   EXPECT_TRUE(is_plain(link.a));
   EXPECT_EQ(sv::fault_statistics(link.a.context).bytes, 0u);
 }
@@ -127,7 +127,7 @@ TEST(SoftverbsFaultPlan, HeldDatagramsGoWhenItGoes) {
   EXPECT_EQ(d.arrived, (std::vector<std::uint64_t>{0, 1, 2, 3, 4}));
 }
 
-TEST(SoftverbsFaultPlan, AnotherPlanLeavesTheFateOfWhatWasPosted) {
+TEST(SoftverbsFaultPlan, AnotherPlanLeavesTheFaultsOfWhatWasPosted) {
   FaultyLink t({.delay_min = nanoseconds(1000), .delay_max = nanoseconds(1000)});
   t.receive(0, 2);
   ASSERT_EQ(t.send(0), 0);

@@ -1,4 +1,4 @@
-// ERR: everything outstanding is flushed, in order, once.
+// In ERR, all outstanding work is flushed, in order, once.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@ TEST(SoftverbsFlush, BothQueuesInOrder) {
   options.srq_depth = 0;
   Link link(options);
   for (std::uint64_t i = 0; i < 5; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64, link.qb), 0);
-  // The first two were taken and acknowledged, two more lie in the lane, a WRITE waits.
+  // The first two are taken and acknowledged, two more are in the lane, and a WRITE waits.
   for (std::uint64_t i = 0; i < 2; ++i) ASSERT_EQ(Send(i, link.b.sge(0, 8)).post(link.qb), 0);
   ASSERT_EQ(link.a.post_recv(1, 0, 64, link.qa), 0);
   ASSERT_EQ(link.a.post_recv(2, 0, 64, link.qa), 0);
@@ -47,12 +47,12 @@ TEST(SoftverbsFlush, BothQueuesInOrder) {
     EXPECT_EQ(link.at_b[4 + i].opcode, IBV_WC_RECV);
   }
   EXPECT_EQ(next_event(link.b).type, -1) << "its own queue: no event";
-  // a has no receive left: were the packets taken all the same, they would be seen.
+  // a has no receive left, so packets taken by mistake would show.
   EXPECT_EQ(link.at_a.size(), 2u);
 }
 
 TEST(SoftverbsFlush, WhatWasTakenIsNotFlushed) {
-  // The answer came with the peer's own message, and the queue pair fails before the next poll.
+  // The answer arrived with the peer's own message, and the queue pair fails before the next poll.
   Link link;
   ASSERT_EQ(link.a.post_recv(1, 0, 64), 0);
   ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
@@ -73,7 +73,7 @@ TEST(SoftverbsFlush, WhatWasTakenIsNotFlushed) {
 }
 
 TEST(SoftverbsFlush, PacketsOfAFailedQueuePairAreNotTaken) {
-  // By reference: the memory is the user's again once the flush is reported.
+  // By reference: the memory belongs to the user again once the flush is reported.
   for (const std::uint32_t size : {100'000u, 1u << 20}) {
     Link link;
     ASSERT_EQ(link.b.post_recv(1, 0, size), 0);
@@ -122,7 +122,7 @@ TEST(SoftverbsFlush, MoreThanTheCallersArrayHolds) {
 }
 
 TEST(SoftverbsFlush, RefusalInMidstOfAPoll) {
-  // An error completes within ibv_poll_cq itself and overflows the caller's array: order is kept.
+  // An error that completes inside ibv_poll_cq and overflows the caller's array keeps the order.
   NodeOptions options;
   options.srq_depth = 0;
   Link link(options);
@@ -144,15 +144,15 @@ TEST(SoftverbsFlush, RefusalInMidstOfAPoll) {
 }
 
 TEST(SoftverbsFlush, DestroyedInMidAir) {
-  // Packets of a queue pair that is no more, and packets to one: both are forgotten, others live.
+  // Packets from and to a destroyed queue pair are forgotten; others are unaffected.
   Link link;
   ibv_qp* other_a = link.a.make_qp();
   ibv_qp* other_b = link.b.make_qp();
   connect(link.a, other_a, link.b, other_b);
-  for (std::uint64_t i = 0; i < 8; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 2048), 0);
+  for (std::uint64_t i = 0; i < 8; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 4096), 0);
   ASSERT_EQ(Send(1, link.a.sge(0, 8)).post(link.qa), 0);
   ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(other_a), 0);
-  ASSERT_EQ(Send(3, link.a.sge(0, 1000)).post(link.qa), 0);
+  ASSERT_EQ(Send(3, link.a.sge(0, 4096)).post(link.qa), 0);
   link.a.destroy(link.qa);
   link.steps(4);
   ASSERT_EQ(link.at_a.size(), 1u);

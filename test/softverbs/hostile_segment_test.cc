@@ -1,4 +1,4 @@
-// What peers may have written into a context's segment is not believed.
+// The device trusts nothing that peers may have written into its segment.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@ TEST(SoftverbsHostile, ACountOfLanesBeyondTheTable) {
   Link link;
   sv::Context& c = link.b.internals();
   c.segment->lanes_used = std::numeric_limits<std::uint32_t>::max();
-  // Whatever goes through all lanes: upkeep, the end of a key and of a queue pair, a new peer.
+  // Runs everything that scans all lanes: upkeep, the end of a key and of a queue pair, a new peer.
   for (std::uint32_t i = 0; i < 2 * sv::kMaxLanes / 64; ++i) sv::control_device(link.b.context);
   ASSERT_EQ(sv::dereg_mr(sv::reg_mr(link.b.pd, link.b.memory.data(), 64, 0)), 0);
   Node other;
@@ -48,10 +48,27 @@ TEST(SoftverbsHostile, TwoLanesOfOneSender) {
     ASSERT_EQ(c.peers.size(), 1u);
     EXPECT_EQ(c.peers[0]->in->index, first);
   }
-  // That peer is forgotten, and nobody knows it by its other lane.
+  // That peer is forgotten, and its other lane does not bring it back.
   ASSERT_TRUE(until([&] { sv::control_device(b.context); }, [&] { return c.peers.empty(); }));
   const sv::InLane* lane = c.lanes[second].get();
   EXPECT_TRUE(lane == nullptr || lane->peer == nullptr);
+}
+
+TEST(SoftverbsHostile, BytesOutsideOfTheLane) {
+  for (const std::uint32_t offset : {sv::kLaneData - 99, sv::kLaneData, 0xffffffffu}) {
+    Link link;
+    ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
+    sv::OutLane& out = link.a.internals().peers[0]->out;
+    sv::Line& line = out.lines[out.tail];
+    std::memcpy(line.payload, &offset, sizeof offset);
+    line.length = 100;
+    line.word = sv::lane_mark(out.tail) << 56 | sv::packet_kind(sv::Packet::send, 0) << 48 |
+                std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;
+    link.poll_b();
+    EXPECT_EQ(link.b.internals().segment->queue_pairs[link.qb->handle].nak,
+              sv::Nak::invalid_request);
+    EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
+  }
 }
 
 TEST(SoftverbsHostile, AWriteTooShortForItsTarget) {

@@ -1,4 +1,4 @@
-// Sleeping lanes, and contexts of this process that close.
+// Sleeping lanes, and closing contexts of this process.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace softverbs_test::liveness {
 
-/// One node with several others that are connected to it.
+/// One node connected to several others.
 struct Star {
   Node hub;
   std::vector<std::unique_ptr<Node>> others;
@@ -33,7 +33,7 @@ struct Star {
   void control(int times) const {
     while (times-- > 0) sv::control_device(hub.context);
   }
-  /// A message from others[i]; true if it arrives by polls alone.
+  /// Sends a message from others[i]. Returns whether it arrives by polls alone.
   bool message(std::size_t i, std::uint64_t id) {
     if (hub.post_recv(id, 0, 64) != 0) return false;
     if (Send(id, others[i]->sge(0, 8)).post(out[i]) != 0) return false;
@@ -83,7 +83,7 @@ TEST(SoftverbsSleep, ManyTimes) {
 TEST(SoftverbsSleep, UnreadPacketKeepsTheLaneAwake) {
   Star star(5);
   for (std::size_t i = 0; i < 5; ++i) ASSERT_TRUE(star.message(i, i));
-  // Everybody sends, nobody is read while the control steps pass.
+  // All send, and nothing is read while the control steps pass.
   for (std::size_t i = 0; i < 5; ++i) {
     ASSERT_EQ(star.hub.post_recv(i, 0, 64), 0);
     ASSERT_EQ(Send(i, star.others[i]->sge(0, 8)).post(star.out[i]), 0);
@@ -95,8 +95,8 @@ TEST(SoftverbsSleep, UnreadPacketKeepsTheLaneAwake) {
 }
 
 TEST(SoftverbsSleep, SenderThatStoppedBeforeItRang) {
-  // Its message lies in a sleeping lane, and no doorbell tells. When the sender is gone the lane is
-  // read to its end and taken back all the same.
+  // Its message is in a sleeping lane, and no doorbell reports it. When the sender is gone, the
+  // lane is still read to its end and reclaimed.
   Star star(5);
   for (std::size_t i = 0; i < 5; ++i) ASSERT_TRUE(star.message(i, i));
   star.control(static_cast<int>(star.context().idle_rounds) + 1);
@@ -125,7 +125,7 @@ TEST(SoftverbsSleep, SenderThatStoppedBeforeItRang) {
 TEST(SoftverbsClose, NoticedAndForgotten) {
   Star star(3);
   for (std::size_t i = 0; i < 3; ++i) ASSERT_TRUE(star.message(i, i));
-  // The hub has work outstanding towards each; one of them closes.
+  // The hub has outstanding work to each; one of them closes.
   for (std::size_t i = 0; i < 3; ++i) {
     ASSERT_EQ(Send(10 + i, star.hub.sge(0, 8)).post(star.in[i]), 0);
     ASSERT_EQ(Send(20 + i, star.hub.sge(0, 8)).post(star.in[i]), 0);
@@ -143,7 +143,7 @@ TEST(SoftverbsClose, NoticedAndForgotten) {
   EXPECT_EQ(done[0].status, IBV_WC_RETRY_EXC_ERR);
   EXPECT_EQ(done[1].wr_id, 21u);
   EXPECT_EQ(done[1].status, IBV_WC_WR_FLUSH_ERR);
-  // Kept as long as a queue pair is connected to it.
+  // Kept while a queue pair is connected to it.
   for (int i = 0; i < 100; ++i) step();
   EXPECT_EQ(star.context().peers.size(), 3u);
   EXPECT_EQ(done.size(), 2u);
@@ -154,7 +154,7 @@ TEST(SoftverbsClose, NoticedAndForgotten) {
             sv::LaneState::free);
   EXPECT_TRUE(star.message(0, 30));
   EXPECT_TRUE(star.message(2, 31));
-  // The lane serves the next one.
+  // The lane serves the next context.
   Node next(Star::small());
   ibv_qp* theirs = next.make_qp();
   ibv_qp* ours = star.hub.make_qp();
@@ -175,7 +175,7 @@ TEST(SoftverbsClose, WhatWasTakenBeforeIsNoError) {
                 .post(link->qa),
             0);
   link->poll_b();
-  // b has taken the message; a has not looked yet when b is gone.
+  // b has taken the message; a has not checked for the acknowledgement when b closes.
   link->b.internals().segment->closed.store(1);
   sv::Context& a = link->a.internals();
   ASSERT_TRUE(until([&] { sv::control_device(&a.verbs); }, [&] { return a.peers[0]->gone; }));
@@ -197,8 +197,8 @@ TEST(SoftverbsClose, WhatASenderLeftBehindIsDelivered) {
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
 }
 
-/// A message from a node whose lane the hub has not seen when the node is gone; whether it arrives.
-/// `rings`: whether the doorbell tells of it.
+/// Sends from a node that is gone before the hub has seen its lane. Returns whether the message
+/// arrives. `rings`: whether the doorbell reports it.
 bool arrives_from_an_unseen_lane(bool rings) {
   Node hub(Star::small());
   auto other = std::make_unique<Node>(Star::small());
@@ -257,7 +257,7 @@ TEST(SoftverbsClose, WhatItSentBeforeIsTakenFirst) {
   EXPECT_EQ(wc.status, IBV_WC_RETRY_EXC_ERR);
 }
 
-/// Two that know nothing of the device: their polls drive it.
+/// Two ends whose users do not drive the device: their polls do.
 struct Unaware {
   static constexpr std::uint64_t kPeriod = 4096u << 4;  ///< of a retry, in ns
   static constexpr std::uint64_t kRetries = 3;
@@ -272,7 +272,7 @@ struct Unaware {
   }
   void pass(std::uint64_t ns) {
     now += ns;
-    for (int i = 0; i < 3000; ++i) link.poll_a();  // every control step among them
+    for (int i = 0; i < 3000; ++i) link.poll_a();  // includes every control step
   }
 };
 
@@ -288,7 +288,7 @@ TEST(SoftverbsClose, UnawareProgramsAreToldAfterTheRetries) {
   u.link.b.internals().segment->closed.store(1);
   u.pass(2'000'000);  // long enough to notice it
   ASSERT_TRUE(u.link.a.internals().peers[0]->gone);
-  ASSERT_EQ(u.link.at_a.size(), 1u);  // taken before, hence no error
+  ASSERT_EQ(u.link.at_a.size(), 1u);  // taken earlier, so no error
   EXPECT_EQ(u.link.at_a[0].status, IBV_WC_SUCCESS);
   for (std::uint64_t i = 1; i < Unaware::kRetries; ++i) u.pass(Unaware::kPeriod);
   EXPECT_EQ(u.link.at_a.size(), 1u);
@@ -321,7 +321,7 @@ TEST(SoftverbsClose, AMessageLeftInASendersMemoryGoesWithItsQueuePair) {
   ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
   ASSERT_EQ(Send(1, link.b.sge(8192, 64)).post(link.qb), 0);  // ours, not answered yet
   ASSERT_EQ(link.a.post_recv(2, 8192, 64), 0);
-  ASSERT_EQ(Send(3, link.a.sge(0, 4096)).post(link.qa), 0);  // fetched when it is received
+  ASSERT_EQ(Send(3, link.a.sge(0, 4096)).post(link.qa), 0);  // pulled by its receiver
   link.poll_a();
   link.a.destroy(link.qa);
   link.steps(3);
@@ -331,7 +331,7 @@ TEST(SoftverbsClose, AMessageLeftInASendersMemoryGoesWithItsQueuePair) {
   EXPECT_EQ(link.at_b[0].status, IBV_WC_SUCCESS);
   EXPECT_EQ(state_of(link.qb), IBV_QPS_RTS);
   EXPECT_EQ(next_event(link.b).type, -1);
-  // The receive was not used up.
+  // The receive was not used.
   ibv_qp* again = link.a.make_qp();
   ibv_qp* theirs = link.b.make_qp();
   connect(link.a, again, link.b, theirs);
@@ -343,7 +343,7 @@ TEST(SoftverbsClose, AMessageLeftInASendersMemoryGoesWithItsQueuePair) {
 }
 
 TEST(SoftverbsClose, SenderThatWasGoneBeforeItWasMet) {
-  // It connected and closed before the hub looked at its lanes at all.
+  // A context connects and closes before the hub checks its lanes at all.
   Node hub(Star::small());
   ibv_qp* qp = hub.make_qp();
   {

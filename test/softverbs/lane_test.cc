@@ -1,4 +1,4 @@
-// Lanes: wrapping, full, shared by queue pairs, taken in small batches; completion queues.
+// Lanes: wrapping, full, shared by queue pairs, read in small batches; completion queues.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace softverbs_test::lane {
 
 constexpr std::size_t kSlot = 2048;  ///< bytes of memory per message in flight
 
-/// Keeps `window` messages of random sizes under way from a to b, and checks each.
+/// Keeps `window` messages of random sizes in flight from a to b, and checks each.
 void stream(Link& link, std::uint64_t messages, std::uint64_t window, std::uint64_t seed) {
   spinwire::base::Random random(seed);
   std::vector<std::uint32_t> sizes(messages);
@@ -48,7 +48,7 @@ void stream(Link& link, std::uint64_t messages, std::uint64_t window, std::uint6
 
 TEST(SoftverbsLane, WrapsManyTimes) {
   Link link;
-  ASSERT_NO_FATAL_FAILURE(stream(link, 60'000, 32, 1));
+  ASSERT_NO_FATAL_FAILURE(stream(link, 80'000, 32, 1));
   // Marks are 8 bits wide: beyond 256 laps they repeat.
   EXPECT_GT(link.a.internals().peers.front()->out.tail, 300u * sv::kLaneLines);
 }
@@ -81,7 +81,7 @@ TEST(SoftverbsLane, SequenceNumbersWrap) {
 }
 
 TEST(SoftverbsLane, SequenceNumbersWrapBetweenShortAndLong) {
-  // Taken in one poll: what the wrap carries must not make the long one behind it a short one.
+  // Read in one poll: the packet at the wrap must not shorten the long one behind it.
   Link link;
   const std::uint32_t first = link.a.endpoint(link.qa).psn;
   const std::uint64_t before = (std::uint64_t{1} << 24) - first - 4;
@@ -126,7 +126,7 @@ TEST(SoftverbsLane, SequenceNumbersWrapWithinARetry) {
   for (std::uint64_t i = 0; i < 6; ++i) ASSERT_EQ(Send(i, a.sge(0, 8)).post(qa), 0);
   std::vector<std::uint64_t> done;
   for (std::uint64_t i = 0; i < 6; ++i) {
-    // One receive at a time: each refusal falls on the next number.
+    // One receive at a time: each refusal affects the next number.
     ASSERT_EQ(b.post_recv(i, 0, 64), 0);
     ibv_wc wc{};
     for (int polls = 0; polls < 4 * kLook; ++polls) {
@@ -141,7 +141,7 @@ TEST(SoftverbsLane, SequenceNumbersWrapWithinARetry) {
   EXPECT_EQ(done, (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5}));
 }
 
-/// Several queue pairs from a to b, all with more to send than the lane holds.
+/// Several queue pairs from a to b, each with more to send than the lane holds.
 struct Crowd {
   static NodeOptions options() {
     NodeOptions o;
@@ -214,7 +214,7 @@ TEST(SoftverbsLane, NobodyStarvesWhenItIsAlwaysFull) {
 }
 
 TEST(SoftverbsLane, SilentReceiversAnswerIsSeenWhileAnotherTalks) {
-  // Packets of the one that talks must not put off the look at the one that only receives.
+  // Packets of the active peer must not delay the check of the one that only receives.
   Node a, talks, silent;
   ibv_qp* const to_talks = a.make_qp();
   ibv_qp* const to_silent = a.make_qp();
@@ -240,7 +240,7 @@ TEST(SoftverbsLane, SilentReceiversAnswerIsSeenWhileAnotherTalks) {
 }
 
 TEST(SoftverbsLane, NoLaneStarvesInSmallBatches) {
-  // Two peers that always have something for b, which takes one completion a poll.
+  // Two peers that always have packets for b, which takes one completion per poll.
   NodeOptions options = Crowd::options();
   Link link(options);
   Node c(options);
@@ -261,8 +261,8 @@ TEST(SoftverbsLane, NoLaneStarvesInSmallBatches) {
   EXPECT_EQ(from_c, 30);
 }
 
-/// One completion a poll, and always another send that completes: what came in must not wait, nor
-/// may its acknowledgement be taken for a later one when it is 65,536 lines old.
+/// One completion per poll, and always a further completed send. Received messages must not wait,
+/// and their acknowledgements must not be taken for later ones after 65,536 lines.
 void receive_beside_sends(std::uint64_t window) {
   NodeOptions options;
   options.send_depth = options.srq_depth = 1024;
@@ -295,7 +295,7 @@ TEST(SoftverbsLane, ReceivesDoNotStarveBehindSendCompletions) { receive_beside_s
 TEST(SoftverbsLane, ReceivesDoNotStarveBehindAFullLane) { receive_beside_sends(400); }
 
 TEST(SoftverbsLane, StalledQueuePairsMayGo) {
-  // Reset, failed and destroyed while they wait for room: the others go on.
+  // Reset, failed and destroyed while they wait for room: the others continue.
   Crowd crowd(5);
   Link& link = crowd.link;
   for (std::size_t q = 0; q < 5; ++q) {
@@ -336,7 +336,7 @@ TEST(SoftverbsCompletionQueue, OverrunIsReportedOnce) {
 }
 
 TEST(SoftverbsCompletionQueue, TwoQueuesOfOneContext) {
-  // Polling one of them moves the lanes for both.
+  // Polling one of them drives the lanes for both.
   NodeOptions options;
   Link link(options);
   ibv_cq* const first = link.b.cq;

@@ -1,5 +1,5 @@
-// A lane that goes to sleep in the moment in which its sender publishes. In either order, the
-// message is found by polls alone, without any later traffic.
+// A lane goes to sleep at the moment in which its sender publishes. In either order, polls alone
+// must find the message, without later traffic.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -22,7 +22,7 @@ constexpr std::size_t kIdle = 2;    ///< others: the last two lanes never sleep
 constexpr std::uint64_t kJitter = 2000;
 constexpr std::int64_t kLeadStep = 50;
 
-/// What the two sides tell each other.
+/// Shared by both sides.
 struct Page {
   alignas(64) std::atomic<std::uint32_t> round{0};
   std::atomic<std::uint32_t> stop{0};
@@ -48,7 +48,7 @@ void wait_for(Done done) {
   }
 }
 
-/// The other side: contexts of their own, a lane each. Beside the socket it has only the page.
+/// The sending side: its own contexts, each with a lane. It shares only the socket and the page.
 class Senders {
  public:
   explicit Senders(int socket) {
@@ -86,7 +86,7 @@ class Senders {
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 
-/// This side: puts the lanes to sleep while they are sent to.
+/// The receiving side: puts the lanes to sleep while the other side sends.
 class Sleeper {
  public:
   explicit Sleeper(int socket) : node_(small()) {
@@ -95,13 +95,13 @@ class Sleeper {
     node_.internals().idle_rounds = 2;
   }
 
-  /// False if a message is not found.
+  /// Returns false if a message is not found.
   bool round(Page& page, std::uint32_t number, spinwire::base::Random& random) {
     for (std::uint64_t i = 0; i < kLanes; ++i) must(node_.post_recv(i, i * 8, 8) == 0, "post_recv");
     make_tired();
     const std::uint64_t lanes_slept = node_.internals().lanes_slept;
     page.round.store(number, std::memory_order_release);
-    // Where processors are short, either side comes first nearly always unless it is made to wait.
+    // With few processors one side would nearly always be first, unless it is made to wait.
     if (random.below(2) == 0)
       wait_for([&] { return page.ready.load(std::memory_order_acquire) == number; });
     wait_a_little(static_cast<std::uint64_t>(std::max<std::int64_t>(-lead_, 0)) +
@@ -109,12 +109,12 @@ class Sleeper {
     sv::control_device(node_.context);
     const std::uint64_t slept = node_.internals().lanes_slept - lanes_slept;
     slept_ += slept;
-    // How fast the two are differs from machine to machine: who was late comes earlier next time.
+    // Relative speeds depend on the machine: the late side starts earlier in the next round.
     lead_ += slept > kLanes / 2 ? -kLeadStep : kLeadStep;
     page.timeout.store(static_cast<std::uint64_t>(std::max<std::int64_t>(lead_, 0)),
                        std::memory_order_relaxed);
     std::size_t got = 0;
-    // Of those that went to sleep: who has published already rang, or rings now.
+    // For lanes that went to sleep, a sender that published rings the doorbell.
     wait_for_messages(page, number, got);
     return got == kLanes;
   }
@@ -123,12 +123,12 @@ class Sleeper {
   [[nodiscard]] std::uint64_t woken() const { return woken_; }
 
  private:
-  /// All lanes that race are about to sleep, unless a packet comes now; the others are not.
+  /// Brings the racing lanes to the point of sleeping; the others stay awake.
   void make_tired() {
     sv::Context& c = node_.internals();
     for (std::size_t i = 0; i < c.awake_count; ++i) {
       sv::InLane& lane = *c.awake[i];
-      lane.control_head = lane.head;
+      lane.control_position = lane.position;
       lane.idle_rounds = lane.head == 0 && number_ != 0 ? 0 : c.idle_rounds;
     }
     ++number_;
@@ -158,26 +158,36 @@ class Sleeper {
   }
 
   Node node_;
-  std::int64_t lead_ = 0;  ///< turns that the sender waits for longer than we do
+  std::int64_t lead_ = 0;  ///< turns that the sender waits longer than we do
   std::uint64_t slept_ = 0, stayed_ = 0, woken_ = 0, number_ = 0, idle_ = 0;
 };
 
-/// `side` runs the senders, somewhere.
+/// `side` runs the senders, somewhere. So many rounds at least, and as many more as it takes to see
+/// each outcome of the race often: on a busy machine one end may come first nearly always.
 void race(int socket, Page& page, std::uint32_t rounds) {
   Sleeper sleeper(socket);
   spinwire::base::Random random(2);
+  const std::uint64_t often = rounds / 8;
+  const auto all_seen = [&] {
+    return std::min({sleeper.slept(), sleeper.stayed(), sleeper.woken()}) > often;
+  };
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(240);
   std::uint32_t round = 1;
-  while (round <= rounds && sleeper.round(page, round, random)) ++round;
+  bool found = true;
+  while (found && (round <= rounds || !all_seen())) {
+    if (round > rounds && std::chrono::steady_clock::now() > limit) break;
+    found = sleeper.round(page, round, random);
+    ++round;
+  }
   page.stop = 1;
-  EXPECT_GT(round, rounds) << "a message lay in a sleeping lane and nobody told";
+  EXPECT_TRUE(found) << "a message lay in a sleeping lane and nobody told";
   std::printf("%llu lanes slept, %llu found a packet in time, %llu were woken\n",
               static_cast<unsigned long long>(sleeper.slept()),
               static_cast<unsigned long long>(sleeper.stayed()),
               static_cast<unsigned long long>(sleeper.woken()));
-  // Each outcome of the race was seen, often.
-  EXPECT_GT(sleeper.slept(), rounds / 2);
-  EXPECT_GT(sleeper.stayed(), rounds / 2);
-  EXPECT_GT(sleeper.woken(), rounds / 2);
+  EXPECT_GT(sleeper.slept(), often);
+  EXPECT_GT(sleeper.stayed(), often);
+  EXPECT_GT(sleeper.woken(), often);
 }
 
 TEST(ThreadsSoftverbsWake, NoMessageIsLeftInASleepingLane) {

@@ -1,4 +1,4 @@
-// Links that are cut and healed, in both directions, though only one end knows.
+// Links that are cut and restored, in both directions, although only one end knows.
 #include <gtest/gtest.h>
 
 #include "softverbs/fault_link.h"
@@ -63,7 +63,7 @@ TEST(SoftverbsCutLink, WhatWasUnderWayArrivesOnce) {
   t.receive(0, 10);
   ASSERT_EQ(t.send(0, 32, IBV_SEND_SIGNALED | IBV_SEND_INLINE), 0);
   ASSERT_EQ(t.send(1, 2000), 0);
-  // In the lane, not taken. Its answer is lost, so that it is sent again.
+  // The message is in the lane, not taken. Its acknowledgement is lost, so it is retransmitted.
   ASSERT_EQ(sv::set_link(t.link.qa, sv::LinkState::down), 0);
   t.settle();
   EXPECT_EQ(t.link.at_b.size(), 2u);
@@ -82,7 +82,7 @@ TEST(SoftverbsCutLink, WhatWasUnderWayArrivesOnce) {
 }
 
 TEST(SoftverbsCutLink, WhatCameBeforeItWasCutIsLost) {
-  // A message of the peer that lies in our lane is sent again when the link is up.
+  // A message of the peer in our lane is retransmitted when the link is up.
   FaultyLink t({});
   ASSERT_EQ(t.a.post_recv(0, 4096, 64), 0);
   fill(t.b.bytes(0, 64), 3);

@@ -1,4 +1,4 @@
-// Keys, bounds and rights: who is told what, and that nothing is touched.
+// Keys, bounds and rights: which error each end gets, and that no byte is accessed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 namespace softverbs_test::keys {
 
 constexpr std::uint32_t kSize = 64;
-constexpr std::size_t kExposed = 8192;  ///< where the region under test begins in b's memory
+constexpr std::size_t kExposed = 8192;  ///< offset of the tested region in b's memory
 constexpr std::size_t kLength = 4096;
 
-/// A link, a region of b's of its own, and what a work request names of it.
+/// A link, a separate region of b, and the parameters of a work request for it.
 struct Case {
   Link link;
   ibv_mr* region = nullptr;
@@ -38,7 +38,7 @@ struct Case {
   Case(const Case&) = delete;
   Case& operator=(const Case&) = delete;
 
-  /// Runs one work request and one more behind it, which must be flushed if it fails.
+  /// Runs one work request and another behind it, which must be flushed if the first fails.
   void run(ibv_wr_opcode opcode, std::uint32_t size = kSize) {
     must(link.b.post_recv(50, 0, 0) == 0, "post_recv");
     Send send(1, link.a.sge(0, size), opcode), next(2, link.a.sge(0, 8));
@@ -67,7 +67,7 @@ class SoftverbsKeys : public testing::TestWithParam<ibv_wr_opcode> {
   static void expect_refused(Case& c) {
     c.run(GetParam());
     c.expect_failed(IBV_WC_REM_ACCESS_ERR);
-    // The responder's queue pair ends as well, whichever end found the error.
+    // The responder's queue pair fails as well, whichever end found the error.
     EXPECT_EQ(state_of(c.link.qb), IBV_QPS_ERR);
     std::vector<int> events;
     for (Event e = next_event(c.link.b); e.type >= 0; e = next_event(c.link.b)) {
@@ -79,7 +79,7 @@ class SoftverbsKeys : public testing::TestWithParam<ibv_wr_opcode> {
 };
 
 TEST(SoftverbsAnswers, OutliveTheQueuePairThatGaveThem) {
-  // A message taken, then a write refused; the responder is gone before the sender looks.
+  // A message is taken, then a write is refused; the responder is gone before the sender checks.
   Case c;
   ASSERT_EQ(c.link.b.post_recv(50, 0, 64), 0);
   ASSERT_EQ(c.link.b.post_recv(51, 0, 64), 0);
@@ -100,7 +100,7 @@ TEST(SoftverbsAnswers, OutliveTheQueuePairThatGaveThem) {
 }
 
 TEST_P(SoftverbsKeys, WithinBoundsAllIsWell) {
-  // Flush with either end of the region, and the whole of it.
+  // At either end of the region, and the whole region.
   const bool read = GetParam() == IBV_WR_RDMA_READ;
   for (const auto& [offset, size] : std::vector<std::pair<std::size_t, std::uint32_t>>{
            {0, kSize}, {kLength - kSize, kSize}, {0, kLength}}) {
@@ -135,7 +135,7 @@ TEST_P(SoftverbsKeys, AddressThatWrapsAround) {
 TEST_P(SoftverbsKeys, NoSuchKey) {
   for (const std::uint32_t wrong : {0u, 1u, ~0u}) {
     Case c;
-    c.key = wrong == 1u ? c.key + wrong : wrong;  // the next generation, too
+    c.key = wrong == 1u ? c.key + wrong : wrong;  // includes the next generation
     expect_refused(c);
   }
 }
@@ -148,7 +148,7 @@ TEST_P(SoftverbsKeys, KeyOfADeregisteredRegion) {
 TEST_P(SoftverbsKeys, KeyOfADeregisteredRegionInUseAgain) {
   Case c;
   const std::uint32_t stale = c.key;
-  // Round and round, until the very entry is in use again.
+  // Repeats until the same entry is in use again.
   bool again = false;
   for (int i = 0; i < 3000 && !again; ++i) {
     ASSERT_EQ(sv::dereg_mr(c.region), 0);
@@ -213,6 +213,59 @@ INSTANTIATE_TEST_SUITE_P(Remote, SoftverbsKeys,
                                          IBV_WR_RDMA_READ),
                          [](const auto& p) { return "Opcode" + std::to_string(p.param); });
 
+/// Memory of node b that is registered for the peer of its queue pair alone.
+class SoftverbsKeyForOneQueuePair : public testing::Test {
+ protected:
+  ~SoftverbsKeyForOneQueuePair() override { EXPECT_EQ(sv::dereg_mr(mr_), 0); }
+  /// The outcome of an operation of node a through one of its queue pairs.
+  ibv_wc_status outcome(ibv_qp* qp, ibv_wr_opcode opcode) {
+    link_.at_a.clear();
+    if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) must(link_.b.post_recv(1, 0, 64) == 0, "post_recv");
+    Send send(1, link_.a.sge(0, 8), opcode);
+    send.to(reinterpret_cast<std::uint64_t>(mr_->addr), mr_->rkey);
+    must(send.post(qp) == 0, "post");
+    must(link_.run(1, 0), "run");
+    return link_.at_a[0].status;
+  }
+
+  Link link_;
+  ibv_mr* mr_ = sv::reg_mr_for_qp(link_.qb, link_.b.memory.data(), 64, Node::kAllAccess);
+};
+
+TEST_F(SoftverbsKeyForOneQueuePair, OpensItThroughThatOne) {
+  for (const ibv_wr_opcode opcode :
+       {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM})
+    EXPECT_EQ(outcome(link_.qa, opcode), IBV_WC_SUCCESS) << opcode;
+}
+
+TEST_F(SoftverbsKeyForOneQueuePair, OpensItThroughNoOther) {
+  for (const ibv_wr_opcode opcode :
+       {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+    ibv_qp* const qa = link_.a.make_qp();
+    ibv_qp* const qb = link_.b.make_qp();
+    connect(link_.a, qa, link_.b, qb);
+    EXPECT_EQ(outcome(qa, opcode), IBV_WC_REM_ACCESS_ERR) << opcode;
+  }
+  EXPECT_EQ(outcome(link_.qa, IBV_WR_RDMA_WRITE), IBV_WC_SUCCESS);
+}
+
+TEST_F(SoftverbsKeyForOneQueuePair, IsNoKeyForLocalUse) {
+  Send send(1, {reinterpret_cast<std::uint64_t>(mr_->addr), 8, mr_->lkey});
+  ASSERT_EQ(send.post(link_.qb), 0);
+  ASSERT_TRUE(link_.run(0, 1));
+  EXPECT_EQ(link_.at_b[0].status, IBV_WC_LOC_PROT_ERR);
+}
+
+TEST_F(SoftverbsKeyForOneQueuePair, OutlivesTheQueuePairAndOpensNothingThen) {
+  const std::uint32_t qpn = link_.qb->qp_num;
+  link_.b.destroy(link_.qb);
+  link_.qb = link_.b.make_qp();
+  EXPECT_NE(link_.qb->qp_num, qpn);
+  link_.qa = link_.a.make_qp();
+  connect(link_.a, link_.qa, link_.b, link_.qb);
+  EXPECT_EQ(outcome(link_.qa, IBV_WR_RDMA_WRITE), IBV_WC_REM_ACCESS_ERR);
+}
+
 TEST(SoftverbsLocalKeys, SendWithABadKeyFailsInOrder) {
   for (const std::uint32_t size : {kSize / 2, 200u, 100'000u}) {
     Link link;
@@ -256,7 +309,7 @@ TEST(SoftverbsLocalKeys, SendFromMemoryThatMayOnlyBeRead) {
   EXPECT_EQ(sv::dereg_mr(mr), 0);
 }
 
-/// A receive that cannot take the message; what each end is told.
+/// A receive that cannot take the message, and the status at each end.
 void expect_bad_receive(Link& link, ibv_wc_status here, ibv_wc_status there, std::uint32_t size) {
   ASSERT_EQ(Send(1, link.a.sge(0, size)).post(link.qa), 0);
   ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(link.qa), 0);
@@ -315,7 +368,7 @@ TEST(SoftverbsReceiveChecks, BadKeyOrBounds) {
 }
 
 TEST(SoftverbsReceiveChecks, SharedQueueKeepsTheOthers) {
-  // The queue pair that failed takes one receive with it; the rest serve another queue pair.
+  // The failed queue pair uses up one receive; the rest serve another queue pair.
   Link link;
   ibv_qp* other_a = link.a.make_qp();
   ibv_qp* other_b = link.b.make_qp();
@@ -337,14 +390,14 @@ TEST(SoftverbsReceiveChecks, SharedQueueKeepsTheOthers) {
 
 TEST(SoftverbsRevocation, BusyPeersAreWaitedFor) {
   Link link;
-  // a is stopped in the midst of an access to b's memory.
+  // a is stopped during an access to b's memory.
   sv::Peer& peer = *link.a.internals().peers.front();
   sv::begin_access(peer);
   ibv_mr* mr = std::exchange(link.b.mr, nullptr);
   const std::uint32_t key = mr->rkey;
   ASSERT_EQ(sv::dereg_mr(mr), EBUSY);
   ASSERT_EQ(sv::dereg_mr(mr), EBUSY);
-  // The key is dead already.
+  // The key is already closed.
   ASSERT_EQ(sv::resolve(peer, 1, link.b.address(0), 8, key, 0, 0).kind,
             sv::RemoteBytes::Kind::refused);
   sv::end_access(peer);
@@ -352,7 +405,7 @@ TEST(SoftverbsRevocation, BusyPeersAreWaitedFor) {
 }
 
 TEST(SoftverbsRevocation, PeersThatWereNeverSeenAreWaitedFor) {
-  // b has not looked at its lanes since a connected and began an access.
+  // b has not checked its lanes since a connected and began an access.
   Node a, b;
   ibv_qp* qa = a.make_qp();
   ibv_qp* qb = b.make_qp();
@@ -367,7 +420,7 @@ TEST(SoftverbsRevocation, PeersThatWereNeverSeenAreWaitedFor) {
 }
 
 TEST(SoftverbsRevocation, EntriesRestBeforeTheirNextUse) {
-  // So that a stale key is recognised for long: its generation is counted on only at the next use.
+  // A stale key must be recognised for long: its generation advances only at the next use.
   Node node;
   ibv_mr* first = sv::reg_mr(node.pd, node.memory.data(), 64, 0);
   ASSERT_NE(first, nullptr);

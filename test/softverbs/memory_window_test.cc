@@ -1,4 +1,4 @@
-// Memory windows: who may use them, for how long, and when they are really gone.
+// Memory windows: who may use them, for how long, and when they are really closed.
 #include "softverbs/memory/memory_window.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace softverbs_test::window {
 
-constexpr std::size_t kAt = 8192;  ///< where the window lies in its owner's memory
+constexpr std::size_t kAt = 8192;  ///< offset of the window in its owner's memory
 constexpr std::uint32_t kLength = 1024;
 constexpr unsigned kReadWrite = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
@@ -48,7 +48,7 @@ struct Invalidate {
   }
 };
 
-/// A link whose b owns a window; bound to qb on demand.
+/// A link whose b owns a window; bound to qb on request.
 struct Fixture {
   Link link;
   ibv_mw* mw;
@@ -71,7 +71,7 @@ struct Fixture {
     expect_at_b(IBV_WC_BIND_MW, IBV_WC_SUCCESS, 70);
     mw->rkey = key;
   }
-  /// The next completion at b, and no other.
+  /// Checks the next and only completion at b.
   void expect_at_b(ibv_wc_opcode opcode, ibv_wc_status status, std::uint64_t id) {
     link.at_b.clear();
     link.steps(1);
@@ -116,7 +116,7 @@ TEST(SoftverbsWindows, GiveAccessToTheirPartOnly) {
 }
 
 TEST(SoftverbsWindows, RightsAreTheirOwn) {
-  // The region itself gives its peers nothing: the window does.
+  // The region itself grants nothing to peers; the window does.
   for (const auto& [granted, opcode, good] : std::vector<std::tuple<unsigned, ibv_wr_opcode, bool>>{
            {IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, true},
            {IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_WRITE, false},
@@ -213,8 +213,8 @@ TEST(SoftverbsWindows, BindingsThatFail) {
       [](Fixture& f, Info& info) { info.addr = f.link.b.address(0) - 1; },
       [](Fixture&, Info& info) { info.length = ~std::uint64_t{0}; },
       with(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ),
-      with(IBV_ACCESS_MW_BIND),             // cannot be written, so not by the window either
-      [](Fixture& f, Info&) { f.bind(); },  // bound already
+      with(IBV_ACCESS_MW_BIND),             // not writable, so neither is the window
+      [](Fixture& f, Info&) { f.bind(); },  // already bound
   };
   for (std::size_t i = 0; i < spoils.size(); ++i) {
     SCOPED_TRACE(i);
@@ -253,7 +253,7 @@ TEST(SoftverbsWindows, OtherDomains) {
 
 TEST(SoftverbsWindows, PostingChecksItsArguments) {
   Fixture f;
-  Bind other(f.link.b, f.mw, f.key + 0x100);  // another window's key
+  Bind other(f.link.b, f.mw, f.key + 0x100);  // the key of another window
   EXPECT_EQ(other.post(f.link.qb), EINVAL);
   Bind none(f.link.b, nullptr, f.key);
   EXPECT_EQ(none.post(f.link.qb), EINVAL);
@@ -307,7 +307,7 @@ TEST(SoftverbsWindows, InvalidationsThatFail) {
         EXPECT_EQ(state_of(f.link.qa), IBV_QPS_ERR);
       }
       EXPECT_EQ(state_of(f.link.qb), IBV_QPS_ERR);
-      EXPECT_EQ(static_cast<sv::Mw*>(f.mw)->qp != nullptr, true);  // nothing was invalidated
+      EXPECT_EQ(static_cast<sv::Mw*>(f.mw)->qp != nullptr, true);  // the window is unchanged
     }
   }
 }
@@ -340,7 +340,7 @@ TEST(SoftverbsWindows, ThePeerGivesThemUp) {
     EXPECT_EQ(f.link.at_a[0].status, IBV_WC_SUCCESS);
     EXPECT_EQ(f.link.at_a[1].status, IBV_WC_SUCCESS);
     EXPECT_EQ(f.link.at_a[1].opcode, IBV_WC_SEND);
-    // Free: the owner may invalidate it once more, and bind it again.
+    // Free: the owner may invalidate it again, and bind it again.
     ASSERT_EQ(Invalidate(f.key).post(f.link.qb), 0);
     f.expect_at_b(IBV_WC_LOCAL_INV, IBV_WC_SUCCESS, 71);
     f.bind();
@@ -359,8 +359,8 @@ TEST(SoftverbsWindows, WhatTheyAreBoundToStays) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RESET;
   EXPECT_EQ(sv::modify_qp(f.link.qb, &attr, IBV_QP_STATE), EBUSY);
-  EXPECT_EQ(f.write(), IBV_WC_SUCCESS);  // nothing of it was changed
-  // A queue pair in ERR takes no work requests: its windows are deallocated.
+  EXPECT_EQ(f.write(), IBV_WC_SUCCESS);  // the window is unchanged
+  // A queue pair in ERR takes no work requests, so its windows are deallocated.
   f.link.b.fail(f.link.qb);
   EXPECT_EQ(sv::dealloc_mw(std::exchange(f.mw, nullptr)), 0);
   EXPECT_EQ(sv::modify_qp(f.link.qb, &attr, IBV_QP_STATE), 0);
@@ -373,7 +373,7 @@ TEST(SoftverbsWindows, DeallocatedWhileBound) {
   EXPECT_EQ(f.write(), IBV_WC_SUCCESS);
   ASSERT_EQ(sv::dealloc_mw(std::exchange(f.mw, nullptr)), 0);
   EXPECT_EQ(f.write(), IBV_WC_REM_ACCESS_ERR);
-  // The entry's next user does not answer to any key of the window.
+  // The entry's next user accepts no key of the window.
   bool again = false;
   for (int i = 0; i < 3000 && !again; ++i) {
     ibv_mr* mr = sv::reg_mr(f.link.b.pd, f.link.b.memory.data(), 64, 0);
@@ -403,7 +403,7 @@ TEST(SoftverbsWindows, InvalidationWaitsForThePeerAndBlocksNobody) {
   }
   ASSERT_EQ(f.link.at_b.size(), 5u);
   for (const ibv_wc& wc : f.link.at_b) EXPECT_EQ(wc.opcode, IBV_WC_RECV);
-  // The key is dead already, and nothing it hangs on can go.
+  // The key is already closed, and the objects that it needs stay.
   EXPECT_EQ(
       sv::resolve(f.a_sees_b(), 0, f.link.b.address(kAt), 8, f.key, 0, f.link.qb->qp_num).kind,
       sv::RemoteBytes::Kind::refused);
@@ -427,13 +427,13 @@ TEST(SoftverbsWindows, InvalidationThatIsFlushedLeavesADyingWindow) {
   EXPECT_EQ(sv::dealloc_mw(f.mw), EBUSY);
   EXPECT_EQ(sv::destroy_qp(f.link.qb), EBUSY);
   sv::end_access(f.a_sees_b());
-  sv::begin_access(f.a_sees_b());  // another one, begun later
+  sv::begin_access(f.a_sees_b());  // another access, begun later
   EXPECT_EQ(sv::dealloc_mw(std::exchange(f.mw, nullptr)), 0);
   sv::end_access(f.a_sees_b());
 }
 
 TEST(SoftverbsWindows, PeersThatWereNeverSeenAreWaitedFor) {
-  // b has not looked at its lanes since a connected.
+  // b has not checked its lanes since a connected.
   Node a, b;
   ibv_qp* qa = a.make_qp();
   ibv_qp* qb = b.make_qp();
@@ -451,7 +451,7 @@ TEST(SoftverbsWindows, PeersThatWereNeverSeenAreWaitedFor) {
 }
 
 TEST(SoftverbsWindows, APeerThatIsGoneHasLeft) {
-  // A process dies in the midst of an access, which the owner's control step sees.
+  // A process dies during an access, which the owner's control step detects.
   Child child([](int socket) {
     Node node;
     ibv_qp* qp = node.make_qp();
@@ -485,7 +485,7 @@ TEST(SoftverbsWindows, APeerThatIsGoneHasLeft) {
 }
 
 TEST(SoftverbsWindows, NothingIsWrittenAfterTheInvalidation) {
-  // Another process writes without pause; once the invalidation completed the memory is ours.
+  // Another process writes without pause. Once the invalidation completes, the memory is ours.
   constexpr std::uint32_t kSize = 256 * 1024;
   Child child([](int socket) {
     Node node;

@@ -1,5 +1,5 @@
-// The number of a descriptor that another process names may stand for anything. Only shared memory
-// of this user that cannot shrink is opened; all else is refused without asking its driver.
+// A descriptor number that another process names may be anything. Only shared memory of this user
+// that cannot shrink is opened. Everything else is refused without calling its driver.
 
 #include "softverbs/memory/peer_file.h"
 
@@ -48,13 +48,13 @@ void expect_refused(const UniqueFd& fd, int error) {
   EXPECT_EQ(errno, error);
 }
 
-/// Whether an open() through /proc waits, sends signals or takes a terminal shows only in what it
-/// must not do, so the tests below check the time and the process, too.
+/// An open() through /proc could block, send signals or take a terminal, so the tests below also
+/// check the time and the process.
 class PeerFileTest : public testing::Test {
  protected:
   void TearDown() override {
     const auto took = std::chrono::steady_clock::now() - began_;
-    // A file lease would hold the opener for /proc/sys/fs/lease-break-time, 45 s.
+    // A file lease would block the opener for /proc/sys/fs/lease-break-time, 45 s.
     EXPECT_LT(took, std::chrono::seconds(20));
   }
 
@@ -110,7 +110,8 @@ TEST_F(PeerFileTest, ATerminalIsNotTaken) {
   ASSERT_EQ(ptsname_r(controller.get(), name, sizeof name), 0);
   const UniqueFd terminal(open(name, O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal);
-  // A daemon: the leader of a session without a terminal, which the next one opened would become.
+  // A daemon: the leader of a session without a terminal, which the next opened terminal would
+  // become.
   const pid_t owner = getpid();
   const pid_t daemon = fork();
   ASSERT_GE(daemon, 0);
@@ -130,7 +131,7 @@ TEST_F(PeerFileTest, ATerminalIsNotTaken) {
 }
 
 TEST_F(PeerFileTest, AFileLeaseIsNotWaitedFor) {
-  // An open() of a leased file waits until the holder gives the lease up.
+  // An open() of a leased file waits until the holder gives up the lease.
   const UniqueFd fd = memfd(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   struct sigaction ignore {};
   struct sigaction before {};
@@ -141,7 +142,7 @@ TEST_F(PeerFileTest, AFileLeaseIsNotWaitedFor) {
     EXPECT_EQ(errno, EWOULDBLOCK);
     EXPECT_EQ(fcntl(fd.get(), F_SETLEASE, F_UNLCK), 0);
   }
-  // A leased file on a disk is not opened at all, so the lease is not even broken.
+  // A leased file on disk is not opened at all, so the lease is not even broken.
   std::string name = "/tmp/peer-file-XXXXXX";
   const UniqueFd leased(mkostemp(name.data(), O_CLOEXEC));
   ASSERT_TRUE(leased);

@@ -18,7 +18,7 @@
 
 namespace softverbs_test {
 
-/// What each side tells the other about itself.
+/// What each side sends the other about itself.
 struct Card {
   Endpoint endpoint;
   std::uint64_t memory;
@@ -36,7 +36,7 @@ T get(int fd) {
   return value;
 }
 
-/// A child that runs `body` with its end of a socket and ends; killed and reaped with the object.
+/// A child that runs `body` with its end of a socket. The destructor kills and reaps it.
 class Child {
  public:
   explicit Child(const std::function<void(int)>& body) {
@@ -62,7 +62,7 @@ class Child {
   Child& operator=(const Child&) = delete;
   ~Child() { kill_and_reap(); }
 
-  /// Dead, and not yet reaped.
+  /// Kills the child without reaping it.
   void kill_only() const {
     (void)kill(pid_, SIGKILL);
     siginfo_t info{};
@@ -74,7 +74,7 @@ class Child {
     (void)waitpid(pid_, nullptr, 0);
     pid_ = 0;
   }
-  /// Its exit code; -1 if a signal ended it.
+  /// Returns the exit code, or -1 if a signal ended the child.
   int wait() {
     socket_.reset();
     int status = 0;
@@ -90,7 +90,7 @@ class Child {
   spinwire::base::UniqueFd socket_;
 };
 
-/// Exchanges cards over the socket and connects; answers the other's card.
+/// Exchanges cards over the socket and connects. Returns the other's card.
 inline Card meet(Node& node, ibv_qp* qp, int socket, const ConnectOptions& how = {}) {
   put(socket, Card{node.endpoint(qp), node.address(0), node.mr->rkey});
   const Card theirs = get<Card>(socket);
@@ -103,13 +103,13 @@ inline Card meet(Node& node, ibv_qp* qp, int socket, const ConnectOptions& how =
   return theirs;
 }
 
-/// Whether the socket's other end was closed.
+/// Whether the peer has closed its end of the socket.
 inline bool hung_up(int socket) {
   pollfd end{socket, POLLIN, 0};
   return poll(&end, 1, 0) == 1;
 }
 
-/// Whether a child of ours may reach into us, as the private memory of both must be reached.
+/// Whether a child may access this process's memory, as tests of private memory need.
 inline bool children_may_look() {
   std::uint64_t word = 1;
   Child child([&](int) {

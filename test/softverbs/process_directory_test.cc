@@ -1,4 +1,4 @@
-// Contexts of one process behind one GID: found by it and the queue pair's number.
+// Contexts of one process behind one GID, found by the GID and the queue pair's number.
 #include "softverbs/process_directory.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ NodeOptions of_program() {
   return options;
 }
 
-/// The next completion; one of wr_id ~0 if none comes.
+/// The next completion; wr_id ~0 if there is none.
 ibv_wc next(const Node& node) {
   ibv_wc wc{};
   bool there = false;
@@ -29,7 +29,7 @@ ibv_wc next(const Node& node) {
   return wc;
 }
 
-/// A node as a program has it, with a datagram queue pair that receives into offset 0.
+/// A program's node, with a datagram queue pair that receives at offset 0.
 struct Receiver {
   Node node{of_program()};
   ibv_qp* qp = ready_ud(node, true);
@@ -52,7 +52,7 @@ TEST(ProcessGid, IsThatOfEveryContextOfAProgram) {
   const Node b(of_program());
   EXPECT_TRUE(sv::same_gid(gid_of(a), gid_of(b)));
   EXPECT_TRUE(sv::names_process(gid_of(a)));
-  const Node engine;  // driven by its user: found by its GID alone
+  const Node engine;  // driven by its user, and found by its GID alone
   EXPECT_FALSE(sv::names_process(gid_of(engine)));
 }
 
@@ -112,7 +112,7 @@ TEST(ProcessGid, OfAContextThatHasClosedLeadsNowhere) {
   ibv_qp* connected = sender.make_qp();
   ASSERT_EQ(sender.init(connected), 0);
   EXPECT_EQ(sender.rtr(connected, {gid_of(sender), gone, 0}), ENODEV);
-  // Another context takes the place, and the address handle leads there.
+  // Another context takes the slot, and the address handle leads there.
   leaves.emplace();
   EXPECT_EQ(leaves->qp->qp_num, gone);
   send_datagram(sender, qp, to, gone);
@@ -120,47 +120,47 @@ TEST(ProcessGid, OfAContextThatHasClosedLeadsNowhere) {
 }
 
 TEST(ProcessGid, HasPlaceFor256Contexts) {
-  std::list<sv::ProcessSeat> seats;
+  std::list<sv::DirectorySlot> slots;
   const ibv_gid context = sv::make_gid({static_cast<std::uint32_t>(getpid()), 5, 6});
   for (int i = 0; i < 256; ++i) {
-    auto taken = sv::ProcessSeat::take(context);
+    auto taken = sv::DirectorySlot::take(context);
     ASSERT_TRUE(taken) << i;
-    seats.push_back(std::move(*taken));
+    slots.push_back(std::move(*taken));
   }
-  const auto one_more = sv::ProcessSeat::take(context);
+  const auto one_more = sv::DirectorySlot::take(context);
   ASSERT_FALSE(one_more);
   EXPECT_EQ(one_more.error().status, spinwire::Status::limit);
   EXPECT_NE(one_more.error().found.find("256"), std::string::npos) << one_more.error().found;
-  const std::uint32_t number = seats.front().number();
-  seats.pop_front();
-  const auto again = sv::ProcessSeat::take(context);
+  const std::uint32_t number = slots.front().number();
+  slots.pop_front();
+  const auto again = sv::DirectorySlot::take(context);
   ASSERT_TRUE(again);
   EXPECT_EQ(again->number(), number);
 }
 
-/// Whether queue pairs of the seat are found under the GID.
-bool leads(const ibv_gid& gid, std::uint32_t seat) {
+/// Whether queue pairs of the slot are found under the GID.
+bool leads(const ibv_gid& gid, std::uint32_t slot) {
   ibv_gid context{};
   std::string why;
-  return sv::find_context(gid, seat << 16 | 2, context, why);
+  return sv::find_context(gid, slot << 16 | 2, context, why);
 }
 
 TEST(ProcessGid, IsTheParentsNotItsChilds) {
   const ibv_gid context = sv::make_gid({static_cast<std::uint32_t>(getpid()), 5, 6});
-  std::optional<sv::ProcessSeat> seat(std::move(*sv::ProcessSeat::take(context)));
-  const ibv_gid gid = seat->gid();
-  const std::uint32_t number = seat->number();
+  std::optional<sv::DirectorySlot> slot(std::move(*sv::DirectorySlot::take(context)));
+  const ibv_gid gid = slot->gid();
+  const std::uint32_t number = slot->number();
   ASSERT_TRUE(leads(gid, number));
   Child child([&](int) {
     must(leads(gid, number), "the parent's context, from its child");
-    seat.reset();  // a copy of the parent's
+    slot.reset();  // a copy of the parent's
     must(leads(gid, number), "the parent's context, after its child has left");
     const Node own(of_program());
     must(!sv::same_gid(gid_of(own), gid), "a GID of its own");
   });
   EXPECT_EQ(child.wait(), 0);
   EXPECT_TRUE(leads(gid, number));
-  seat.reset();
+  slot.reset();
   EXPECT_FALSE(leads(gid, number));
 }
 

@@ -1,4 +1,4 @@
-// The queue pair's state machine, and what each state lets one post.
+// The queue pair's state machine, and what can be posted in each state.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ constexpr int kToRtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_
 constexpr int kToRts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
 
-/// One node with a queue pair to be brought into any state, and somebody to be connected to.
+/// A node with a queue pair to bring into any state, and a peer for it.
 struct Subject {
   Node node;
   Node other;
@@ -64,7 +64,7 @@ struct Subject {
         return IBV_QP_STATE;
     }
   }
-  /// From RESET, by the shortest way.
+  /// Goes from RESET to the state by the shortest way.
   void bring_to(ibv_qp_state to) {
     must(modify(IBV_QPS_RESET, IBV_QP_STATE) == 0, "RESET");
     if (to == IBV_QPS_RESET) return;
@@ -144,12 +144,12 @@ TEST(SoftverbsState, EachAttributeIsDemandedAndOthersAreRefused) {
       EXPECT_EQ(state_of(s.qp), from);
     }
   }
-  // RESET and ERR take nothing besides.
+  // RESET and ERR take no other attributes.
   s.bring_to(IBV_QPS_RTS);
   EXPECT_EQ(s.modify(IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_RQ_PSN), EINVAL);
   EXPECT_EQ(s.modify(IBV_QPS_RESET, IBV_QP_STATE | IBV_QP_PORT), EINVAL);
   EXPECT_EQ(state_of(s.qp), IBV_QPS_RTS);
-  // A current state that is not.
+  // A current state that is wrong.
   ibv_qp_attr attr = s.attributes(IBV_QPS_ERR);
   attr.cur_qp_state = IBV_QPS_RTR;
   EXPECT_EQ(sv::modify_qp(s.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
@@ -293,7 +293,7 @@ TEST(SoftverbsState, PostingReceives) {
       EXPECT_EQ(wc.status, IBV_WC_WR_FLUSH_ERR);
     }
   }
-  // With a shared queue there is no own one to post to.
+  // With a shared queue there is no own queue to post to.
   Subject shared;
   shared.bring_to(IBV_QPS_RTS);
   EXPECT_EQ(shared.node.post_recv(1, 0, 8, shared.qp), EINVAL);
@@ -305,7 +305,7 @@ TEST(SoftverbsState, FullQueuesSayWhichDidNotFit) {
   options.recv_depth = 8;
   options.srq_depth = 0;
   Subject s(options);
-  s.bring_to(IBV_QPS_RTS);  // the remote end is not: nothing completes
+  s.bring_to(IBV_QPS_RTS);  // the peer is not, so nothing completes
   std::vector<Send> sends;
   sends.reserve(10);
   for (std::uint64_t i = 0; i < 10; ++i) {
@@ -325,7 +325,7 @@ TEST(SoftverbsState, FullQueuesSayWhichDidNotFit) {
   ibv_recv_wr* bad_receive = nullptr;
   EXPECT_EQ(ibv_post_recv(s.qp, receives.data(), &bad_receive), ENOMEM);
   EXPECT_EQ(bad_receive, &receives[8]);
-  // The earlier ones were posted: they flush.
+  // The earlier ones were posted and are flushed.
   s.node.fail(s.qp);
   std::vector<ibv_wc> wc(32);
   ASSERT_EQ(ibv_poll_cq(s.node.cq, 32, wc.data()), 16);
@@ -384,7 +384,7 @@ TEST(SoftverbsState, BadWorkRequestsAreRefused) {
   ibv_recv_wr* bad_receive = nullptr;
   EXPECT_EQ(ibv_post_srq_recv(link.b.srq, &wr, &bad_receive), EINVAL);
   EXPECT_EQ(bad_receive, &wr);
-  // Of all these just two were posted.
+  // Only two of them were posted.
   for (std::uint64_t i = 0; i < 4; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64), 0);
   ASSERT_TRUE(link.run(1, 2));
   link.steps(3);
@@ -394,7 +394,7 @@ TEST(SoftverbsState, BadWorkRequestsAreRefused) {
 
 TEST(SoftverbsState, ResetForgetsAndConnectsAgain) {
   Link link;
-  ibv_qp* spare = link.b.make_qp();  // keeps b busy with somebody else, too
+  ibv_qp* spare = link.b.make_qp();  // keeps b busy with another peer, too
   ASSERT_EQ(Send(1, link.a.sge(0, 8)).post(link.qa), 0);
   ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(link.qa), 0);
   ibv_qp_attr attr{};
@@ -403,7 +403,7 @@ TEST(SoftverbsState, ResetForgetsAndConnectsAgain) {
   link.steps(4);
   EXPECT_TRUE(link.at_a.empty());
   EXPECT_EQ(Send(3, link.a.sge(0, 8)).post(link.qa), EINVAL);
-  // The very queue pair again, with another remote end.
+  // Connects this queue pair again, to another peer.
   connect(link.a, link.qa, link.b, spare);
   ASSERT_EQ(link.b.post_recv(4, 0, 64), 0);
   ASSERT_EQ(link.b.post_recv(5, 0, 64), 0);
@@ -425,7 +425,7 @@ TEST(SoftverbsState, ResetTakesItsOwnCompletionsOutOfTheQueue) {
   std::uint64_t id = 0;
   for (ibv_qp* qp : {other, reset, reset, other, reset})
     ASSERT_EQ(node.post_recv(++id, 0, 64, qp), 0);
-  node.fail(other);  // 1 and 4 are flushed, then 2, 3 and 5
+  node.fail(other);  // flushes 1 and 4, then 2, 3 and 5
   node.fail(reset);
   ibv_wc wc{};
   ASSERT_TRUE(node.poll(wc));
@@ -437,7 +437,7 @@ TEST(SoftverbsState, ResetTakesItsOwnCompletionsOutOfTheQueue) {
   EXPECT_EQ(wc.wr_id, 4u);
   EXPECT_EQ(wc.qp_num, other->qp_num);
   EXPECT_FALSE(node.poll(wc));
-  EXPECT_EQ(node.internals().pending.attention, 0u);
+  EXPECT_EQ(node.internals().pending.slow_work, 0u);
 }
 
 }  // namespace softverbs_test::state

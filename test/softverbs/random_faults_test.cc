@@ -1,6 +1,6 @@
-// All faults at once, on several queue pairs in both directions, with links that come and go: each
-// work request completes exactly once, each message arrives whole and in order, and the seeds tell
-// all of it.
+// All faults at once, on several queue pairs in both directions, with links that go down and up.
+// Each work request completes exactly once, each message arrives whole and in order, and a seed
+// repeats its run.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,7 +34,7 @@ sv::FaultPlan all_faults(std::uint64_t seed) {
           .burst_bytes = 4096};
 }
 
-/// What each message begins with.
+/// The head of each message.
 struct Tag {
   std::uint64_t sequence;  ///< on its queue pair
   std::uint64_t id;
@@ -43,7 +43,7 @@ struct Tag {
 struct Connection {
   ibv_qp* qp = nullptr;
   std::uint64_t sent = 0;      ///< messages
-  std::uint64_t received = 0;  ///< the sequence that comes next
+  std::uint64_t received = 0;  ///< the next sequence number
   std::set<std::uint64_t> outstanding;
 };
 
@@ -146,7 +146,7 @@ class Storm {
     Send send(id, node.sge(at, length), opcode);
     if (length <= 256 && opcode == IBV_WR_SEND) send.wr.send_flags |= IBV_SEND_INLINE;
     send.wr.imm_data = static_cast<std::uint32_t>(id);
-    // Its own slot: nobody else writes there.
+    // Its own slot, which nothing else writes.
     Node& other = ends_[1 - side].node;
     send.to(other.address(kReceives / 2 + id % kSlots * 16), other.mr->rkey);
     if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM || opcode == IBV_WR_RDMA_WRITE) send.sge.length = 16;
@@ -183,7 +183,7 @@ class Storm {
     for (std::size_t pair = 0; pair < kPairs; ++pair) restart(pair);
   }
 
-  /// A connection that failed is made anew, when all of its work has completed.
+  /// Reconnects a failed connection when all of its work has completed.
   void restart(std::size_t pair) {
     bool failed = false;
     for (const End& end : ends_) failed |= end.connections[pair].qp->state == IBV_QPS_ERR;
@@ -215,7 +215,7 @@ class Storm {
     ASSERT_NE(c, nullptr);
     if (wc.status == IBV_WC_SUCCESS &&
         (wc.opcode == IBV_WC_RECV || wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM)) {
-      return take_message(end, *c, wc);
+      return on_message(end, *c, wc);
     }
     EXPECT_EQ(c->outstanding.erase(wc.wr_id), 1u) << "completed twice, or never posted";
   }
@@ -230,7 +230,7 @@ class Storm {
     end.receive(wc.wr_id);
   }
 
-  void take_message(End& end, Connection& c, const ibv_wc& wc) {
+  void on_message(End& end, Connection& c, const ibv_wc& wc) {
     ++messages;
     if (wc.opcode == IBV_WC_RECV) {
       const std::span<std::byte> bytes = end.node.bytes(kReceives + wc.wr_id * 2048, wc.byte_len);
@@ -272,7 +272,7 @@ TEST(SoftverbsFaultsAtOnce, EachRequestCompletesOnceInOrder) {
     const sv::FaultStatistics s = run.statistics(side);
     for (const std::uint64_t count :
          {s.dropped, s.duplicated, s.reordered, s.datagrams_delayed, s.cut, s.rnr, s.delayed,
-          s.timeouts, s.bytes, s.packets_lost, s.packets_resent})
+          s.timeouts, s.bytes, s.packets_lost, s.packets_retransmitted})
       EXPECT_GT(count, 0u);
   }
 }

@@ -1,4 +1,4 @@
-// Compare-and-swap and fetch-and-add: values, refusals, and that they are atomic.
+// Compare-and-swap and fetch-and-add: values, refusals, and atomicity.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,8 +16,8 @@
 
 namespace softverbs_test::atomic {
 
-constexpr std::size_t kWord = 4096;   ///< where the word under test lies in the target's memory
-constexpr std::size_t kResult = 512;  ///< where old values are put
+constexpr std::size_t kWord = 4096;   ///< offset of the tested word in the target's memory
+constexpr std::size_t kResult = 512;  ///< offset of the old values
 
 NodeOptions with(bool private_memory) {
   NodeOptions options;
@@ -53,7 +53,7 @@ struct Swap : Send {
   }
 };
 
-/// On memory that is mapped (false) and on private memory (true).
+/// On mapped memory (false) and on private memory (true).
 class SoftverbsAtomics : public testing::TestWithParam<bool> {};
 
 TEST_P(SoftverbsAtomics, ValuesAreThoseOfTheHost) {
@@ -81,7 +81,7 @@ TEST_P(SoftverbsAtomics, ValuesAreThoseOfTheHost) {
   run(Add(link.a, address, key, 5), IBV_WC_FETCH_ADD);  // beyond 2^64
   EXPECT_EQ(load(link.a, kResult), 0xfffffffffffffffe);
   EXPECT_EQ(load(link.b, kWord), 3u);
-  run(Swap(link.a, address, key, 4, 100), IBV_WC_COMP_SWAP);  // another value is there
+  run(Swap(link.a, address, key, 4, 100), IBV_WC_COMP_SWAP);  // the word has another value
   EXPECT_EQ(load(link.a, kResult), 3u);
   EXPECT_EQ(load(link.b, kWord), 3u);
   run(Swap(link.a, address, key, 3, 0x0102030405060708), IBV_WC_COMP_SWAP);
@@ -109,7 +109,7 @@ TEST_P(SoftverbsAtomics, TheOldValueMayBeScattered) {
 }
 
 TEST_P(SoftverbsAtomics, RunInOrderBehindAMessage) {
-  // The message waits for a receive; the atomic behind it waits for the message.
+  // The message waits for a receive, and the atomic behind it waits for the message.
   Link link(with(GetParam()));
   ASSERT_EQ(Send(7, link.a.sge(0, 8)).post(link.qa), 0);
   ASSERT_EQ(Add(link.a, link.b.address(kWord), link.b.mr->rkey, 9).post(link.qa), 0);
@@ -202,7 +202,7 @@ TEST_P(SoftverbsAtomics, InlineIsRefused) {
   EXPECT_EQ(load(link.b, kWord), 0u);
 }
 
-/// Adds 3 to the word n times, and swaps the word behind it up by 1 as often.
+/// Adds 3 to the word n times, and increments the next word by swaps as often.
 void count_up(Node& node, ibv_qp* qp, std::uint64_t address, std::uint32_t key, int n) {
   const auto run = [&](Send&& send) {
     must(send.post(qp) == 0, "post_send");
@@ -246,7 +246,7 @@ TEST_P(SoftverbsAtomics, ThreadsLoseNothing) {
 }
 
 TEST_P(SoftverbsAtomics, ProcessesLoseNothing) {
-  // The owner's own process on one side, another process on the other.
+  // The owner's process on one side, another process on the other.
   constexpr int kTimes = 3000;
   if (GetParam() && !children_may_look()) GTEST_SKIP() << "kernel.yama.ptrace_scope forbids it";
   Child child([&](int socket) {
@@ -289,7 +289,7 @@ TEST(SoftverbsAtomicLock, OutlivesAHolderThatIsKilled) {
   });
   ASSERT_EQ(get<char>(child.socket()), 'h');
   ASSERT_EQ(Add(link.a, link.b.address(kWord), link.b.mr->rkey, 1).post(link.qa), 0);
-  // While the holder lives the atomic waits, and others of the same context do not.
+  // While the holder lives the atomic waits, but others of the same context do not.
   ibv_qp* other_a = link.a.make_qp();
   ibv_qp* other_b = link.b.make_qp();
   connect(link.a, other_a, link.b, other_b);
@@ -301,7 +301,7 @@ TEST(SoftverbsAtomicLock, OutlivesAHolderThatIsKilled) {
   ASSERT_EQ(link.at_a.size(), 20u);
   for (const ibv_wc& wc : link.at_a) EXPECT_EQ(wc.qp_num, other_a->qp_num);
   EXPECT_EQ(load(link.b, kWord), 41u);
-  child.kill_only();  // not even reaped
+  child.kill_only();  // without reaping it
   ASSERT_TRUE(link.run(21, 20));
   EXPECT_EQ(link.at_a.back().status, IBV_WC_SUCCESS);
   EXPECT_EQ(link.at_a.back().opcode, IBV_WC_FETCH_ADD);
@@ -314,12 +314,12 @@ TEST(SoftverbsAtomicLock, IsNotFooledByAReusedPid) {
   Link link(with(true));
   const std::uint64_t self = sv::process_word(static_cast<std::uint32_t>(getpid()));
   ASSERT_NE(self >> 32, 0u);
-  lock_of(link.b) = self - (std::uint64_t{1} << 32);  // this pid, started earlier
+  lock_of(link.b) = self - (std::uint64_t{1} << 32);  // this pid with an earlier start time
   ASSERT_EQ(Add(link.a, link.b.address(kWord), link.b.mr->rkey, 1).post(link.qa), 0);
   link.steps(1);
   ASSERT_EQ(link.at_a.size(), 1u);
   EXPECT_EQ(link.at_a[0].status, IBV_WC_SUCCESS);
-  // Held by a living process, this one: it waits, and is flushed with its queue pair.
+  // Held by a living process, this one: the atomic waits, and is flushed with its queue pair.
   lock_of(link.b) = self;
   ASSERT_EQ(Add(link.a, link.b.address(kWord), link.b.mr->rkey, 1).post(link.qa), 0);
   link.steps(3);
@@ -343,8 +343,8 @@ TEST(SoftverbsAtomicLock, MappedMemoryNeedsNone) {
 }
 
 TEST(SoftverbsAtomicsOfTwoContexts, OfOneMemoryAreAtomicAgainstEachOther) {
-  // Two devices of one process have the same private memory registered; each is worked on from
-  // elsewhere: by another process, if that may, and by a thread of the owner's.
+  // Two devices of one process register the same private memory. Another process (if allowed) and a
+  // thread of the owner access one each.
   constexpr int kTimes = 3000;
   if (!children_may_look()) GTEST_SKIP() << "kernel.yama.ptrace_scope forbids it";
   Child child([&](int socket) {

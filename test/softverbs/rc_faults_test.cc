@@ -1,4 +1,4 @@
-// Faults of reliable connections: late, refused, slowed down or failed, never out of order.
+// Faults of reliable connections: delayed, refused, slowed down or failed, never reordered.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -177,7 +177,7 @@ TEST(SoftverbsFaultyConnections, KeepTheirOrderUnderRnrAndDelay) {
 }
 
 TEST(SoftverbsFaultyConnections, BytesPerSecondAreSharedExactly) {
-  // 3 bytes in 2 ns, over two queue pairs: 60 messages of 1000 bytes take 40 us.
+  // 3 bytes in 2 ns, shared by two queue pairs: 60 messages of 1000 bytes take 40 us.
   FaultyLink t({.bytes_per_second = 1'500'000'000});
   ibv_qp* qa = t.a.make_qp();
   ibv_qp* qb = t.b.make_qp();
@@ -199,14 +199,14 @@ TEST(SoftverbsFaultyConnections, BytesPerSecondAreSharedExactly) {
   EXPECT_EQ(seen, 60u);
 }
 
-/// Two senders with a context each, over one link.
+/// Two senders, each with a context, on one link.
 struct SharedPair {
   std::shared_ptr<sv::SharedLink> link;
   FaultyLink t;
   Link other;
   explicit SharedPair(std::uint64_t rate, std::uint64_t burst = 0)
       : link(sv::make_link(rate, burst).value()),
-        t({.bytes_per_second = 1, .link = link}),  // its own rate counts for nothing
+        t({.bytes_per_second = 1, .link = link}),  // its own rate has no effect
         other(timed(&t.now, &t.plan), timed(&t.now), kFaultConnection) {
     t.receive(0, 60);
     for (std::uint64_t i = 0; i < 60; ++i) EXPECT_EQ(other.b.post_recv(i, i * 4096, 4096), 0);
@@ -226,7 +226,7 @@ struct SharedPair {
 
 TEST(SoftverbsFaultyConnections, ContextsOnOneLinkShareItsRateExactly) {
   SharedPair p(1'500'000'000);
-  p.link.reset();  // the plans have it
+  p.link.reset();  // the plans hold it
   const std::uint64_t start = p.t.now;
   p.send(0, 30);
   while (p.t.now < start + 40'000) {
@@ -235,7 +235,7 @@ TEST(SoftverbsFaultyConnections, ContextsOnOneLinkShareItsRateExactly) {
   }
   EXPECT_EQ(p.t.link.at_b.size(), 30u);
   EXPECT_EQ(p.other.at_b.size(), 30u);
-  // One alone has all of it.
+  // One alone has the full rate.
   const std::uint64_t again = p.t.now;
   for (std::uint64_t i = 30; i < 60; ++i) ASSERT_EQ(p.t.send(i, 1000), 0);
   while (p.t.now < again + 20'000) p.pass(1);
@@ -276,7 +276,7 @@ TEST(SoftverbsFaultyConnections, BytesPerSecondHoldWhenPollsAreRare) {
     t.pass(10'000);
     t.receive(0, t.link.at_b.size() - before);
   }
-  const double expected = static_cast<double>(t.now - start);  // a byte a nanosecond
+  const double expected = static_cast<double>(t.now - start);  // a byte per nanosecond
   EXPECT_NEAR(static_cast<double>(t.link.at_b.size() * 1000), expected, expected / 100);
   EXPECT_LE(t.statistics().bytes, t.now - start);
 }
@@ -291,7 +291,7 @@ TEST(SoftverbsFaultyConnections, ABurstGoesAtOnceAfterRest) {
   EXPECT_EQ(t.link.at_b.size(), 5u);
   t.pass(1);
   EXPECT_EQ(t.link.at_b.size(), 6u);
-  t.pass(4000 + 3000);  // 3000 of rest
+  t.pass(4000 + 3000);  // 3000 of delay
   for (std::uint64_t i = 10; i < 16; ++i) ASSERT_EQ(t.send(i, 1000), 0);
   t.settle();
   EXPECT_EQ(t.link.at_b.size(), 13u);
@@ -301,7 +301,7 @@ TEST(SoftverbsFaultyConnections, NoRateIsSavedUpWhileWaiting) {
   FaultyLink t({.rnr = 1, .bytes_per_second = 1'000'000'000});
   t.receive(0, 4);
   for (std::uint64_t i = 0; i < 4; ++i) ASSERT_EQ(t.send(i, 1000), 0);
-  t.pass(1000);  // the first goes out and is refused
+  t.pass(1000);  // the first is sent and refused
   ASSERT_EQ(t.statistics().rnr, 1u);
   t.pass(kFaultRnrNs - 1);
   t.pass(1);
@@ -319,7 +319,7 @@ TEST(SoftverbsFaultyConnections, OnePollTakesTheTimerAndSends) {
   EXPECT_EQ(t.link.at_b.size(), 1u);
 }
 
-/// A list of signaled messages, posted at once.
+/// Posts a list of signaled messages.
 void post_list(FaultyLink& t, std::uint64_t count) {
   std::vector<std::unique_ptr<Send>> list;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -424,7 +424,7 @@ TEST(SoftverbsFaultyConnections, HeldWorkEndsWhenThePeerIsGone) {
     connect(a, qa, b, b.make_qp(), kFaultConnection);
   }
   for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(Send(i, a.sge(0, 8)).post(qa), 0);
-  now += 1'000'000;  // liveness is looked at once a millisecond
+  now += 1'000'000;  // liveness is checked once a millisecond
   sv::control_device(a.context);
   ibv_wc wc[4];
   ASSERT_EQ(ibv_poll_cq(a.cq, 4, wc), 3);
@@ -434,7 +434,7 @@ TEST(SoftverbsFaultyConnections, HeldWorkEndsWhenThePeerIsGone) {
 }
 
 TEST(SoftverbsFaultyConnections, WithoutAPlanTimeIsTheClocksToo) {
-  // Retries exhausted in virtual time: the peer's queue pair never gets ready.
+  // Retries are exhausted in virtual time: the peer's queue pair never becomes ready.
   std::uint64_t now = 1'000'000'000;
   Node a(timed(&now));
   Node b(timed(&now));

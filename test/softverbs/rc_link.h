@@ -44,7 +44,7 @@ struct NodeOptions {
   const sv::FaultPlan* faults = nullptr;
 };
 
-/// What a queue pair's remote end has to know.
+/// What a queue pair needs to know of its peer.
 struct Endpoint {
   ibv_gid gid;
   std::uint32_t qpn;
@@ -55,7 +55,7 @@ inline void must(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
 }
 
-/// A context with a PD, a CQ, perhaps an SRQ, and one registered range of memory.
+/// A context with a PD, a CQ, optionally an SRQ, and one registered range of memory.
 class Node {
  public:
   explicit Node(const NodeOptions& options = {}) : options_(options) {
@@ -98,7 +98,7 @@ class Node {
                                     IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |
                                     IBV_ACCESS_MW_BIND;
 
-  /// With the node's own PD, CQ and SRQ.
+  /// Uses the node's own PD, CQ and SRQ.
   ibv_qp* make_qp() {
     ibv_qp_init_attr init{};
     init.send_cq = init.recv_cq = cq;
@@ -119,7 +119,7 @@ class Node {
     Endpoint e{};
     sv::query_gid(context, 1, 0, &e.gid);
     e.qpn = qp->qp_num;
-    e.psn = 0xffff00 - (qp->qp_num & 0x7f);  // of its own, and wraps soon
+    e.psn = 0xffff00 - (qp->qp_num & 0x7f);  // each its own, and wraps soon
     return e;
   }
 
@@ -168,7 +168,7 @@ class Node {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_ERR;
     const int error = sv::modify_qp(qp, &attr, IBV_QP_STATE);
-    must(error == 0 || error == EBUSY, "ERR");  // EBUSY: it is, but a peer has not left yet
+    must(error == 0 || error == EBUSY, "ERR");  // EBUSY: done, but a peer still uses it
   }
   [[nodiscard]] sv::Context& internals() const { return sv::context_of(context); }
   [[nodiscard]] std::uint64_t address(std::size_t offset) const {
@@ -187,7 +187,7 @@ class Node {
     ibv_recv_wr* bad = nullptr;
     return qp != nullptr ? ibv_post_recv(qp, &wr, &bad) : ibv_post_srq_recv(srq, &wr, &bad);
   }
-  /// One completion, if there is one.
+  /// Takes one completion, if any.
   bool poll(ibv_wc& wc) const { return ibv_poll_cq(cq, 1, &wc) == 1; }
 
   ibv_context* context = nullptr;
@@ -228,7 +228,7 @@ struct Send {
   }
 };
 
-/// Bytes that a seed tells.
+/// Fills in bytes that follow from a seed.
 inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   spinwire::base::Random random(seed);
   for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
@@ -249,7 +249,7 @@ inline bool all_are(std::span<const std::byte> bytes, int value) {
                      [&](std::byte b) { return b == std::byte(value); });
 }
 
-/// Repeats `step` until `done`; false after a deadline that only a failure meets.
+/// Repeats `step` until `done()`. Returns false after a deadline that only a failure reaches.
 template <typename Step, typename Done>
 bool until(Step&& step, Done&& done, std::chrono::seconds limit = std::chrono::seconds(60)) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -279,7 +279,7 @@ inline void connect(Node& a, ibv_qp* qa, Node& b, ibv_qp* qb, const ConnectOptio
   sv::control_device(b.context);
 }
 
-/// Polls after which a sender has looked for acknowledgements that no packet brought along.
+/// Polls after which a sender has checked for acknowledgements without a packet.
 inline constexpr int kLook = static_cast<int>(sv::kAckInterval) + 2;
 
 /// Two nodes in one thread with one connected pair of queue pairs.
@@ -299,7 +299,7 @@ struct Link {
     connect(a, qa, b, qb, how);
   }
   explicit Link(const ConnectOptions& how) : Link(NodeOptions{}, how) {}
-  /// Each opens the lane that the other made.
+  /// Opens each end's lane at the other.
   void control() const {
     sv::control_device(a.context);
     sv::control_device(b.context);
@@ -311,11 +311,11 @@ struct Link {
     poll_a();
     poll_b();
   }
-  /// Polls both ends so often that each looks at the other's acknowledgements n times.
+  /// Polls both ends until each has checked `n` times for acknowledgements.
   void steps(int n) {
     for (n *= kLook; n > 0; --n) step();
   }
-  /// Polls both ends until so many completions were taken in all.
+  /// Polls until a has `from_a` completions and b has `from_b`.
   bool run(std::size_t from_a, std::size_t from_b) {
     return until([&] { step(); }, [&] { return at_a.size() >= from_a && at_b.size() >= from_b; });
   }
@@ -335,7 +335,7 @@ inline ibv_qp_state state_of(ibv_qp* qp) {
   return attr.qp_state;
 }
 
-/// The next async event's type and element; type -1 if there is none.
+/// The type and element of the next async event; type -1 if there is none.
 struct Event {
   int type = -1;
   const void* element = nullptr;

@@ -1,5 +1,5 @@
-// Order within a queue pair: fences, proven by the bytes that go out, and flushes of work requests
-// of every kind.
+// Order within a queue pair: fences, checked by the bytes sent, and flushes of work requests of
+// every kind.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -12,9 +12,9 @@
 
 namespace softverbs_test::order {
 
-constexpr std::size_t kResult = 512;     ///< at a: what READs and atomics bring
-constexpr std::size_t kWord = 4096;      ///< at b: what they look at
-constexpr std::size_t kReceived = 8192;  ///< at b: where messages and writes go
+constexpr std::size_t kResult = 512;     ///< at a: results of READs and atomics
+constexpr std::size_t kWord = 4096;      ///< at b: their target
+constexpr std::size_t kReceived = 8192;  ///< at b: destination of messages and writes
 constexpr std::uint64_t kStale = 0x5757575757575757;
 constexpr std::uint64_t kFresh = 0x0123456789abcdef;
 
@@ -27,7 +27,7 @@ void store(const Node& node, std::size_t offset, std::uint64_t value) {
   std::memcpy(&node.memory[offset], &value, sizeof value);
 }
 
-/// How the result of the first goes back to b.
+/// How the result of the first operation returns to b.
 enum class Then { send, send_imm, write, write_imm };
 constexpr Then kThen[] = {Then::send, Then::send_imm, Then::write, Then::write_imm};
 
@@ -40,8 +40,8 @@ int post_fenced(const Link& link, Then then, std::uint32_t length) {
 }
 
 TEST(SoftverbsFence, WaitsForAReadThatWaits) {
-  // The READ cannot run before a message is taken, for which b has no receive. One line, several
-  // lines, and a reference into the memory that the READ changes.
+  // The READ cannot run before a message is taken, for which b has no receive. Sizes: one line,
+  // several lines, and a reference to the memory that the READ changes.
   for (const Then then : kThen) {
     for (const std::uint32_t length : {8u, 200u, 2000u}) {
       SCOPED_TRACE(testing::Message() << static_cast<int>(then) << ", " << length << " bytes");
@@ -68,7 +68,7 @@ TEST(SoftverbsFence, WaitsForAReadThatWaits) {
 }
 
 TEST(SoftverbsFence, WaitsForAnAtomicThatWaits) {
-  // Somebody who lives holds the lock of the word, in private memory.
+  // A living process holds the lock of the word, in private memory.
   for (const Then then : kThen) {
     SCOPED_TRACE(static_cast<int>(then));
     NodeOptions options;
@@ -104,7 +104,7 @@ struct Posted {
   ibv_wc_opcode opcode;
 };
 
-/// One work request of each kind, signaled or not in turn, with ids from 100.
+/// One work request of each kind, alternately signaled and unsignaled, with ids from 100.
 class Mixture {
  public:
   Mixture(Node& from, const Node& to, bool first_signaled)
@@ -186,7 +186,7 @@ TEST(SoftverbsFlushOrder, AtErrEveryKindOfWorkRequest) {
       NodeOptions options;
       options.srq_depth = shared ? 64 : 0;
       Link link(options);
-      // Taken: a signaled one, and one that is not. Then one for which b has no receive.
+      // Taken: a signaled one and an unsignaled one. Then one for which b has no receive.
       ibv_qp* const own_b = shared ? nullptr : link.qb;
       ASSERT_EQ(link.b.post_recv(1, 0, 64, own_b), 0);
       ASSERT_EQ(link.b.post_recv(2, 0, 64, own_b), 0);
@@ -232,7 +232,7 @@ TEST(SoftverbsFlushOrder, BehindOneThatFailed) {
                   .to(link.b.address(kReceived), link.b.mr->rkey)
                   .post(link.qa),
               0);
-    // It waits for a message, so that all of them are posted before it fails.
+    // The queue waits for a message, so all are posted before it fails.
     ASSERT_EQ(Send(99, link.a.sge(0, 8)).post(link.qa), 0);
     const unsigned flags = signaled ? unsigned{IBV_SEND_SIGNALED} : 0u;
     ASSERT_EQ(Send(77, link.a.sge(0, 8), IBV_WR_RDMA_WRITE, flags)
@@ -253,7 +253,7 @@ TEST(SoftverbsFlushOrder, BehindOneThatFailed) {
     EXPECT_EQ(link.at_a[2].status, IBV_WC_REM_ACCESS_ERR);
     expect_flushed(link.at_a, 3, mixture);
     EXPECT_EQ(load(link.b, kReceived), kFresh) << "nothing behind it ran";
-    // Whatever is posted now is flushed, too, and in order.
+    // Work requests posted now are flushed, too, in order.
     link.at_a.clear();
     Mixture late(link.a, link.b, signaled);
     late.post(link.qa);

@@ -1,4 +1,5 @@
-// Packets that connections lose: found by what follows or by the timer, sent again, and paid for.
+// Packets that connections lose: detected by later packets or by the timer, retransmitted, and
+// delayed accordingly.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,21 +19,21 @@ constexpr std::uint32_t kMtu = 4096;  // of Node
 constexpr std::uint64_t kRoundTrip = 10'000;
 constexpr std::size_t kThere = std::size_t{2} << 20;  ///< the upper half of each end's memory
 
-/// What came of some work, and when it was over.
+/// The outcome of some work, and when it ended.
 struct Outcome {
   std::uint64_t ns = 0;
-  std::uint64_t lost = 0, resent = 0, timeouts = 0, bytes = 0;
+  std::uint64_t lost = 0, retransmitted = 0, timeouts = 0, bytes = 0;
   bool operator==(const Outcome&) const = default;
 };
 
-constexpr ConnectOptions kPatient{
+constexpr ConnectOptions kManyRetries{
     .rnr_timer = kFaultRnrTimer, .timeout = kFaultTimeout, .retries = 7};
 
 struct LossyLink : FaultyLink {
   explicit LossyLink(double loss, const ConnectOptions& how = kFaultConnection)
       : FaultyLink({.packet_loss = loss, .round_trip = nanoseconds(kRoundTrip)}, how) {}
 
-  /// The plan's draws begin anew, with this seed.
+  /// Restarts the plan's random numbers with this seed.
   void begin(std::uint64_t seed) {
     plan.seed = seed;
     must(sv::set_faults(a.context, plan).has_value(), "set_faults");
@@ -41,7 +42,7 @@ struct LossyLink : FaultyLink {
     begun_ = now;
     before_ = statistics();
   }
-  /// Until so many work requests have completed, time going to where the next thing is due.
+  /// Runs until `completions` work requests have completed, advancing to each due time.
   void run(std::size_t completions) {
     for (settle(); link.at_a.size() < completions; settle()) {
       const std::uint64_t due = sv::next_due(a.context);
@@ -52,8 +53,8 @@ struct LossyLink : FaultyLink {
   [[nodiscard]] Outcome outcome() const {
     const sv::FaultStatistics s = statistics();
     return {now - begun_, s.packets_lost - before_.packets_lost,
-            s.packets_resent - before_.packets_resent, s.loss_timeouts - before_.loss_timeouts,
-            s.bytes - before_.bytes};
+            s.packets_retransmitted - before_.packets_retransmitted,
+            s.loss_timeouts - before_.loss_timeouts, s.bytes - before_.bytes};
   }
   int post(std::uint64_t id, ibv_wr_opcode opcode, std::uint32_t length) {
     return Send(id, a.sge(0, length), opcode).to(b.address(kThere), b.mr->rkey).post(link.qa);
@@ -66,7 +67,7 @@ struct LossyLink : FaultyLink {
     must(link.at_a[0].status == IBV_WC_SUCCESS, "success");
     return outcome();
   }
-  /// A seed with which such work turns out as wanted; it is done once more, for the caller to see.
+  /// Finds a seed with which the work turns out as wanted. The caller repeats the work.
   std::uint64_t seed_for(ibv_wr_opcode opcode, std::uint32_t length,
                          const std::function<bool(const Outcome&)>& wanted) {
     for (std::uint64_t seed = 1; seed < 500; ++seed) {
@@ -97,7 +98,7 @@ TEST(SoftverbsPacketLoss, AGapIsShownByWhatFollowsAfterARoundTrip) {
   EXPECT_EQ(t.link.at_a[0].wr_id, 7u);
   EXPECT_EQ(t.link.at_a[0].status, IBV_WC_SUCCESS);
   EXPECT_TRUE(holds(t.a.bytes(0, 64 * kMtu), 5));
-  EXPECT_GT(t.outcome().resent, 2u) << "the question, the lost one, and those behind it";
+  EXPECT_GT(t.outcome().retransmitted, 2u) << "the question, the lost one, and those behind it";
 }
 
 TEST(SoftverbsPacketLoss, TheLastOneIsShownByTheTimeout) {
@@ -113,11 +114,11 @@ TEST(SoftverbsPacketLoss, TheLastOneIsShownByTheTimeout) {
     ASSERT_EQ(t.link.at_a.size(), 1u) << opcode;
     const Outcome o = t.outcome();
     EXPECT_EQ(o.ns, kFaultTimeoutNs);
-    if (opcode == IBV_WR_RDMA_READ) {  // the question was lost, or what it brought
-      EXPECT_EQ(o.bytes, 32 * o.resent);
+    if (opcode == IBV_WR_RDMA_READ) {  // the request or the response was lost
+      EXPECT_EQ(o.bytes, 32 * o.retransmitted);
     } else {
       EXPECT_EQ(o.bytes, 64u);
-      EXPECT_EQ(o.resent, 1u);
+      EXPECT_EQ(o.retransmitted, 1u);
     }
   }
 }
@@ -130,11 +131,11 @@ TEST(SoftverbsPacketLoss, EachLossCostsARoundTripOrATimeout) {
       const Outcome o = t.work(seed, opcode, 100 * kMtu - 1);
       const std::uint64_t rest = o.ns - o.timeouts * kFaultTimeoutNs;
       ASSERT_EQ(rest % kRoundTrip, 0u);
-      // A NAK may be lost besides; what READ is told by has none.
+      // A NAK may also be lost; a READ needs none.
       const std::uint64_t told = rest / kRoundTrip + o.timeouts;
       EXPECT_GE(o.lost, told);
       EXPECT_LE(o.lost, told + (opcode == IBV_WR_RDMA_READ ? 0 : o.timeouts));
-      EXPECT_GE(o.resent, told);
+      EXPECT_GE(o.retransmitted, told);
       timeouts += o.timeouts;
       gaps += rest / kRoundTrip;
     }
@@ -187,7 +188,7 @@ TEST(SoftverbsPacketLoss, NoRetryIsNoSecondTry) {
   EXPECT_EQ(t.link.at_a.back().status, IBV_WC_RETRY_EXC_ERR);
   EXPECT_EQ(t.link.at_b.size(), sent - 1) << "all that were before it";
   EXPECT_EQ(t.outcome().lost, 1u);
-  EXPECT_EQ(t.outcome().resent, 0u);
+  EXPECT_EQ(t.outcome().retransmitted, 0u);
 }
 
 TEST(SoftverbsPacketLoss, WhatGetsFurtherMayTryAgainAndAgain) {
@@ -255,13 +256,13 @@ TEST(SoftverbsPacketLoss, IsAsProbableAsThePlanSays) {
     std::uint64_t lost = 0;
     for (std::uint64_t seed = 1; seed <= 100; ++seed)
       lost += t.work(seed, each.opcode, 256 * kMtu).lost;
-    const double mean = 100 * 257 * each.loss;  // one more for the question, or the answer
+    const double mean = 100 * 257 * each.loss;  // one more for the request or the response
     EXPECT_NEAR(static_cast<double>(lost), mean, 5 * std::sqrt(mean)) << each.loss;
   }
 }
 
 TEST(SoftverbsPacketLoss, WhatIsPostedLaterShowsItToo) {
-  LossyLink t(0.2, kPatient);
+  LossyLink t(0.2, kManyRetries);
   constexpr std::uint64_t kLater = 300'000;
   std::map<std::uint64_t, int> waits;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -276,13 +277,14 @@ TEST(SoftverbsPacketLoss, WhatIsPostedLaterShowsItToo) {
     EXPECT_EQ(t.link.at_a[0].wr_id, 0u);
     EXPECT_EQ(t.link.at_b.size(), 2u);
     const Outcome o = t.outcome();
-    if (o.lost != 1) continue;  // more went wrong
+    if (o.lost != 1) continue;  // further packets were lost
     ASSERT_LE(o.timeouts, 1u);  // the later one may have been lost with it
     if (o.timeouts == 1) continue;
-    EXPECT_EQ(o.resent, o.ns == kLater ? 0u : 1u);
+    EXPECT_EQ(o.retransmitted, o.ns == kLater ? 0u : 1u);
     ++waits[o.ns];
   }
-  // The message was lost, and is sent again; or its answer was, and the later one's will do.
+  // The message was lost and is retransmitted; or its acknowledgement was, and the later one
+  // suffices.
   ASSERT_EQ(waits.size(), 2u);
   EXPECT_GT(waits[kLater], 0);
   EXPECT_GT(waits[kLater + kRoundTrip], 0);
@@ -313,13 +315,13 @@ TEST(SoftverbsPacketLoss, TimeoutZeroWaitsUntilSomethingFollows) {
 
 TEST(SoftverbsPacketLoss, WhatIsSentAgainTakesItsTimeOnTheLink) {
   LossyLink t(0.02);
-  t.plan.bytes_per_second = 1'000'000'000;  // a byte a nanosecond, two and a half packets a trip
+  t.plan.bytes_per_second = 1'000'000'000;  // a byte per nanosecond: 2.5 packets per round trip
   (void)t.seed_for(IBV_WR_RDMA_READ, 64 * kMtu, [](const Outcome& o) {
     return one_gap(o) && o.bytes == 65 * kMtu + kRoundTrip;  // three or more were behind it
   });
   const Outcome o = t.outcome();
   EXPECT_EQ(o.ns, 65 * kMtu + kRoundTrip);
-  EXPECT_EQ(o.resent, 1u + 1 + 3) << "the question, the lost one, those in vain";
+  EXPECT_EQ(o.retransmitted, 1u + 1 + 3) << "the question, the lost one, those in vain";
   t.plan.bytes_per_second = 0;
   (void)t.seed_for(IBV_WR_RDMA_READ, 64 * kMtu, one_gap);
   EXPECT_EQ(t.outcome().ns, kRoundTrip);
@@ -339,12 +341,12 @@ TEST(SoftverbsPacketLoss, WhatIsBehindItIsSentAgainWithIt) {
   ASSERT_EQ(ibv_post_send(t.link.qa, &first.wr, &bad), 0);
   t.run(2);
   ASSERT_EQ(t.outcome().lost, 1u);
-  EXPECT_EQ(t.outcome().resent, alone.resent + 1);
+  EXPECT_EQ(t.outcome().retransmitted, alone.retransmitted + 1);
   EXPECT_EQ(t.outcome().ns, kRoundTrip);
 }
 
 TEST(SoftverbsPacketLoss, QueuePairsDoNotWaitForEachOther) {
-  LossyLink t(0.3, kPatient);
+  LossyLink t(0.3, kManyRetries);
   ibv_qp* qa = t.a.make_qp();
   ibv_qp* qb = t.b.make_qp();
   connect(t.a, qa, t.b, qb, kFaultConnection);

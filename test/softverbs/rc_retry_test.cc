@@ -1,4 +1,4 @@
-// Receivers that are not ready: nothing posted, not connected yet, no longer there.
+// Receivers that are not ready: no receive posted, not connected yet, or gone.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ constexpr std::uint64_t kRnrNs = 1'280'000;
 constexpr std::uint8_t kTimeout = 8;  // 4.096 us << 8
 constexpr std::uint64_t kTimeoutNs = 4096u << 8;
 
-/// A link whose sender's time the test moves.
+/// A link with a sender whose time the test moves.
 struct Timed {
   std::uint64_t now = 1'000'000'000;
   Link link;
@@ -26,7 +26,7 @@ struct Timed {
     o.clock = spinwire::Clock::manual(clock);
     return o;
   }
-  /// The answer of the receiver reaches the sender, who arms a timer.
+  /// The receiver's answer reaches the sender, which arms a timer.
   void settle() { link.steps(4); }
 };
 
@@ -74,7 +74,7 @@ TEST(SoftverbsRnr, IsRetriedThoughTheClockHasSteppedBack) {
 }
 
 TEST(SoftverbsRnr, TheReceiversTimerCounts) {
-  // The delay is the one that the receiver asked for, not the sender's own setting.
+  // The receiver determines the delay, not the sender's own setting.
   Timed t;
   ASSERT_EQ(Send(1, t.link.b.sge(0, 8)).post(t.link.qb), 0);
   ibv_qp_attr attr{};
@@ -121,7 +121,7 @@ TEST(SoftverbsRnr, CountIsRespected) {
   EXPECT_EQ(t.link.at_a[1].wr_id, 2u);
   EXPECT_EQ(state_of(t.link.qa), IBV_QPS_ERR);
   EXPECT_EQ(state_of(t.link.qb), IBV_QPS_RTS);
-  // What still lies in the lane is not taken any more: it was never accepted.
+  // A message still in the lane is not taken any more: it was never accepted.
   ASSERT_EQ(t.link.b.post_recv(3, 0, 64), 0);
   t.now += kRnrNs;
   t.settle();
@@ -162,7 +162,7 @@ TEST(SoftverbsRnr, OtherQueuePairsGoOn) {
   t.link.b.srq = shared;
   ibv_qp* other = t.link.a.make_qp();
   connect(t.link.a, other, t.link.b, own, {.rnr_timer = kRnrTimer, .timeout = kTimeout});
-  ASSERT_EQ(Send(1, t.link.a.sge(0, 8)).post(t.link.qa), 0);  // nothing in the shared queue
+  ASSERT_EQ(Send(1, t.link.a.sge(0, 8)).post(t.link.qa), 0);  // no shared receive
   for (std::uint64_t i = 0; i < 20; ++i) {
     ASSERT_EQ(t.link.b.post_recv(i, 0, 64, own), 0);
     ASSERT_EQ(Send(10 + i, t.link.a.sge(0, 100)).post(other), 0);
@@ -220,7 +220,7 @@ TEST(SoftverbsRnr, WriteWithImmediateAndReferencesToo) {
 /// Two nodes whose queue pairs are connected step by step.
 struct Slow {
   std::uint64_t now = 1'000'000'000;
-  Link link;  // a connected pair besides, which must never notice
+  Link link;  // another connected pair, which must not be affected
   ibv_qp* qa;
   ibv_qp* qb;
   Slow()
@@ -352,7 +352,7 @@ TEST(SoftverbsNotReadyPeer, TimeoutZeroWaitsForEver) {
 }
 
 TEST(SoftverbsNotReadyPeer, ConnectedToSomebodyElse) {
-  // The number is right, but that queue pair's remote end is another.
+  // The number is right, but that queue pair has another peer.
   Slow s;
   ibv_qp* rival = s.link.a.make_qp();
   ASSERT_EQ(s.link.b.rtr(s.qb, s.link.a.endpoint(rival)), 0);
@@ -388,7 +388,7 @@ TEST(SoftverbsNotReadyPeer, OneSidedWorkWaitsForTheSendsBeforeIt) {
   EXPECT_TRUE(all_are(t.link.b.bytes(0, 64), 0));
   ASSERT_EQ(t.link.b.post_recv(10, 1024, 64), 0);
   t.now += kRnrNs;
-  t.link.poll_a();  // transmits again
+  t.link.poll_a();  // retransmits
   EXPECT_TRUE(all_are(t.link.b.bytes(0, 64), 0));
   t.link.poll_b();
   EXPECT_EQ(t.link.at_b.size(), 1u);
@@ -409,7 +409,7 @@ TEST(SoftverbsNotReadyPeer, OneSidedWorkWaitsForTheSendsBeforeIt) {
 }
 
 TEST(SoftverbsNotReadyPeer, OneSidedWorkGoesOnBesideARefusal) {
-  // One answer covers two queue pairs: the one that was taken has a WRITE waiting behind it.
+  // One acknowledgement covers two queue pairs: the message taken has a WRITE behind it.
   Timed t;
   ibv_srq* const shared = std::exchange(t.link.b.srq, nullptr);
   ibv_qp* own = t.link.b.make_qp();
@@ -431,8 +431,8 @@ TEST(SoftverbsNotReadyPeer, OneSidedWorkGoesOnBesideARefusal) {
 }
 
 TEST(SoftverbsNotReadyPeer, RefusalThatIsSeenBeforeItsPacketIsConsumed) {
-  // The receiver may be between its answer and the head that covers it: the sender, who looks for
-  // another packet's sake, must look again when the head comes.
+  // The receiver may be between its answer and the head that covers it. A sender that checks
+  // because of another packet must check again when the head arrives.
   Slow s;
   s.link.batch = 1;
   ASSERT_EQ(s.link.b.post_recv(1, 0, 64), 0);
@@ -441,7 +441,7 @@ TEST(SoftverbsNotReadyPeer, RefusalThatIsSeenBeforeItsPacketIsConsumed) {
   s.link.poll_b();
   sv::OutLane& out = s.link.a.internals().peers.front()->out;
   ASSERT_EQ(out.control->head.load(), 1u);
-  out.control->last_nak.store(2);  // what the receiver's next poll begins with
+  out.control->last_nak.store(2);  // the start of the receiver's next poll
   for (int i = 0; i < kLook; ++i) s.link.poll_a();
   ASSERT_EQ(s.link.at_a.size(), 1u) << "the sender has looked";
   ASSERT_EQ(out.head, 1u);

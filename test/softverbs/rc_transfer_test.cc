@@ -1,4 +1,4 @@
-// What arrives: every opcode in every size and form, and what the completions say.
+// Arriving data: every opcode in every size and form, and the completions.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
@@ -11,12 +11,12 @@
 
 namespace softverbs_test::transfer {
 
-// Around each border: nothing, one line, the next line, the largest in the lane, references.
-constexpr std::uint32_t kSizes[] = {0,   1,   2,   3,   4,   7,    8,    15,    16,      31,  32,
-                                    47,  48,  49,  103, 104, 105,  423,  424,   425,     439, 440,
-                                    441, 447, 448, 449, 450, 1023, 4096, 65537, 1u << 20};
-constexpr std::size_t kTarget = 2u << 20;  ///< where what is received goes
-constexpr std::uint32_t kGuard = 64;       ///< bytes beside it that must stay as they are
+// Around each limit: empty, one line, the next line, the largest in the lane, references.
+constexpr std::uint32_t kSizes[] = {
+    0,   1,   2,   3,   4,   7,   8,   15,  16,  31,  32,   47,   48,   49,   103,   104,     105,
+    423, 424, 425, 439, 440, 441, 447, 448, 449, 450, 1023, 1088, 1089, 4096, 65537, 1u << 20};
+constexpr std::size_t kTarget = 2u << 20;  ///< offset of the destination
+constexpr std::uint32_t kGuard = 64;       ///< bytes beside it that must not change
 
 struct Form {
   ibv_wr_opcode opcode;
@@ -88,7 +88,7 @@ class SoftverbsTransfer : public testing::TestWithParam<Form> {
       EXPECT_EQ(wc.imm_data, htonl(0x11223300 + size % 256));
     }
   }
-  /// One operation from a's start to b's kTarget (READ: the other way round).
+  /// One operation from a's start to b's kTarget, or the reverse for READ.
   void transfer(Link& link, std::uint32_t size) {
     const Form& form = GetParam();
     const bool read = form.opcode == IBV_WR_RDMA_READ;
@@ -98,7 +98,7 @@ class SoftverbsTransfer : public testing::TestWithParam<Form> {
     const auto target = into.bytes(kTarget - kGuard, size + 2 * kGuard);
     std::fill(target.begin(), target.end(), std::byte{0x5a});
     if (takes_receive(form.opcode)) {
-      // A write with immediate takes a receive and none of its memory.
+      // A write with immediate takes a receive but none of its memory.
       const bool send = form.opcode != IBV_WR_RDMA_WRITE_WITH_IMM;
       ASSERT_EQ(link.b.post_recv(900 + size, kTarget, send ? size : 0, own(link.qb)), 0);
     }
@@ -107,7 +107,7 @@ class SoftverbsTransfer : public testing::TestWithParam<Form> {
     send.wr.imm_data = htonl(0x11223300 + size % 256);
     send.to(link.b.address(read ? 0 : kTarget), link.b.mr->rkey);
     ASSERT_EQ(send.post(link.qa), 0);
-    // Inline bytes are the user's again at once.
+    // Inline bytes belong to the user again at once.
     if (form.inlined) fill(from.bytes(0, size), ~std::uint64_t{size});
     ASSERT_TRUE(link.run(1, takes_receive(form.opcode) ? 1 : 0));
     const ibv_wc& sent = link.at_a[0];
@@ -140,7 +140,7 @@ TEST_P(SoftverbsTransfer, EverySizeArrivesAsItWas) {
 
 TEST_P(SoftverbsTransfer, ElementsAreGatheredAndScattered) {
   const Form& form = GetParam();
-  // Two ways to cut 1000 bytes (in a lane) and 300,000 (by reference), with empty elements.
+  // Two ways to divide 1000 bytes (in a lane) and 300,000 (by reference), with empty elements.
   const std::vector<std::vector<std::uint32_t>> cuts = {{0, 17, 0, 23},           {40, 0},
                                                         {100, 0, 250, 50},        {399, 1, 0, 0},
                                                         {0, 120'000, 180'000, 0}, {1, 0, 299'999}};
@@ -153,7 +153,7 @@ TEST_P(SoftverbsTransfer, ElementsAreGatheredAndScattered) {
     for (const std::uint32_t n : local_cut) size += n;
     if (form.inlined && size > 1024) continue;
     const bool read = form.opcode == IBV_WR_RDMA_READ;
-    // Elements lie 7 bytes apart, so that a wrong join shows.
+    // Elements are 7 bytes apart, so that a wrong concatenation shows.
     const auto elements = [](const Node& node, std::size_t base,
                              const std::vector<std::uint32_t>& cut) {
       std::vector<ibv_sge> sges;
@@ -287,7 +287,7 @@ TEST(SoftverbsSending, SignalAllSignalsAll) {
 
 TEST(SoftverbsSending, PostlistsRunInOrder) {
   Link link;
-  // Posted as one list: SENDs of one line and of several, WRITEs and READs between them.
+  // Posted as one list: SENDs of one line and of several, with WRITEs and READs between them.
   constexpr std::size_t kCount = 24;
   std::vector<ibv_sge> sges(kCount);
   std::vector<ibv_send_wr> wrs(kCount);
@@ -354,7 +354,7 @@ TEST(SoftverbsSending, ContextConnectedToItself) {
 }
 
 TEST(SoftverbsSending, SharedAndOwnQueuesSideBySide) {
-  // Two receive queues of one node: each message takes from its own queue pair's.
+  // Two receive queues of one node: each message takes a receive of its own queue pair.
   NodeOptions options;
   Link link(options);
   ibv_srq* const shared = std::exchange(link.b.srq, nullptr);

@@ -1,4 +1,4 @@
-// Shared receive queues: the limit, what can be asked, and receives that are refused.
+// Shared receive queues: the limit, queries, and refused receives.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -28,7 +28,7 @@ std::uint32_t limit_of(ibv_srq* srq) {
   return attr.srq_limit;
 }
 
-/// A link whose b has receives 0..n-1 posted; send() has the next one taken.
+/// A link whose b has receives 0..n-1 posted; send() uses the next one.
 struct Fixture {
   Link link{shallow()};
   std::uint64_t posted = 0;
@@ -38,7 +38,7 @@ struct Fixture {
   void post(std::uint32_t n) {
     for (; n != 0; --n) must(link.b.post_recv(posted++, 0, 1024) == 0, "post_recv");
   }
-  /// Messages that come in one run, each in one line or not.
+  /// Sends messages that arrive in one batch, in one line each or not.
   void send(std::uint32_t n, std::uint32_t size = 8, ibv_wr_opcode opcode = IBV_WR_SEND) {
     for (std::uint32_t i = 0; i < n; ++i)
       must(Send(i, link.a.sge(2048, size), opcode).post(link.qa) == 0, "post_send");
@@ -86,7 +86,7 @@ TEST(SoftverbsSrqLimit, PassedInTheMidstOfARun) {
   ASSERT_EQ(arm(f.link.b.srq, 5), 0);
   f.send(12);
   f.expect_event();
-  // Dry: the next message waits for a receive, and no event tells of it.
+  // Empty: the next message waits for a receive, without an event.
   ASSERT_EQ(Send(1, f.link.a.sge(0, 8)).post(f.link.qa), 0);
   f.link.at_b.clear();
   f.link.steps(2);
@@ -153,7 +153,7 @@ TEST(SoftverbsSrqLimit, AnyKindOfReceiveCounts) {
   Fixture f(4);
   ASSERT_EQ(arm(f.link.b.srq, 2), 0);
   f.send(1, 8, IBV_WR_SEND_WITH_IMM);
-  // One that fails takes a receive as well.
+  // A failed receive counts as well.
   Send bad(1, f.link.a.sge(0, 1025));
   ASSERT_EQ(bad.post(f.link.qa), 0);
   f.link.at_b.clear();
@@ -211,7 +211,7 @@ TEST(SoftverbsSrq, ModifyAndQuery) {
   EXPECT_EQ(limit_of(node.srq), kDepth);
 }
 
-/// A list of receives; what posting it answers, and which it names as the first not posted.
+/// A list of receives, the result of posting it, and the first one not posted.
 struct Chain {
   std::vector<ibv_recv_wr> wrs;
   ibv_sge sges[5]{};
@@ -239,7 +239,7 @@ TEST(SoftverbsPostReceive, NamesTheFirstThatIsNotPosted) {
         return shared ? ibv_post_srq_recv(link.b.srq, wr, bad) : ibv_post_recv(link.qb, wr, bad);
       };
       ibv_recv_wr* bad = nullptr;
-      // Too many elements, and fewer than none: those before are posted.
+      // Too many elements, and a negative number: those before are posted.
       for (const int count : {5, -1}) {
         Chain chain(link.b, 3);
         chain.wrs[1].num_sge = count;
@@ -264,7 +264,7 @@ TEST(SoftverbsPostReceive, RefusedWhereThereIsNoQueue) {
   Link link(shallow());
   Chain chain(link.b, 1);
   ibv_recv_wr* bad = nullptr;
-  EXPECT_EQ(ibv_post_recv(link.qb, chain.wrs.data(), &bad), EINVAL);  // it has a shared one
+  EXPECT_EQ(ibv_post_recv(link.qb, chain.wrs.data(), &bad), EINVAL);  // it has a shared queue
   EXPECT_EQ(bad, chain.wrs.data());
   NodeOptions own;
   own.srq_depth = 0;

@@ -1,4 +1,4 @@
-// Two processes: memory that is mapped, memory that only the kernel reaches, and death.
+// Two processes: mapped memory, memory that only the kernel reaches, and death.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -33,7 +33,7 @@ NodeOptions for_echo(bool private_memory) {
   return options;
 }
 
-/// The child of the echo tests: sends back what it gets, until it is let go.
+/// The child of the echo tests: sends back what it receives until released.
 void echo(int socket, bool private_memory) {
   Node node(for_echo(private_memory));
   ibv_qp* qp = node.make_qp();
@@ -69,7 +69,7 @@ TEST_P(SoftverbsProcesses, MessagesOfAllSizes) {
   ibv_qp* qp = node.make_qp();
   const Card theirs = meet(node, qp, child.socket());
   for (const std::uint32_t size :
-       {0u, 1u, 47u, 48u, 49u, 104u, 105u, 440u, 441u, 4096u, kMegabyte}) {
+       {0u, 1u, 47u, 48u, 49u, 104u, 105u, 440u, 441u, 1088u, 1089u, 4096u, kMegabyte}) {
     SCOPED_TRACE(size);
     for (int round = 0; round < 20; ++round) {
       const std::uint64_t seed = size + static_cast<std::uint64_t>(round);
@@ -91,7 +91,7 @@ TEST_P(SoftverbsProcesses, MessagesOfAllSizes) {
       ASSERT_TRUE(holds(node.bytes(2 * kMegabyte, size), seed));
     }
   }
-  // One-sided, without the other's processor.
+  // One-sided, without the peer's processor.
   const auto run = [&](ibv_wr_opcode opcode, std::size_t ours, std::size_t remote,
                        std::uint32_t size) {
     ASSERT_EQ(Send(7, node.sge(ours, size), opcode).to(theirs.memory + remote, theirs.key).post(qp),
@@ -109,7 +109,7 @@ TEST_P(SoftverbsProcesses, MessagesOfAllSizes) {
     run(IBV_WR_RDMA_READ, 3 * kMegabyte, 6 * kMegabyte + 3, size);
     EXPECT_TRUE(holds(node.bytes(3 * kMegabyte, size), ~std::uint64_t{size}));
   }
-  // The path that the name says: mapped, or not.
+  // The path in the test's name: mapped or not.
   EXPECT_EQ(node.internals().peers[0]->objects.empty(), private_memory);
   EXPECT_FALSE(node.internals().peers[0]->same_process);
   EXPECT_EQ(child.wait(), 0);
@@ -135,7 +135,7 @@ std::size_t mappings() {
   return count;
 }
 
-/// A child that connects to us, does `more`, and then stays.
+/// A child that connects, does `more`, and then stays.
 std::unique_ptr<Child> guest(const std::function<void(Node&, ibv_qp*, const Card&)>& more = {}) {
   return std::make_unique<Child>([more](int socket) {
     Node node(for_echo(false));
@@ -148,7 +148,7 @@ std::unique_ptr<Child> guest(const std::function<void(Node&, ibv_qp*, const Card
 }
 
 TEST(SoftverbsDeath, NoticedReportedAndForgotten) {
-  Link link;  // the others, who go on
+  Link link;  // the others, which continue
   Node& node = link.a;
   const std::size_t peers = node.internals().peers.size();
   const std::size_t files = open_files(), maps = mappings();
@@ -158,7 +158,7 @@ TEST(SoftverbsDeath, NoticedReportedAndForgotten) {
     ibv_qp* qp = node.make_qp();
     const Card theirs = meet(node, qp, child->socket());
     (void)get<char>(child->socket());
-    // Touch its memory, so that it is mapped.
+    // Accesses its memory, so that it is mapped.
     ASSERT_EQ(Send(1, node.sge(0, 64), IBV_WR_RDMA_WRITE).to(theirs.memory, theirs.key).post(qp),
               0);
     ASSERT_TRUE(link.run(1, 0));
@@ -183,7 +183,7 @@ TEST(SoftverbsDeath, NoticedReportedAndForgotten) {
       EXPECT_EQ(link.at_a[i].status, i == 0 ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR);
     }
     link.at_a.clear();
-    // The others go on, and nothing is reported twice.
+    // The others continue, and nothing is reported twice.
     ASSERT_EQ(link.b.post_recv(5, 0, 64), 0);
     ASSERT_EQ(Send(6, node.sge(0, 8)).post(link.qa), 0);
     ASSERT_TRUE(link.run(1, 1));
@@ -227,7 +227,7 @@ TEST(SoftverbsDeath, LeftMessagesArrive) {
 }
 
 TEST(SoftverbsDeath, InTheMidstOfAnAccess) {
-  // Deregistering waits for the busy peer, and no longer once its death is known.
+  // Deregistering waits for the busy peer, but not after its death is known.
   Node node;
   auto child = guest(
       [](Node& theirs, ibv_qp*, const Card&) { sv::begin_access(*theirs.internals().peers[0]); });
@@ -247,7 +247,7 @@ TEST(SoftverbsDeath, InTheMidstOfAnAccess) {
 }
 
 TEST(SoftverbsDeath, BeforeItWasMet) {
-  // It connected and died before we looked at our lanes: the lane is found and taken back.
+  // It connected and died before we checked our lanes: the lane is found and reclaimed.
   Node node;
   ibv_qp* qp = node.make_qp();
   Child child([&](int socket) {
@@ -289,7 +289,7 @@ TEST(SoftverbsDeath, HalfWayThroughAClaim) {
 }
 
 TEST(SlowSoftverbsDeath, AtAnyInstruction) {
-  // Children that send and write as fast as they can are killed; we outlive them all.
+  // Children that send and write as fast as they can are killed; this process survives.
   Node node;
   for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(node.post_recv(i, i * 2048, 2048), 0);
   const std::size_t files = open_files(), maps = mappings();
@@ -314,8 +314,8 @@ TEST(SlowSoftverbsDeath, AtAnyInstruction) {
       sv::control_device(node.context);
       ibv_wc wc{};
       if (!node.poll(wc)) return std::this_thread::yield();
-      // A reference of one that died meanwhile cannot be fetched: its queue pair fails, no receive
-      // is lost.
+      // A message by reference of a dead peer cannot be pulled: its queue pair fails, but no
+      // receive is lost.
       ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
       ASSERT_EQ(node.post_recv(wc.wr_id, wc.wr_id * 2048, 2048), 0);
       ++messages;

@@ -1,4 +1,4 @@
-// Unreliable datagrams: what arrives and how, what does not, and what they leave to connections.
+// Unreliable datagrams: what arrives and how, what does not, and their effect on connections.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace softverbs_test::datagram {
 
 constexpr std::uint32_t kSizes[] = {0,  1,  3,  4,   7,   8,   15,  35,   36,   37,  40,
                                     41, 48, 49, 103, 104, 105, 160, 1024, 4095, 4096};
-constexpr std::size_t kAt = 1u << 20;  ///< receives lie from here on
+constexpr std::size_t kAt = 1u << 20;  ///< offset of the receives
 
 class SoftverbsDatagram : public testing::Test {
  protected:
@@ -33,7 +33,7 @@ class SoftverbsDatagram : public testing::Test {
   Datagram datagram(std::uint64_t id, std::size_t offset, std::uint32_t length) const {
     return {id, a_.sge(offset, length), to_b_, qb_->qp_num};
   }
-  /// The one completion there is at b.
+  /// The only completion at b.
   ibv_wc only_at_b() {
     const std::vector<ibv_wc> all = completions(b_);
     EXPECT_EQ(all.size(), 1u);
@@ -48,7 +48,7 @@ TEST_F(SoftverbsDatagram, EverySizeArrivesBehindItsHeader) {
     std::fill_n(b_.bytes(kAt, 8192).begin(), 8192, std::byte{0xee});
     ASSERT_EQ(b_.post_recv(size, kAt, kGrh + 4096, qb_), 0);
     ASSERT_EQ(datagram(size, 0, size).post(qa_), 0);
-    fill(a_.bytes(0, size), 99);  // it is free as soon as it is posted
+    fill(a_.bytes(0, size), 99);  // the memory is free after the post
     ibv_wc sent{};
     ASSERT_TRUE(a_.poll(sent));
     EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
@@ -130,7 +130,7 @@ TEST_F(SoftverbsDatagram, ElementsAreGatheredAndScattered) {
       expected.insert(expected.end(), bytes.begin(), bytes.end());
       size += from[i].length;
     }
-    // The header is torn apart as well.
+    // The header is divided as well.
     const auto first = static_cast<std::uint32_t>(random.next() % (kGrh + 8));
     const auto second = static_cast<std::uint32_t>(random.next() % 64);
     to[0] = b_.sge(kAt, first);
@@ -188,11 +188,11 @@ TEST_F(SoftverbsDatagram, OnlyTheRightKeyAndNumberAreTaken) {
   for (const ibv_wc& wc : sent) EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_EQ(dropped(b_, sv::Drop::wrong_key), 1u);
   EXPECT_EQ(dropped(b_, sv::Drop::no_queue_pair), 4u);
-  // RTR is enough to receive.
+  // RTR suffices to receive.
   ASSERT_EQ(ud_rtr(waiting), 0);
   ASSERT_EQ(Datagram(6, a_.sge(0, 8), to_b_, waiting->qp_num).post(qa_), 0);
   EXPECT_EQ(only_at_b().wr_id, 2u);
-  // A key with its top bit set stands for the sender's own.
+  // A Q_Key with its top bit set means the sender's own.
   ASSERT_EQ(Datagram(7, a_.sge(0, 8), to_b_, qb_->qp_num, 0x80000000).post(qa_), 0);
   EXPECT_EQ(only_at_b().wr_id, 1u);
   ibv_qp* other = ready_ud(a_, false, kQkey + 1);
@@ -207,7 +207,7 @@ TEST_F(SoftverbsDatagram, WithoutAReceiveItIsDropped) {
   EXPECT_TRUE(completions(b_).empty());
   EXPECT_EQ(dropped(b_, sv::Drop::no_receive), 1u);
   ASSERT_EQ(b_.post_recv(1, kAt, 256, qb_), 0);
-  EXPECT_TRUE(completions(b_).empty());  // nobody sends it again
+  EXPECT_TRUE(completions(b_).empty());  // it is not retransmitted
   fill(a_.bytes(0, 8), 4);
   ASSERT_EQ(datagram(2, 0, 8).post(qa_), 0);
   EXPECT_EQ(only_at_b().wr_id, 1u);
@@ -249,7 +249,7 @@ TEST_F(SoftverbsDatagram, AReceiveThatMayNotBeWritten) {
 }
 
 TEST_F(SoftverbsDatagram, FailedSendsStopTheSendQueueOnly) {
-  // Too long; memory of nobody; behind each a datagram that is flushed.
+  // Too long, or an unknown key; behind each a datagram that is flushed.
   const ibv_sge nobodys{a_.address(0), 8, 0};
   const std::pair<ibv_sge, ibv_wc_status> failing[] = {{a_.sge(0, 4097), IBV_WC_LOC_LEN_ERR},
                                                        {nobodys, IBV_WC_LOC_PROT_ERR}};
@@ -274,7 +274,7 @@ TEST_F(SoftverbsDatagram, FailedSendsStopTheSendQueueOnly) {
     const std::vector<ibv_wc> received = completions(a_);
     ASSERT_EQ(received.size(), 1u);
     EXPECT_EQ(received[0].wr_id, 3u);
-    // And sends again.
+    // It sends again.
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_RTS;
     ASSERT_EQ(sv::modify_qp(qa_, &attr, IBV_QP_STATE), 0);
@@ -292,7 +292,7 @@ TEST_F(SoftverbsDatagram, BadWorkRequestsAreRefused) {
     Datagram d = datagram(1, 0, 8);
     d.wr.opcode = opcode;
     EXPECT_EQ(d.post(qa_), EINVAL) << opcode;
-    d.wr.wr.rdma.remote_addr = 0x40;  // in the place of the address handle: not to be followed
+    d.wr.wr.rdma.remote_addr = 0x40;  // at the place of the address handle, must not be used
     EXPECT_EQ(d.post(qa_), EINVAL) << opcode;
   }
   Datagram nowhere = datagram(1, 0, 8);
@@ -312,7 +312,7 @@ TEST_F(SoftverbsDatagram, BadWorkRequestsAreRefused) {
   EXPECT_EQ(many.post(qa_), EINVAL);
   many.wr.num_sge = -1;
   EXPECT_EQ(many.post(qa_), EINVAL);
-  // The first bad one ends the list and is named.
+  // The first bad one ends the list and is reported.
   ASSERT_EQ(b_.post_recv(1, kAt, 256, qb_), 0);
   Datagram good = datagram(7, 0, 8), bad = datagram(8, 0, 8);
   bad.wr.opcode = IBV_WR_RDMA_READ;
@@ -351,7 +351,7 @@ TEST_F(SoftverbsDatagram, ToOneself) {
     ASSERT_EQ(a_.post_recv(1, kAt, kGrh + size), 0);
     ASSERT_EQ(a_.post_recv(2, 2 * kAt, kGrh + size, qa_), 0);
     ASSERT_EQ(Datagram(3, a_.sge(0, size), self, other->qp_num).post(qa_), 0);
-    ASSERT_EQ(Datagram(4, a_.sge(0, size), self, qa_->qp_num).post(qa_), 0);  // even to itself
+    ASSERT_EQ(Datagram(4, a_.sge(0, size), self, qa_->qp_num).post(qa_), 0);  // also to itself
     std::size_t got = 0;
     ibv_wc wc{};
     ASSERT_TRUE(until([&] { got += a_.poll(wc) ? 1 : 0; }, [&] { return got == 4; }));
@@ -390,7 +390,7 @@ TEST_F(SoftverbsDatagram, HandlesComeAndGo) {
   const Handle second(a_, b_);
   for (int i = 0; i < 20; ++i) ASSERT_EQ(b_.post_recv(1, kAt, 256, qb_), 0);
   ASSERT_EQ(Datagram(1, a_.sge(0, 8), *first, qb_->qp_num).post(qa_), 0);
-  first.reset();  // what it sent is on its way
+  first.reset();  // its datagrams are in flight
   EXPECT_EQ(only_at_b().status, IBV_WC_SUCCESS);
   for (int i = 0; i < 10; ++i) {
     const Handle again(a_, b_);

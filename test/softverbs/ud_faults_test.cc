@@ -1,4 +1,4 @@
-// Faults of datagrams: lost, doubled, overtaken, late; always as on a wire to their sender.
+// Faults of datagrams: lost, duplicated, reordered, delayed; the sender never notices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ TEST(SoftverbsFaultyDatagrams, APeerHasAPlanOfItsOwn) {
   d.pass(500);
   EXPECT_EQ(d.arrived.size(), 1u);
   EXPECT_EQ(d.statistics().dropped, 0u);
-  // Others keep the context's.
+  // Other peers keep the context's plan.
   ibv_gid other = peer;
   other.raw[15] ^= 1;
   ASSERT_TRUE(sv::set_faults(d.a.context, peer, {.drop = 1}));
@@ -92,7 +92,7 @@ TEST(SoftverbsFaultyDatagrams, DuplicatesHaveTheSameBytes) {
   EXPECT_NEAR(static_cast<double>(doubled), 1000, 150);
 }
 
-/// Of each that came late, how many later ones overtook it.
+/// For each delayed one, the number of later ones that overtook it.
 std::vector<std::uint64_t> overtakers(const std::vector<std::uint64_t>& arrived) {
   std::vector<std::uint64_t> counts;
   for (std::size_t i = 0; i < arrived.size(); ++i) {
@@ -106,7 +106,7 @@ std::vector<std::uint64_t> overtakers(const std::vector<std::uint64_t>& arrived)
 TEST(SoftverbsFaultyDatagrams, ReordersWithinTheDistance) {
   FaultyDatagrams d({.seed = 3, .reorder = 0.1, .reorder_distance = 4});
   d.send_and_poll(3000);
-  d.pass(100'000);  // the time-out of the last ones
+  d.pass(100'000);  // the timeout of the last ones
   expect_all_sent(d, 3000);
   ASSERT_EQ(d.arrived.size(), 3000u);
   EXPECT_EQ(std::set<std::uint64_t>(d.arrived.begin(), d.arrived.end()).size(), 3000u);
@@ -202,7 +202,7 @@ TEST(SoftverbsFaultyDatagrams, HoldsNoMoreThanItMay) {
   EXPECT_EQ(d.statistics().overflowed, 12u);
   d.pass(1000);
   EXPECT_EQ(d.arrived, (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 6, 7}));
-  ASSERT_EQ(d.send(20), 0);  // the places are free again
+  ASSERT_EQ(d.send(20), 0);  // the slots are free again
   d.pass(1000);
   EXPECT_EQ(d.arrived.back(), 20u);
 }
@@ -299,7 +299,7 @@ TEST(SoftverbsFaultyDatagrams, TheNthFailsInTheMiddleOfAList) {
   EXPECT_EQ(d.arrived.back(), 5u);
 }
 
-/// What arrives, and when, under all faults.
+/// What arrives, and when, with all faults.
 std::vector<std::uint64_t> trace(std::uint64_t seed) {
   FaultyDatagrams d({.seed = seed,
                      .drop = 0.1,

@@ -1,4 +1,4 @@
-// Test helpers: datagram queue pairs, address handles, and the header that receives begin with.
+// Test helpers: datagram queue pairs, address handles, and the header at the start of a receive.
 #pragma once
 
 #include <arpa/inet.h>
@@ -13,7 +13,7 @@ namespace softverbs_test {
 inline constexpr std::uint32_t kQkey = 0x11223344;
 inline constexpr std::uint32_t kGrh = 40;
 
-/// In RESET, with the node's CQ, and its SRQ or a receive queue of its own.
+/// A queue pair in RESET with the node's CQ, and its SRQ or a receive queue of its own.
 inline ibv_qp* make_ud(Node& node, bool shared, std::uint32_t depth = 64, bool signal_all = false) {
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = node.cq;
@@ -65,7 +65,7 @@ inline ibv_ah_attr way_to(const ibv_gid& gid) {
   return attr;
 }
 
-/// An address handle that goes with the scope.
+/// An address handle that is destroyed at the end of the scope.
 class Handle {
  public:
   Handle(const Node& from, ibv_ah_attr attr) : ah_(sv::create_ah(from.pd, &attr)) {
@@ -94,7 +94,7 @@ struct Datagram : Send {
   }
 };
 
-/// The header's bytes, put together here once more, byte by byte.
+/// Builds the header's bytes independently of the device.
 inline std::vector<std::uint8_t> route_header(const ibv_ah_attr& way, const ibv_gid& from,
                                               std::uint32_t payload, bool imm) {
   const std::uint32_t flow = way.grh.flow_label;
@@ -113,12 +113,12 @@ inline std::vector<std::uint8_t> route_header(const ibv_ah_attr& way, const ibv_
   return header;
 }
 
-/// Datagrams of a node that went nowhere.
+/// The node's datagrams that were dropped for this reason.
 inline std::uint64_t dropped(const Node& node, sv::Drop reason) {
   return node.internals().drops[static_cast<std::size_t>(reason)];
 }
 
-/// All completions there are.
+/// Takes all completions.
 inline std::vector<ibv_wc> completions(const Node& node) {
   std::vector<ibv_wc> all;
   ibv_wc wc{};

@@ -1,4 +1,4 @@
-// Datagrams that wait in the send queue for room in the lane, and what ends the waiting.
+// Datagrams that wait in the send queue for room in the lane, and how the wait ends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace softverbs_test::datagram_queue {
 
 constexpr std::uint64_t kFit = sv::kLaneLines - sv::kConnectedLines;
-constexpr std::size_t kTo = 1u << 20;  ///< where receives lie
+constexpr std::size_t kTo = 1u << 20;  ///< offset of the receives
 constexpr std::uint32_t kSlot = 4096 + kGrh;
 
 NodeOptions stepped(const std::uint64_t* clock) {
@@ -23,7 +23,7 @@ NodeOptions stepped(const std::uint64_t* clock) {
   return options;
 }
 
-/// One that sends, and two that receive.
+/// One sender and two receivers.
 class SoftverbsDatagramQueue : public testing::Test {
  protected:
   std::uint64_t now_ = 1'000'000'000;
@@ -39,7 +39,7 @@ class SoftverbsDatagramQueue : public testing::Test {
     return Datagram(id, a_.sge(0, length), *to_b_, qb_->qp_num, kQkey, flags).post(qa_);
   }
   int to_c(std::uint64_t id) { return Datagram(id, a_.sge(0, 8), *to_c_, qc_->qp_num).post(qa_); }
-  /// Fills the lane to b, and leaves `more` waiting for room there.
+  /// Fills the lane to b and leaves `more` waiting for room there.
   void fill_lane(std::uint64_t more) {
     for (std::uint64_t i = 0; i < kFit; ++i) ASSERT_EQ(to_b(i), 0);
     ASSERT_EQ(completions(a_).size(), kFit);
@@ -93,7 +93,7 @@ TEST_F(SoftverbsDatagramQueue, AFastSenderLosesNothingToAReceiverThatGoesOn) {
 TEST_F(SoftverbsDatagramQueue, AStalledReceiverDelaysOthersOnceAndNotForLong) {
   for (std::uint64_t i = 0; i < 300; ++i) ASSERT_EQ(c_.post_recv(i, kTo, 256), 0);
   fill_lane(100);
-  // What goes to others overtakes, though its completion keeps its place.
+  // Datagrams to other receivers overtake, but complete in order.
   for (std::uint64_t i = 0; i < 50; ++i) ASSERT_EQ(to_c(2000 + i), 0);
   EXPECT_EQ(completions(c_).size(), 50u);
   now_ += timeout_ - 1000;
@@ -107,7 +107,7 @@ TEST_F(SoftverbsDatagramQueue, AStalledReceiverDelaysOthersOnceAndNotForLong) {
     EXPECT_EQ(ended[i].wr_id, i < 100 ? 1000 + i : 1900 + i);
   }
   EXPECT_EQ(lost(), 100u);
-  // That was all it could cost: from here on they are dropped at once.
+  // The wait is bounded: from now on datagrams are dropped at once.
   for (std::uint64_t i = 0; i < 100; ++i) {
     ASSERT_EQ(to_b(i), 0);
     ASSERT_EQ(to_c(i), 0);
@@ -123,10 +123,10 @@ TEST_F(SoftverbsDatagramQueue, TheTimeoutIsWorthWhatTheReceiverTakes) {
   now_ += timeout_;
   EXPECT_EQ(completions(a_).size(), 1u);
   EXPECT_EQ(lost(), 1u);
-  // Half of the lane, taken and filled again: half of the time-out.
+  // Half of the lane is read and filled again, which uses half of the timeout.
   for (std::uint64_t i = 0; i < sv::kLaneLines / 2 / 64; ++i) {
     ibv_wc wc{};
-    (void)b_.poll(wc);  // a turn's worth, of which nobody receives any
+    (void)b_.poll(wc);  // one turn; there is no receive for any of them
   }
   ASSERT_EQ(dropped(b_, sv::Drop::no_receive), sv::kLaneLines / 2);
   for (std::uint64_t i = 0; i < sv::kLaneLines / 2; ++i) ASSERT_EQ(to_b(i), 0);
@@ -140,7 +140,7 @@ TEST_F(SoftverbsDatagramQueue, TheTimeoutIsWorthWhatTheReceiverTakes) {
 }
 
 TEST_F(SoftverbsDatagramQueue, WhatWaitsIsKeptWhole) {
-  // Inline bytes, several elements, immediate data, the way of a handle that is destroyed.
+  // Inline bytes, several elements, immediate data, the address of a destroyed handle.
   fill_lane(0);
   ibv_ah_attr way = way_to(gid_of(b_));
   way.grh.traffic_class = 0x5a;
@@ -152,7 +152,7 @@ TEST_F(SoftverbsDatagramQueue, WhatWaitsIsKeptWhole) {
   in_line.wr.opcode = IBV_WR_SEND_WITH_IMM;
   in_line.wr.imm_data = 0x01020304;
   ASSERT_EQ(in_line.post(qa_), 0);
-  fill(a_.bytes(0, 200), 99);  // they are ours again
+  fill(a_.bytes(0, 200), 99);  // the bytes are ours again
   fill(a_.bytes(4096, 1000), 2);
   ibv_sge parts[3] = {a_.sge(4096, 300), a_.sge(0, 0), a_.sge(4396, 700)};
   Datagram several(2, parts[0], *handle, qb_->qp_num, 1u << 31);  // the sender's own key
@@ -202,7 +202,7 @@ TEST_F(SoftverbsDatagramQueue, ErrFlushesAndResetForgetsThem) {
   }
   EXPECT_EQ(peer_b().datagrams_waiting, 0u);
   EXPECT_EQ(peer_b().users, 1u);  // the handle
-  EXPECT_EQ(peer_b().datagram_turn, nullptr);
+  EXPECT_EQ(peer_b().turns.current, nullptr);
   for (const bool destroyed : {false, true}) {
     ibv_qp* other = ready_ud(a_, false);
     ASSERT_EQ(Datagram(1, a_.sge(0, 8), *to_b_, qb_->qp_num).post(other), 0);
@@ -260,7 +260,7 @@ TEST_F(SoftverbsDatagramQueue, MemoryThatIsNoLongerRegisteredIsNotRead) {
 }
 
 TEST_F(SoftverbsDatagramQueue, LongOnesFindRoomBesideManyShortOnes) {
-  // Two queue pairs to one receiver; the short ones would take every line that gets free.
+  // Two queue pairs to one receiver; the short ones would take every line that becomes free.
   ibv_qp* other = ready_ud(a_, false, kQkey, 64);
   for (std::uint64_t i = 0; i < 512; ++i) ASSERT_EQ(b_.post_recv(i, kTo, kSlot), 0);
   int long_ones = 0, taken = 0;
@@ -283,7 +283,7 @@ TEST_F(SoftverbsDatagramQueue, LongOnesFindRoomBesideManyShortOnes) {
 }
 
 TEST_F(SoftverbsDatagramQueue, NobodyWhoHasNotWaitedOvertakes) {
-  // One long datagram waits. Another queue pair posts a short one for each line that gets free.
+  // One long datagram waits. Another queue pair posts a short one for each line that becomes free.
   ibv_qp* other = ready_ud(a_, false, kQkey, 1024);
   fill_lane(0);
   ASSERT_EQ(to_b(1, 4096), 0);
@@ -307,15 +307,15 @@ TEST_F(SoftverbsDatagramQueue, NobodyWhoHasNotWaitedOvertakes) {
 }
 
 TEST_F(SoftverbsDatagramQueue, TheRecordOfAnotherWithTheSameIndexIsNotItsOwn) {
-  // A message lies in the lane when its queue pair is destroyed; the next that gets its index is
-  // one of datagrams, which waits for the room that this message takes.
+  // A message is in the lane when its queue pair is destroyed. The next user of its index is a
+  // datagram queue pair, which waits for the message's room.
   ibv_qp* gone = a_.make_qp();
   ibv_qp* remote = b_.make_qp();
   connect(a_, gone, b_, remote);
   ASSERT_EQ(Send(1, a_.sge(0, 8)).post(gone), 0);
   const std::uint32_t index = gone->handle;
   a_.destroy(gone);
-  a_.internals().next_queue_pair = sv::kMaxQueuePairs;
+  a_.internals().numbers.next = sv::kMaxQueuePairs;
   ibv_qp* other = ready_ud(a_, false);
   ASSERT_EQ(other->handle, index);
   for (std::uint64_t i = 1; i < kFit; ++i) ASSERT_EQ(to_b(i), 0);
@@ -324,7 +324,7 @@ TEST_F(SoftverbsDatagramQueue, TheRecordOfAnotherWithTheSameIndexIsNotItsOwn) {
   ibv_wc wc{};
   (void)b_.poll(wc);
   now_ += 1500;
-  sv::run_timers(a_.internals());  // its timer is the first that looks
+  sv::run_timers(a_.internals());  // its timer checks first
   EXPECT_EQ(completions(a_).size(), 1u);
 }
 

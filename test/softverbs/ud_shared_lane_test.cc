@@ -1,4 +1,4 @@
-// Datagrams beside connections in one lane, between processes, and in every state.
+// Datagrams and connections in one lane, between processes, and in every state.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -72,9 +72,9 @@ TEST_F(SoftverbsDatagramLane, AFullLaneLeavesRoomToConnections) {
   for (std::uint64_t i = 0; i < kFit + 100; ++i) send_datagram(i, 8);
   EXPECT_EQ(completions(link_.a).size(), kFit);  // the others wait
   now_ += link_.a.internals().datagram_timeout;
-  EXPECT_EQ(completions(link_.a).size(), 100u);  // the sender has looked, and found no news
+  EXPECT_EQ(completions(link_.a).size(), 100u);  // the sender has checked and found nothing new
   EXPECT_EQ(dropped(link_.a, sv::Drop::no_room), 100u);
-  // Connected messages find a few lines, the rest waits; nothing passes it.
+  // Connected messages find a few free lines, the rest waits, and nothing overtakes.
   post_receives(link_.qb, kArea, 256, 300);
   for (std::uint64_t i = 0; i < 300; ++i)
     send_message(i, IBV_SEND_SIGNALED | (i % 2 != 0 ? unsigned{IBV_SEND_INLINE} : 0u));
@@ -99,7 +99,7 @@ TEST_F(SoftverbsDatagramLane, AFullLaneLeavesRoomToConnections) {
 }
 
 TEST(SoftverbsDatagramIdle, CostsTheSameWithManyPeers) {
-  // Some poll and some never do; an idle context looks at none of them, and at two lanes at most.
+  // Some peers poll and some never do. An idle context checks none of them, and at most two lanes.
   constexpr std::size_t kPeers = 12;
   NodeOptions options;
   options.memory = 1u << 16;
@@ -122,23 +122,53 @@ TEST(SoftverbsDatagramIdle, CostsTheSameWithManyPeers) {
   for (std::uint32_t i = 0; i <= hub.internals().idle_rounds; ++i) sv::control_device(hub.context);
   EXPECT_EQ(hub.internals().awake_count, 2u);
   EXPECT_EQ(hub.internals().pending.unacked, 0u);
-  EXPECT_EQ(hub.internals().pending.attention, 0u);
-  // Asleep, not deaf.
+  EXPECT_EQ(hub.internals().pending.slow_work, 0u);
+  // A sleeping context still receives.
   for (std::size_t i = 0; i < kPeers; ++i)
     ASSERT_EQ(Datagram(i, others[i]->sge(0, 8), *back[i], qp->qp_num).post(theirs[i]), 0);
   EXPECT_EQ(completions(hub).size(), kPeers);
 }
 
-TEST_F(SoftverbsDatagramLane, ThreeOfTheLongestFit) {
-  post_receives(ub_, 0, 4096 + kGrh, 10);
-  for (std::uint64_t i = 0; i < 5; ++i) send_datagram(i, 4096);
-  EXPECT_EQ(completions(link_.a).size(), 3u);
-  EXPECT_EQ(completions(link_.b).size(), 3u);
-  for (std::uint64_t i = 5; i < 8; ++i) send_datagram(i, 4096);  // behind those that wait
+TEST_F(SoftverbsDatagramLane, AsManyOfTheLongestFitAsTheDataHolds) {
+  constexpr std::uint64_t kMost = sv::kLaneData / sv::kDatagramBytes;
+  post_receives(ub_, 0, 4096 + kGrh, 2 * kMost);
+  for (std::uint64_t i = 0; i < kMost + 2; ++i) send_datagram(i, 4096);
+  const std::size_t fit = completions(link_.a).size();
+  EXPECT_GE(fit, kMost - 1);  // earlier data may be at the start
+  EXPECT_LE(fit, kMost);
+  EXPECT_EQ(completions(link_.b).size(), fit);
+  for (std::uint64_t i = 0; i < 3; ++i) send_datagram(i, 4096);  // behind the waiting ones
   now_ += 10'000;
-  EXPECT_EQ(completions(link_.a).size(), 3u);
-  EXPECT_EQ(completions(link_.b).size(), 3u);
+  EXPECT_EQ(completions(link_.a).size(), kMost + 5 - fit);
+  EXPECT_EQ(completions(link_.b).size(), kMost + 5 - fit);
   EXPECT_EQ(dropped(link_.a, sv::Drop::no_room), 0u);
+}
+
+TEST_F(SoftverbsDatagramLane, APairThatIsSeldomBusyUsesLittleOfTheData) {
+  const sv::OutLane& out = link_.a.internals().peers.front()->out;
+  post_receives(ub_, 0, 4096 + kGrh, 64);
+  std::uint32_t furthest = 0;
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    send_datagram(i, 4096);
+    furthest = std::max(furthest, out.data_next);
+    for (const ibv_wc& wc : completions(link_.b)) {
+      ASSERT_EQ(wc.opcode, IBV_WC_RECV);
+      ASSERT_EQ(link_.b.post_recv(wc.wr_id, wc.wr_id * (4096 + kGrh), 4096 + kGrh, ub_), 0);
+    }
+    (void)completions(link_.a);
+  }
+  EXPECT_EQ(out.data_size, sv::kLeastData);
+  EXPECT_LE(furthest, sv::kLeastData);
+  // The data grows after it was too small, once the ring does not wrap.
+  for (int round = 0; round < 3; ++round) {
+    for (std::uint64_t i = 0; i < 8; ++i) send_datagram(i, 4096);
+    now_ += 10'000;
+    for (int i = 0; i < 4; ++i) {
+      (void)completions(link_.a);
+      (void)completions(link_.b);
+    }
+  }
+  EXPECT_GT(out.data_size, sv::kLeastData);
 }
 
 TEST_F(SoftverbsDatagramLane, AFloodDoesNotStarveConnections) {
@@ -146,7 +176,7 @@ TEST_F(SoftverbsDatagramLane, AFloodDoesNotStarveConnections) {
   post_receives(link_.qb, kArea, 256, kMessages);
   link_.batch = 4;
   std::uint64_t sent = 0, steps = 0;
-  const auto flood = [&](std::uint32_t length) {  // nobody receives it
+  const auto flood = [&](std::uint32_t length) {  // without receives
     return Datagram(0, link_.a.sge(0, length), to_b_, ub_->qp_num).post(ua_);
   };
   while (link_.at_b.size() < kMessages && steps < 100 * kMessages) {
@@ -170,14 +200,16 @@ TEST_F(SoftverbsDatagramLane, AFloodDoesNotStarveConnections) {
 TEST_F(SoftverbsDatagramLane, MalformedLinesAreDropped) {
   sv::OutLane& out = link_.a.internals().peers.front()->out;
   post_receives(ub_, 0, 8192, 4);
-  const auto forge = [&](sv::Packet packet, std::uint64_t flags, std::uint16_t length) {
+  const auto forge = [&](sv::Packet packet, std::uint64_t flags, std::uint16_t length,
+                         std::uint32_t offset = 0) {
     sv::Line& line = out.lines[out.tail % sv::kLaneLines];
+    std::memcpy(line.payload, &offset, sizeof offset);
     line.imm = kQkey;
     line.length = length;
     line.word.store(sv::lane_mark(out.tail) << 56 |
                         sv::packet_kind(packet, flags | sv::line_flag::kNoAck) << 48 | ub_->qp_num,
                     std::memory_order_release);
-    out.tail += std::min(sv::lines_for(length), sv::kLaneLines);
+    ++out.tail;
     EXPECT_TRUE(completions(link_.b).empty());
   };
   forge(sv::Packet::datagram_imm, 0, 8);
@@ -185,13 +217,19 @@ TEST_F(SoftverbsDatagramLane, MalformedLinesAreDropped) {
   forge(sv::Packet::datagram, sv::line_flag::kPrefixed, 4096 + 13);
   forge(sv::Packet::datagram, 0, 4097);
   forge(sv::Packet::datagram, 0, 0xffff);
-  forge(sv::Packet::send, 0, 0xffff);  // connected, to a queue pair that is not
+  forge(sv::Packet::send, 0, 0xffff);  // connected, to an unconnected queue pair
   EXPECT_EQ(dropped(link_.b, sv::Drop::malformed), 5u);
+  // Bytes outside the lane's data.
+  forge(sv::Packet::datagram, 0, 100, sv::kLaneData - 99);
+  forge(sv::Packet::datagram, 0, 100, sv::kLaneData);
+  forge(sv::Packet::datagram, 0, 100, 0xffffffff);
+  forge(sv::Packet::datagram, sv::line_flag::kPrefixed, 4096, sv::kLaneData - 4095);
+  EXPECT_EQ(dropped(link_.b, sv::Drop::malformed), 9u);
   send_datagram(3, 8);
   EXPECT_EQ(completions(link_.b).size(), 1u);
 }
 
-/// One end of a random exchange: two connections and datagrams, each message telling its number.
+/// One end of a random exchange: two connections and datagrams. Each message has its number.
 struct End {
   Node node{deep()};
   ibv_qp* connected[2] = {node.make_qp(), node.make_qp()};
@@ -212,7 +250,7 @@ struct End {
     const std::uint64_t kind = random.next() % 4;
     return 16 + static_cast<std::uint32_t>(random.next() % (kind == 0 ? most - 15 : 60));
   }
-  /// The number, what tells the stream, and bytes that follow from both.
+  /// Writes the number, the stream, and bytes that follow from both.
   std::uint32_t write(std::uint64_t which, std::uint64_t n, std::uint32_t most) const {
     const std::uint32_t size = size_of(n * 3 + which, most);
     const auto bytes = node.bytes(place(which, n, false), size);
@@ -249,7 +287,7 @@ struct End {
             .post(loose),
         0);
   }
-  /// Receives carry their number, so that they are found again.
+  /// Receives carry their number, to find them again.
   void post_some(std::uint64_t which) {
     if (which == kLoose) {
       if (posted_loose - caught == kSlots) return;
@@ -497,7 +535,7 @@ TEST_F(SoftverbsDatagramState, ErrFlushesAndResetForgets) {
   ASSERT_TRUE(ud_init(qp_) == 0 && ud_rtr(qp_) == 0 && ud_rts(qp_) == 0);
   for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(node_.post_recv(i, kArea, 256, qp_), 0);
   ASSERT_EQ(node_.post_recv(9, kArea, 256), 0);
-  // One lies in the lane when the state changes: it is too late for it.
+  // One is in the lane when the state changes, and comes too late.
   ASSERT_EQ(Datagram(4, node_.sge(0, 8), self, qp_->qp_num, kQkey, 0).post(sender), 0);
   node_.fail(qp_);
   ASSERT_EQ(Datagram(5, node_.sge(0, 8), self, qp_->qp_num, kQkey, 0).post(qp_), 0);
@@ -514,7 +552,7 @@ TEST_F(SoftverbsDatagramState, ErrFlushesAndResetForgets) {
   node_.fail(shared);
   EXPECT_TRUE(completions(node_).empty());
   EXPECT_EQ(next_event(node_).type, IBV_EVENT_QP_LAST_WQE_REACHED);
-  // From the beginning.
+  // From the start.
   ASSERT_EQ(change(IBV_QPS_RESET), 0);
   ASSERT_TRUE(ud_init(qp_) == 0 && ud_rtr(qp_) == 0 && ud_rts(qp_) == 0);
   ASSERT_EQ(node_.post_recv(7, kArea, 256, qp_), 0);
@@ -526,7 +564,7 @@ TEST_F(SoftverbsDatagramState, ErrFlushesAndResetForgets) {
   const std::vector<ibv_wc> received = completions(node_);
   ASSERT_EQ(received.size(), 1u);
   EXPECT_EQ(received[0].wr_id, 8u);
-  // Destroyed with a datagram on its way to it.
+  // Destroyed with a datagram in flight to it.
   ASSERT_EQ(Datagram(4, node_.sge(0, 8), self, qp_->qp_num, kQkey, 0).post(sender), 0);
   node_.destroy(qp_);
   EXPECT_TRUE(completions(node_).empty());

@@ -1,7 +1,12 @@
-// The examples in README.md and include/README.md compile as they stand; the first one also runs.
+// The examples in README.md and include/README.md compile unchanged, and the first one also runs.
+// The tests that the threat model names exist.
+#include <fnmatch.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -10,8 +15,8 @@
 namespace tools_test {
 namespace {
 
-/// Declares the names that an example in the middle of a text uses. The block lets it declare them
-/// again.
+/// Declares the names that an example in the middle of a text uses. In a block, so that it can
+/// declare them again.
 constexpr const char* kBefore = R"(
 #include <spinwire/spinwire.h>
 #include <cstdio>
@@ -77,6 +82,66 @@ TEST_F(SlowTools, ReadmeExamplesCompileAsTheyStand) {
       EXPECT_EQ(compiler.wait(), 0) << document << ":\n" << example << compiler.err();
     }
   }
+}
+
+/// The texts between backquotes in all columns but the first of the tables.
+std::vector<std::string> quoted_in_tables(const std::string& markdown) {
+  std::vector<std::string> found;
+  std::istringstream text(markdown);
+  for (std::string line; std::getline(text, line);) {
+    if (line.empty() || line[0] != '|') continue;
+    line.erase(0, line.find('|', 1));  // what is guaranteed
+    for (std::size_t at = line.find('`'); at != std::string::npos; at = line.find('`', at)) {
+      const std::size_t end = line.find('`', at + 1);
+      found.push_back(line.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+  }
+  return found;
+}
+
+/// "Suite.Test" of each test that this program or the scripts for Soft-RoCE define.
+std::vector<std::string> names_of_tests() {
+  std::vector<std::string> names;
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  for (int i = 0; i < all.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *all.GetTestSuite(i);
+    for (int k = 0; k < suite.total_test_count(); ++k)
+      names.push_back(std::string(suite.name()) + "." + suite.GetTestInfo(k)->name());
+  }
+  for (const char* script : {"test/softroce/suites.sh", "test/softroce/engine_tests.sh"}) {
+    std::istringstream text(read_file(script));
+    for (std::string line; std::getline(text, line);)
+      if (line.ends_with("() {")) names.push_back("Softroce." + line.substr(0, line.size() - 4));
+  }
+  return names;
+}
+
+/// Whether a name is the pattern, a test of that suite, or fits its "*". Suites with parameters
+/// have a prefix, "By/Suite.Test/0".
+bool fits(const std::string& pattern, const std::string& name) {
+  const std::string whole = pattern.find('.') == std::string::npos ? pattern + ".*" : pattern;
+  return fnmatch(whole.c_str(), name.c_str(), 0) == 0 ||
+         fnmatch(("*/" + whole).c_str(), name.c_str(), 0) == 0 ||
+         fnmatch(("*/" + whole + "/*").c_str(), name.c_str(), 0) == 0;
+}
+
+TEST(Documents, TheThreatModelNamesTestsThatExist) {
+  const std::string document = read_file("src/control/README.md");
+  const std::size_t begin = document.find("## Threat model");
+  ASSERT_NE(begin, std::string::npos) << "run this in the source tree";
+  const std::vector<std::string> names = names_of_tests();
+  int patterns = 0;
+  for (std::string pattern : quoted_in_tables(document.substr(begin))) {
+    if (std::isupper(static_cast<unsigned char>(pattern[0])) == 0) continue;  // a key, a function
+    if (const auto dots = pattern.find("…"); dots != std::string::npos)
+      pattern.replace(dots, std::string("…").size(), "*");
+    EXPECT_TRUE(std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return fits(pattern, name);
+    })) << pattern;
+    ++patterns;
+  }
+  EXPECT_GT(patterns, 30);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The slots of kv-store: what a reader accepts is one write's, whatever mixture of two it has read.
+// The slots of kv-store: a reader accepts only the bytes of one write, whatever mixture it has
+// read.
 #include "../../tools/common/kv_table.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +45,7 @@ TEST(KvTable, WhatWasDeletedMakesRoom) {
   kv::write((*bucket)[1], {}, {});
   EXPECT_EQ(kv::look(*bucket, "b", value, version), Look::absent);
   EXPECT_EQ(kv::look(*bucket, "", value, version), Look::absent);
-  // One that is there stays where it is, though a slot before it is free.
+  // A key keeps its slot although an earlier slot is free.
   EXPECT_EQ(kv::place_of(*bucket, "d"), &(*bucket)[3]);
   ASSERT_EQ(kv::place_of(*bucket, "e"), &(*bucket)[1]);
   kv::write((*bucket)[1], "e", "new");
@@ -53,13 +54,13 @@ TEST(KvTable, WhatWasDeletedMakesRoom) {
   EXPECT_EQ(version, before + 4);
 }
 
-// A READ may bring any cacheline as it was before a write or after it.
+// A READ may return any cache line as it was before or after a write.
 TEST(KvTable, NoMixtureOfTwoWritesIsAccepted) {
   Slot before{};
   kv::write(before, "key", std::string(400, 'x'));
   Slot after = before;
   kv::write(after, "key", std::string(400, 'y'));
-  constexpr std::size_t kLine = 64;  // each of which differs
+  constexpr std::size_t kLine = 64;  // each line differs
   constexpr unsigned kLines = sizeof(Slot) / kLine;
   Bucket bucket{};
   std::string_view value;
@@ -85,11 +86,11 @@ TEST(KvTable, ASlotThatIsBeingWrittenIsNotAccepted) {
   Bucket bucket{};
   kv::write(bucket[0], "key", "value");
   ++bucket[0].version;
-  bucket[0].checksum = kv::checksum_of(bucket[0], bucket[0].version);  // even if all else agrees
+  bucket[0].checksum = kv::checksum_of(bucket[0], bucket[0].version);  // though all else agrees
   std::string_view value;
   std::uint64_t version = 0;
   EXPECT_EQ(kv::look(bucket, "key", value, version), Look::torn);
-  // One that is whole is found beside it.
+  // A whole slot beside it is found.
   kv::write(bucket[1], "other", "value");
   EXPECT_EQ(kv::look(bucket, "other", value, version), Look::there);
 }

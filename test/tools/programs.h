@@ -1,5 +1,5 @@
-// Programs as a user runs them: built, started by their names, with what they print and how they
-// end. They are looked for in the folder that SPINWIRE_BIN names, else in build/bin.
+// Runs the built programs as a user does and captures output and exit code. The folder is
+// SPINWIRE_BIN, or else build/bin.
 #pragma once
 
 #include <fcntl.h>
@@ -14,7 +14,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
@@ -26,14 +28,14 @@ using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
 /// Any run that lasts longer hangs. The machine may be busy with something else.
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = std::chrono::seconds(300);
 
 inline std::string bin() {
   const char* folder = std::getenv("SPINWIRE_BIN");
   return folder != nullptr ? folder : "build/bin";
 }
 
-/// A started program whose stdout and stderr are read through pipes; killed when it goes away.
+/// A started program whose stdout and stderr are read through pipes. The destructor kills it.
 class Program {
  public:
   explicit Program(Words words) {
@@ -65,8 +67,8 @@ class Program {
     for (const int fd : fds_) ::close(fd);
   }
 
-  /// Reads until both pipes are closed, then answers the exit code: -1 when the time is over, -2
-  /// when a signal ended it.
+  /// Reads until both pipes are closed. Returns the exit code, -1 after the time limit, or -2 after
+  /// a signal.
   int wait() {
     const auto end = Clock::now() + kLimit;
     while (open_ != 0 && Clock::now() < end) read_some();
@@ -76,7 +78,7 @@ class Program {
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -2;
   }
-  /// Reads until stdout has a line that begins so; answers what follows on that line.
+  /// Reads until stdout has a line with this beginning. Returns the rest of the line.
   std::string wait_for(const std::string& beginning) {
     const auto end = Clock::now() + kLimit;
     while (open_ != 0 && Clock::now() < end) {
@@ -90,6 +92,7 @@ class Program {
     return {};
   }
   void signal(int number) const { ::kill(pid_, number); }
+  [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] const std::string& out() const { return text_[0]; }
   [[nodiscard]] const std::string& err() const { return text_[1]; }
 
@@ -118,6 +121,24 @@ class Program {
   std::array<std::string, 2> text_;
 };
 
+/// What /proc/PID/FILE says; empty once the process is gone.
+inline std::string read_process_file(pid_t pid, const char* file) {
+  std::ifstream in("/proc/" + std::to_string(pid) + '/' + file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+/// Whether a process is stopped. Its name has no parenthesis.
+inline bool is_stopped(pid_t pid) {
+  const std::string stat = read_process_file(pid, "stat");
+  const std::size_t name_end = stat.rfind(") ");
+  return name_end != std::string::npos && stat[name_end + 2] == 'T';
+}
+/// How long a process has run on processors so far; none once it is gone.
+inline std::optional<std::chrono::nanoseconds> processor_time(pid_t pid) {
+  const std::string stat = read_process_file(pid, "schedstat");
+  if (stat.empty()) return std::nullopt;
+  return std::chrono::nanoseconds(std::stoll(stat));
+}
+
 struct Outcome {
   int code;
   std::string out;
@@ -132,7 +153,7 @@ inline Outcome run(const std::string& name, const Words& arguments) {
   return {code, program.out(), program.err()};
 }
 
-/// A folder that goes away with its content.
+/// A temporary folder that is removed with its contents.
 class Folder {
  public:
   Folder() {
@@ -169,7 +190,7 @@ inline void write_random(const std::string& path, std::size_t size) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// Members of one flat JSON object on one line; empty when it is anything else.
+/// The members of a flat JSON object on one line; empty for anything else.
 inline std::map<std::string, std::string> parse_object(const std::string& text) {
   std::map<std::string, std::string> members;
   if (text.size() < 3 || text.front() != '{' || text.substr(text.size() - 2) != "}\n") return {};
@@ -187,8 +208,8 @@ inline std::map<std::string, std::string> parse_object(const std::string& text) 
   return members;
 }
 
-/// What spinwire-perf reports of every test: latencies that only grow, and a rate in Mops that fits
-/// count and seconds, which is answered.
+/// Checks what spinwire-perf reports of every test: percentiles that do not fall, and a rate that
+/// matches count and seconds. Returns the rate in Mops.
 inline double expect_report(std::map<std::string, std::string>& result, const std::string& test,
                             const std::string& op, std::uint32_t count) {
   EXPECT_EQ(result["test"], test);

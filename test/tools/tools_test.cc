@@ -1,4 +1,4 @@
-// The command-line tools and examples as a user runs them.
+// The command-line tools and examples, as a user runs them.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -119,7 +119,7 @@ TEST_F(Tools, EveryTestAndOperationReports) {
   }
 }
 
-// Below 8 bytes a number does not fit, below 16 there is only one, beyond there is a pattern.
+// Below 8 bytes the stamp is cut, below 16 there is only one, from 16 on there is a pattern.
 TEST_F(Tools, OddSizesAreChecked) {
   for (const char* op : {"send", "write", "read"}) {
     for (const char* size : {"1", "7", "15", "17", "1000"}) {
@@ -225,7 +225,7 @@ void expect_pushed(std::size_t size, const Words& more) {
   const Outcome o = run("file-push", words);
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_TRUE(read_file(from) == read_file(folder / "to")) << size;
-  EXPECT_EQ(folder.files(), 2u);  // nothing half-made beside them
+  EXPECT_EQ(folder.files(), 2u);  // no partial files
   // Both ends print the same digest.
   const std::size_t first = o.out.find("xxh3-128 ");
   const std::size_t second = o.out.rfind("xxh3-128 ");
@@ -251,7 +251,7 @@ TEST_F(SlowTools, FilePushTellsBothEndsOfAFullDisk) {
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("the receiver gave up: write " + full), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("No space left"), std::string::npos) << o.err;
-  // What is no regular file is written to, never replaced.
+  // A path that is no regular file is written to, never replaced.
   EXPECT_TRUE(std::filesystem::is_symlink(full));
 }
 
@@ -259,7 +259,7 @@ TEST_F(SlowTools, FilePushLeavesNothingOfALostTransfer) {
   const Folder folder;
   const std::string from = folder / "from";
   std::ofstream(from).put('x');
-  std::filesystem::resize_file(from, std::uintmax_t{1} << 40);  // takes for ever, and no room
+  std::filesystem::resize_file(from, std::uintmax_t{1} << 40);  // takes forever, but no disk space
   Program receiver({bin() + "/file-push", "receive", "127.0.0.1:0", "--out", folder / "to"});
   const std::string address = receiver.wait_for("listening on ");
   {

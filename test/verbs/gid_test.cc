@@ -1,4 +1,4 @@
-// Which GID is taken, on tables as people had them where index 0 or a fixed 3 was the wrong one.
+// The choice of a GID, on tables of real users for which index 0 or a fixed 3 was wrong.
 #include "verbs/gid.h"
 
 #include <arpa/inet.h>
@@ -44,7 +44,7 @@ using Table = std::vector<GidEntry>;
 
 GidWish at(const std::string& address) { return {-1, parse_host_address(address)}; }
 
-/// The index that is taken, -1 for none; `reason` of the entry at `position`.
+/// The chosen index, or -1; `reason` is that of the entry at `position`.
 int taken(const Table& table, const GidWish& wish = {}, LinkLayer layer = LinkLayer::ethernet) {
   const std::vector<GidVerdict> verdicts = judge_gids(layer, table, wish);
   EXPECT_EQ(verdicts.size(), table.size());
@@ -62,7 +62,7 @@ Table usual() {
 TEST(Gid, TakesTheRoutableOneOfVersionTwoNotTheFirst) { EXPECT_EQ(taken(usual()), 3); }
 
 TEST(Gid, FindsItWhereverALateAddressPutIt) {
-  // The address came after others had gone: 2 and 3 are empty, which some drivers show as zeros.
+  // The address was added after others were removed: 2 and 3 are empty; some drivers show zeroes.
   EXPECT_EQ(
       taken({entry(0, "fe80::1", kV1), entry(1, "fe80::1", kV2), entry(2, "::", kV1),
              entry(3, "::", kV2), entry(4, "192.168.7.9", kV1), entry(5, "192.168.7.9", kV2)}),
@@ -83,12 +83,12 @@ TEST(Gid, TakesTheOneOfTheAddressAskedFor) {
   EXPECT_EQ(taken(table, at("10.9.9.9")), 3) << "an address without GID is no obstacle";
 }
 
-TEST(Gid, AnAddressOfVersionOneDoesNotBeatARoutableOne) {
+TEST(Gid, ARoutableAddressIsPreferredToOneOfVersionOne) {
   EXPECT_EQ(taken({entry(0, "10.1.2.3", kV1), entry(1, "10.7.7.7", kV2)}, at("10.1.2.3")), 1);
 }
 
 TEST(Gid, PrefersGlobalIpv6ToLinkLocal) {
-  // An interface without IPv4: the routable one is behind two link-local ones.
+  // An interface without IPv4: the routable address is behind two link-local ones.
   EXPECT_EQ(taken({entry(0, "fe80::1", kV1), entry(1, "fe80::1", kV2),
                    entry(2, "2001:db8:1::5", kV1), entry(3, "2001:db8:1::5", kV2)}),
             3);

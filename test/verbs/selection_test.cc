@@ -1,4 +1,4 @@
-// Which device and port are taken, and what is said of the others, on devices made up for it.
+// The choice of device and port, and the reasons for the others, with fake devices.
 #include "verbs/selection.h"
 
 #include <arpa/inet.h>
@@ -163,7 +163,7 @@ DeviceWish wish(const std::string& name, std::uint8_t port = 0, int gid = -1) {
   return result;
 }
 
-/// What is said of a place.
+/// The reason given for a device and port.
 std::string reason(const std::vector<DeviceCandidate>& candidates, const std::string& device,
                    int port, int gid) {
   for (const DeviceCandidate& c : candidates) {
@@ -327,7 +327,7 @@ TEST(DeviceLimits, NamesTheSettingWhatWasAskedAndWhatThereIs) {
     EXPECT_EQ(refused.error().found, "device mlx5_0 has " + std::to_string(more.*c.member - 1));
   }
   ibv_device_attr unshared = limits();
-  unshared.max_srq = unshared.max_srq_wr = 0;  // does without
+  unshared.max_srq = unshared.max_srq_wr = 0;  // works without
   EXPECT_TRUE(check_limits(unshared, asked, "mlx5_0"));
   DeviceOptions own = asked;
   own.shared_receives = false;

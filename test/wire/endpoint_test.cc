@@ -22,9 +22,9 @@ Endpoint example() {
   e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 0x1122334455667788;
-  e.control_address = 0x7f0000001008;
-  e.control_rkey = 0xcafe;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 0x7f0000001008;
+  e.credit_cell_rkey = 0xcafe;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
@@ -65,9 +65,9 @@ TEST(EndpointText, ReadsBackEveryValue) {
     e.eager_bytes = static_cast<std::uint32_t>(1 + random() % e.max_message);
     e.credits = static_cast<std::uint32_t>(random() % 32769);
     e.incarnation = random() | 1;
-    e.control_address = (random() | 8) & ~std::uint64_t{7};
-    e.control_rkey = static_cast<std::uint32_t>(random() | 1);
-    e.control_token = static_cast<std::uint32_t>(random() | 1);
+    e.credit_cell_address = (random() | 8) & ~std::uint64_t{7};
+    e.credit_cell_rkey = static_cast<std::uint32_t>(random() | 1);
+    e.credit_cell_token = static_cast<std::uint32_t>(random() | 1);
     e.peer_timeout_ms = static_cast<std::uint32_t>(1 + random() % 3600000);
     e.max_rd_atomic = static_cast<std::uint8_t>(random());
     const auto read = Endpoint::parse(e.text());

@@ -19,6 +19,13 @@ using spinwire::GidType;
 using spinwire::Status;
 using wire::FrameKind;
 
+namespace header_at {
+constexpr std::size_t kind = 8, body_length = 10, features = 12;
+}
+namespace refuse_at {
+constexpr std::size_t status = 0, text = 1;
+}
+
 Endpoint valid_endpoint() {
   Endpoint e;
   for (std::size_t i = 0; i < e.gid.size(); ++i) e.gid[i] = static_cast<std::uint8_t>(0xa0 + i);
@@ -31,9 +38,9 @@ Endpoint valid_endpoint() {
   e.eager_bytes = 4096;
   e.credits = 64;
   e.incarnation = 0x1122334455667788u;
-  e.control_address = 0x7fff00001008u;
-  e.control_rkey = 0xcafebabe;
-  e.control_token = 0x51de;
+  e.credit_cell_address = 0x7fff00001008u;
+  e.credit_cell_rkey = 0xcafebabe;
+  e.credit_cell_token = 0x51de;
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
@@ -47,7 +54,7 @@ std::vector<std::byte> copy_of(const wire::Frame& frame) {
   return {frame.bytes().begin(), frame.bytes().end()};
 }
 
-/// Header and body of a whole frame.
+/// The header and body of a whole frame.
 spinwire::Result<wire::Received> decode(std::span<const std::byte> frame,
                                         wire::VersionRange ours = wire::kVersions) {
   auto header = wire::decode_header(frame, ours);
@@ -57,15 +64,14 @@ spinwire::Result<wire::Received> decode(std::span<const std::byte> frame,
 
 template <typename T>
 std::vector<std::byte> with(std::vector<std::byte> bytes, std::size_t offset, T value) {
-  wire::Writer w(bytes);
-  w.put<T>(offset, value);
-  EXPECT_TRUE(w.ok());
+  EXPECT_LE(offset + sizeof(T), bytes.size());
+  wire::put_number(bytes.data() + offset, value);
   return bytes;
 }
 
 TEST(Handshake, HelloAndAcceptComeBackAsSent) {
-  const wire::Speaker speaker{wire::kVersions, 0xf00dbeeeu};
-  const auto hello = decode(wire::encode(wire::Hello{valid_endpoint()}, speaker).bytes());
+  const wire::Capabilities capabilities{wire::kVersions, 0xf00dbeeeu};
+  const auto hello = decode(wire::encode(wire::Hello{valid_endpoint()}, capabilities).bytes());
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(hello->header.kind, FrameKind::hello);
   EXPECT_EQ(hello->header.versions, wire::kVersions);
@@ -91,8 +97,8 @@ TEST(Handshake, ARawEndNeedsNoMoreThanItsAddress) {
   ASSERT_TRUE(received) << received.error().message();
   EXPECT_EQ(received->header.features, wire::feature::raw);
   EXPECT_EQ(std::get<wire::Hello>(received->body).endpoint, e);
-  // Without the bit it is an end that lacks everything, in whatever frame.
-  const auto plain = decode(with<std::uint32_t>(copy_of(frame), wire::header_at::features, 0));
+  // Without the bit it is an ordinary endpoint, which lacks required fields.
+  const auto plain = decode(with<std::uint32_t>(copy_of(frame), header_at::features, 0));
   ASSERT_FALSE(plain);
   EXPECT_EQ(plain.error().status, Status::protocol);
   e.mtu = 77;
@@ -113,7 +119,7 @@ TEST(Handshake, ReadyAndRefuseComeBackAsSent) {
   }
 }
 
-// The layout is a contract with every other release, so it is written out once more here.
+// The layout is a contract with other releases, so it is repeated here.
 TEST(Handshake, LayoutIsFixed) {
   const auto frame = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 1}, 0x04030201u}));
   const std::vector<unsigned> expected{
@@ -124,10 +130,10 @@ TEST(Handshake, LayoutIsFixed) {
       0xef, 0xcd, 0xab, 0,    0x56, 0x34, 0x12, 0,     // qp_num, psn
       0,    0x20, 0,    0,    64,   0,    0,    0,     // max_message, credits
       0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,  // incarnation
-      0x08, 0x10, 0,    0,    0xff, 0x7f, 0,    0,     // control_address
-      0xbe, 0xba, 0xfe, 0xca, 0x34, 0x12, 0,    4,     // control_rkey, lid, mtu
+      0x08, 0x10, 0,    0,    0xff, 0x7f, 0,    0,     // credit_cell_address
+      0xbe, 0xba, 0xfe, 0xca, 0x34, 0x12, 0,    4,     // credit_cell_rkey, lid, mtu
       2,    16,   0,    0x10, 0,    0,                 // gid_type, max_rd_atomic, eager_bytes
-      0xde, 0x51, 0,    0,    0x10, 0x27, 0,    0};    // control_token, peer_timeout_ms
+      0xde, 0x51, 0,    0,    0x10, 0x27, 0,    0};    // credit_cell_token, peer_timeout_ms
   ASSERT_EQ(frame.size(), expected.size());
   for (std::size_t i = 0; i < frame.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(frame[i]), expected[i]) << "byte " << i;
@@ -135,8 +141,8 @@ TEST(Handshake, LayoutIsFixed) {
 }
 
 struct FieldCase {
-  std::string name;   // as the error has it
-  std::string value;  // as the error has it
+  std::string name;   // as in the error
+  std::string value;  // as in the error
   std::function<void(Endpoint&)> set;
 };
 
@@ -164,10 +170,10 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"eager_bytes", "8193", [](E& e) { e.eager_bytes = 8193; }},
       {"credits", "32769", [](E& e) { e.credits = 32769; }},
       {"incarnation", "0", [](E& e) { e.incarnation = 0; }},
-      {"control_address", "0x0", [](E& e) { e.control_address = 0; }},
-      {"control_address", "0x7fff00001004", [](E& e) { e.control_address -= 4; }},
-      {"control_rkey", "0", [](E& e) { e.control_rkey = 0; }},
-      {"control_token", "0", [](E& e) { e.control_token = 0; }},
+      {"credit_cell_address", "0x0", [](E& e) { e.credit_cell_address = 0; }},
+      {"credit_cell_address", "0x7fff00001004", [](E& e) { e.credit_cell_address -= 4; }},
+      {"credit_cell_rkey", "0", [](E& e) { e.credit_cell_rkey = 0; }},
+      {"credit_cell_token", "0", [](E& e) { e.credit_cell_token = 0; }},
       {"peer_timeout_ms", "0", [](E& e) { e.peer_timeout_ms = 0; }},
       {"peer_timeout_ms", "3600001", [](E& e) { e.peer_timeout_ms = 3600001; }},
   };
@@ -206,9 +212,9 @@ TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
       [](E& e) { e.credits = 0; },
       [](E& e) { e.credits = 32768; },
       [](E& e) { e.incarnation = UINT64_MAX; },
-      [](E& e) { e.control_address = 8; },
-      [](E& e) { e.control_address = UINT64_MAX - 7; },
-      [](E& e) { e.control_rkey = UINT32_MAX; },
+      [](E& e) { e.credit_cell_address = 8; },
+      [](E& e) { e.credit_cell_address = UINT64_MAX - 7; },
+      [](E& e) { e.credit_cell_rkey = UINT32_MAX; },
       [](E& e) { e.max_rd_atomic = 0; },
       [](E& e) { e.max_rd_atomic = 255; },
   };
@@ -257,7 +263,7 @@ TEST(Handshake, BodyLengthMustFitTheKind) {
   for (const auto& c : cases) {
     for (unsigned length = 0; length <= 0xffff; length += length < 600 ? 1 : 997) {
       const auto bytes =
-          with(copy_of(c.frame), wire::header_at::body_length, static_cast<std::uint16_t>(length));
+          with(copy_of(c.frame), header_at::body_length, static_cast<std::uint16_t>(length));
       const auto header = wire::decode_header(bytes);
       ASSERT_EQ(header.has_value(), length >= c.min && length <= c.max) << length;
       if (!header) {
@@ -272,7 +278,7 @@ TEST(Handshake, UnknownKindIsRefusedByNumber) {
   const auto hello = copy_of(wire::encode(wire::Hello{valid_endpoint()}));
   for (const unsigned kind : {0u, 9u, 257u, 65535u}) {
     const auto header =
-        wire::decode_header(with(hello, wire::header_at::kind, static_cast<std::uint16_t>(kind)));
+        wire::decode_header(with(hello, header_at::kind, static_cast<std::uint16_t>(kind)));
     ASSERT_FALSE(header) << kind;
     EXPECT_TRUE(contains(header.error().found, "kind is " + std::to_string(kind)))
         << header.error().message();
@@ -315,11 +321,11 @@ TEST(Handshake, VersionMismatchNamesBothSides) {
   EXPECT_TRUE(contains(absurd.error().found, "2 to 1")) << absurd.error().message();
 }
 
-// A mismatch is told from a header whose other fields a later version may have given new meanings.
+// A mismatch is detected from a header whose other fields a later version may have redefined.
 TEST(Handshake, VersionMismatchComesBeforeUnknownKindsAndLengths) {
   auto bytes = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{7, 7}, 0}));
-  bytes = with<std::uint16_t>(bytes, wire::header_at::kind, 99);
-  bytes = with<std::uint16_t>(bytes, wire::header_at::body_length, 9999);
+  bytes = with<std::uint16_t>(bytes, header_at::kind, 99);
+  bytes = with<std::uint16_t>(bytes, header_at::body_length, 9999);
   const auto header = wire::decode_header(bytes);
   ASSERT_FALSE(header);
   EXPECT_EQ(header.error().status, Status::unsupported);
@@ -328,22 +334,22 @@ TEST(Handshake, VersionMismatchComesBeforeUnknownKindsAndLengths) {
 TEST(Handshake, FieldsAppendedByANewerPeerAreSkipped) {
   auto bytes = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 2}, 0}));
   bytes.resize(bytes.size() + 6, std::byte{0xee});
-  bytes = with<std::uint16_t>(bytes, wire::header_at::body_length, wire::kEndpointBytes + 6);
+  bytes = with<std::uint16_t>(bytes, header_at::body_length, wire::kEndpointBytes + 6);
   const auto hello = decode(bytes);
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
   EXPECT_FALSE(decode(bytes, {1, 2})) << "a peer of our own version appends nothing";
 
-  // Even then a frame stays within its bound.
+  // Even then a frame stays within its limit.
   const auto longest = static_cast<std::uint16_t>(wire::kFrameBytesMax - wire::kHeaderBytes);
-  EXPECT_TRUE(wire::decode_header(with(bytes, wire::header_at::body_length, longest)));
+  EXPECT_TRUE(wire::decode_header(with(bytes, header_at::body_length, longest)));
   const auto over = static_cast<std::uint16_t>(longest + 1);
-  EXPECT_FALSE(wire::decode_header(with(bytes, wire::header_at::body_length, over)));
+  EXPECT_FALSE(wire::decode_header(with(bytes, header_at::body_length, over)));
 }
 
 TEST(Handshake, RefusalStatusIsChecked) {
   const auto frame = copy_of(wire::encode(wire::make_refuse(Status::limit, "no")));
-  const std::size_t at = wire::kHeaderBytes + wire::refuse_at::status;
+  const std::size_t at = wire::kHeaderBytes + refuse_at::status;
   for (unsigned status = 0; status < 256; ++status) {
     const auto refuse = decode(with(frame, at, static_cast<std::uint8_t>(status)));
     const bool known = status != 0 && status < static_cast<unsigned>(spinwire::kStatusCount);
@@ -352,7 +358,7 @@ TEST(Handshake, RefusalStatusIsChecked) {
       EXPECT_EQ(static_cast<unsigned>(std::get<wire::Refuse>(refuse->body).status), status);
     }
   }
-  // A newer peer may know more statuses than we do; success is none of them.
+  // A newer peer may know more statuses than we do, but success is none of them.
   auto newer = copy_of(wire::encode(wire::make_refuse(Status::limit, "no"), {{1, 2}, 0}));
   const auto refuse = decode(with<std::uint8_t>(newer, at, 200));
   ASSERT_TRUE(refuse) << refuse.error().message();
@@ -366,10 +372,10 @@ TEST(Handshake, RefusalTextIsCutAndMadePrintable) {
   EXPECT_EQ(refuse.message(), std::string(200, 'y'));
   EXPECT_EQ(wire::make_refuse(Status::limit, "a\nb\x1b[31m\x7f\xff~ ").message(), "a?b?[31m??~ ");
 
-  // The peer's encoder need not be ours.
+  // The peer may have another encoder.
   auto frame = copy_of(wire::encode(wire::make_refuse(Status::limit, "abcd")));
-  frame[wire::kHeaderBytes + wire::refuse_at::text + 1] = std::byte{0x1b};
-  frame[wire::kHeaderBytes + wire::refuse_at::text + 3] = std::byte{0};
+  frame[wire::kHeaderBytes + refuse_at::text + 1] = std::byte{0x1b};
+  frame[wire::kHeaderBytes + refuse_at::text + 3] = std::byte{0};
   const auto decoded = decode(frame);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(std::get<wire::Refuse>(decoded->body).message(), "a?c?");
@@ -400,7 +406,7 @@ TEST(Handshake, StrangersAreKnownByTheirFirstBytes) {
   EXPECT_TRUE(contains(ssh.error().found, "an SSH peer")) << ssh.error().found;
 }
 
-/// What a header has to satisfy, said once more and apart from the decoder.
+/// The conditions of a header, independent of the decoder.
 bool plausible_header(std::span<const std::byte> b) {
   if (b.size() < 16) return false;
   const auto at = [&](std::size_t i) { return std::to_integer<unsigned>(b[i]); };
@@ -442,7 +448,8 @@ TEST(Handshake, RandomBytesNeverPassForAHeader) {
   std::array<int, 9> accepted{};
   int refused = 0;
   for (int round = 0; round < 200000; ++round) {
-    // A third is noise; a third has the magic; a third is a good frame with a few bytes changed.
+    // A third is noise, a third has the magic, and a third is a good frame with a few changed
+    // bytes.
     std::vector<std::byte> bytes(random() % 80);
     if (round % 3 == 2) bytes = frames[random() % frames.size()];
     const std::size_t changes = round % 3 == 2 ? random() % 3 : bytes.size();
@@ -461,7 +468,7 @@ TEST(Handshake, RandomBytesNeverPassForAHeader) {
       ++refused;
     }
   }
-  // The inputs reach both answers: each kind is accepted, and altered frames are refused.
+  // The inputs reach both results: each kind is accepted, and altered frames are refused.
   for (std::size_t kind = 1; kind < accepted.size(); ++kind)
     EXPECT_GT(accepted[kind], 1000) << "kind " << kind;
   EXPECT_GT(refused, 10000);
@@ -481,7 +488,7 @@ TEST(Handshake, RandomBodiesYieldOnlyValidValues) {
     if (const auto endpoint = wire::decode_endpoint(body)) {
       ++accepted;
       EXPECT_TRUE(wire::check(*endpoint));
-      // What was accepted says all that was on the wire.
+      // An accepted frame contains everything that was on the wire.
       const auto again = copy_of(wire::encode(wire::Accept{*endpoint}));
       EXPECT_TRUE(std::equal(body.begin(), body.end(), again.begin() + wire::kHeaderBytes));
     }

@@ -6,13 +6,13 @@
 
 #include "wire/handshake.h"
 
-namespace rpc_bulk_wire_test {
+namespace rpc_long_calls_wire_test {
 namespace {
 
 using namespace spinwire;
 using namespace spinwire::wire;
 
-/// Whether a message with this header and so many bytes behind it is taken, as it was sent.
+/// Whether a message with this header and `behind` bytes is decoded, and unchanged.
 bool taken(const RpcMessageHeader& header, std::size_t behind) {
   const auto head = encode(header);
   std::vector<std::byte> bytes(head.begin(), head.end());
@@ -26,7 +26,7 @@ bool taken(const RpcMessageHeader& header, std::size_t behind) {
   return true;
 }
 
-TEST(RpcBulkHeader, EachKindHasWhatIsItsOwn) {
+TEST(RpcLongCallsHeader, EachKindHasWhatIsItsOwn) {
   const auto call = RpcMessageKind::call;
   EXPECT_TRUE(taken({1, 2, call, 0, 0, 0, 0, 0}, 0));
   EXPECT_TRUE(taken({1, 2, call, 0, 9, 0, 0, 0}, 9));
@@ -56,14 +56,14 @@ TEST(RpcBulkHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_FALSE(taken({1, 0, RpcMessageKind{5}, 0, 0, 0, 0, 0}, 0));
 }
 
-TEST(RpcBulkHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
+TEST(RpcLongCallsHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
   auto bytes = encode(RpcMessageHeader{1, 2, RpcMessageKind::call, 0, 0, 0, 0, 0});
   RpcMessageHeader read;
   std::span<const std::byte> payload;
   for (std::size_t n = 0; n < bytes.size(); ++n)
     EXPECT_FALSE(decode(std::span(bytes).first(n), read, payload)) << n;
   EXPECT_TRUE(decode(bytes, read, payload));
-  bytes[rpc_message_at::reserved] = std::byte{1};
+  bytes[28] = std::byte{1};
   EXPECT_FALSE(decode(bytes, read, payload));
 }
 
@@ -78,9 +78,9 @@ JoinSession sample_join() {
   join.endpoint.eager_bytes = 4096;
   join.endpoint.credits = 1;
   join.endpoint.incarnation = 9;
-  join.endpoint.control_address = 64;
-  join.endpoint.control_rkey = 3;
-  join.endpoint.control_token = 4;
+  join.endpoint.credit_cell_address = 64;
+  join.endpoint.credit_cell_rkey = 3;
+  join.endpoint.credit_cell_token = 4;
   join.endpoint.peer_timeout_ms = 1000;
   join.session = 0x100005;
   join.token = 0x1122334455667788;
@@ -100,7 +100,7 @@ TEST(JoinFrame, ComesBackAsSent) {
   ASSERT_TRUE(read) << read.error().message();
   const auto& join = std::get<JoinSession>(read->body);
   EXPECT_EQ(join.endpoint.qp_num, sent.endpoint.qp_num);
-  EXPECT_EQ(join.endpoint.control_rkey, sent.endpoint.control_rkey);
+  EXPECT_EQ(join.endpoint.credit_cell_rkey, sent.endpoint.credit_cell_rkey);
   EXPECT_EQ(join.session, sent.session);
   EXPECT_EQ(join.token, sent.token);
 }
@@ -126,4 +126,4 @@ TEST(JoinFrame, WhatIsWrongInItIsNamed) {
 }
 
 }  // namespace
-}  // namespace rpc_bulk_wire_test
+}  // namespace rpc_long_calls_wire_test

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "wire/codec.h"
 #include "wire/handshake.h"
 
 namespace rpc_wire_test {
@@ -16,7 +15,7 @@ namespace {
 using namespace spinwire;
 using namespace spinwire::wire;
 
-/// Whether a datagram with this header and so many bytes behind it is taken.
+/// Whether a datagram with this header and `payload` bytes is decoded.
 bool taken(const RpcHeader& header, std::size_t payload) {
   std::vector<std::byte> bytes(sizeof header + payload);
   std::memcpy(bytes.data(), &header, sizeof header);
@@ -43,15 +42,15 @@ TEST(RpcHeader, TheShortChecksTakeWhatTheLongOneTakes) {
     ASSERT_EQ(std::memcmp(&same, &h, sizeof h), 0);
     const bool good = taken(h, payload);
     const bool request = good && h.kind == RpcKind::request;
-    RpcHeader granting = h;  // that its window is not 0 is for its receiver to see
+    RpcHeader granting = h;  // its receiver checks that the window is not 0
     granting.window = 1;
     const bool reply = taken(granting, payload) && h.kind == RpcKind::reply && h.status == 0;
     ASSERT_EQ(is_request(pack(h), payload), request);
     ASSERT_EQ(is_good_reply(pack(h), payload), reply);
-    // Fewer bytes than a header has.
+    // Fewer bytes than a header.
     ASSERT_FALSE(is_request(pack(h), payload - 8));
     ASSERT_FALSE(is_good_reply(pack(h), payload - 8));
-    RpcHeader below = h;  // which no length says, though its low bits look like one
+    RpcHeader below = h;  // an impossible length, though its low bits look valid
     below.length = static_cast<std::uint16_t>(payload - 8);
     ASSERT_FALSE(is_request(pack(below), payload - 8));
     ASSERT_FALSE(is_good_reply(pack(below), payload - 8));

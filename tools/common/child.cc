@@ -22,7 +22,7 @@ namespace {
 
 constexpr Nanoseconds kStartTimeout = std::chrono::seconds(20);
 
-/// The line that announce_address() writes; empty if it does not come.
+/// Reads the line that announce_address() writes; empty if none arrives.
 std::string read_line(int fd) {
   const Deadline deadline(Clock::real(), kStartTimeout);
   std::string line;
@@ -40,7 +40,7 @@ std::string read_line(int fd) {
 
 [[noreturn]] void run_child(Callback<int(int)> serve, int announce, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have died before the line above.
+  // The parent may have died before prctl().
   if (::getppid() != parent) ::_exit(1);
   const int code = serve(announce);
   std::fflush(nullptr);
@@ -56,7 +56,7 @@ void announce_address(int announce, const std::string& address) {
     return;
   }
   const std::string line = address + '\n';
-  // A parent that is gone takes its child with it: there is nobody to tell.
+  // A write fails only when the parent is gone, and then the child dies as well.
   [[maybe_unused]] const ssize_t written = ::write(announce, line.data(), line.size());
 }
 
@@ -64,7 +64,7 @@ Result<ServerChild> ServerChild::start(Callback<int(int)> serve) {
   const auto refused = [](const char* call) {
     return tl::unexpected(Error{Status::system, "start a second process",
                                 fmt::format("{}: {}", call, std::strerror(errno)),
-                                "see whether the system has processes and descriptors left"});
+                                "check the limits on processes and descriptors"});
   };
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return refused("pipe2");
@@ -84,7 +84,8 @@ Result<ServerChild> ServerChild::start(Callback<int(int)> serve) {
   ::close(ends[0]);
   if (!child.address_.empty()) return child;
   return tl::unexpected(Error{Status::timed_out, "start a second process",
-                              "it ended or hung before it listened", "see what it says on stderr"});
+                              "it ended or hung before it listened",
+                              "read its messages on stderr"});
 }
 
 ServerChild::ServerChild(pid_t pid, std::string address)

@@ -1,4 +1,4 @@
-// A second process for programs that show both ends at once.
+// A second process, for programs that show both ends at once.
 #pragma once
 
 #include <sys/types.h>
@@ -11,27 +11,27 @@
 
 namespace spinwire::tools {
 
-/// Tells the parent process where this one listens: one line into the descriptor `announce`,
-/// or onto stdout if that is negative.
+/// Reports the listening address to the parent process: one line to the descriptor `announce`, or
+/// to stdout if `announce` is negative.
 void announce_address(int announce, const std::string& address);
 
-/// A child made by fork() that serves; it dies with its parent. Make it before any engine is
-/// opened: an engine belongs to the process that opened it.
+/// A forked child that runs a server and dies with its parent. Fork it before any engine is opened:
+/// an engine belongs to the process that opened it.
 class ServerChild {
  public:
-  /// Runs `serve(announce)` in a child, which exits with what it answers, and waits until it has
-  /// called announce_address(). Errors: system, timed_out.
+  /// Runs `serve(announce)` in a child and waits until the child calls announce_address(). The
+  /// result of `serve` is the child's exit code. Errors: system, timed_out.
   static Result<ServerChild> start(Callback<int(int)> serve);
 
   ServerChild(ServerChild&& other) noexcept;
   ServerChild(const ServerChild&) = delete;
   ServerChild& operator=(const ServerChild&) = delete;
-  /// Ends the child if it is still there.
+  /// Ends the child if it still runs.
   ~ServerChild();
 
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  /// Waits for the child to exit and answers its code; -1, and the child is ended, if it takes
-  /// longer or dies of a signal.
+  /// Waits for the child to exit and returns its exit code; -1 after the timeout or if a signal
+  /// ended it. The destructor ends a child that still runs.
   int wait(Nanoseconds timeout);
 
  private:

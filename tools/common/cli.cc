@@ -45,6 +45,12 @@ void log_to_stderr() {
   });
 }
 
+void log_errors_to_stderr() {
+  set_log([](LogLevel level, std::string_view message) {
+    if (level == LogLevel::error) fmt::print(stderr, "{}: {}: {}\n", program, name(level), message);
+  });
+}
+
 void catch_stop_signals() {
   struct sigaction action {};
   action.sa_handler = [](int) { stop = 1; };
@@ -72,7 +78,7 @@ Result<void> pin_to_cpu(int cpu) {
   if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<unsigned>(cpu), &set);
   if (::sched_setaffinity(0, sizeof set, &set) == 0) return {};
   return tl::unexpected(Error{Status::invalid_argument, fmt::format("run on CPU {}", cpu),
-                              "the system refuses it",
+                              "the system refused it",
                               "give one of the CPUs that `taskset -cp $$` lists"});
 }
 

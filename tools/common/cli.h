@@ -1,4 +1,4 @@
-// What all command lines have in common: exit codes, messages on stderr, log, signals, CPU.
+// Shared by all command lines: exit codes, messages on stderr, log, signals, CPU.
 #pragma once
 
 #include <cstdint>
@@ -16,36 +16,39 @@ namespace spinwire::tools {
 inline constexpr int kDone = 0;
 inline constexpr int kFailed = 1;
 inline constexpr int kMisused = 2;
-/// For CLI::Range(): what it refuses it says with both ends, and those of CLI::PositiveNumber
-/// nobody can read.
+/// Bounds for CLI::Range(), whose error message names both. CLI::PositiveNumber's message is
+/// unreadable.
 inline constexpr std::uint64_t kOne = 1;
 inline constexpr std::uint64_t kMostCount = 1'000'000'000'000'000;
 inline constexpr int kMostCpu = 1023;
-/// Where servers listen unless told otherwise: nobody but this host reaches it.
+/// Default address of servers: reachable from this host only.
 inline constexpr int kDefaultPort = 18515;
 inline constexpr std::string_view kDefaultBind = "127.0.0.1";
 
-/// Parses the command line. True: go on. False: end with `code`; --help went to stdout, or what is
-/// wrong to stderr.
+/// Parses the command line. Returns true if the program should go on. If false, the program ends
+/// with `code`; --help went to stdout, an error to stderr.
 bool parse_arguments(CLI::App& app, int argc, char** argv, int& code);
 
-/// The program's name in the messages below. Call it first in main().
+/// Sets the program's name for the messages below. Call it first in main().
 void set_program(std::string_view name);
-/// Prints "program: message" on stderr; answers kFailed.
+/// Prints "program: message" on stderr; returns kFailed.
 int fail(std::string_view message);
 int fail(const Error& error);
 
 /// Sends the library's warnings and errors to stderr.
 void log_to_stderr();
+/// From now on its errors alone.
+void log_errors_to_stderr();
 
 /// SIGINT and SIGTERM make stop_requested() true from now on; a second one ends the program.
 void catch_stop_signals();
-/// One load.
+/// Costs one load.
 bool stop_requested() noexcept;
 
-/// Those that this process may run on.
+/// The CPUs that this process may run on.
 std::vector<int> allowed_cpus();
-/// Keeps the calling thread on one CPU. Errors: invalid_argument, when it is not among ours.
+/// Keeps the calling thread on one CPU. Errors: invalid_argument, if this process may not use that
+/// CPU.
 Result<void> pin_to_cpu(int cpu);
 
 }  // namespace spinwire::tools

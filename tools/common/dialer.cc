@@ -99,7 +99,7 @@ Error Dialer::error() const {
   if (error_.status != Status::ok) return error_;
   return {Status::refused, fmt::format("connect to {}", address_),
           "the server closed the connection before it was ready",
-          "see what the server says; it may be busy with another client"};
+          "read the server's messages; it may be busy with another client"};
 }
 
 }  // namespace spinwire::tools

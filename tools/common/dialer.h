@@ -10,31 +10,31 @@
 
 namespace spinwire::tools {
 
-/// "host:port" with the host's address in numbers; looks names up and may block. Errors:
+/// Returns "host:port" with a numeric address. Looks names up and may block. Errors:
 /// invalid_argument.
 Result<std::string> resolve(std::string_view host, int port);
 
-/// Whether a server that could not be reached so may think better of it.
+/// Whether another attempt may succeed after `status`.
 bool worth_retrying(Status status);
 
-/// Tries to connect, again and again, until the connection is ready or the time is over. The
-/// handlers are installed when it is ready: their on_closed tells only of what comes after. Set-up.
+/// Tries to connect until the connection is ready or the time is over. The handlers are installed
+/// once it is ready, so on_closed reports only later events. Set-up.
 class Dialer {
  public:
   enum class State : std::uint8_t { trying, ready, failed };
 
-  /// `address` is "a.b.c.d:port" or "[v6]:port". The dialer stays where it is, and
-  /// outlives the engine unless it is ready or failed.
+  /// `address` is "a.b.c.d:port" or "[v6]:port". The dialer must stay where it is. It must outlive
+  /// the engine unless it is ready or failed.
   Dialer(Engine& engine, std::string address, const ConnectionHandlers& handlers,
          Nanoseconds timeout);
   Dialer(const Dialer&) = delete;
   Dialer& operator=(const Dialer&) = delete;
 
-  /// To be called between polls.
+  /// Call it between polls.
   State turn();
   [[nodiscard]] Connection connection() const noexcept { return connection_; }
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  /// Why it failed.
+  /// The reason of the failure.
   [[nodiscard]] Error error() const;
 
  private:

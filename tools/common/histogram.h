@@ -1,5 +1,5 @@
-// Durations, counted in buckets whose width grows with the value: fixed memory, any 64-bit value,
-// no percentile off by more than 1 %.
+// Durations counted in buckets whose width grows with the value: fixed memory, any 64-bit value,
+// percentiles within 1 %.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ class Histogram {
   [[nodiscard]] std::uint64_t min() const noexcept { return count_ != 0 ? min_ : 0; }
   [[nodiscard]] std::uint64_t max() const noexcept { return max_; }
 
-  /// The least value that `percent` of all values do not exceed; 0 when nothing was recorded.
-  /// Exact below 256 and at both ends, else the middle of its bucket.
+  /// The least value that `percent` of all values do not exceed; 0 when nothing was recorded. Exact
+  /// below 256 and at both ends, otherwise the middle of its bucket.
   [[nodiscard]] std::uint64_t percentile(double percent) const noexcept {
     if (count_ == 0) return 0;
     const double wanted = std::ceil(percent / 100.0 * static_cast<double>(count_));
@@ -40,6 +40,14 @@ class Histogram {
     std::size_t i = 0;
     while ((seen += buckets_[i]) < rank) ++i;
     return std::clamp(middle(i), min_, max_);
+  }
+
+  /// Calls `visit(value, count)` for each bucket that is not empty, with its middle.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+      if (buckets_[i] != 0) visit(std::clamp(middle(i), min_, max_), buckets_[i]);
+    }
   }
 
  private:

@@ -1,4 +1,4 @@
-// The load that kv-store measures with, and its account.
+// The benchmark of kv-store and its checks.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,12 +20,12 @@
 
 namespace spinwire::tools::kv {
 
-/// What a get found.
+/// The result of a get.
 struct Found {
-  Status status = Status::ok;  // not ok: the READ failed, or the slot never was whole
+  Status status = Status::ok;  // not ok: the READ failed, or the slot stayed torn
   kv::Look look = kv::Look::absent;
-  std::string_view value;     // lies where it was read, until the callback returns
-  std::uint64_t version = 0;  // of its slot: each put of the key has a higher one
+  std::string_view value;     // points into the read buffer, valid until the callback returns
+  std::uint64_t version = 0;  // of the slot: each put raises it
 };
 
 struct BenchOptions {
@@ -35,9 +35,9 @@ struct BenchOptions {
   std::uint32_t value_bytes = 400;
 };
 
-/// Puts and gets at random, several of each at once; every value says what it should be. Others may
-/// put to the same keys, now or earlier: that no value is older than one that was seen before is
-/// told by the versions of slots. But nobody is to delete them meanwhile.
+/// Puts and gets at random, several at once, and checks every value. Other writers may put to the
+/// same keys, before or meanwhile: slot versions show that no value is older than one seen before.
+/// Nobody may delete the keys meanwhile.
 template <typename Client>
 class Bench {
  public:
@@ -46,7 +46,7 @@ class Bench {
     for (std::uint32_t k = 0; k < options.keys; ++k) keys_[k].name = fmt::format("bench {}", k);
   }
 
-  /// Answers what was wrong; empty if nothing was.
+  /// Returns a description of the first fault; empty if there is none.
   [[nodiscard]] std::string run() {
     const std::uint64_t begin = client_.clock().now();
     Idler idler(client_.clock(), /*may_sleep=*/false);
@@ -63,13 +63,13 @@ class Bench {
  private:
   struct Key {
     std::string name;
-    std::uint64_t put = 0;    // our values that were put, or are being
-    std::uint64_t known = 0;  // the last version that the server has answered, or a get has seen
-    bool busy = false;        // one put of a key at a time
+    std::uint64_t put = 0;    // our values that were put, or are being put
+    std::uint64_t known = 0;  // the latest version seen: in a reply of the server or by a get
+    bool busy = false;        // at most one put of a key at a time
   };
 
   bool begin_one() {
-    if (!next_) {  // kept until it is accepted
+    if (!next_) {  // kept until the library accepts it
       next_ = {static_cast<std::uint32_t>(random_() % options_.keys),
                random_() % 100 < options_.put_percent};
     }
@@ -106,7 +106,7 @@ class Bench {
   }
 
   Status begin_get(std::uint32_t key) {
-    // At least what is known now has to be found.
+    // The get must find at least the version known now.
     const auto done = [this, key, at = client_.clock().now(),
                        least = keys_[key].known](const Found& f) {
       check(key, least, f);
@@ -116,18 +116,19 @@ class Bench {
     return client_.get(keys_[key].name, done);
   }
 
-  /// What a value begins with.
+  /// The head of each value.
   struct Head {
     std::uint64_t writer;
-    std::uint64_t number;  // of this writer's values of the key
+    std::uint64_t number;  // counts this writer's values of the key
   };
-  /// Bytes that follow from the head.
+  /// The bytes after the head follow from it.
   [[nodiscard]] static std::string value_of(std::uint32_t key, const Head& head, std::size_t size) {
     std::string value(size, static_cast<char>('a' + (head.writer + head.number * 7 + key) % 26));
     std::memcpy(value.data(), &head, sizeof head);
     return value;
   }
-  /// Whether a bench has put it, of any writer and size; of our own only what we have put.
+  /// Whether a bench put this value: any value of another writer, but only a value that we put
+  /// ourselves.
   [[nodiscard]] bool was_put(std::uint32_t key, std::string_view value) const {
     Head head{};
     if (value.size() < sizeof head) return false;
@@ -172,7 +173,7 @@ class Bench {
   Client& client_;
   BenchOptions options_;
   std::vector<Key> keys_;
-  const std::uint64_t us_ = std::random_device()() | std::uint64_t{1} << 32;  // among all writers
+  const std::uint64_t us_ = std::random_device()() | std::uint64_t{1} << 32;  // our writer number
   std::mt19937_64 random_{5};
   std::optional<std::pair<std::uint32_t, bool>> next_;
   std::uint64_t begun_ = 0;

@@ -1,14 +1,12 @@
-// The table of kv-store: an array of buckets in memory that the server writes and others read at
-// any time, by READs that nobody tells the server of. So each slot says by itself whether it is
-// whole:
+// The table of kv-store: an array of buckets that the server writes and clients READ at any time.
+// The server does not notice the READs, so each slot shows by itself whether it is whole:
 //
 //   - its version is odd from before the server changes the first byte until after the last;
-//   - its checksum is XXH3 over all bytes behind it, seeded with the version.
+//   - its checksum is XXH3 over all following bytes, seeded with the version.
 //
-// A READ promises no order among the bytes that it copies, so the version alone would not do: the
-// one that came may be older or newer than the bytes. But bytes of two writes do not have the
-// checksum of either, and a reader that finds a slot odd, or with another checksum, reads again.
-// What it accepts are all bytes of one write.
+// The version alone is not enough: a READ copies bytes in any order, so the version may be older or
+// newer than the rest. Bytes of two writes do not match either checksum. A reader that finds an odd
+// version or a wrong checksum reads again, so it accepts only the bytes of one write.
 #pragma once
 
 #include <xxhash.h>
@@ -24,12 +22,12 @@ namespace spinwire::tools::kv {
 
 inline constexpr std::size_t kKeyBytes = 40;
 inline constexpr std::size_t kValueBytes = 448;
-inline constexpr std::size_t kWays = 4;  ///< slots of a bucket: a key is in one of them
+inline constexpr std::size_t kWays = 4;  ///< slots of a bucket; a key can be in any of them
 
 struct Slot {
   std::uint64_t version;  ///< 0: never written; odd: being written
   std::uint64_t checksum;
-  std::uint32_t key_size;  ///< 0: none is there, or no longer
+  std::uint32_t key_size;  ///< 0: the slot is free
   std::uint32_t value_size;
   std::array<char, kKeyBytes> key;
   std::array<char, kValueBytes> value;
@@ -49,10 +47,10 @@ inline bool holds(const Slot& s, std::string_view key) {
   return s.key_size == key.size() && std::memcmp(s.key.data(), key.data(), key.size()) == 0;
 }
 
-// ---- the writer, of which there is one ----------------------------------------------------------
+// ---- the only writer ----------------------------------------------------------------------------
 
-/// Where the key is, or can go; null if the bucket is full. A key that is there never moves, so
-/// that no reader can miss one on its way.
+/// The key's slot, or one that it can take; null if the bucket is full. A key never moves while it
+/// is present, so no reader can miss it.
 inline Slot* place_of(Bucket& bucket, std::string_view key) {
   Slot* free = nullptr;
   for (Slot& slot : bucket) {
@@ -62,7 +60,7 @@ inline Slot* place_of(Bucket& bucket, std::string_view key) {
   return free;
 }
 
-/// Key and value have at most kKeyBytes and kValueBytes; both empty: the slot is free again.
+/// Key and value have at most kKeyBytes and kValueBytes. Two empty ones free the slot.
 inline void write(Slot& slot, std::string_view key, std::string_view value) {
   const std::atomic_ref<std::uint64_t> version(slot.version);
   const std::uint64_t next = version.load(std::memory_order_relaxed) + 2;
@@ -73,7 +71,7 @@ inline void write(Slot& slot, std::string_view key, std::string_view value) {
   key.copy(slot.key.data(), key.size());
   value.copy(slot.value.data(), value.size());
   slot.checksum = checksum_of(slot, next);
-  version.store(next, std::memory_order_release);  // even when all have
+  version.store(next, std::memory_order_release);  // even after all bytes have changed
 }
 
 // ---- readers, each with a copy ------------------------------------------------------------------
@@ -88,12 +86,12 @@ enum class Look : std::uint8_t {
   absent,
   torn,  ///< the key may be in a slot that is being written: read again
 };
-/// Looks for a key in a bucket as it was read. The value lies there, and `version` is its slot's.
+/// Looks for a key in a copy of a bucket. `value` points into the copy; `version` is the slot's.
 inline Look look(const Bucket& bucket, std::string_view key, std::string_view& value,
                  std::uint64_t& version) {
   Look found = Look::absent;
   for (const Slot& slot : bucket) {
-    if (slot.version == 0) continue;  // never written, when it was read
+    if (slot.version == 0) continue;  // not yet written at the time of the READ
     if (!is_whole(slot)) {
       found = Look::torn;
     } else if (slot.key_size != 0 && holds(slot, key)) {

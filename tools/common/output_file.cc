@@ -31,10 +31,10 @@ void OutputFile::remove_partial() const {
 }
 
 tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
-  return tl::unexpected(Error{
-      Status::system, fmt::format("write {}", path_),
-      fmt::format("{}: {}", call, std::strerror(code)),
-      code == ENOSPC ? "make room, or give another place" : "give a place that can be written to"});
+  return tl::unexpected(
+      Error{Status::system, fmt::format("write {}", path_),
+            fmt::format("{}: {}", call, std::strerror(code)),
+            code == ENOSPC ? "free space, or give another path" : "give a writable path"});
 }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
@@ -60,7 +60,7 @@ Result<void> OutputFile::append(std::span<const std::byte> bytes) {
 }
 
 Result<void> OutputFile::commit() {
-  // Network and quota file systems tell of lost writes only here.
+  // Network and quota file systems report lost writes only here.
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int code = errno;
     remove_partial();

@@ -10,9 +10,9 @@
 
 namespace spinwire::tools {
 
-/// Written beside its place as NAME.partial-PID and renamed by commit(); what is not committed is
-/// removed. What is there already and is no regular file (a device, a pipe, a link to something) is
-/// never replaced but written to. All errors are `system` and name the file.
+/// Written as NAME.partial-PID and renamed by commit(); without commit() it is removed. An existing
+/// path that is no regular file (a device, a pipe, a link) is written to, never replaced. All
+/// errors are `system` and name the file.
 class OutputFile {
  public:
   static Result<OutputFile> create(const std::string& path);

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -12,36 +11,15 @@
 namespace spinwire::tools {
 namespace {
 
-/// Sessions that are being opened at once: a server has a limit for handshakes.
+/// Sessions that are opened at once: a server limits handshakes.
 constexpr std::uint32_t kOpening = 16;
 
-/// Whether the stamps agree with the pattern between them.
+/// Whether the bytes between the stamps hold the pattern.
 bool is_filled(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
   return perf_find_wrong(bytes, seed) == bytes.size();
 }
 
-/// Bytes of a pool for so many blocks, and a few for others.
-std::uint64_t pool_bytes(std::uint64_t size, std::uint64_t count) {
-  // Pools are cut into chunks of this size, blocks have a power of two or whole chunks.
-  constexpr std::uint64_t kChunk = 2u << 20;
-  const std::uint64_t block = size <= kChunk / 4 ? std::bit_ceil(size) + 64 : size + 64;
-  const std::uint64_t chunks = block < kChunk ? (count + kChunk / block - 1) / (kChunk / block)
-                                              : count * ((block + kChunk - 1) / kChunk);
-  return (chunks + 2) * kChunk;
-}
-
 }  // namespace
-
-void make_room_for_calls(Config& config, std::uint64_t size, std::uint64_t reply_size,
-                         std::uint32_t window) {
-  const auto raise = [](std::uint64_t& pool, std::uint64_t bytes) { pool = std::max(pool, bytes); };
-  Config::Memory& memory = config.memory;
-  if (size > config.connections.max_message_bytes) return;  // refused, whatever room there is
-  if (size > kPerfShort) raise(memory.rendezvous_bytes, pool_bytes(size, window));
-  if (reply_size > kPerfShort) raise(memory.lease_bytes, pool_bytes(reply_size, window));
-  raise(memory.send_bytes,
-        pool_bytes(size, window) + (reply_size > kPerfShort ? pool_bytes(reply_size, window) : 0));
-}
 
 // ---- answering: hot ---------------------------------------------------------------------------
 
@@ -55,7 +33,7 @@ void PerfAnswerer::expect(const CallShape& shape) {
   books_ = {};
 }
 
-/// One that is on its way must not be changed; null if there is no room for another.
+/// A reply buffer that is not in use by an earlier reply; null if there is no memory for another.
 Buffer* PerfAnswerer::free_reply() noexcept {
   if (!replies_.empty()) {
     next_reply_ = next_reply_ + 1 < replies_.size() ? next_reply_ + 1 : 0;
@@ -89,7 +67,7 @@ void PerfAnswerer::take(Request& request) noexcept {
     std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
     good = perf_is_stamped(bytes.data(), bytes.size(), value);
   }
-  // All of it while nobody measures, the stamps always.
+  // The warm-up checks all bytes; measured calls check only the stamps.
   if (books_.calls < shape_.warmup && good) good = is_filled(bytes, shape_.seed);
   ++books_.calls;
   books_.sum += value;
@@ -115,7 +93,7 @@ void PerfCaller::open(const CallShape& shape, const std::string& address) {
   open_more();
 }
 
-/// The first one alone: the others would not fare better.
+/// Opens the first session alone: if that fails, the others would fail as well.
 void PerfCaller::open_more() {
   while (fault_.empty() && asked_ < shape_.sessions && asked_ - ready_ < kOpening &&
          (asked_ == 0 || ready_ != 0)) {
@@ -151,11 +129,11 @@ void PerfCaller::fail(std::string why) {
 
 // ---- calling: hot -----------------------------------------------------------------------------
 
-/// What is too long for the engine; empty if nothing is.
+/// Describes what exceeds the engine's limits; empty if nothing does.
 std::string PerfCaller::find_excess() const {
   if (const std::size_t longest = session().max_call(); shape_.size > longest) {
     return fmt::format(
-        "requests of {} bytes are longer than the {} that a session takes; raise "
+        "requests of {} bytes exceed the {} that a session accepts; raise "
         "connections.max_message_bytes at both ends",
         shape_.size, longest);
   }
@@ -165,16 +143,16 @@ std::string PerfCaller::find_excess() const {
 bool PerfCaller::prepare() {
   if (std::string excess = find_excess(); !excess.empty()) {
     fail(std::move(excess));
-  } else if (!take_memory()) {
+  } else if (!allocate_buffers()) {
     fail(
-        fmt::format("there is no room for {} requests of {} bytes, or as many replies of {}; raise "
-                    "memory.send_bytes, or memory.lease_bytes",
+        fmt::format("no memory for {} requests of {} bytes and as many replies of {}; raise "
+                    "memory.send_bytes or memory.lease_bytes",
                     shape_.window, shape_.size, shape_.reply_size));
   }
   return fault_.empty();
 }
 
-bool PerfCaller::take_memory() {
+bool PerfCaller::allocate_buffers() {
   const bool long_replies = shape_.reply_size > session().max_inline_call();
   started_.resize(shape_.window);
   numbers_.resize(shape_.window);
@@ -195,7 +173,7 @@ bool PerfCaller::take_memory() {
 
 void PerfCaller::go_on() {
   if (!ended_.empty()) {
-    // One look at the clock for all that one poll has brought.
+    // Reads the clock once for all completions of one poll.
     const std::uint64_t now = clock_.now();
     for (const std::uint32_t slot : ended_) record(slot, now);
     ended_.clear();
@@ -210,7 +188,7 @@ void PerfCaller::call_more() {
   Status status = Status::ok;
   std::uint64_t now = 0;
   while (posted_ != shape_.total && free_.size() >= wanted()) {
-    if (now == 0) now = clock_.now();  // one look at it for a burst
+    if (now == 0) now = clock_.now();  // read once for a burst
     for (std::uint64_t left = wanted(); left != 0 && status == Status::ok; --left) {
       const std::uint32_t slot = free_.back();
       if (status = call(slot); status != Status::ok) break;
@@ -222,7 +200,7 @@ void PerfCaller::call_more() {
     if (status != Status::ok) break;
   }
   if (now != 0 && !exact_) (void)engine_.flush();
-  // When it is not connected any more, on_closed will tell why.
+  // After not_connected, on_closed reports the reason.
   if (status != Status::ok && status != Status::would_block && status != Status::not_connected)
       [[unlikely]] {
     fail(fmt::format("call {} was not accepted: {}", posted_, to_string(status)));
@@ -230,7 +208,7 @@ void PerfCaller::call_more() {
 }
 
 Status PerfCaller::call(std::uint32_t slot) {
-  // Each slot its session; where there are more sessions than slots, they take turns.
+  // Slots are spread over the sessions. With more sessions than slots, the sessions take turns.
   std::uint32_t index = slot % shape_.sessions;
   if (shape_.sessions > shape_.window) {
     index = next_session_;
@@ -245,7 +223,7 @@ Status PerfCaller::call(std::uint32_t slot) {
   const auto done = [this, slot](Reply& reply) { on_reply(slot, reply); };
   Session& session = sessions_[index];
   const Status status =
-      shape_.size <= kShortCall
+      shape_.size <= kSlotPayloadBytes
           ? session.call(kPerfCall, std::span<const std::byte>(bytes.bytes()), done, options)
           : session.call(kPerfCall, bytes, done, options);
   if (status == Status::ok) [[likely]] {
@@ -267,7 +245,7 @@ void PerfCaller::on_reply(std::uint32_t slot, const Reply& reply) {
   } else if (reply.bytes().size() != shape_.reply_size ||
              !perf_is_stamped(reply.bytes().data(), shape_.reply_size, expected) ||
              (number < shape_.warmup && !is_filled(reply.bytes(), ~shape_.seed))) [[unlikely]] {
-    fail(fmt::format("{}: the reply to call {} has other bytes than expected", address_, number));
+    fail(fmt::format("{}: the reply to call {} differs from what was expected", address_, number));
   }
   if (exact_) {
     record(slot, now);

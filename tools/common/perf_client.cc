@@ -9,7 +9,7 @@
 namespace spinwire::tools {
 namespace {
 
-/// For the server's next step in the dialogue.
+/// Time limit of the server's next step in the dialogue.
 constexpr Nanoseconds kAnswerTime = std::chrono::seconds(10);
 
 std::uint64_t random_seed() {
@@ -100,11 +100,11 @@ void PerfClient::run_turn(int events) {
 void PerfClient::post_more() {
   std::uint64_t now = 0;
   while (posted_ != total_ && posted_ - finished_ < window_ && posted_ - completed_ < places_) {
-    // One look at the clock for a burst; the one of a latency test is made of single operations.
+    // Reads the clock once for a burst; a latency test reads it for each operation.
     if (now == 0 || exact_) now = clock_.now();
     const Status status = post(post_place_);
     if (status != Status::ok) {
-      // When it is not connected any more, on_closed will tell why.
+      // After not_connected, on_closed reports the reason.
       const bool later = status == Status::would_block || status == Status::no_buffer ||
                          status == Status::not_connected;
       if (!later) refused_ = status;
@@ -135,7 +135,7 @@ Status PerfClient::post(std::uint32_t slot) {
       perf_stamp(local.data(), size_, posted_ ^ seed_);
       return server_.write(local, remote_[remote_place_], done, post_);
     default:
-      // Anything but what is there: the read has to bring it.
+      // A stamp that the memory does not hold, so that only the READ can bring the right one.
       perf_stamp(local.data(), size_, ~(remote_place_ ^ seed_));
       return server_.read(local, remote_[remote_place_], done, post_);
   }
@@ -143,7 +143,8 @@ Status PerfClient::post(std::uint32_t slot) {
 
 void PerfClient::on_complete(const Completion& completion) {
   if (completion.status != Status::ok) [[unlikely]] {
-    // The connection ends with the reason; this is kept in case it ends without one.
+    // on_closed normally carries the reason. This status is for a connection that closes without
+    // one.
     if (failed_ == Status::ok) failed_ = completion.status;
     return;
   }
@@ -154,7 +155,7 @@ void PerfClient::on_complete(const Completion& completion) {
 void PerfClient::on_reply(const Message& reply) {
   const std::uint64_t now = clock_.now();
   if (replied_ == posted_) [[unlikely]]
-    return break_off("the server replied to nothing");
+    return break_off("the server sent a reply without a message");
   if (reply.size() != size_ || !perf_is_stamped(reply.data(), size_, replied_ ^ seed_))
       [[unlikely]] {
     if (wrong_++ == 0) first_wrong_ = replied_;
@@ -162,7 +163,7 @@ void PerfClient::on_reply(const Message& reply) {
   finish_up_to(++replied_, now);
 }
 
-/// The poll before may have been the one in which it came, or memory has changed by itself.
+/// The write may have arrived in the last poll; otherwise memory changed without an event.
 void PerfClient::look_for_write() {
   if (replied_ == posted_ || !perf_is_stamped(reply_at_, size_, replied_ ^ seed_)) return;
   finish_up_to(++replied_, clock_.now());
@@ -184,7 +185,7 @@ void PerfClient::finish_up_to(std::uint64_t count, std::uint64_t now) {
   end_ = now;
 }
 
-/// Reads may still be under way in the callback of an earlier one; here all are complete.
+/// An earlier READ's callback may run while later READs are in flight; here all are complete.
 std::string PerfClient::find_fault() const {
   if (pong_) {
     const std::size_t wrong = perf_find_wrong({reply_at_, size_}, seed_);
@@ -194,7 +195,8 @@ std::string PerfClient::find_fault() const {
   const std::uint64_t used = std::min<std::uint64_t>(places_, total_);
   for (std::uint64_t i = 0; i < used; ++i) {
     const std::size_t wrong = perf_find_wrong({local_[i].data(), size_}, seed_);
-    if (wrong != size_) return fmt::format("read bytes differ at byte {} of place {}", wrong, i);
+    if (wrong != size_)
+      return fmt::format("the data read differs at byte {} of place {}", wrong, i);
   }
   return {};
 }
@@ -238,11 +240,11 @@ void PerfClient::ask() {
 bool PerfClient::expose_reply() {
   reply_memory_ = engine_.allocate(size_, Pool::lease);
   if (!reply_memory_) {
-    break_off(fmt::format("there is no room for {} bytes; raise memory.lease_bytes", size_));
+    break_off(fmt::format("no memory for {} bytes; raise memory.lease_bytes", size_));
     return false;
   }
   std::fill_n(reply_memory_.data(), size_, std::byte{0});
-  perf_stamp(reply_memory_.data(), size_, ~seed_);  // no number's stamp, not even of few bytes
+  perf_stamp(reply_memory_.data(), size_, ~seed_);  // no valid stamp of any number or length
   auto region = engine_.expose(reply_memory_.slice(), Access::remote_write);
   if (!region) {
     break_off(region.error().message());
@@ -263,13 +265,13 @@ void PerfClient::on_message(Message& message) {
   } else if (state_ == State::ending && perf_decode(message.bytes(), verdict)) {
     if (verdict.good == 0 && fault_.empty()) fault_ = perf_text(verdict.why);
     if (wrong_ != 0 && fault_.empty()) {
-      fault_ = fmt::format("{} of {} {} brought other bytes than expected, the first is number {}",
-                           wrong_, total_, echoed_ ? "replies" : "reads", first_wrong_);
+      fault_ = fmt::format("{} of {} {} brought wrong data, the first is number {}", wrong_, total_,
+                           echoed_ ? "replies" : "reads", first_wrong_);
     }
     enter(State::closing);
     (void)server_.close();
   } else {
-    break_off("the server says what is not part of the dialogue; is it of the same version?");
+    break_off("the server sent an unknown message; is it of the same version?");
   }
 }
 
@@ -278,34 +280,36 @@ void PerfClient::on_offer(const PerfOffer& offer) {
   const bool one_sided = op_ != PerfOp::send;
   if (!one_sided && size_ > server_.max_message()) {
     return break_off(
-        fmt::format("messages of {} bytes are longer than the {} that both ends take; raise "
+        fmt::format("messages of {} bytes exceed the {} that both ends accept; raise "
                     "connections.max_message_bytes at both, or use --op write",
                     size_, server_.max_message()));
   }
   if (offer.slots > window_ || (one_sided && offer.region.length / offer.slots < size_)) {
-    return break_off("the server offers memory that cannot be used");
+    return break_off("the server offers unusable memory");
   }
   remote_places_ = offer.slots;
   for (std::uint32_t i = 0; one_sided && i < remote_places_; ++i) {
     remote_.push_back(offer.region.slice(i * perf_stride(size_), size_));
   }
-  if (take_memory()) enter(State::running);
+  if (allocate_buffers()) enter(State::running);
 }
 
-/// What is answered may be so before its own completion is seen, so it gets twice the places.
-bool PerfClient::take_memory() {
+/// A reply may arrive before the completion of its own message, so these tests get twice the
+/// places.
+bool PerfClient::allocate_buffers() {
   places_ = op_ == PerfOp::send || pong_ ? window_ * 2 : window_;
   started_.resize(places_);
   if (op_ == PerfOp::send) {
-    // Each in a block of its own: the protocol's header then lies right before the bytes.
+    // Each operation has a block of its own: the protocol's header then lies right before the
+    // bytes.
     for (std::uint32_t i = 0; i < places_; ++i) buffers_.push_back(engine_.allocate(size_));
   } else {
     buffers_.push_back(engine_.allocate(places_ * perf_stride(size_)));
   }
   const Buffer spare = engine_.allocate(sizeof(PerfFinish));  // for the dialogue's last message
   if (!buffers_.back() || !spare) {
-    break_off(fmt::format("there is no room for {} times {} bytes; raise memory.send_bytes",
-                          places_, size_));
+    break_off(
+        fmt::format("no memory for {} times {} bytes; raise memory.send_bytes", places_, size_));
     return false;
   }
   for (std::uint32_t i = 0; i < places_; ++i) {
@@ -316,7 +320,8 @@ bool PerfClient::take_memory() {
   return true;
 }
 
-/// Sends a message of the dialogue, or what is left of the last one; keeps it if it must wait.
+/// Sends a message of the dialogue, or the rest of the last one. Keeps it while sending would
+/// block.
 void PerfClient::say(std::span<const std::byte> message) {
   if (!message.empty()) said_.assign(message.begin(), message.end());
   const Status status = server_.send_copy(said_);

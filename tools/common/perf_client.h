@@ -1,4 +1,4 @@
-// spinwire-perf's measuring end.
+// The measuring end of spinwire-perf.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +20,29 @@ class PerfClient {
   PerfClient(Engine engine, const PerfOptions& options, std::string address);
   PerfClient(const PerfClient&) = delete;
   PerfClient& operator=(const PerfClient&) = delete;
-  /// Closing the engine runs the callbacks of what is still under way: while all is there.
+  /// Closing the engine runs the callbacks of outstanding operations, so it happens while all
+  /// members exist.
   ~PerfClient() { engine_ = Engine(); }
 
-  /// A poll and what follows from it; answers as Engine::poll(). Hot while it measures.
+  /// Polls and acts on the result. Returns what Engine::poll() returns. Hot while it measures.
   int turn();
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
   [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
   [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
-  /// What went wrong; empty if nothing did.
+  /// The first error; empty if there is none.
   [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
 
   /// Durations of the measured operations in ticks of the engine's clock.
   [[nodiscard]] const Histogram& durations() const noexcept { return histogram_; }
-  /// From the first measured operation's start to the last one's end.
+  /// From the start of the first measured operation to the end of the last.
   [[nodiscard]] double seconds() const noexcept;
 
  private:
   enum class State : std::uint8_t {
     dialing,  ///< until the connection is ready
-    asking,   ///< until the server's offer is there
+    asking,   ///< until the server's offer has arrived
     running,  ///< until the last operation is complete
-    ending,   ///< until the verdict is there
+    ending,   ///< until the verdict has arrived
     closing,  ///< until the connection is closed
     over,
   };
@@ -58,7 +59,7 @@ class PerfClient {
   void enter(State state);
   void on_message(Message& message);
   void on_offer(const PerfOffer& offer);
-  bool take_memory();
+  bool allocate_buffers();
   bool expose_reply();
   void ask();
   void on_closed(const Error& error);
@@ -73,10 +74,10 @@ class PerfClient {
   // Hot.
   State state_ = State::dialing;
   PerfOp op_;
-  bool exact_;   ///< the end of an operation is read from the clock in its callback
-  bool echoed_;  ///< an operation ends with the server's reply
-  bool pong_;    ///< which is a write
-  const std::byte* reply_at_ = nullptr;  ///< then: where it comes
+  bool exact_;                           ///< the callback reads the clock at each operation's end
+  bool echoed_;                          ///< an operation ends with the server's reply
+  bool pong_;                            ///< the reply is a write
+  const std::byte* reply_at_ = nullptr;  ///< pong: where the reply arrives
   Clock clock_;
   Connection server_;
   std::uint64_t size_;
@@ -85,12 +86,12 @@ class PerfClient {
   std::uint64_t warmup_;
   std::uint32_t window_;
   Post post_;
-  std::uint32_t places_ = 0;         ///< places for operations here
-  std::uint32_t remote_places_ = 0;  ///< and in the server's memory
+  std::uint32_t places_ = 0;         ///< places for operations in our memory
+  std::uint32_t remote_places_ = 0;  ///< places in the server's memory
   std::uint64_t posted_ = 0;
   std::uint64_t completed_ = 0;  ///< by the device
   std::uint64_t replied_ = 0;    ///< by the server
-  std::uint64_t finished_ = 0;   ///< and recorded
+  std::uint64_t finished_ = 0;   ///< recorded as well
   std::uint32_t post_place_ = 0;
   std::uint32_t remote_place_ = 0;
   std::uint32_t finish_place_ = 0;
@@ -104,19 +105,19 @@ class PerfClient {
   std::uint32_t idle_turns_ = 0;
   std::uint64_t progress_at_ = 0;  ///< when `progress_` was last seen to change
   std::uint64_t progress_seen_ = 0;
-  std::uint64_t wrong_ = 0;  ///< replies and reads that are not as they should be
+  std::uint64_t wrong_ = 0;  ///< replies and reads with wrong data
   std::uint64_t first_wrong_ = 0;
-  Status refused_ = Status::ok;  ///< why an operation was not accepted
-  Status failed_ = Status::ok;   ///< how one ended that did not succeed
+  Status refused_ = Status::ok;  ///< why the library refused an operation
+  Status failed_ = Status::ok;   ///< status of an operation that failed
   Histogram histogram_;
   // Cold.
   const PerfOptions& options_;
   std::optional<Dialer> dialer_;
   Deadline step_deadline_;
   std::vector<Buffer> buffers_;
-  Buffer reply_memory_;  ///< pong: what the server writes
+  Buffer reply_memory_;  ///< pong: memory that the server writes
   RemoteRegion reply_;
-  std::vector<std::byte> said_;  ///< a message of the dialogue that had to wait
+  std::vector<std::byte> said_;  ///< a message of the dialogue that has to wait
   std::string fault_;
 };
 

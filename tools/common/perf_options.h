@@ -1,4 +1,4 @@
-// What spinwire-perf was asked to do, and what came out.
+// The options of spinwire-perf.
 #pragma once
 
 #include <chrono>
@@ -17,23 +17,25 @@ struct PerfOptions {
   std::uint64_t size = 0;        ///< bytes
   std::uint32_t window = 0;      ///< operations in flight
   std::uint64_t count = 0;       ///< measured operations
-  std::uint64_t warmup = 0;      ///< operations before those
+  std::uint64_t warmup = 0;      ///< operations before the measurement
   std::uint64_t reply_size = 0;  ///< rpc: bytes
-  std::uint32_t batch = 1;       ///< rpc: calls that go out together
-  std::uint32_t sessions = 1;    ///< rpc: that calls are spread over
+  std::uint32_t batch = 1;       ///< rpc: calls that are sent together
+  std::uint32_t sessions = 1;    ///< rpc: sessions that share the calls
   bool symmetric = false;        ///< rpc: the server calls as well
   std::string host;              ///< empty: serve
   std::string bind;
   int port = 0;
-  Nanoseconds wait{};  ///< for the server to be up
+  Nanoseconds wait{};  ///< for the server to come up
   int cpu = -1;        ///< -1: any
   bool once = false;
   bool one_thread = false;
   bool json = false;
+  bool all_sizes = false;  ///< one measurement for each power of two
+  bool histogram = false;  ///< draw the durations
   Config config;
 };
 
-/// Operations that make no progress for this long end the measurement.
+/// A measurement ends after this long without progress.
 inline constexpr Nanoseconds kProgressTimeout = std::chrono::seconds(30);
 
 }  // namespace spinwire::tools

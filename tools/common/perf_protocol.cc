@@ -5,13 +5,13 @@
 namespace spinwire::tools {
 namespace {
 
-/// The part that no stamp covers: [first, second).
+/// The part between the stamps: [first, second).
 std::pair<std::size_t, std::size_t> body(std::size_t size) noexcept {
   if (size <= 8) return {size, size};
   return {8, size >= 16 ? size - 8 : size};
 }
 
-/// Eight bytes of the pattern, far from each other's neighbours.
+/// Eight bytes of the pattern, unlike those at neighbouring offsets.
 std::uint64_t word(std::uint64_t seed, std::size_t offset) noexcept {
   std::uint64_t x = seed + offset * 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 31)) * 0xd6e8feb86659fd93ull;

@@ -1,13 +1,13 @@
-// What spinwire-perf's two ends say to each other, and the bytes that they move.
+// The dialogue of spinwire-perf's two ends, and the bytes that they move.
 //
 //   client                     server
 //   Request (what to measure)  →
-//                              ← Offer (where to write or read; or why not)
+//                              ← Offer (where to write or read, or a refusal)
 //   messages, writes or reads  ⇄ (echoes, if round trips are measured; a write for each write)
 //   Finish                     →
 //                              ← Verdict (whether everything arrived as it was sent)
 //
-// All numbers are little-endian, as on every machine this runs on.
+// All numbers are little-endian, as on every machine that Spinwire runs on.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ enum class PerfOp : std::uint8_t { send, write, read, pong, call };
 std::string_view to_string(PerfTest test) noexcept;
 std::string_view to_string(PerfOp op) noexcept;
 
-/// First bytes of every message of the dialogue.
+/// The first bytes of every message of the dialogue.
 struct PerfHead {
   static constexpr std::uint32_t kMagic = 0x46505753;  // "SWPF"
   static constexpr std::uint16_t kVersion = 2;
@@ -70,8 +70,8 @@ struct PerfOffer {
 
   PerfHead head{.kind = kKind};
   RemoteRegion region;          ///< for writes and reads
-  std::uint32_t slots = 0;      ///< places in it, each perf_stride() bytes; 0: refused
-  std::array<char, 172> why{};  ///< when refused
+  std::uint32_t slots = 0;      ///< places in the region, each perf_stride() bytes; 0: refused
+  std::array<char, 172> why{};  ///< reason of a refusal
 };
 
 struct PerfFinish {
@@ -85,10 +85,10 @@ struct PerfVerdict {
 
   PerfHead head{.kind = kKind};
   std::uint32_t good = 0;
-  std::array<char, 172> why{};  ///< when not good
+  std::array<char, 172> why{};  ///< reason, when not good
 };
 
-/// Reads one message of the dialogue; false if it is another or no valid one.
+/// Decodes one message of the dialogue; false if it is another message or invalid.
 template <typename T>
 bool perf_decode(std::span<const std::byte> bytes, T& out) noexcept {
   if (bytes.size() != sizeof(T)) return false;
@@ -100,7 +100,7 @@ template <typename T>
 std::span<const std::byte> perf_encode(const T& message) noexcept {
   return std::as_bytes(std::span(&message, 1));
 }
-/// A text of the other end, which need not be terminated.
+/// A text of the peer, which may lack its terminator.
 inline std::string_view perf_text(const std::array<char, 172>& text) noexcept {
   return {text.data(), ::strnlen(text.data(), text.size())};
 }
@@ -108,11 +108,11 @@ void perf_set_text(std::array<char, 172>& out, std::string_view text) noexcept;
 
 // ---- the bytes --------------------------------------------------------------------------------
 
-/// From one place in a buffer to the next.
+/// Distance between two places in a buffer.
 constexpr std::uint64_t perf_stride(std::uint64_t size) noexcept { return (size + 63) & ~63ull; }
 
-/// Marks an operation's bytes as those of number `value`: in their first eight bytes and, from
-/// sixteen bytes on, in their last eight. Hot.
+/// Stamps an operation's bytes with `value`: the first eight bytes and, from sixteen bytes on, the
+/// last eight. Hot.
 inline void perf_stamp(std::byte* at, std::size_t size, std::uint64_t value) noexcept {
   if (size < sizeof value) [[unlikely]] {
     std::memcpy(at, &value, size);
@@ -121,7 +121,7 @@ inline void perf_stamp(std::byte* at, std::size_t size, std::uint64_t value) noe
   std::memcpy(at, &value, sizeof value);
   if (size >= 2 * sizeof value) std::memcpy(at + size - sizeof value, &value, sizeof value);
 }
-/// Whether they are so marked. Hot.
+/// Whether the bytes carry that stamp. Hot.
 inline bool perf_is_stamped(const std::byte* at, std::size_t size, std::uint64_t value) noexcept {
   if (size < sizeof value) [[unlikely]]
     return std::memcmp(at, &value, size) == 0;
@@ -130,9 +130,9 @@ inline bool perf_is_stamped(const std::byte* at, std::size_t size, std::uint64_t
          std::memcmp(at + size - sizeof value, &value, sizeof value) == 0;
 }
 
-/// Fills what lies between the stamps with bytes that follow from the seed and their place.
+/// Fills the bytes between the stamps with a pattern of seed and offset.
 void perf_fill(std::span<std::byte> bytes, std::uint64_t seed) noexcept;
-/// Where the first byte that perf_fill() did not write is; bytes.size() if there is none.
+/// Offset of the first byte that perf_fill() did not write; bytes.size() if there is none.
 std::size_t perf_find_wrong(std::span<const std::byte> bytes, std::uint64_t seed) noexcept;
 
 }  // namespace spinwire::tools

@@ -11,11 +11,11 @@
 namespace spinwire::tools {
 namespace {
 
-/// For the other end's next step.
+/// Time limit of the peer's next step.
 constexpr Nanoseconds kStepTimeout = std::chrono::seconds(10);
-constexpr Nanoseconds kPause = std::chrono::milliseconds(50);  ///< before a server is tried again
+constexpr Nanoseconds kPause = std::chrono::milliseconds(50);  ///< between attempts to connect
 
-/// What a server says to a second client.
+/// The refusal that a second client gets.
 constexpr std::string_view kBusy = "another client is being measured";
 
 CallShape shape_of(const PerfOptions& o) {
@@ -30,14 +30,14 @@ CallShape shape_of(const PerfOptions& o) {
           .sessions = o.sessions};
 }
 
-/// The calls of the other end: as many as it likes, and other bytes.
+/// The server's own calls: as many as it likes, with a different pattern.
 CallShape shape_back(CallShape shape) {
   shape.seed = ~shape.seed;
   shape.total = ~std::uint64_t{0};
   return shape;
 }
 
-CallOptions patient() {
+CallOptions long_timeout() {
   CallOptions options;
   options.timeout = kStepTimeout;
   return options;
@@ -64,7 +64,7 @@ RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::str
   }
 }
 
-/// The server calls us as well.
+/// Serves the calls that the server makes to us.
 Result<void> RpcPerfClient::serve(const CallShape& shape) {
   answerer_.expect(shape_back(shape));
   auto served = engine_.serve(kPerfCall, [this](Request& r) { answerer_.take(r); });
@@ -114,7 +114,7 @@ void RpcPerfClient::cold_turn() {
   }
 }
 
-/// The server may not be up yet.
+/// Tries again, as the server may not be up yet.
 void RpcPerfClient::retry() {
   if (!caller_.worth_another_try() || wait_.passed()) return give_up(caller_.fault());
   if (!retry_at_.passed()) return;
@@ -127,7 +127,7 @@ void RpcPerfClient::ask() {
   ask.shape = caller_.shape();
   if (options_.symmetric) perf_set_text(ask.caller, listener_.address());
   Buffer bytes = engine_.allocate(sizeof ask);
-  if (!bytes) return give_up("there is no room for a request; raise memory.send_bytes");
+  if (!bytes) return give_up("no memory for a request; raise memory.send_bytes");
   std::memcpy(bytes.data(), &ask, sizeof ask);
   enter(State::asking);
   const auto done = [this](Reply& reply) {
@@ -143,8 +143,8 @@ void RpcPerfClient::ask() {
     enter(State::running);
     caller_.start();
   };
-  const Status status = caller_.session().call(kPerfAsk, bytes.slice(), done, patient());
-  if (status != Status::ok) give_up(fmt::format("the question: {}", to_string(status)));
+  const Status status = caller_.session().call(kPerfAsk, bytes.slice(), done, long_timeout());
+  if (status != Status::ok) give_up(fmt::format("the first request: {}", to_string(status)));
 }
 
 void RpcPerfClient::finish() {
@@ -154,8 +154,8 @@ void RpcPerfClient::finish() {
   enter(State::ending);
   const auto done = [this](Reply& reply) { on_books(reply); };
   const Status status =
-      caller_.session().call(kPerfEnd, std::span<const std::byte>(), done, patient());
-  if (status != Status::ok) give_up(fmt::format("the last question: {}", to_string(status)));
+      caller_.session().call(kPerfEnd, std::span<const std::byte>(), done, long_timeout());
+  if (status != Status::ok) give_up(fmt::format("the last request: {}", to_string(status)));
 }
 
 void RpcPerfClient::on_books(const Reply& reply) {
@@ -174,7 +174,7 @@ std::string RpcPerfClient::find_fault(const CallTally& tally) const {
     return served.calls != calls || served.sum != sum;
   };
   if (tally.served.wrong != 0) {
-    return fmt::format("{} of {} calls came with other bytes than were sent", tally.served.wrong,
+    return fmt::format("{} of {} calls arrived with wrong data", tally.served.wrong,
                        tally.served.calls);
   }
   if (differ(tally.served, caller_.finished_calls(), caller_.sum())) {
@@ -195,7 +195,7 @@ void RpcPerfClient::enter(State state) {
   step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
 }
 
-/// Tells a server that measures. Nobody waits for its answer.
+/// Tells a measuring server that this client leaves. Does not wait for the reply.
 void RpcPerfClient::leave() {
   if (state_ == State::running)
     (void)caller_.session().call(kPerfEnd, std::span<const std::byte>(), [](Reply&) {});
@@ -213,7 +213,7 @@ void RpcPerfClient::give_up(std::string why) {
 Result<void> RpcPerfServer::serve() {
   auto served = engine_.serve(kPerfCall, [this](Request& r) {
     if (state_ == State::idle) [[unlikely]]
-      return static_cast<void>(r.refuse("nothing was begun"));
+      return static_cast<void>(r.refuse("no measurement was begun"));
     answerer_.take(r);
   });
   if (served) served = engine_.serve(kPerfAsk, [this](Request& r) { on_ask(r); });
@@ -224,7 +224,7 @@ Result<void> RpcPerfServer::serve() {
 void RpcPerfServer::on_ask(Request& request) {
   CallAsk ask;
   if (!perf_decode(request.bytes(), ask) || !ask.shape.valid()) {
-    (void)request.refuse("it asks for what no such server does");
+    (void)request.refuse("the request is invalid");
     return;
   }
   if (busy_ || state_ != State::idle) {
@@ -248,13 +248,14 @@ void RpcPerfServer::on_ask(Request& request) {
 }
 
 void RpcPerfServer::on_end(Request& request) {
-  if (state_ != State::running) return static_cast<void>(request.refuse("nothing was begun"));
+  if (state_ != State::running)
+    return static_cast<void>(request.refuse("no measurement was begun"));
   waiting_ = request.defer();
   state_ = State::stopping;
   if (caller_ != nullptr) caller_->stop();
 }
 
-/// While a client is there. Hot.
+/// Runs in each poll while a client is present. Hot.
 void RpcPerfServer::go_on() {
   if (caller_ != nullptr) {
     caller_->turn();
@@ -288,7 +289,7 @@ void RpcPerfServer::check_progress() {
     seen_ = answerer_.books().calls;
     step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
   } else if (step_deadline_.passed() && state_ != State::closing) {
-    end("it neither went on nor left");
+    end("the client stopped responding");
   }
 }
 

@@ -1,11 +1,11 @@
-// spinwire-perf's test of remote calls: what its two ends tell each other, by calls as well.
+// spinwire-perf's test of remote calls. The dialogue of its two ends consists of calls, too:
 //
 //   client                        server
 //   kPerfAsk (what to measure)  →
-//                               ← nothing, or why not; if it shall call us as well, when it can
+//                               ← empty, or a refusal; if both call, once the server can call
 //   kPerfCall                   ⇄ replies; if both call, kPerfCall the other way as well
 //   kPerfEnd                    →
-//                               ← what it has served and called
+//                               ← what the server served and called
 #pragma once
 
 #include <array>
@@ -25,18 +25,18 @@ struct CallAsk {
 
   PerfHead head{.kind = kKind};
   CallShape shape;
-  std::array<char, 172> caller{};  ///< address for the server's calls; empty: it makes none
+  std::array<char, 172> caller{};  ///< address for the server's calls; empty: the server makes none
 };
 
-/// The server's books at the end.
+/// The server's counts at the end.
 struct CallTally {
   static constexpr std::uint16_t kKind = 6;
 
   PerfHead head{.kind = kKind};
   CallBooks served;
-  std::uint64_t called = 0;  ///< calls of its own, all answered as they should be
+  std::uint64_t called = 0;  ///< calls of its own that got the right reply
   std::uint64_t called_sum = 0;
-  std::array<char, 172> fault{};  ///< of those; empty: none
+  std::array<char, 172> fault{};  ///< error in its own calls; empty: none
 };
 
 class RpcPerfClient {
@@ -48,25 +48,25 @@ class RpcPerfClient {
   ~RpcPerfClient() {
     leave();
     listener_ = {};
-    engine_ = Engine();  // runs callbacks: while all is there
+    engine_ = Engine();  // runs callbacks, so it happens while all members exist
   }
 
-  /// A poll and what follows from it; answers as Engine::poll(). Hot while it measures.
+  /// Polls and acts on the result. Returns what Engine::poll() returns. Hot while it measures.
   int turn();
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
   [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
   [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
   [[nodiscard]] const Histogram& durations() const noexcept { return caller_.durations(); }
   [[nodiscard]] double seconds() const noexcept { return caller_.seconds(); }
-  /// The other end's calls that were served between our first measured one and our last.
+  /// The server's calls that were served between our first measured call and our last.
   [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
 
  private:
   enum class State : std::uint8_t {
-    opening,  ///< until all sessions are there, and the server is free
+    opening,  ///< until all sessions are open and the server is free
     asking,   ///< until the server is ready
     running,  ///< until the last call has ended
-    ending,   ///< until the server's books are there
+    ending,   ///< until the server's counts have arrived
     closing,
     over,
   };
@@ -95,13 +95,13 @@ class RpcPerfClient {
   const PerfOptions& options_;
   std::string address_;
   Listener listener_;
-  Deadline wait_;      ///< for the server to be up
+  Deadline wait_;      ///< for the server to come up
   Deadline retry_at_;  ///< the next attempt to open a session
   Deadline step_deadline_;
   std::string fault_;
 };
 
-/// Lives in a server beside the tests of connections.
+/// Runs in a server beside the tests of connections.
 class RpcPerfServer {
  public:
   explicit RpcPerfServer(Engine& engine) noexcept
@@ -109,26 +109,26 @@ class RpcPerfServer {
   RpcPerfServer(const RpcPerfServer&) = delete;
   RpcPerfServer& operator=(const RpcPerfServer&) = delete;
 
-  /// Errors: those of Engine::serve(), as when the pools have no room for remote calls.
+  /// Errors: those of Engine::serve(), as when the pools are too small for remote calls.
   Result<void> serve();
-  /// Follows each poll.
+  /// Call it after each poll.
   void turn() {
     if (state_ != State::idle) [[unlikely]]
       go_on();
   }
   [[nodiscard]] bool running() const noexcept { return state_ != State::idle; }
-  /// No client is taken while another is being measured in another way.
+  /// While busy, the server measures another kind of test and refuses clients.
   void set_busy(bool busy) noexcept { busy_ = busy; }
   [[nodiscard]] std::uint64_t begun() const noexcept { return begun_; }
   [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
   [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
-  /// One line on how the last client ended.
+  /// One line about how the last client ended.
   [[nodiscard]] const std::string& last() const noexcept { return last_; }
 
  private:
   enum class State : std::uint8_t {
     idle,
-    calling_back,  ///< until our own sessions are there
+    calling_back,  ///< until our own sessions are open
     running,       ///< until the client ends it
     stopping,      ///< until our own calls have ended
     closing,       ///< until our own sessions are closed
@@ -148,9 +148,9 @@ class RpcPerfServer {
   PerfAnswerer answerer_;
   std::unique_ptr<PerfCaller> caller_;
   CallShape shape_;
-  PendingCall waiting_;  ///< the client's, for what we are to answer when we can
+  PendingCall waiting_;  ///< the client's request, answered once we can call back
   std::uint32_t turns_ = 0;
-  std::uint64_t seen_ = 0;  ///< calls, when progress was last looked for
+  std::uint64_t seen_ = 0;  ///< calls at the last check for progress
   Deadline step_deadline_;
   std::uint64_t begun_ = 0;
   std::uint64_t served_ = 0;

@@ -10,13 +10,13 @@
 namespace spinwire::tools {
 namespace {
 
-/// For a client's next step in the dialogue.
+/// Time limit of a client's next step in the dialogue.
 constexpr Nanoseconds kTimeout = std::chrono::seconds(5);
 
 }  // namespace
 
 Result<void> PerfServer::listen(const std::string& address) {
-  // Pools too small for remote calls do for the other tests.
+  // Pools too small for remote calls suffice for the other tests.
   serves_calls_ = calls_.serve();
   ListenOptions options;
   options.on_accept = [this](Connection c) { on_accept(c); };
@@ -45,7 +45,7 @@ int PerfServer::turn() {
   if (state_ == State::tidying) {
     tidy();
   } else if ((state_ == State::waiting || state_ == State::leaving) && step_deadline_.passed()) {
-    break_off("it neither went on nor left");
+    break_off("the client stopped responding");
     step_deadline_ = Deadline(clock_, kTimeout);
   }
   return events;
@@ -72,7 +72,7 @@ void PerfServer::on_data(Message& message) {
   const std::uint64_t number = received_++;
   bool good = message.size() == request_.size &&
               perf_is_stamped(message.data(), message.size(), number ^ request_.seed);
-  // All of it while nobody measures, the stamps always.
+  // The warm-up checks all bytes; measured messages check only the stamps.
   if (number < request_.warmup && good) {
     good = perf_find_wrong(message.bytes(), request_.seed) == message.size();
   }
@@ -94,7 +94,7 @@ void PerfServer::reply(Buffer message) {
   pending_[(pending_first_ + pending_count_++) % pending_.size()] = std::move(message);
 }
 
-/// Answers the client's next write when it is there as a whole.
+/// Answers the client's next write once all its bytes have arrived.
 void PerfServer::look_for_write() {
   const std::uint64_t value = answers_posted_ ^ request_.seed;
   if (state_ != State::running || answers_posted_ == request_.total ||
@@ -149,7 +149,7 @@ void PerfServer::on_request(const PerfRequest& request) {
   PerfOffer offer;
   request_ = request;
   if (!request.valid()) {
-    perf_set_text(offer.why, "the request asks for what no spinwire-perf of this version does");
+    perf_set_text(offer.why, "the request is invalid for this version of spinwire-perf");
   } else if (request.op == PerfOp::send) {
     offer.slots = request.window;
   } else if (!offer_memory(offer) || (request.op == PerfOp::pong && !prepare_writes(offer))) {
@@ -169,7 +169,7 @@ void PerfServer::on_request(const PerfRequest& request) {
 }
 
 bool PerfServer::offer_memory(PerfOffer& offer) {
-  // As many places as the window is wide; if there is no room for so many, some are used again.
+  // One place for each operation in flight. With too little memory, half as many, each used again.
   for (std::uint32_t slots = request_.window; slots != 0; slots /= 2) {
     memory_ = engine_.allocate(slots * perf_stride(request_.size), Pool::lease);
     if (!memory_) continue;
@@ -177,7 +177,7 @@ bool PerfServer::offer_memory(PerfOffer& offer) {
     return offer.slots != 0;
   }
   perf_set_text(offer.why,
-                fmt::format("the server has no room for {} bytes; raise its memory.lease_bytes",
+                fmt::format("the server has no memory for {} bytes; raise its memory.lease_bytes",
                             request_.size));
   return false;
 }
@@ -186,7 +186,7 @@ bool PerfServer::prepare_writes(PerfOffer& offer) {
   const std::uint64_t stride = perf_stride(request_.size);
   answers_ = engine_.allocate(2 * stride);
   if (!answers_) {
-    perf_set_text(offer.why, fmt::format("the server has no room for {} bytes; raise its "
+    perf_set_text(offer.why, fmt::format("the server has no memory for {} bytes; raise its "
                                          "memory.send_bytes",
                                          2 * stride));
     return false;
@@ -205,7 +205,7 @@ void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
       perf_fill({at, request_.size}, request_.seed);
     } else {
       std::fill_n(at, request_.size, std::byte{0});
-      // Not what is waited for, not even in few bytes.
+      // A value that differs from the awaited stamp, even in a few bytes.
       if (request_.op == PerfOp::pong) perf_stamp(at, request_.size, ~request_.seed);
     }
   }
@@ -218,7 +218,7 @@ void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
   offer.slots = slots;
 }
 
-/// What is wrong with the client's data; empty if nothing is.
+/// Describes the first fault in the client's data; empty if there is none.
 std::string PerfServer::find_fault() const {
   if (wrong_ != 0) {
     return fmt::format("{} of {} messages differ from what was sent, the first is number {}",
@@ -228,7 +228,7 @@ std::string PerfServer::find_fault() const {
   const std::uint64_t used = std::min<std::uint64_t>(slots_, request_.total);
   for (std::uint64_t i = 0; i < used; ++i) {
     const std::byte* at = memory_.data() + i * perf_stride(request_.size);
-    // The last operation that went to this place.
+    // The last operation that used this place.
     const std::uint64_t last = request_.total - 1 - (request_.total - 1 - i) % slots_;
     if (!perf_is_stamped(at, request_.size, last ^ request_.seed)) {
       return fmt::format("place {} does not hold write {}", i, last);
@@ -250,7 +250,8 @@ void PerfServer::on_finish() {
   say(perf_encode(verdict));
 }
 
-/// Sends a message of the dialogue, or what is left of the last one; keeps it if it must wait.
+/// Sends a message of the dialogue, or the rest of the last one. Keeps it while sending would
+/// block.
 void PerfServer::say(std::span<const std::byte> message) {
   if (!message.empty()) said_.assign(message.begin(), message.end());
   const Status status = client_.send_copy(said_);
@@ -270,7 +271,7 @@ void PerfServer::break_off(std::string why) {
 void PerfServer::on_closed(const Error& error) {
   const bool asked = state_ == State::running || state_ == State::leaving;
   if (fault_.empty() && error.status != Status::ok) fault_ = error.message();
-  if (fault_.empty() && state_ != State::leaving) fault_ = "it left before the end";
+  if (fault_.empty() && state_ != State::leaving) fault_ = "the client left before the end";
   const std::string what = asked
                                ? fmt::format("{}: {} {}, {} bytes, window {}, {} operations", peer_,
                                              to_string(request_.test), to_string(request_.op),

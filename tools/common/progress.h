@@ -1,4 +1,4 @@
-// How far a transfer is, on stderr.
+// Shows the progress of a transfer on stderr.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace spinwire::tools {
 
-/// A bar that is drawn over and over on a terminal; elsewhere a line every other second.
+/// A bar that is redrawn on a terminal; elsewhere a line every other second.
 class Progress {
  public:
   Progress(std::string what, std::uint64_t total, const Clock& clock);
-  /// Draws if it is time to.
+  /// Draws if a redraw is due.
   void update(std::uint64_t done);
-  /// Draws the end of the bar, if any was drawn.
+  /// Completes the bar, if one was drawn.
   void finish(std::uint64_t done);
 
  private:

@@ -1,4 +1,4 @@
-// What the two ends of file-push have in common: the dialogue, the digest, and how a transfer ends.
+// Shared by both ends of file-push: the dialogue, the digest, and how a transfer ends.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,12 +20,12 @@
 
 namespace spinwire::tools::push {
 
-inline constexpr Nanoseconds kTimeout = std::chrono::seconds(60);  ///< for any sign of progress
+inline constexpr Nanoseconds kTimeout = std::chrono::seconds(60);  ///< without any progress
 
 enum class Kind : std::uint16_t { announce = 1, grant, returned, finish, verdict, abort };
 
-/// Every message of the dialogue; which fields count depends on its kind. Both ends are machines
-/// of the same byte order, as all that this runs on are.
+/// Every message of the dialogue; its kind says which fields count. Both ends have the same byte
+/// order, as all supported machines do.
 struct Note {
   static constexpr std::uint32_t kMagic = 0x48535550;  // "PUSH"
 
@@ -34,11 +34,11 @@ struct Note {
   Kind kind = Kind::abort;
   std::uint64_t size = 0;    // bytes of the file; `returned`: blocks
   std::uint64_t block = 0;   // bytes of a block
-  std::uint64_t blocks = 0;  // of the ring
+  std::uint64_t blocks = 0;  // blocks in the ring
   RemoteRegion ring;
   std::uint64_t digest_low = 0;
   std::uint64_t digest_high = 0;
-  std::array<char, 160> text{};  // why, for `abort`
+  std::array<char, 160> text{};  // the reason, for `abort`
 };
 
 /// XXH3 of 128 bits.
@@ -69,20 +69,21 @@ class End {
   End& operator=(const End&) = delete;
   virtual ~End() = default;
 
-  /// Drives the transfer to its end; answers the exit code. Once.
+  /// Runs the transfer to its end and returns the exit code. Call it once.
   int run() {
     drive_to_end();
     stop_listening();
-    // Closing the engine runs the callbacks of what is still under way: now, while all is there.
+    // Closing the engine runs the callbacks of outstanding operations, so it happens while all
+    // members exist.
     engine_ = Engine();
     return fault_.empty() ? kDone : fail(fault_);
   }
 
  protected:
-  /// What there is to do between two polls. True: something was done.
+  /// Does the work between two polls. Returns whether there was any.
   virtual bool turn() = 0;
   virtual void on_note(const Note& note) = 0;
-  virtual void on_write(const Message&) { give_up("a write that nobody asked for"); }
+  virtual void on_write(const Message&) { give_up("an unexpected write"); }
   virtual void stop_listening() {}
 
   void drive_to_end() {
@@ -97,7 +98,7 @@ class End {
       if (worked || events > 0 || !met_) timeout = {engine_.clock(), kTimeout};
       if (timeout.passed()) {
         over_ = closing_;
-        give_up(fmt::format("{} does not go on", peer_is_));
+        give_up(fmt::format("{} makes no progress", peer_is_));
       }
       idler.turn(events == 0 && !worked);
     }
@@ -125,13 +126,13 @@ class End {
   }
   [[nodiscard]] bool has_said_all() const { return outbox_.empty(); }
 
-  /// All is said; from here on the peer may leave.
+  /// The dialogue is complete: from now on the peer may close.
   void expect_close() { closing_ = true; }
   void close() {
     closing_ = true;
     (void)peer_.close();
   }
-  /// Ends the transfer here and, if it can be told, at the peer.
+  /// Ends the transfer here and, if possible, at the peer.
   void give_up(std::string why, bool tell = true) {
     if (closing_) return;
     fault_ = std::move(why);
@@ -153,7 +154,7 @@ class End {
   }
   Engine engine_;
   Connection peer_;
-  bool met_ = false;  // there is a peer
+  bool met_ = false;  // a peer has connected
   bool over_ = false;
   std::string fault_;
 
@@ -164,7 +165,7 @@ class End {
     if (message.size() == sizeof note) std::memcpy(&note, message.data(), sizeof note);
     note.text.back() = '\0';
     if (message.size() != sizeof note || note.magic != Note::kMagic || note.version != 1) {
-      give_up(fmt::format("{} is no file-push of this version", peer_is_));
+      give_up(fmt::format("{} is not a file-push of this version", peer_is_));
     } else if (note.kind == Kind::abort) {
       give_up(fmt::format("{} gave up: {}", peer_is_, note.text.data()), /*tell=*/false);
     } else {
@@ -179,7 +180,7 @@ class End {
     over_ = true;
   }
 
-  std::string peer_is_;  // "the sender"
+  std::string peer_is_;  // for messages: "the sender"
   std::string name_;     // its address
   bool closing_ = false;
   std::vector<Note> outbox_;

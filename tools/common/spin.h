@@ -23,8 +23,8 @@ class Deadline {
   std::uint64_t at_;
 };
 
-/// One turn outside of measured stretches: a poll, and the control step where the configuration
-/// leaves that to the application. Answers as Engine::poll().
+/// One turn while nothing is measured: a poll, and a control step if the configuration leaves
+/// control steps to the application. Returns what Engine::poll() returns.
 inline int drive(Engine& engine) noexcept {
   const int events = engine.poll();
   if (events < 0 || engine.config().engine.control == ControlMode::automatic) return events;
@@ -32,10 +32,9 @@ inline int drive(Engine& engine) noexcept {
   return more < 0 ? more : events + more;
 }
 
-/// For measured stretches, where an Idler would be too much. Looks after what is due when nothing
-/// has happened for thousands of turns, so that nothing is being measured but a peer's absence:
-/// lets others have the CPU, the peer may be waiting for it; and takes a control step where the
-/// engine takes none itself. Hot.
+/// For measured stretches, where an Idler costs too much. Acts only after thousands of turns
+/// without an event, when nothing but a peer's absence is measured. Then it yields the CPU, which
+/// the peer may need, and takes a control step if the engine takes none. Hot.
 class IdleCare {
  public:
   void turn(Engine& engine, int events) noexcept {
@@ -51,7 +50,7 @@ class IdleCare {
   std::uint32_t idle_ = 0;
 };
 
-/// Drives the engine until `done()`; false if the deadline came first. Set-up.
+/// Drives the engine until `done()`. Returns false if the deadline passed first. Set-up.
 template <typename Done>
 bool spin_until(Engine& engine, Nanoseconds timeout, Done&& done) {
   const Deadline deadline(engine.clock(), timeout);
@@ -61,9 +60,9 @@ bool spin_until(Engine& engine, Nanoseconds timeout, Done&& done) {
   return true;
 }
 
-/// Leaves the CPU to others while nothing happens: after some microseconds of idle turns each
-/// further one yields, after 20 ms it sleeps if it may. A peer that runs answers before that; one
-/// that waits for a CPU gets it sooner. While there are events it costs a branch.
+/// Yields the CPU while nothing happens: on each idle turn after some microseconds, and by sleeping
+/// after 20 ms if allowed. A running peer answers earlier; a peer that waits for a CPU gets it
+/// sooner. While there are events it costs a branch.
 class Idler {
  public:
   Idler(const Clock& clock, bool may_sleep) noexcept

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Counts the instructions of one operation and compares them with bench/instructions.txt, whose
-# head describes its format. Timing is noise on a shared machine; a count is not.
+# Counts the instructions of one operation and compares them with bench/instructions.txt, which describes
+# its format. On a shared machine a time is noise; a count is not.
 #
-# Each command runs under callgrind with N and with 2N operations. Only what happens inside of
-# bench::measured is collected, so set-up, whose length varies, does not count; the difference of
-# both runs divided by N is the cost of one operation.
+# Each command runs under callgrind with N and with 2N operations. The cost of one operation is the
+# difference divided by N. Only code inside bench::measured counts, so set-up does not. Two commands run
+# at a time, which changes no count.
 #
 #   tools/dev/check_counts.sh [BIN]            compare, with programs from BIN (build/bin)
 #   tools/dev/check_counts.sh --record [BIN]   write what was counted into the file
@@ -21,7 +21,7 @@ table=bench/instructions.txt
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# Prints the instructions that running the given command takes.
+# Prints the number of instructions that the given command executes.
 count() {
   local log total
   log=$(mktemp "$tmp/log.XXXXXX")
@@ -34,13 +34,13 @@ count() {
   fi
   total=$(sed -n 's/.*Collected : \([0-9]*\).*/\1/p' "$log" | tail -n 1)
   if [[ -z "$total" || "$total" == 0 ]]; then
-    echo "check_counts: '$*': callgrind saw nothing of bench::measured" >&2
+    echo "check_counts: '$*': bench::measured did not run" >&2
     return 1
   fi
   echo "$total"
 }
 
-# Prints the instructions of one operation, to one decimal.
+# Prints the instructions of one operation, with one decimal.
 count_one() {
   local first second
   first=$(count "$@" "$operations") || return 1
@@ -48,7 +48,7 @@ count_one() {
   awk -v a="$first" -v b="$second" -v n="$operations" 'BEGIN { printf "%.1f", (b - a) / n }'
 }
 
-# A count that was wanted but never ran would pass for ever.
+# Fails for a program without a line in the table: its count would never be checked.
 check_listed() {
   local program bad=0
   for program in bench/count/*.cc; do
@@ -62,7 +62,7 @@ check_listed() {
   return $bad
 }
 
-# Says how the count of one line compares; fails when it is too high.
+# Prints how one count compares with the table; fails when it is too high.
 judge() {
   local name=$1 got=$2 recorded=$3 limit=$4
   awk -v name="$name" -v got="$got" -v rec="$recorded" -v limit="$limit" -v tol="$tolerance" '
@@ -79,15 +79,28 @@ judge() {
     }'
 }
 
+# Counts each line of the table, two at a time. Results are in $tmp/got.NAME, empty after a failure.
+count_all() {
+  local name command
+  while read -r name _ _ command <&4; do
+    [[ "$name" =~ ^(#|$|tolerance|operations) ]] && continue
+    while [[ $(jobs -rp | wc -l) -ge 2 ]]; do wait -n || true; done
+    # shellcheck disable=SC2086  # the command is words
+    (count_one $command >"$tmp/got.$name" || : >"$tmp/got.$name") &
+  done 4<"$table"
+  wait
+}
+
 main() {
   local tolerance operations bad=0 lines=0 line
   tolerance=$(awk '$1 == "tolerance" { print $2 }' "$table")
   operations=$(awk '$1 == "operations" { print $2 }' "$table")
   [[ -n "$tolerance" && -n "$operations" ]] || {
-    echo "check_counts: $table wants a 'tolerance' and an 'operations' line" >&2
+    echo "check_counts: $table needs a 'tolerance' and an 'operations' line" >&2
     exit 1
   }
   check_listed || bad=1
+  count_all
 
   # shellcheck disable=SC2034
   local name recorded limit command got
@@ -98,8 +111,8 @@ main() {
     fi
     read -r name recorded limit command <<<"$line"
     lines=$((lines + 1))
-    # shellcheck disable=SC2086  # the command is words
-    if ! got=$(count_one $command); then
+    got=$(<"$tmp/got.$name")
+    if [[ -z "$got" ]]; then
       bad=1
       got=$recorded
     elif ! judge "$name" "$got" "$recorded" "$limit"; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Shows what Spinwire does, with programs that `make` has built: a tour of the library, then an echo,
-# a measurement, a file transfer, a key-value store and a trading loop, each between two processes on
-# this machine. Ends with an error if any of it fails.
+# Shows what Spinwire does, with the programs that `make` has built: a tour of the library, then an echo,
+# a measurement, a file transfer, a key-value store and a trading loop, each between two processes. Fails
+# if any of them fails.
 #
 #   tools/dev/demo.sh [FOLDER OF THE PROGRAMS]      default: build/bin
 set -euo pipefail
@@ -26,7 +26,7 @@ heading() {
   printf '\n== %s\n   %s\n' "$1" "$2"
 }
 
-# The warnings of each program would be the same: one is enough.
+# Every program prints the same warnings, so one program prints them for all.
 explain_hugepages() {
   local hint
   hint=$(timeout 20 "$bin/spinwire-perf" lat --one-thread -n 1 2>&1 >"$work/once") ||
@@ -41,7 +41,7 @@ run() {
   timeout 40 "$bin/$1" "${@:2}" || die "failed: $*"
 }
 
-# Waits for the line in which a server says where it listens, and prints the address.
+# Waits for the line in which a server prints its address, and prints the address.
 address_in() {
   local address=
   for _ in $(seq 200); do
@@ -66,7 +66,7 @@ measure() {
   server=
 }
 
-# The compiler's own program is large and real; else the largest file that can be read.
+# The compiler's own program is large and real. Without it, takes the largest readable file.
 file_to_push() {
   local file
   file=$(g++ -print-prog-name=cc1plus 2>/dev/null || true)

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Runs the fuzzers, as many at a time as there are processors, or tells what they have covered.
+# Runs the fuzzers, one per processor at a time, or reports their coverage.
 #
 #   tools/dev/fuzz.sh FOLDER TARGET...     each for FUZZ_SECONDS, `agent` for FUZZ_AGENT_SECONDS;
-#                                          with FUZZ_RUNS for so many inputs, `agent` and `config` for a tenth,
-#                                          whatever time that takes
+#                                          with FUZZ_RUNS for that many inputs, `agent`, `config`
+#                                          and `control_port` for a tenth of them, however
+#                                          long that takes
 #   tools/dev/fuzz.sh --coverage FOLDER SOURCE...
 #
-# FOLDER/bin has the targets; FOLDER/corpus keeps what they have found worth keeping, each run goes
-# on from there; FOLDER/findings has the inputs that something did not hold for. --coverage fails
-# if the last runs have not executed FUZZ_COVERAGE percent of the sources' lines. Closes with the
-# lines that a GoogleTest program closes with.
+# FOLDER/bin has the targets. FOLDER/corpus keeps interesting inputs, with which each run begins.
+# FOLDER/findings has the inputs that failed. --coverage fails if the last runs executed less than
+# FUZZ_COVERAGE percent of the sources' lines. The last lines of output are those of a GoogleTest
+# program.
 set -euo pipefail
 
 seconds=${FUZZ_SECONDS:-12}
@@ -17,7 +18,7 @@ runs=${FUZZ_RUNS:-}
 agent_seconds=${FUZZ_AGENT_SECONDS:-$((5 * seconds))}
 wanted=${FUZZ_COVERAGE:-90}
 
-# One target; answers whether it found nothing.
+# Runs one target; fails if it found a defect.
 run() {
   local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus ran
   local extent
@@ -25,13 +26,14 @@ run() {
   corpus=$folder/corpus/$name
   if [[ $name == agent ]]; then
     time=$agent_seconds
-    length=(-max_len=400 -len_control=0)  # acts tell something together, not one by one
+    length=(-max_len=400 -len_control=0)  # one act alone shows little, so inputs are long at once
   fi
   extent=-max_total_time=$time
+  [[ $name != control_port ]] || length=(-max_len=600 -len_control=0)
   if [[ -n "$runs" ]]; then
     time=600
     extent=-runs=$runs
-    [[ $name != agent && $name != config ]] || extent=-runs=$((runs / 10))
+    [[ $name != agent && $name != config && $name != control_port ]] || extent=-runs=$((runs / 10))
   fi
   mkdir -p "$corpus"
   {
@@ -91,6 +93,6 @@ coverage() {
 
 case "${1:-}" in
   --coverage) shift && coverage "$@" ;;
-  '' | -*) sed -n '2,13s/^# \{0,1\}//p' "$0" && exit 2 ;;
+  '' | -*) sed -n '2,14s/^# \{0,1\}//p' "$0" && exit 2 ;;
   *) run_all "$@" ;;
 esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a GoogleTest program as N processes at once, each with its share of the tests, and prints what
-# they printed one after the other. Ends with the first code that is not 0.
+# Runs a GoogleTest program as N processes at once, each with its share of the tests. Prints their output
+# one after another. Exits with a code other than 0 if one of them does.
 #
 #   tools/dev/run_shards.sh N COMMAND...
 set -uo pipefail

@@ -12,7 +12,7 @@ on_exit() {
   [[ -z "${builds:-}" ]] || kill -- "-$builds" 2>/dev/null
 }
 
-# Builds what the later stages need, with both sanitizers' builds side by side.
+# Builds for the later stages, both sanitizers side by side.
 later_builds() {
   local other code=0
   "${make[@]}" VARIANT=asan tests &
@@ -21,7 +21,7 @@ later_builds() {
   wait "$other" && "${make[@]}" clang-others && return "$code"
 }
 
-# Starts those builds in a process group of their own, at the lowest priority.
+# Starts later_builds in a process group of its own, at the lowest priority.
 begin_builds() {
   set -m
   (renice -n 19 -p "$BASHPID" >/dev/null && later_builds) >"$log_dir/builds.log" 2>&1 &
@@ -43,9 +43,9 @@ end_builds() {
 }
 
 if has_softroce; then
-  stage dependencies tools/install-deps.sh --softroce
+  stage dependencies tools/install-deps.sh --bench --softroce
 else
-  stage dependencies tools/install-deps.sh
+  stage dependencies tools/install-deps.sh --bench
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
@@ -58,7 +58,7 @@ begin_builds
 if has_softroce; then
   test_stage softroce "${make[@]}" test-softroce
 else
-  echo '== softroce: left out, as SOFTROCE=off asks'
+  echo '== softroce: left out (SOFTROCE=off)'
 fi
 end_builds
 # One core each: the tests under ASan, and the stages after it.
@@ -67,11 +67,11 @@ asan_start=$SECONDS
 "${make[@]}" asan >"$log_dir/asan.log" 2>&1 &
 asan=$!
 test_stage tsan "${make[@]}" tsan
-# A fixed number of inputs: `make fuzz` runs the fuzzers for a time.
+# A fixed number of inputs; `make fuzz` alone runs for a fixed time.
 FUZZ_RUNS=50000 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
 code=0
 wait "$asan" || code=$?
 asan=
 judge asan "$code" "$asan_start"
-stage install test/install/run.sh
+stage install test/install/install_test.sh

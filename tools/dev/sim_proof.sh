@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Proves that simulations find what they look for: breaks the library on purpose, in one way after
-# the other, and wants spinwire-sim to notice each. The defects are test/sim/defects/*.patch, each a
-# sentence and a difference of a few lines.
+# Proves that simulations find defects: breaks the library on purpose, in one way after another, and
+# expects spinwire-sim to notice each. The defects are test/sim/defects/*.patch, each a sentence and a
+# change of a few lines.
 #
-#   sim_proof.sh BUILD [NAME...]   all of them, or these, beside the ordinary objects of BUILD
-#   sim_proof.sh --check           only whether all apply to the sources as they are
-#   sim_proof.sh --record NAME     writes what was changed under src/ since the last commit, with
-#                                  the sentence of the patch that is there, into NAME's patch: for
-#                                  one that does not apply any more, or a new one
+#   sim_proof.sh BUILD [NAME...]   tries all defects or the named ones, with the objects of BUILD
+#   sim_proof.sh --check           only checks that all patches apply
+#   sim_proof.sh --record NAME     writes the uncommitted changes under src/ into NAME's patch, and
+#                                  keeps its sentence: for a new patch, or one that no longer applies
 #
-# Only the units that a patch changes are compiled anew. RUNS: so many runs at most, from SEED on.
-# COMPILE: the command line of the compiler; LINK: the libraries.
+# Only the units that a patch changes are compiled again. RUNS: most runs per defect, beginning with seed
+# SEED. COMPILE: the command line of the compiler. LINK: the libraries.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 defects=test/sim/defects
@@ -20,8 +19,8 @@ if [[ "${1:-}" == --record ]]; then
   said=$(sed '/^--- /,$d' "$file" 2>/dev/null || true)
   change=$(git diff -U1 --no-color -- 'src/*.cc' 'src/*.h' | grep -v '^\(diff\|index\) ')
   [[ -n "$change" ]] || { echo "sim_proof: nothing under src/ is changed" >&2; exit 2; }
-  printf '%s\n\n%s\n' "${said:-What it breaks, in a sentence.}" "$change" >"$file"
-  echo "$file is written; 'git checkout src' takes the change back"
+  printf '%s\n\n%s\n' "${said:-What the change breaks, in a sentence.}" "$change" >"$file"
+  echo "$file is written; 'git checkout src' reverts the change"
   exit 0
 fi
 
@@ -32,7 +31,7 @@ seed=${SEED:-1}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# Units whose object knows one of the files.
+# Units whose objects depend on one of the files.
 units_of() {
   local file
   for file in "$@"; do
@@ -54,7 +53,7 @@ compile() {
     "$build/obj/tools/libcommon.a" "$build/lib/libspinwire-sim.a" "$build/lib/libspinwire.a" -Wl,--as-needed $LINK -o "$scratch/spinwire-sim"
 }
 
-# Whether runs come out even; what was said is in $scratch/out. One that does not end is broken.
+# Whether all runs pass; their output is in $scratch/out. A run that hangs counts as a failure.
 simulate() {
   timeout -k 5 300 "$scratch/spinwire-sim" --seed "$seed" --runs "$runs" \
     >"$scratch/out" 2>&1
@@ -66,7 +65,7 @@ fresh_tree() {
   cp -r include src "$scratch/tree"
 }
 
-# At which run, and of what.
+# Prints which run failed, and why.
 told() {
   local at what
   at=$(sed -n 's/^seed \([0-9]*\) is the first that failed.*/\1/p' "$scratch/out")
@@ -78,7 +77,7 @@ told() {
   fi
 }
 
-# All are looked at before the first is tried: it is soon done.
+# Checks all patches before any is tried, since the check is quick.
 check_patches() {
   local name stale=0
   fresh_tree
@@ -86,25 +85,25 @@ check_patches() {
     patch -d "$scratch/tree" -p1 -s -F0 --dry-run <"$defects/$name.patch" >"$scratch/said" 2>&1 &&
       continue
     cat "$scratch/said" >&2
-    echo "sim_proof: $defects/$name.patch does not apply any more: make its change in src/," \
+    echo "sim_proof: $defects/$name.patch no longer applies: make its change in src/," \
       "then 'tools/dev/sim_proof.sh --record $name'" >&2
     stale=1
   done
   [[ $stale == 0 ]]
 }
 
-# Nothing broken, and compiled likewise: what fails then is not the defects' doing.
+# Tries the library without a defect, compiled in the same way: its failures are no defect's.
 try_sound() {
   fresh_tree
   compile rpc
   if ! simulate; then
-    echo "sim_proof: the library as it is does not come out even: $(told)" >&2
+    echo "sim_proof: the library fails without a defect: $(told)" >&2
     return 1
   fi
-  printf '%-40s %s\n' 'nothing broken' "$runs runs passed"
+  printf '%-40s %s\n' 'no defect' "$runs runs passed"
 }
 
-# Whether one is caught.
+# Whether the runs catch the defect.
 try_defect() {
   local changed units
   fresh_tree

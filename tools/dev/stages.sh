@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What run_tests.sh and run_verify.sh share: stages, and the count of tests.
+# Shared by run_tests.sh, run_verify.sh and run_nightly.sh: stages, and the count of tests.
 #
 # A stage runs one command and ends the script when the command fails. Logs are kept in build/log. The
 # last line is always "N passed, N failed": the sum over all test programs that ran. A stage that fails
@@ -18,11 +18,11 @@ finish() {
   [[ $skipped -eq 0 ]] || echo "skipped tests: $skipped (named in $log_dir)"
   echo "$passed passed, $failed failed"
 }
-on_exit() { :; }  # replaced by a script that leaves processes in the background
+on_exit() { :; }  # overridden by a script with background processes
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# stage NAME COMMAND...: runs the command, its output in sight.
+# stage NAME COMMAND...: runs the command and shows its output.
 stage() {
   local name=$1 start=$SECONDS
   shift
@@ -34,14 +34,13 @@ stage() {
   echo "== $name: $((SECONDS - start)) s"
 }
 
-# Adds up the lines "[ $2 ] N test..." of log $1, one for each program that ran. Prints nothing when
-# there is no such line.
+# Adds up the lines "[ $2 ] N test..." of log $1, one per program. Prints nothing without such a line.
 reported() {
   sed -n "s/^\[ *$2 *\] \([0-9][0-9]*\) tests\{0,1\}\([.,].*\)\{0,1\}\$/\1/p" "$1" |
     awk '{ sum += $1 } END { if (NR) print sum }'
 }
 
-# Prints the output of each failed test in log $1; without a failed test, the end of the log.
+# Prints the output of each failed test in log $1, or the end of the log if no test failed.
 failures() {
   awk '
     /^\[ RUN      \] / { text = ""; }
@@ -51,7 +50,7 @@ failures() {
     END { exit !found }' "$1" || tail -n 60 "$1"
 }
 
-# test_stage NAME COMMAND...: COMMAND runs a test program, whose tests are counted from its log.
+# test_stage NAME COMMAND...: runs a test program and counts its tests from the log.
 test_stage() {
   local start=$SECONDS code=0
   echo "== $1"
@@ -59,14 +58,14 @@ test_stage() {
   judge "$1" "$code" "$start"
 }
 
-# judge NAME CODE START: counts the tests of a program that began at START and ended with CODE.
+# judge NAME CODE START: counts the tests of a program that began at START and exited with CODE.
 judge() {
   local name=$1 code=$2 start=$3 log=$log_dir/$1.log ok bad skip
   ok=$(reported "$log" PASSED)
   bad=$(reported "$log" FAILED)
   skip=$(reported "$log" SKIPPED)
   if [[ -z "$ok" ]]; then
-    # The program died before its summary: count the tests that passed, and one failure.
+    # The program died before its summary: counts the passed tests, and one failure.
     ok=$(grep -c '\[       OK \]' "$log")
     bad=$(($(grep -cE '^\[  FAILED  \] .*\([0-9]+ ms\)$' "$log") + 1))
   fi
@@ -87,7 +86,7 @@ judge() {
   echo "== $name: $ok passed, $((SECONDS - start)) s"
 }
 
-# Soft-RoCE runs in virtual machines; SOFTROCE=off leaves it out.
+# Soft-RoCE runs in virtual machines; SOFTROCE=off disables it.
 has_softroce() { [[ "${SOFTROCE:-on}" != off ]]; }
 
 mkdir -p "$log_dir"

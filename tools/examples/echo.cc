@@ -1,12 +1,12 @@
-// Echo: the smallest useful pair of Spinwire programs. The server sends every message back, the
-// client measures how long the round trip takes.
+// Echo: the smallest useful pair of Spinwire programs. The server sends every message back; the
+// client measures the round trip.
 //
 //   echo server [ADDRESS]     serves until interrupted
 //   echo client ADDRESS       sends --count messages of --size bytes, one at a time
-//   echo both                 the two of them, in two processes
+//   echo both                 runs both in two processes
 //
-// What to look for when reading: an Engine does nothing by itself, so both ends have a loop that
-// calls poll(); everything that happens is told by callbacks that run inside poll().
+// Note that an Engine does nothing by itself. Both ends have a loop that calls poll(), and every
+// event arrives in a callback inside poll().
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -29,8 +29,8 @@ using namespace spinwire;  // NOLINT: a program of one file
 using tools::fail;
 
 Result<Config> load_config() {
-  // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off, then ourselves:
-  // poll() shall look after sockets and timers, too, as we do not call poll_control().
+  // Configuration: defaults, then the environment (e.g. SPINWIRE_MEMORY_HUGEPAGES=off), then this
+  // code. We never call poll_control(), so poll() has to handle sockets and timers, too.
   auto config = Config::load();
   if (config) config->engine.control = ControlMode::automatic;
   return config;
@@ -41,17 +41,16 @@ Result<Config> load_config() {
 int serve(const std::string& address, bool once, int announce) {
   auto config = load_config();
   if (!config) return fail(config.error());
-  // What callbacks use is declared before the engine: its destructor still calls on_closed.
+  // Declared before the engine, because the engine's destructor still calls on_closed.
   bool left = false;
   auto engine = Engine::open(*config);
   if (!engine) return fail(engine.error());
 
   ListenOptions options;
   options.handlers.on_message = [](Connection client, Message& message) {
-    // take() keeps the received buffer, and send() sends that very buffer back: nothing is copied.
-    // If a client sends without taking its replies, our credit runs out and send() answers
-    // would_block. This server disconnects such a client. close() itself can only answer that the
-    // connection is closing already.
+    // take() keeps the received buffer and send() sends that buffer back: nothing is copied. If a
+    // client does not take its replies, our credit runs out and send() returns would_block. This
+    // server then disconnects the client. close() fails only if the connection is closing already.
     if (client.send(message.take()) != Status::ok) (void)client.close();
   };
   options.handlers.on_closed = [&left](Connection, const Error& error) {
@@ -77,26 +76,26 @@ int serve(const std::string& address, bool once, int announce) {
 struct Client {
   Connection connection;
   Clock clock;
-  std::vector<std::byte> payload;  // what goes out, numbered at its front
-  std::uint64_t number = 0;        // of the message under way
+  std::vector<std::byte> payload;  // the message, with its number in front
+  std::uint64_t number = 0;        // of the message in flight
   std::uint64_t count = 0;         // messages to send
   std::uint64_t sent_at = 0;       // ticks
-  bool due = false;                // a message is to be sent
-  bool wrong = false;              // an answer was not what we had sent
+  bool due = false;                // a message has to be sent
+  bool wrong = false;              // a reply differed from its message
   bool closed = false;
-  Error reason;                 // why it was closed
-  Status refusal = Status::ok;  // why a message was not taken
+  Error reason;                 // why the connection closed
+  Status refusal = Status::ok;  // why send_copy() failed
   tools::Histogram round_trips;
 
   void send_next() {
     std::memcpy(payload.data(), &number, std::min(sizeof number, payload.size()));
     sent_at = clock.now();
-    // Copies into registered memory. would_block means: poll, and try again.
+    // Copies into registered memory. After would_block, poll and try again.
     const Status status = connection.send_copy(payload);
     due = status == Status::would_block || status == Status::no_buffer;
     if (status == Status::ok || due) return;
     refusal = status;
-    (void)connection.close();  // not_connected: it is closing already
+    (void)connection.close();  // not_connected: it is already closing
   }
 
   void on_message(const Message& answer) {
@@ -122,7 +121,7 @@ void print(const Client& client, double seconds) {
 int run_client(const std::string& address, std::uint64_t count, std::size_t size) {
   auto config = load_config();
   if (!config) return fail(config.error());
-  // Callbacks hold up to 32 bytes of captures, so they capture a pointer to what they work on.
+  // A callback holds at most 32 bytes of captures, so it captures a pointer to its state.
   const auto state = std::make_unique<Client>();
   Client* client = state.get();
   auto engine = Engine::open(*config);
@@ -154,7 +153,7 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
     if (client->due) client->send_next();
   }
   const auto took = client->clock.duration(client->clock.now() - begin);
-  if (client->wrong) return fail("an answer differs from what was sent");
+  if (client->wrong) return fail("a reply differs from what was sent");
   if (client->refusal != Status::ok) {
     return fail(fmt::format("cannot send {} bytes: {}", size, to_string(client->refusal)));
   }
@@ -198,12 +197,12 @@ int main(int argc, char** argv) {
   server->add_flag("--once", once, "end when the first client is gone");
   CLI::App* client = app.add_subcommand("client", "send messages to a server, one at a time");
   client->add_option("address", address, "a.b.c.d:port or [v6]:port")->capture_default_str();
-  CLI::App* both = app.add_subcommand("both", "a server and a client in two processes");
+  CLI::App* both = app.add_subcommand("both", "run a server and a client in two processes");
   for (CLI::App* sender : {client, both}) {
     sender->add_option("-n,--count", count, "messages")
         ->check(CLI::Range(tools::kOne, tools::kMostCount))
         ->capture_default_str();
-    sender->add_option("-s,--size", size, "bytes of a message")
+    sender->add_option("-s,--size", size, "bytes per message")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
   }

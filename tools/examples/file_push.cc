@@ -1,13 +1,13 @@
 // Pushes a file to another process by one-sided writes.
 //
-//   file-push receive [ADDRESS] --out FILE    takes one file
-//   file-push send FILE ADDRESS               sends one
-//   file-push both FILE                       the two of them, in two processes
+//   file-push receive [ADDRESS] --out FILE    receives one file
+//   file-push send FILE ADDRESS               sends one file
+//   file-push both FILE                       does both in two processes
 //
-// The receiver opens a ring of blocks to its peer. The sender reads the file into blocks of its own
-// and writes each into the next free block of the ring, several at once, without the receiver's
-// doing. The immediate that comes with a write says which block is full; the receiver stores and
-// hashes it, and gives it back by a message.
+// The receiver opens a ring of blocks to its peer. The sender reads the file into its own blocks
+// and writes each into the next free block of the ring, several at once. The receiver takes no part
+// in the writes. A write's immediate names the block that is full. The receiver stores and hashes
+// the block and returns it by a message.
 //
 //   sender                               receiver
 //   announce (size)                   →
@@ -17,7 +17,7 @@
 //   finish (size, digest)             →
 //                                     ←  verdict (size, digest)
 //
-// Either may say `abort` with the reason instead.
+// Either end may send `abort` with a reason instead.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
@@ -96,9 +96,9 @@ class Receiver final : public End {
       announced_ = note.size;
       open_ring();
     } else if (note.kind == Kind::finish && file_ && !finish_) {
-      finish_ = note;  // blocks that came before may still have to be stored
+      finish_ = note;  // earlier blocks may still have to be stored
     } else {
-      give_up("a message that makes no sense here");
+      give_up("an unexpected message");
     }
   }
 
@@ -111,10 +111,10 @@ class Receiver final : public End {
     const std::uint64_t bytes = options_.block * options_.window;
     memory_ = engine_.allocate(bytes, Pool::lease);
     if (!memory_) {
-      return give_up(fmt::format("no {} bytes of lease memory: {}", bytes,
+      return give_up(fmt::format("no {} bytes of free lease memory: {}", bytes,
                                  to_string(engine_.allocate_status())));
     }
-    auto ring = engine_.expose(memory_.slice(), Access::remote_write);
+    auto ring = engine_.expose(memory_, Access::remote_write);
     if (!ring) return give_up(ring.error().message());
     sizes_.resize(options_.window);
     begin_ = clock_.now();
@@ -126,11 +126,11 @@ class Receiver final : public End {
     say(grant);
   }
 
-  /// A block of the ring is full. Storing it takes long: that is done between polls.
+  /// A block of the ring is full. Storing takes long, so it happens between polls.
   void on_write(const Message& write) override {
     const bool room = arrived_ - stored_ < sizes_.size();
     if (!room || write.size() > options_.block || write.immediate() != arrived_ % sizes_.size()) {
-      return give_up("a block that was not free");
+      return give_up("a write to a block that is in use");
     }
     sizes_[arrived_++ % sizes_.size()] = write.size();
   }
@@ -165,8 +165,8 @@ class Receiver final : public End {
     if (equal) {
       if (auto done = file_->commit(); !done) return give_up(done.error().message());
     } else {
-      fault_ = fmt::format("what arrived differs from what was sent ({} of {} bytes)", received_,
-                           finish_->size);
+      fault_ = fmt::format("the received data differs from what was sent ({} of {} bytes)",
+                           received_, finish_->size);
     }
     print_result("received", received_, seconds_since(clock_, begin_), digest_);
     Note verdict;
@@ -188,7 +188,7 @@ class Receiver final : public End {
   std::uint64_t announced_ = 0;
   std::uint64_t arrived_ = 0;     // blocks
   std::uint64_t stored_ = 0;      // blocks
-  std::uint64_t unreturned_ = 0;  // blocks stored that the sender has not got back
+  std::uint64_t unreturned_ = 0;  // stored, but not yet returned to the sender
   std::uint64_t received_ = 0;    // bytes
   std::uint64_t begin_ = 0;
   std::optional<Note> finish_;
@@ -198,7 +198,7 @@ class Receiver final : public End {
 int receive(const Options& options, int announce) {
   auto config = Config::load();
   if (!config) return fail(config.error());
-  // Memory comes in chunks of 2 MiB; one more than the ring, for its headroom.
+  // Memory comes in chunks of 2 MiB. One more than the ring leaves room for headroom.
   config->memory.lease_bytes =
       std::max(config->memory.lease_bytes, options.block * options.window + (4u << 20));
   auto engine = Engine::open(*config);
@@ -244,39 +244,39 @@ class Sender final : public End {
 
   void on_note(const Note& note) override {
     if (note.kind == Kind::grant && !memory_) {
-      take_ring(note);
+      on_grant(note);
     } else if (note.kind == Kind::returned && note.size <= posted_ - returned_) {
       returned_ += note.size;
     } else if (note.kind == Kind::verdict && finished_) {
       print_result("sent", size_, seconds_since(clock_, begin_), digest_);
-      if (note.size != size_ || !digest_.is(note)) fault_ = "the receiver has got other bytes";
+      if (note.size != size_ || !digest_.is(note)) fault_ = "the receiver has other data";
       close();
     } else {
-      give_up("a message that makes no sense here");
+      give_up("an unexpected message");
     }
   }
 
-  void take_ring(const Note& grant) {
+  void on_grant(const Note& grant) {
     constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
     if (grant.block == 0 || grant.block > kMost || grant.blocks == 0 || grant.blocks > kMost ||
         grant.ring.length != grant.block * grant.blocks) {
-      return give_up("the receiver grants a ring that makes no sense");
+      return give_up("the receiver granted an invalid ring");
     }
     ring_ = grant.ring;
     block_ = grant.block;
     blocks_ = grant.blocks;
-    // As many blocks here as there; fewer, if there is no room for so many.
+    // As many blocks as the ring has; fewer if memory is short.
     places_ = blocks_;
     while (places_ != 0 && !(memory_ = engine_.allocate(places_ * block_))) places_ /= 2;
     if (!memory_) {
       return give_up(
-          fmt::format("no {} bytes of send memory; set SPINWIRE_MEMORY_SEND_BYTES", block_));
+          fmt::format("no {} bytes of free send memory; raise SPINWIRE_MEMORY_SEND_BYTES", block_));
     }
     begin_ = clock_.now();
   }
 
-  /// Reads the next block, unless that is done, and writes it if its places here and there are
-  /// free. False: nothing could be done.
+  /// Reads the next block, unless one is pending, and writes it if our block and the ring's are
+  /// free. Returns false if nothing could be done.
   bool push_block() {
     if (posted_ - completed_ == places_) return false;
     const BufferSlice place = memory_.slice(posted_ % places_ * block_, block_);
@@ -292,9 +292,10 @@ class Sender final : public End {
         pending_, ring_.slice(slot * block_, block_), static_cast<std::uint32_t>(slot),
         [this](const Completion& c) { completed_ += c.status == Status::ok ? 1 : 0; });
     if (status != Status::ok) {
-      // Credit or queue used up: again after the next poll. Not connected: on_closed says why.
+      // Credit or queue used up: the next poll's turn tries again. Not connected: on_closed has the
+      // reason.
       if (status != Status::would_block && status != Status::not_connected) {
-        give_up(fmt::format("a block was not accepted: {}", to_string(status)));
+        give_up(fmt::format("cannot post a block: {}", to_string(status)));
       }
       return false;
     }
@@ -324,7 +325,7 @@ class Sender final : public End {
     return true;
   }
 
-  /// Messages and writes with immediate arrive in order, so this comes after the last block.
+  /// Messages and writes with immediate arrive in order, so `finish` arrives after the last block.
   void finish() {
     finished_ = true;
     progress_.finish(size_);
@@ -350,8 +351,8 @@ class Sender final : public End {
   BufferSlice pending_;            // read, not posted
   std::uint64_t next_offset_ = 0;  // in the file
   std::uint64_t posted_ = 0;       // blocks
-  std::uint64_t completed_ = 0;    // of them, their place here is free again
-  std::uint64_t returned_ = 0;     // of them, their place in the ring is free again
+  std::uint64_t completed_ = 0;    // blocks whose copy here is free again
+  std::uint64_t returned_ = 0;     // blocks whose place in the ring is free again
   Digest digest_;
   bool finished_ = false;
   std::uint64_t begin_ = 0;
@@ -392,7 +393,8 @@ int send(const Options& options) {
 // ---- both -------------------------------------------------------------------------------------
 
 int run_both(Options options) {
-  // Without --out the copy is only made to be checked. A file of that name is ours: it has our pid.
+  // Without --out the copy is only checked. Its name contains our pid, so no other file has that
+  // name.
   const bool keep = !options.out.empty();
   if (!keep) {
     const char* folder = std::getenv("TMPDIR");
@@ -420,18 +422,18 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Pushes a file to another process by one-sided writes.", "file-push");
   app.require_subcommand(1);
-  CLI::App* receiver = app.add_subcommand("receive", "take one file");
+  CLI::App* receiver = app.add_subcommand("receive", "receive one file");
   receiver->add_option("address", options.address, "a.b.c.d:port or [v6]:port to listen on")
       ->capture_default_str();
-  receiver->add_option("-o,--out", options.out, "where to write it")->required();
+  receiver->add_option("-o,--out", options.out, "file to write")->required();
   CLI::App* sender = app.add_subcommand("send", "send one file");
   sender->add_option("file", options.file, "file to send")->required();
-  sender->add_option("address", options.address, "where the receiver listens")->required();
-  CLI::App* both = app.add_subcommand("both", "a sender and a receiver in two processes");
+  sender->add_option("address", options.address, "address of the receiver")->required();
+  CLI::App* both = app.add_subcommand("both", "run a sender and a receiver in two processes");
   both->add_option("file", options.file, "file to send")->required();
-  both->add_option("-o,--out", options.out, "keep what was received here");
+  both->add_option("-o,--out", options.out, "keep the received file here");
   for (CLI::App* granting : {receiver, both}) {
-    granting->add_option("--block", options.block, "bytes of a block, e.g. 512KiB")
+    granting->add_option("--block", options.block, "bytes per block, e.g. 512KiB")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::Range(std::uint64_t{4096}, std::uint64_t{64} << 20));
     granting->add_option("--window", options.window, "blocks in flight")

@@ -1,16 +1,16 @@
-// A key-value store: what a storage program on Spinwire begins with. To be read from top to bottom.
+// A key-value store, as a base for storage programs. Read it from top to bottom.
 //
 //   kv-store serve [--address A] [--buckets N]      keeps the table until interrupted
-//   kv-store put KEY VALUE, get KEY, delete KEY     one of them, at the server of --address
-//   kv-store bench [--count N] [--keys N] ...       many puts and gets at once, all checked
-//   kv-store demo                                   a server in a process of its own, and bench
+//   kv-store put KEY VALUE, get KEY, delete KEY     does one operation at the server of --address
+//   kv-store bench [--count N] [--keys N] ...       puts and gets at random and checks every value
+//   kv-store demo                                   runs bench against a server in a second process
 //
 // The table is an array of buckets in memory that the server opens to its clients. A put is a
 // remote call: only the server writes. A get is a one-sided READ of the one bucket that can hold
 // the key. The network adapter (on softverbs, the reader's own processor) executes it, without the
 // server's processor, which may be writing at that moment. The reader recognises a torn value by a
-// version and a checksum in each slot: read tools/common/kv_table.h first. The server answers a put
-// after its slot is whole, so a client that has the answer reads that value or a later one.
+// version and a checksum in each slot: read tools/common/kv_table.h first. The server replies to a
+// put after the slot is whole, so a client with the reply reads that value or a later one.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -46,27 +46,27 @@ using tools::kv::kKeyBytes;
 using tools::kv::kValueBytes;
 namespace kv = tools::kv;
 
-// ---- what the ends say to each other ----------------------------------------------------------
+// ---- the protocol -----------------------------------------------------------------------------
 
 /// The first message on a connection: where the server's table is.
 struct Welcome {
   static constexpr std::uint64_t kMagic = 0x31766b7270737773;
   std::uint64_t magic = kMagic;
   std::uint64_t buckets = 0;  // a power of two
-  RegionToken table{};        // what import_token() makes a region of
+  RegionToken table{};        // for import_token()
 };
 
-/// A put: this, then the bytes of the key, then those of the value. Answered with the version that
-/// the key's slot has from then on.
+/// A put: this header, the key's bytes, the value's bytes. The reply is the new version of the
+/// slot.
 constexpr Method kPut = 1;
-/// The bytes of the key. Answered with nothing.
+/// A delete: the key's bytes. The reply is empty.
 constexpr Method kDelete = 2;
 struct PutHead {
   std::uint32_t key_size;
   std::uint32_t value_size;
 };
 
-// What a user sees when something does not work.
+// An error to show to the user.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -80,7 +80,7 @@ void must(Status status, std::string_view what) {
 }
 
 Config settings() {
-  Config config = must(Config::load());  // the defaults, then SPINWIRE_* of the environment
+  Config config = must(Config::load());  // the defaults, then SPINWIRE_* variables
   config.engine.control = ControlMode::automatic;
   return config;
 }
@@ -95,10 +95,10 @@ class Server {
         std::max<std::uint64_t>(config.memory.lease_bytes, buckets * sizeof(Bucket) + (4u << 20));
     engine_ = must(Engine::open(config));
     memory_ = engine_.allocate(buckets * sizeof(Bucket), Pool::lease);
-    if (!memory_) throw Failure(fmt::format("no room for {} buckets", buckets));
+    if (!memory_) throw Failure(fmt::format("no memory for {} buckets", buckets));
     std::memset(memory_.data(), 0, memory_.size());
-    // Read, and nothing else: no client can write to the table, whatever it does.
-    region_ = must(engine_.expose(memory_.slice(), Access::remote_read));
+    // Read access only: no client can write to the table.
+    region_ = must(engine_.expose(memory_, Access::remote_read));
     must(engine_.serve(kPut, [this](Request& r) { on_put(r); }));
     must(engine_.serve(kDelete, [this](Request& r) { on_delete(r); }));
     ListenOptions options;
@@ -107,8 +107,8 @@ class Server {
     listener_ = must(engine_.listen(address, options));
   }
 
-  /// The loop that every program has. Ends when told so or, with `once`, when the first client
-  /// left.
+  /// The loop that every program has. Ends when interrupted or, with `once`, when the first client
+  /// has left.
   void run(bool once) {
     tools::Idler idler(engine_.clock(), /*may_sleep=*/!once);
     while (!tools::stop_requested() && !(once && gone_ != 0)) {
@@ -129,14 +129,14 @@ class Server {
       (void)client.close();
   }
 
-  // Inside poll(). What comes from a client is checked before it is believed.
+  // Runs inside poll(). Checks everything that comes from a client before using it.
   void on_put(Request& request) {
     PutHead head{};
     const std::span<const std::byte> bytes = request.bytes();
     if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
     if (head.key_size == 0 || head.key_size > kKeyBytes || head.value_size > kValueBytes ||
         bytes.size() != sizeof head + head.key_size + head.value_size) {
-      return static_cast<void>(request.refuse("that is no put"));
+      return static_cast<void>(request.refuse("that is not a put"));
     }
     const char* text = reinterpret_cast<const char*>(bytes.data()) + sizeof head;
     const std::string_view key(text, head.key_size);
@@ -144,25 +144,25 @@ class Server {
     kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
     if (slot == nullptr) return static_cast<void>(request.refuse("the key's bucket is full"));
     kv::write(*slot, key, {text + head.key_size, head.value_size});
-    // Reply only now: a client that has the reply finds the value. If the reply is not accepted,
-    // the library refuses the call.
+    // Reply only now: a client with the reply finds the value. If reply() fails, the library
+    // refuses the call.
     (void)request.reply(std::as_bytes(std::span(&slot->version, 1)));
   }
 
   void on_delete(Request& request) {
     const std::span<const std::byte> bytes = request.bytes();
     if (bytes.empty() || bytes.size() > kKeyBytes)
-      return static_cast<void>(request.refuse("that is no key"));
+      return static_cast<void>(request.refuse("that is not a key"));
     const std::string_view key(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     auto* table = reinterpret_cast<Bucket*>(memory_.data());
     kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
     if (slot == nullptr || !kv::holds(*slot, key))
-      return static_cast<void>(request.refuse("it is not there"));
+      return static_cast<void>(request.refuse("the key does not exist"));
     kv::write(*slot, {}, {});
     (void)request.reply(std::span<const std::byte>());
   }
 
-  // Before the engine, whose destructor still runs callbacks.
+  // Declared before the engine, whose destructor still runs callbacks.
   std::uint64_t buckets_;
   int gone_ = 0;
   Buffer memory_;
@@ -190,38 +190,38 @@ class Client {
     connection_ = must(engine_.connect(address, connect));  // for the READs
     SessionOptions open;
     open.on_closed = [this](Session, const Error& e) { lost(e); };
-    session_ = must(engine_.open_session(address, open));  // for the calls: the same port
+    session_ = must(engine_.open_session(address, open));  // for the calls, on the same port
     until([this] { return session_.ready() && table_; });
     for (std::uint32_t i = 0; i < kGets; ++i) {
       gets_[i].memory = engine_.allocate(sizeof(Bucket));
-      if (!gets_[i].memory) throw Failure("no room to read into; raise memory.send_bytes");
+      if (!gets_[i].memory) throw Failure("no memory for READs; raise memory.send_bytes");
       free_.push_back(i);
     }
   }
-  ~Client() { engine_ = Engine(); }  // runs callbacks, while all is there
+  ~Client() { engine_ = Engine(); }  // runs callbacks, so it happens while all members exist
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
   static constexpr std::uint32_t kGets = 8;  // at once
 
-  /// done() runs in a later poll(). would_block: poll, and try again.
+  /// `done` runs in a later poll(). After would_block, poll and try again.
   Status put(std::string_view key, std::string_view value, const ReplyCallback& done) {
     const PutHead head{static_cast<std::uint32_t>(key.size()),
                        static_cast<std::uint32_t>(value.size())};
-    // The call holds the buffer's block until it is over.
+    // The call holds the buffer's block until it ends.
     const Buffer b = engine_.allocate(sizeof head + key.size() + value.size());
     if (!b) return Status::would_block;
     std::memcpy(b.data(), &head, sizeof head);
     std::memcpy(b.data() + sizeof head, key.data(), key.size());
     std::memcpy(b.data() + sizeof head + key.size(), value.data(), value.size());
-    return session_.call(kPut, b.slice(), done);
+    return session_.call(kPut, b, done);
   }
 
   Status remove(std::string_view key, const ReplyCallback& done) {
     return session_.call(kDelete, std::as_bytes(std::span(key)), done);
   }
 
-  /// As put().
+  /// Like put().
   Status get(std::string_view key, const Callback<void(const Found&)>& done) {
     if (free_.empty()) return Status::would_block;
     const std::uint32_t index = free_.back();
@@ -235,7 +235,7 @@ class Client {
     return status;
   }
 
-  /// Polls until something has happened.
+  /// Polls until `done()`.
   template <typename Done>
   void until(Done&& done) {
     const tools::Deadline deadline(engine_.clock(), 20s);
@@ -257,7 +257,7 @@ class Client {
   }
   void close() {
     closing_ = true;
-    // Both may be closed already, which is what is wanted.
+    // Either may be closed already; then there is nothing to do.
     (void)session_.close();
     (void)connection_.close();
     until([this] { return engine_.stats().connections + engine_.rpc_stats().sessions == 0; });
@@ -266,8 +266,8 @@ class Client {
   [[nodiscard]] std::uint64_t read_again() const { return read_again_; }
 
  private:
-  // A server that was put off its processor amid a put is back before that. One that died there
-  // leaves the slot as it is.
+  // A server that is descheduled during a put resumes within this time. A server that died there
+  // leaves the slot torn for good.
   static constexpr auto kTimeout = 5s;
 
   struct Get {
@@ -275,7 +275,7 @@ class Client {
     std::string key;
     RemoteRegion from;
     Callback<void(const Found&)> done;
-    std::optional<tools::Deadline> torn;  // since it was first seen so
+    std::optional<tools::Deadline> torn;  // since the slot was first seen torn
   };
 
   void on_welcome(const Message& message) {
@@ -285,7 +285,7 @@ class Client {
     if (message.size() != sizeof w || w.magic != Welcome::kMagic ||
         !std::has_single_bit(w.buckets) || !region ||
         region->length / sizeof(Bucket) != w.buckets) {
-      lost_ = "that is no kv-store of this version";
+      lost_ = "the server is not a kv-store of this version";
       return;
     }
     buckets_ = w.buckets;
@@ -319,7 +319,7 @@ class Client {
     }
     end_get(index, found);
   }
-  /// The connection may have no room right now; then a later poll() tries.
+  /// The connection may have no room now; then a later poll() tries again.
   void repeat(std::uint32_t index) {
     const Status status = read(index);
     if (status == Status::would_block) {
@@ -339,16 +339,16 @@ class Client {
   RemoteRegion table_;
   std::array<Get, kGets> gets_;
   std::vector<std::uint32_t> free_;
-  std::vector<std::uint32_t> put_off_;  // of gets: to be read again
+  std::vector<std::uint32_t> put_off_;  // gets to read again
   std::uint64_t read_again_ = 0;
   Engine engine_;
   Connection connection_;
   Session session_;
 };
 
-/// A put, or without a value a delete.
+/// A put or, if `value` is null, a delete.
 int change(const std::string& address, const std::string& key, const std::string* value) {
-  // Before the client, here and below: its engine's destructor still runs callbacks.
+  // Declared before the client, here and below: its engine's destructor still runs callbacks.
   std::optional<Status> ended;
   std::string why;
   Client client(address);
@@ -394,7 +394,7 @@ int bench(const std::string& address, const BenchOptions& options) {
 }
 
 int demo(const BenchOptions& options) {
-  // Fork first, open engines after: an engine belongs to the process and thread that opened it.
+  // Fork before engines are opened: an engine belongs to the process and thread that opened it.
   auto server = tools::ServerChild::start([](int announce) {
     try {
       return serve("127.0.0.1:0", 1024, /*once=*/true, announce);
@@ -416,13 +416,13 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("-n,--count", o.count, "operations")
       ->check(CLI::Range(tools::kOne, tools::kMostCount))
       ->capture_default_str();
-  app.add_option("-k,--keys", o.keys, "keys that they are spread over")
+  app.add_option("-k,--keys", o.keys, "keys that the operations are spread over")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--puts", o.put_percent, "percent of them that are puts")
+  app.add_option("--puts", o.put_percent, "percentage of puts")
       ->check(CLI::Range(0, 100))
       ->capture_default_str();
-  app.add_option("-s,--size", o.value_bytes, "bytes of a value")
+  app.add_option("-s,--size", o.value_bytes, "bytes per value")
       ->check(CLI::Range(std::size_t{16}, kValueBytes))
       ->capture_default_str();
 }
@@ -443,31 +443,31 @@ int main(int argc, char** argv) {
   BenchOptions options;
 
   CLI::App* serving = app.add_subcommand("serve", "keep a table, until interrupted");
-  serving->add_option("--buckets", buckets, "of four values each; a power of two")
+  serving->add_option("--buckets", buckets, "number of buckets, four values each; a power of two")
       ->check(CLI::Range(1, 1 << 20))
       ->check([](const std::string& text) {
         return std::has_single_bit(std::strtoull(text.c_str(), nullptr, 10))
                    ? std::string()
-                   : text + " is no power of two";
+                   : text + " is not a power of two";
       })
       ->capture_default_str();
   CLI::App* putting = app.add_subcommand("put", "put a value");
   CLI::App* getting = app.add_subcommand("get", "print a value");
-  CLI::App* deleting = app.add_subcommand("delete", "make room for another key");
-  CLI::App* benching = app.add_subcommand("bench", "put and get at random, and check all of it");
-  CLI::App* showing = app.add_subcommand("demo", "a server in a second process, and bench");
+  CLI::App* deleting = app.add_subcommand("delete", "delete a key");
+  CLI::App* benching = app.add_subcommand("bench", "put and get at random and check every value");
+  CLI::App* showing = app.add_subcommand("demo", "run bench against a server in a second process");
   const auto length = [](std::size_t least, std::size_t most) {
     return [least, most](const std::string& text) {
       return text.size() >= least && text.size() <= most
                  ? std::string()
-                 : fmt::format("it has {} to {} bytes, not {}", least, most, text.size());
+                 : fmt::format("length must be {} to {} bytes, not {}", least, most, text.size());
     };
   };
   for (CLI::App* one : {putting, getting, deleting})
     one->add_option("key", key, "the key")->required()->check(length(1, kKeyBytes));
   putting->add_option("value", value, "the value")->required()->check(length(0, kValueBytes));
   for (CLI::App* one : {serving, putting, getting, deleting, benching}) {
-    one->add_option("-a,--address", address, "of the server: a.b.c.d:port or [v6]:port")
+    one->add_option("-a,--address", address, "server address: a.b.c.d:port or [v6]:port")
         ->capture_default_str();
   }
   for (CLI::App* one : {benching, showing}) add_bench_options(*one, options);

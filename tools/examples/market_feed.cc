@@ -1,23 +1,22 @@
-// A trading loop: an exchange publishes ticks, a strategy answers them with orders.
+// A trading loop: an exchange publishes ticks, a strategy responds with orders.
 //
-//   market-feed                        both, in two processes
+//   market-feed                        runs both in two processes
 //   market-feed exchange [ADDRESS]     publishes to one strategy, then ends
-//   market-feed strategy [ADDRESS]
+//   market-feed strategy [ADDRESS]     trades at an exchange
 //
 //   exchange                                  strategy
 //                                          ←  connects, opens a session, calls kSubscribe
-//   tick: a message of 40 bytes            →  looks at it, inside poll()
-//                                          ←  kOrder: a remote call from that very callback
+//   tick: a message of 40 bytes            →  examines it inside poll()
+//                                          ←  kOrder: a remote call from the same callback
 //   fill: the call's reply                 →
 //
-// Two figures matter. Tick to order: from the moment the exchange hands a tick to the library until
-// it has the order that answers it. Both moments are read from the exchange's own clock, so that
-// the figure is right between hosts as well; it comes with the fill. Order round trip: from the
-// call until the fill is there, by the strategy's clock.
+// Two figures are measured. Tick to order: from handing a tick to the library until the exchange
+// has the order. Both times come from the exchange's clock, so the figure also holds between hosts;
+// the fill carries it. Order round trip: from the call until the fill, by the strategy's clock.
 //
-// What to look for when reading: neither loop sleeps, allocates, or calls the system; each end runs
-// on a processor of its own (--cpu); ticks come at their times (--interval), whether or not the
-// strategy has answered the last one.
+// Note that neither loop sleeps, allocates, or calls the system. Each end runs on its own processor
+// (--cpu). Ticks come at fixed times (--interval), whether or not the strategy has responded to the
+// last.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -49,16 +48,16 @@ using namespace std::chrono_literals;
 struct Options {
   std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
   std::uint64_t count = 200'000;  // ticks
-  std::uint64_t interval = 5000;  // ns from one to the next
-  std::uint32_t every = 1;        // a tick in so many is worth an order
-  std::vector<int> cpus;          // of the exchange, of the strategy; of the one; empty: any
+  std::uint64_t interval = 5000;  // ns between two ticks
+  std::uint32_t every = 1;        // the strategy orders on one tick in so many
+  std::vector<int> cpus;          // exchange and strategy, or the one that runs; empty: any
 };
 
 // ---- what goes over the wire ------------------------------------------------------------------
 
 struct Tick {
   std::uint64_t number;
-  std::uint64_t published;  // ticks of the exchange's clock; comes back with an order
+  std::uint64_t published;  // ticks of the exchange's clock; the order carries it back
   std::uint32_t instrument;
   std::uint32_t bid;  // cents
   std::uint32_t ask;
@@ -88,13 +87,14 @@ struct Fill {
   std::uint32_t price;
   std::uint32_t quantity;
 };
-static_assert(sizeof(Order) <= kShortCall && sizeof(Fill) <= kShortCall);  // one cacheline each
+static_assert(sizeof(Order) <= kSlotPayloadBytes &&
+              sizeof(Fill) <= kSlotPayloadBytes);  // one cacheline each
 
 template <typename T>
 std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
-/// False if it has another length than a T.
+/// Fails if the length differs from T's.
 template <typename T>
 bool read(std::span<const std::byte> bytes, T& value) {
   if (bytes.size() != sizeof value) return false;
@@ -102,7 +102,7 @@ bool read(std::span<const std::byte> bytes, T& value) {
   return true;
 }
 
-/// What a user sees when something does not work.
+/// An error to show to the user.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -113,7 +113,7 @@ T must(Result<T> result) {
 }
 
 Engine open_engine(const Options& o, std::size_t end) {
-  // An end that is alone has been given one.
+  // A single end has one CPU in the list.
   if (!o.cpus.empty()) must(tools::pin_to_cpu(o.cpus[std::min(end, o.cpus.size() - 1)]));
   Config config = must(Config::load());
   config.engine.control = ControlMode::automatic;
@@ -140,13 +140,13 @@ class Exchange {
     };
     listener_ = must(engine_.listen(o.address, options));
   }
-  ~Exchange() { engine_ = Engine(); }  // runs callbacks, while all is there
+  ~Exchange() { engine_ = Engine(); }  // runs callbacks, so it happens while all members exist
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
   [[nodiscard]] std::string address() const { return listener_.address(); }
 
-  /// Until the strategy has gone.
+  /// Runs until the strategy has gone.
   int run() {
     tools::IdleCare idle;
     while (!gone_) {
@@ -158,20 +158,20 @@ class Exchange {
     if (!why_.empty()) return fail(why_);
     if (published_ == feed_.count && wrong_ == 0) return tools::kDone;
     return fail(
-        fmt::format("the strategy left after {} of {} ticks; {} of its {} orders made no sense",
+        fmt::format("the strategy left after {} of {} ticks; {} of its {} orders were invalid",
                     published_, feed_.count, wrong_, orders_));
   }
 
  private:
-  /// A tick that is due. Hot.
+  /// Publishes a tick that is due. Hot.
   void publish() {
     const std::uint64_t now = clock_.now();
     if (now < due_) return;
     const auto cents = static_cast<std::uint32_t>(10'000 + published_ % 97);
     const Tick tick{published_, now, static_cast<std::uint32_t>(published_ % 16), cents, cents + 1,
                     0,          100};
-    // Copied into registered memory, and sent at once. A strategy that does not keep up runs out of
-    // credit: then the tick comes late, rather than never.
+    // Copies into registered memory and sends at once. A slow strategy runs out of credit: then the
+    // tick comes late rather than never.
     if (strategy_.send_copy(bytes_of(tick), {}, Post::now) != Status::ok) return;
     ++published_;
     due_ += step_;
@@ -180,28 +180,28 @@ class Exchange {
   void on_subscribe(Request& request) {
     Subscription wanted{};
     if (!read(request.bytes(), wanted) || wanted.count == 0 || feed_.count != 0 || !accepted_)
-      return static_cast<void>(request.refuse("that is no subscription"));
+      return static_cast<void>(request.refuse("that is not a subscription"));
     feed_ = wanted;
     step_ = clock_.ticks(Nanoseconds(wanted.interval));
     due_ = clock_.now() + step_;
-    // If the reply is not accepted, the library refuses the call, and the strategy gives up.
+    // If reply() fails, the library refuses the call and the strategy gives up.
     (void)request.reply(std::span<const std::byte>());
   }
 
-  /// The order book is not what this is about: every order is filled as it comes. Hot.
+  /// Fills every order at once; this example has no order book. Hot.
   void on_order(Request& request) {
     const std::uint64_t now = clock_.now();
     Order order{};
     if (!read(request.bytes(), order) || order.number >= published_ || order.published > now) {
       ++wrong_;
-      return static_cast<void>(request.refuse("that is no order"));
+      return static_cast<void>(request.refuse("that is not an order"));
     }
     ++orders_;
     const auto took = static_cast<std::uint64_t>(clock_.duration(now - order.published).count());
     (void)request.reply(bytes_of(Fill{order.number, took, order.price, order.quantity}));
   }
 
-  // Before the engine, whose destructor still runs callbacks.
+  // Declared before the engine, whose destructor still runs callbacks.
   bool accepted_ = false;
   bool gone_ = false;
   std::string why_;
@@ -238,7 +238,7 @@ class Strategy {
     open.on_closed = [this](Session, const Error& e) { on_closed(e); };
     session_ = must(engine_.open_session(o.address, open));
   }
-  ~Strategy() { engine_ = Engine(); }  // runs callbacks, while all is there
+  ~Strategy() { engine_ = Engine(); }  // runs callbacks, so it happens while all members exist
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
@@ -254,7 +254,7 @@ class Strategy {
     until([this] { return ticks_ == options_.count && fills_ == orders_; });
     report(std::chrono::duration<double>(clock_.duration(clock_.now() - begin)).count());
     closing_ = true;
-    // Both may be closed already, which is what is wanted.
+    // Either may be closed already; then there is nothing to do.
     (void)session_.close();
     until([this] { return engine_.rpc_stats().sessions == 0; });
     (void)feed_.close();
@@ -263,12 +263,12 @@ class Strategy {
   }
 
  private:
-  /// The whole trading system: a tick comes, an order goes, from inside the callback. It leaves
-  /// with this poll (Post::now), not with its end. Hot.
+  /// The whole trading system: a tick arrives, an order leaves from inside the callback. Post::now
+  /// sends it at once rather than at the end of the poll. Hot.
   void on_tick(const Message& message) {
     Tick tick{};
     if (!read(message.bytes(), tick) || tick.number != ticks_) [[unlikely]]
-      return give_up(fmt::format("the tick after number {} is another one", ticks_));
+      return give_up(fmt::format("a tick is missing or invalid after number {}", ticks_));
     ++ticks_;
     if (tick.number % options_.every != 0) return;
     const Order order{tick.number, tick.published, tick.instrument, tick.ask, 1, 0};
@@ -279,7 +279,7 @@ class Strategy {
     options.post = Post::now;
     const Status status = session_.call(kOrder, bytes_of(order), done, options);
     if (status == Status::would_block) [[unlikely]] {
-      ++missed_;  // more orders are under way than may be: this chance is gone
+      ++missed_;  // too many orders in flight: this chance is lost
     } else if (status != Status::ok) [[unlikely]] {
       give_up(fmt::format("order {}: {}", tick.number, to_string(status)));
     } else {
@@ -301,7 +301,7 @@ class Strategy {
 
   void report(double seconds) const {
     fmt::print("{} ticks in {:.3f} s, {} orders, all filled{}\n", ticks_, seconds, orders_,
-               missed_ == 0 ? "" : fmt::format("; {} more were not made in time", missed_));
+               missed_ == 0 ? "" : fmt::format("; {} more could not be placed", missed_));
     fmt::print("  {:<18} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n", "ns", "min", "p50", "p90", "p99",
                "p99.9", "max");
     for (const auto& [what, h] : {std::pair{"tick to order", &tick_to_order_},
@@ -312,7 +312,7 @@ class Strategy {
     }
   }
 
-  /// Polls until something has happened, or nothing has for too long.
+  /// Polls until `done()`, or until nothing has happened for too long.
   template <typename Done>
   void until(Done&& done) {
     tools::IdleCare idle;
@@ -328,7 +328,7 @@ class Strategy {
       if (tools::stop_requested()) throw Failure("interrupted");
       if (!deadline || seen != ticks_ + fills_) deadline.emplace(clock_, 20s);
       seen = ticks_ + fills_;
-      if (deadline->passed()) throw Failure("the exchange does not go on");
+      if (deadline->passed()) throw Failure("the exchange makes no progress");
     }
   }
   void on_closed(const Error& e) {
@@ -358,7 +358,7 @@ int strategy(const Options& o) {
   return end->run();
 }
 
-/// Runs one end in a child process, which no exception may leave.
+/// Runs one end in a child process; no exception may leave it.
 template <typename Work>
 int guarded(const Work& work) {
   try {
@@ -372,7 +372,7 @@ int both(Options o) {
   o.address = "127.0.0.1:0";
   if (const std::vector<int> cpus = tools::allowed_cpus(); o.cpus.empty() && cpus.size() > 1)
     o.cpus = {cpus.front(), cpus.back()};
-  // Fork first, open engines after: an engine belongs to the process and thread that opened it.
+  // Fork before engines are opened: an engine belongs to the process and thread that opened it.
   auto child = tools::ServerChild::start(
       [&o](int announce) { return guarded([&o, announce] { return exchange(o, announce); }); });
   if (!child) return fail(child.error());
@@ -391,11 +391,11 @@ int main(int argc, char** argv) {
   tools::log_to_stderr();
   tools::catch_stop_signals();
 
-  CLI::App app("Publishes ticks to a strategy that answers them with orders, and measures.",
+  CLI::App app("Publishes ticks to a strategy that responds with orders, and measures both.",
                "market-feed");
   app.require_subcommand(0, 1);
   Options o;
-  CLI::App* alone = app.add_subcommand("exchange", "publish to the first strategy that comes");
+  CLI::App* alone = app.add_subcommand("exchange", "publish to the first strategy that connects");
   CLI::App* other = app.add_subcommand("strategy", "trade at an exchange");
   for (CLI::App* one : {alone, other})
     one->add_option("address", o.address, "a.b.c.d:port or [v6]:port")->capture_default_str();
@@ -403,20 +403,20 @@ int main(int argc, char** argv) {
     one->add_option("-n,--count", o.count, "ticks")
         ->check(CLI::Range(tools::kOne, tools::kMostCount))
         ->capture_default_str();
-    one->add_option("-i,--interval", o.interval, "from one tick to the next: 500ns, 20us, 1ms")
+    one->add_option("-i,--interval", o.interval, "time between two ticks, e.g. 500ns, 20us, 1ms")
         ->transform(CLI::AsNumberWithUnit(
             std::map<std::string, std::uint64_t>{{"ns", 1}, {"us", 1000}, {"ms", 1'000'000}}))
         ->check(CLI::Range(std::uint64_t{100}, std::uint64_t{1'000'000'000}))
         ->capture_default_str();
-    one->add_option("--every", o.every, "one tick in so many is worth an order")
+    one->add_option("--every", o.every, "order on one tick in so many")
         ->check(CLI::Range(1u, 1'000'000'000u))
         ->capture_default_str();
   }
   for (CLI::App* one : {alone, other})
-    one->add_option("--cpu", o.cpus, "its processor; by default any")
+    one->add_option("--cpu", o.cpus, "processor to run on (any)")
         ->expected(1)
         ->check(CLI::Range(0, tools::kMostCpu));
-  app.add_option("--cpu", o.cpus, "processors of exchange and strategy, as 2,3; by default any two")
+  app.add_option("--cpu", o.cpus, "processors of exchange and strategy, e.g. 2,3 (any two)")
       ->delimiter(',')
       ->expected(2)
       ->check(CLI::Range(0, tools::kMostCpu));

@@ -1,15 +1,14 @@
-// A test of one's own protocol in a simulation: a little store that keeps numbers on two nodes, and
-// what it has to hold to whatever the network and its nodes do.
+// How to test your own protocol in a simulation. The protocol is a small store that keeps numbers
+// on two nodes; the test checks its promises while the network and the nodes fail.
 //
-//   sim-test             a hundred seeds
-//   sim-test SEED        one of them again: the same run, event by event
+//   sim-test             runs a hundred seeds
+//   sim-test SEED        runs one of them again: the same run, event by event
 //
-// The store: clients send `add` with an amount and a name of their own for the request to the first
-// node, which passes it on to the second and answers when that has it. A client that hears nothing
-// asks again under the same name, so an amount may come twice, but has to count once; and what was
-// confirmed has to be on the second node when the first dies. What to look for when reading: the
-// protocol is written as always, with callbacks and sessions; the test has only the simulation's
-// step() in place of a loop of polls.
+// The store: a client sends `add` with an amount and a name of the request to the first node. That
+// node passes it on to the second and replies once the second has it. A client without a reply asks
+// again under the same name, so an amount may arrive twice but must count once. A confirmed amount
+// must be on the second node when the first dies. Note that the protocol is ordinary code with
+// callbacks and sessions; the test has only the simulation's step() in place of a loop of polls.
 #include <fmt/core.h>
 
 #include <array>
@@ -40,14 +39,14 @@ constexpr Method kAdd = 1;
 constexpr NodeId kFirst = 0, kSecond = 1, kClient = 2;
 
 struct Add {
-  std::uint64_t name;  // of the request: the same when it is asked again
+  std::uint64_t name;  // of the request; a repeated request has the same name
   std::uint64_t amount;
 };
 
-/// What a node of the store keeps.
+/// The state of a node of the store.
 struct Store {
   std::uint64_t sum = 0;
-  std::set<std::uint64_t> names;  // of what is in the sum
+  std::set<std::uint64_t> names;  // of the requests in the sum
 
   void take(const Add& add) {
     if (names.insert(add.name).second) sum += add.amount;
@@ -64,13 +63,13 @@ Add read(const Request& request) {
 
 // ---- the test ---------------------------------------------------------------------------------
 
-/// One run. Nodes' own state, such as Store, is here: it is the test that says what a killed
-/// process has lost.
+/// One run. It owns the nodes' state, such as Store, because the test decides what a killed process
+/// loses.
 class Run {
  public:
   explicit Run(std::uint64_t seed) : sim_(Simulation::create(seed).value()) {}
 
-  /// What went wrong; empty if nothing did.
+  /// Returns the first fault; empty if there is none.
   std::string run() {
     for (NodeId node : {kFirst, kSecond, kClient}) {
       Config config = Simulation::config();
@@ -82,10 +81,11 @@ class Run {
     if (std::string wrong = set_trouble(); !wrong.empty()) return wrong;
     ask();
     const bool ended = sim_.run_until([this] { return confirmed_ == kRequests; }, 60s);
-    if (!ended) return fmt::format("only {} of {} are confirmed", confirmed_, kRequests);
+    if (!ended) return fmt::format("only {} of {} requests are confirmed", confirmed_, kRequests);
     if (stores_[kSecond].sum != asked_)
-      return fmt::format("{} was asked for, the second node has {}", asked_, stores_[kSecond].sum);
-    const auto clean = sim_.audit();  // engines hold what they should and nothing else
+      return fmt::format("the requests add up to {}, the second node has {}", asked_,
+                         stores_[kSecond].sum);
+    const auto clean = sim_.audit();  // checks that engines hold nothing they should have freed
     return clean ? std::string() : clean.error().message();
   }
   [[nodiscard]] std::uint64_t trace() const { return sim_.trace_hash(); }
@@ -93,7 +93,7 @@ class Run {
  private:
   static constexpr std::uint64_t kRequests = 30;
 
-  /// A bad network, and two deaths of the first node, somewhere.
+  /// A faulty network, and two deaths of the first node at random times.
   std::string set_trouble() {
     NetworkFaults faults;
     faults.drop = 0.1;
@@ -114,13 +114,13 @@ class Run {
     return {};
   }
 
-  /// What a process of the store does first.
+  /// The start of a store process.
   void start(NodeId node) {
     Engine& engine = sim_.engine(node);
     const auto served = engine.serve(kAdd, [this, node](Request& r) {
       if (node == kSecond) {
         stores_[kSecond].take(read(r));
-        // A reply that is not accepted makes the library refuse the call: the client asks again.
+        // If reply() fails, the library refuses the call and the client asks again.
         (void)r.reply(std::span<const std::byte>());
       } else {
         pass_on(r);
@@ -131,12 +131,12 @@ class Run {
     if (node == kFirst) to_second_ = engine.open_session(Simulation::address(kSecond), {}).value();
   }
 
-  /// The first node: confirmed when the second has it.
+  /// The first node confirms when the second has the amount.
   void pass_on(Request& request) {
     const Add add = read(request);
     const PendingCall client = request.defer();
-    // The client may have given the call up by now. Then the answer is refused with not_connected,
-    // and there is nothing left to do.
+    // The client may have given up the call. Then reply() returns not_connected and nothing is left
+    // to do.
     const ReplyCallback done = [client](Reply& r) {
       if (r.status() == Status::ok) {
         (void)client.reply(std::span<const std::byte>());
@@ -146,10 +146,10 @@ class Run {
     };
     stores_[kFirst].take(add);
     if (to_second_.call(kAdd, bytes_of(add), done, {.timeout = 20ms}) != Status::ok)
-      (void)client.refuse("the second node is not there");
+      (void)client.refuse("the second node cannot be reached");
   }
 
-  /// The client: one request after the other, each until it is confirmed.
+  /// The client sends one request after another, and repeats each until it is confirmed.
   void ask() {
     if (confirmed_ == kRequests) return;
     if (!to_first_ || to_first_->state() == SessionState::closed)

@@ -1,10 +1,10 @@
-// A tour of Spinwire: both ends in one program and one thread, to be read from top to bottom. Each
-// stop shows one thing that engines do, checks that it happened, and says so.
+// A tour of Spinwire: both ends in one program and one thread. Read it from top to bottom. Each
+// stop shows one feature of an engine, checks the result, and prints it.
 //
 //   tour [--device NAME]
 //
-// What to know beforehand: an Engine does nothing by itself. This thread polls both engines in turn
-// (Tour::until below); everything that happens is told by callbacks, which run inside poll().
+// An Engine does nothing by itself. This thread polls both engines in turn (Tour::until below), and
+// every event arrives in a callback inside poll().
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ namespace {
 using namespace spinwire;  // NOLINT: a program of one file
 using namespace std::chrono_literals;
 
-/// A stop of the tour that did not go as it says.
+/// A stop of the tour failed.
 struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -35,12 +35,13 @@ void expect(Status status, std::string_view what) {
   if (status != Status::ok) throw Wrong(fmt::format("{}: {}", what, to_string(status)));
 }
 template <typename T>
-T expect(Result<T> result) {  // set-up calls answer a Result: a value, or an Error to be shown
+T expect(Result<T> result) {  // set-up calls return a Result: a value, or an Error to show
   if (!result) throw Wrong(result.error().message());
   return std::move(*result);
 }
 
-/// What callbacks use is declared before the engines, whose destructors run the last of them.
+/// Everything that callbacks use is declared before the engines, whose destructors run the last
+/// callbacks.
 class Tour {
  public:
   explicit Tour(const Config& config) : config_(config) {}
@@ -58,12 +59,12 @@ class Tour {
   void giving_up();
   void close();
 
-  /// The loop that every program has: polls until something has happened.
+  /// The loop that every program has: polls until `done()`.
   template <typename Done>
   void until(Done&& done) {
     const std::uint64_t began = client_.clock().now();
     while (!done()) {
-      // The number of events, or minus a Status.
+      // Returns the number of events, or a negated Status.
       expect(server_.poll() >= 0 && client_.poll() >= 0, "poll() is called as it should be");
       if (client_.clock().duration(client_.clock().now() - began) > 20s) {
         throw Wrong(closed_.empty() ? "nothing happens any more" : closed_);
@@ -73,7 +74,7 @@ class Tour {
   static void heading(std::string_view text) { fmt::print("\n{}\n", text); }
 
   Config config_;
-  // What callbacks have told. They hold up to 32 bytes of captures: a pointer to the Tour.
+  // Set by callbacks. A callback holds at most 32 bytes of captures: here a pointer to the Tour.
   std::string closed_;
   std::string server_got_, client_got_;
   std::optional<std::uint32_t> server_immediate_;
@@ -97,8 +98,8 @@ class Tour {
 
 void Tour::open_and_connect() {
   heading("1. Two engines connect");
-  // An engine owns a device context, its memory and its connections, and belongs to the thread that
-  // opened it. More cores: more engines.
+  // An engine owns a device context, its memory and its connections. It belongs to the thread that
+  // opened it; use more engines to use more cores.
   server_ = expect(Engine::open(config_));
   client_ = expect(Engine::open(config_));
   fmt::print("   device: {}\n", server_.device_name());
@@ -111,7 +112,7 @@ void Tour::open_and_connect() {
     server_bytes_ = m.size();
   };
   listen.handlers.on_offer = [this](Connection, Offer& offer) {  // see the fourth stop
-    if (destination_) expect(offer.place(destination_.slice()), "the destination is long enough");
+    if (destination_) expect(offer.place(destination_), "the destination is long enough");
   };
   listen.handlers.on_returned = [this](Connection, const Returned& r) {
     returned_.assign(reinterpret_cast<const char*>(r.memory.data()), r.memory.size());
@@ -119,8 +120,8 @@ void Tour::open_and_connect() {
     ++returns_;
   };
   listen.handlers.on_closed = [this](Connection, const Error& e) { closed_ = e.message(); };
-  // Port 0: any that is free. The handshake is Spinwire's own, over TCP; rdma_cm and endpoints
-  // exchanged out-of-band are the other two ways.
+  // Port 0 chooses a free port. The handshake is Spinwire's own, over TCP; rdma_cm and out-of-band
+  // exchange of endpoints are the alternatives.
   listener_ = expect(server_.listen("127.0.0.1:0", listen));
 
   ConnectOptions connect;
@@ -138,18 +139,18 @@ void Tour::open_and_connect() {
 
 void Tour::messages() {
   heading("2. Messages arrive whole, once and in order");
-  // A buffer of registered memory. The library never copies what it sends; the reference that an
-  // operation holds keeps the memory until it has ended.
+  // A buffer of registered memory. The library sends from it without a copy. The operation holds a
+  // reference that keeps the memory until the operation ends.
   Buffer hello = client_.allocate(5);
   expect(static_cast<bool>(hello), "the pool has a block");
   std::memcpy(hello.data(), "hello", 5);
-  // ok: it is accepted, and its callback will run, exactly once. would_block: nothing was taken;
-  // poll, and try again.
+  // ok: accepted, and the callback will run exactly once. would_block: not accepted; poll and try
+  // again.
   expect(at_client_.send(hello, [this](const Completion& c) { ended_ = c.status; }), "send");
   hello.reset();
   until([this] { return ended_.has_value() && server_got_ == "hello"; });
   expect(*ended_, "the send");
-  // send_copy() takes any bytes. An answer, from outside of a callback for once.
+  // send_copy() takes any bytes. This answer is sent from outside a callback.
   expect(at_server_.send_copy(std::as_bytes(std::span("hello yourself", 14))), "send_copy");
   until([this] { return client_got_ == "hello yourself"; });
   fmt::print("   the server got \"{}\", the client \"{}\"\n", server_got_, client_got_);
@@ -163,19 +164,19 @@ void Tour::immediates() {
   std::memcpy(b.data(), "number", 6);
   expect(at_client_.send_with_imm(b.slice(), 4711), "send_with_imm");
   until([this] { return server_immediate_.has_value(); });
-  expect(*server_immediate_ == 4711, "the immediate is what was sent, in host order");
+  expect(*server_immediate_ == 4711, "the immediate is unchanged, in host order");
   fmt::print("   \"{}\" came with {}\n", server_got_, *server_immediate_);
 }
 
 // ---- 4. long messages -------------------------------------------------------------------------
 
 void Tour::long_messages() {
-  heading("4. Long messages are pulled, where the receiver wants them");
-  // Above connections.eager_bytes the sender's block is opened to the receiver for as long as the
-  // receiver's engine READs it. Its application may say where to (on_offer, above); else it arrives
-  // in a block of a pool.
+  heading("4. Long messages are pulled to where the receiver wants them");
+  // Above connections.eager_bytes the sender's engine opens the block, and the receiver's engine
+  // READs it. The receiving application may choose the destination (on_offer, above). Otherwise the
+  // message arrives in a block of a pool.
   const std::size_t size = 1u << 20;
-  destination_ = server_.allocate(size, Pool::large);
+  destination_ = server_.allocate(size, Pool::rendezvous);
   Buffer b = client_.allocate(size);
   expect(b && destination_, "the pools have room");
   std::memset(b.data(), 'x', size);
@@ -191,18 +192,18 @@ void Tour::long_messages() {
 
 void Tour::one_sided() {
   heading("5. One-sided operations: the peer's processor takes no part");
-  // The owner opens exactly these bytes under a key of their own, and tells the peer, here by a
-  // message. Connection::token() makes bytes for any other way, which are checked at the other end.
+  // The owner opens exactly these bytes under a key of their own and tells the peer, here in a
+  // message. Connection::token() encodes a region for any other way; the peer checks the encoding.
   Buffer memory = server_.allocate(64, Pool::lease);
   std::memset(memory.data(), 0, 64);
-  const RemoteRegion region = expect(server_.expose(memory.slice(), Access::remote_read_write));
+  const RemoteRegion region = expect(server_.expose(memory, Access::remote_read_write));
   expect(at_server_.send_copy(std::as_bytes(std::span(&region, 1))), "send_copy");
   until([this] { return static_cast<bool>(told_); });
 
   const Buffer b = client_.allocate(8);
   std::memcpy(b.data(), "one-side", 8);
   ended_.reset();
-  // Bytes [16, 24) of the region. The notice comes in order with messages.
+  // Bytes [16, 24) of the region. The notification is in order with messages.
   expect(at_client_.write_with_imm(b.slice(), told_.slice(16, 8), 1,
                                    [this](const Completion& c) { ended_ = c.status; }),
          "write_with_imm");
@@ -217,9 +218,9 @@ void Tour::one_sided() {
          "read");
   until([this] { return ended_.has_value(); });
   expect(std::memcmp(b.data(), "one-side", 8) == 0, "what was written is read");
-  // Out of bounds is told at once: nothing was posted.
+  // An access out of bounds fails at once: nothing is posted.
   expect(at_client_.read(b.slice(), told_.slice(60, 8)) == Status::out_of_bounds, "bounds hold");
-  expect(server_.revoke(region), "revoke");  // from here on the device refuses the key
+  expect(server_.revoke(region), "revoke");  // from now on the device refuses the key
   fmt::print("   written, noticed, read back\n");
 }
 
@@ -234,12 +235,12 @@ void Tour::atomics() {
   const RemoteRegion word = expect(server_.expose(memory.slice(0, 8), Access::remote_atomic));
   const auto done = [this](const Completion& c) {
     ended_ = c.status;
-    value_ = c.value;  // what was there before
+    value_ = c.value;  // the previous value
   };
   ended_.reset();
   expect(at_client_.fetch_add(word, 2, done), "fetch_add");
   until([this] { return ended_.has_value(); });
-  expect(value_ == 40, "it tells what was there");
+  expect(value_ == 40, "it returns the previous value");
   ended_.reset();
   expect(at_client_.compare_swap(word, 42, 7, done), "compare_swap");
   until([this] { return ended_.has_value(); });
@@ -251,11 +252,11 @@ void Tour::atomics() {
 // ---- 7. remote memory -------------------------------------------------------------------------
 
 void Tour::remote_memory() {
-  heading("7. Remote memory: asked for, used, given back");
-  // The peer's engine gives us a zeroed block of its pool for a time, within its limits ([leases]
-  // in the settings). What is refused is refused at once, with the reason.
+  heading("7. Remote memory: requested, used, given back");
+  // The peer's engine leases us a zeroed block of its pool for a time, within its limits ([leases]
+  // in the configuration). A refusal comes at once, with the reason.
   LeaseOptions options;
-  options.time = 10s;
+  options.duration = 10s;
   expect(at_client_.request_memory(64, options,
                                    [this](LeaseReply& r) {
                                      refusal_ = r.refusal;
@@ -267,7 +268,7 @@ void Tour::remote_memory() {
   const Buffer b = client_.allocate(5);
   std::memcpy(b.data(), "lease", 5);
   expect(at_client_.write(b.slice(), memory_.slice(0, 5)), "write");
-  // Behind all that was written. Dropping the handle would release it without a word.
+  // Returned after all writes. Dropping the handle would release the memory without notice.
   expect(memory_.give_back(), "give_back");
   until([this] { return returns_ == 1; });
   expect(returned_by_ == ReturnedBy::give_back && returned_.starts_with("lease"),
@@ -278,30 +279,30 @@ void Tour::remote_memory() {
 // ---- 8. leases end ----------------------------------------------------------------------------
 
 void Tour::leases_end() {
-  heading("8. A lease has an end, which the device enforces");
-  // The other way round: memory of ours, leased to a peer that did not ask.
+  heading("8. A lease ends, and the device enforces it");
+  // The other direction: our memory, leased to a peer that did not request it.
   Buffer b = server_.allocate(4096);
   std::memset(b.data(), 'o', 4096);
   std::optional<LeaseId> id;
   LeaseOptions options;
-  options.time = 10s;
+  options.duration = 10s;
   options.access = Access::remote_read;
-  expect(at_server_.lease(b.slice(), options, [&id](LeaseReply& r) { id = r.lease; }), "lease");
-  // The client has set no on_lease: refused, and ours again.
+  expect(at_server_.lease(b, options, [&id](LeaseReply& r) { id = r.lease; }), "lease");
+  // The client has no on_lease, so its engine refuses and the memory is ours again.
   until([&] { return returns_ == 2 && id.has_value(); });
   expect(!*id && returned_by_ == ReturnedBy::refusal, "nobody took it");
 
-  expect(at_client_.request_memory(8, {.access = Access::remote_read_write, .time = 50ms},
+  expect(at_client_.request_memory(8, {.access = Access::remote_read_write, .duration = 50ms},
                                    [this](LeaseReply& r) { memory_ = std::move(r.memory); }),
          "request_memory");
   until([this] { return static_cast<bool>(memory_); });
   const RemoteRegion region = memory_.region();
   const Nanoseconds left = memory_.time_left();
   until([this] { return memory_.time_left() == 0s; });
-  // We stop a little early, so that nothing of ours is under way when its owner takes it back. Who
-  // does not stop is stopped by the device, and loses the connection.
+  // Our engine stops slightly early, so that no operation is in flight when the owner takes the
+  // memory back. A peer that does not stop is stopped by the device and loses the connection.
   const Buffer mine = client_.allocate(8);
-  expect(at_client_.write(mine.slice(), region) == Status::lease_expired, "it is over");
+  expect(at_client_.write(mine.slice(), region) == Status::lease_expired, "the lease is over");
   expect(at_client_.ready(), "the connection stays");
   memory_.release();
   fmt::print("   usable for {} ms, then: lease_expired\n",
@@ -311,17 +312,17 @@ void Tour::leases_end() {
 // ---- 9. giving up -----------------------------------------------------------------------------
 
 void Tour::giving_up() {
-  heading("9. What was started can be given up");
+  heading("9. What was started can be cancelled");
   const Buffer b = client_.allocate(5);
   ended_.reset();
-  // Post::defer: the message goes out at the end of the next poll; until then it is not posted.
+  // Post::defer: the message leaves at the end of the next poll; until then it is not posted.
   OperationId id;
   expect(at_client_.send(
              b, [this](const Completion& c) { ended_ = c.status; }, Post::defer, &id),
          "send");
   expect(at_client_.cancel(id), "cancel");
   until([this] { return ended_.has_value(); });
-  expect(*ended_ == Status::cancelled, "its callback tells so");
+  expect(*ended_ == Status::cancelled, "the callback reports it");
   const ConnectionSnapshot now = at_client_.snapshot();
   fmt::print("   cancelled; {} messages are outstanding, blocked by: {}\n", now.messages,
              to_string(now.blocked_by));
@@ -331,10 +332,10 @@ void Tour::giving_up() {
 
 void Tour::close() {
   heading("10. Closing");
-  // What is outstanding completes, the peer is told, and both ends hear of it in on_closed.
+  // Outstanding operations complete, the peer is notified, and both ends get on_closed.
   expect(at_client_.close(), "close");
   until([this] { return server_.stats().connections == 0 && client_.stats().connections == 0; });
-  // The books of an engine can be checked at any time: each operation, credit, key and block.
+  // audit() checks an engine's books at any time: each operation, credit, key and block.
   if (auto good = server_.audit(); !good) throw Wrong(good.error().message());
   if (auto good = client_.audit(); !good) throw Wrong(good.error().message());
   fmt::print("   closed; the books of both engines balance\n");
@@ -358,13 +359,13 @@ void Tour::run() {
 int main(int argc, char** argv) {
   tools::set_program("tour");
   tools::log_to_stderr();
-  CLI::App app("Shows what Spinwire's engines do, one thing after the other.", "tour");
+  CLI::App app("Shows the features of Spinwire's engines, one after another.", "tour");
   std::string device;
-  app.add_option("--device", device, "device to open; by default what the settings say");
+  app.add_option("--device", device, "device to open; overrides the configuration");
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code;
 
-  // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
+  // Defaults, then the environment, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
   auto config = Config::load();
   if (!config) return tools::fail(config.error());
   config->engine.control = ControlMode::automatic;

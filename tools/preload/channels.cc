@@ -1,5 +1,5 @@
-// Completion channels and asynchronous events: descriptors that programs read, poll(2) or epoll.
-// A sleeping program does not drive its device, so a thread does as long as a queue with a channel
+// Completion channels and asynchronous events: descriptors that programs read, poll(2) or epoll. A
+// sleeping program does not drive its device. So a thread does, as long as a queue with a channel
 // is armed.
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
@@ -46,7 +46,7 @@ void fire(Host& host, WatchedCq& watched) noexcept {
   try {
     watched.channel->events.push_back(watched.cq);
   } catch (const std::bad_alloc&) {
-    return;  // stays armed: the next look tries again
+    return;  // stays armed; the next check tries again
   }
   disarm(host, watched);
   (void)eventfd_write(watched.channel->fd, 1);
@@ -93,7 +93,7 @@ class Driver {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase(hosts_, &host);
   }
-  /// A queue was armed. Not to be called under the lock of a host, which run() takes inside.
+  /// Called when a queue is armed. Do not hold a host's lock, which run() takes under mutex_.
   void wake() noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -111,7 +111,7 @@ class Driver {
     while (!stop_) {
       bool armed = false;
       for (Host* host : hosts_) armed = drive(*host) || armed;
-      // Answers often come soon; later ones may take a little longer.
+      // Completions often arrive soon. If not, longer naps save CPU.
       constexpr std::uint32_t kEagerRounds = 1000;
       const auto nap = std::chrono::microseconds(rounds_ < kEagerRounds ? 10 : 200);
       if (rounds_ < kEagerRounds) ++rounds_;
@@ -124,7 +124,7 @@ class Driver {
     }
   }
 
-  /// Whether a queue is still armed.
+  /// Drives the context. Returns whether a queue is still armed.
   static bool drive(Host& host) noexcept {
     const Guard guard(&host.device->verbs);
     if (host.armed == 0) return false;
@@ -196,20 +196,20 @@ void wait_for_acknowledgements(const Acknowledged& events, std::uint32_t handed_
   pthread_mutex_unlock(&events.mutex);
 }
 
-void take_what_came(Host& host) noexcept {
-  // A poll that asks for no completions takes a packet of each lane.
+void drain_packets(Host& host) noexcept {
+  // A poll for zero completions takes a packet from each lane.
   for (std::uint32_t i = 0; i < softverbs::kLaneLines; ++i)
     (void)host.bare.poll_cq(host.idle_cq, 0, nullptr);
 }
 
 void stop_driving(Host& host) noexcept { Driver::get().remove(host); }
 
-/// Asking for any overrules asking for the solicited, and not the other way.
+/// Arming for any completion overrides arming for solicited ones, but not the reverse.
 int req_notify_cq(ibv_cq* cq, int solicited_only) noexcept {
   {
     const Guard guard(cq->context);
     WatchedCq* watched = find(guard.host(), cq);
-    if (watched == nullptr) return 0;  // without a channel there is nobody to tell
+    if (watched == nullptr) return 0;  // without a channel there are no events
     const bool wider = watched->armed && watched->solicited_only && solicited_only == 0;
     if (!watched->armed || wider) {
       if (!watched->armed) ++guard.host().armed;
@@ -239,7 +239,7 @@ SOFTVERBS_INTERPOSED ibv_comp_channel* ibv_create_comp_channel(ibv_context* cont
     channel->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     return channel->fd < 0 ? nullptr : channel.release();
   } catch (const std::exception&) {
-    return preload::refuse_with<ibv_comp_channel>(ENOMEM);  // of memory, or of threads
+    return preload::refuse_with<ibv_comp_channel>(ENOMEM);  // no memory, or no thread
   }
 }
 
@@ -258,7 +258,7 @@ SOFTVERBS_INTERPOSED int ibv_get_cq_event(ibv_comp_channel* base, ibv_cq** cq, v
   for (eventfd_t one = 0;;) {
     if (eventfd_read(channel->fd, &one) != 0) return -1;
     const Guard guard(channel->context);
-    if (channel->events.empty()) continue;  // its queue was destroyed
+    if (channel->events.empty()) continue;  // the event's queue was destroyed
     *cq = channel->events.front();
     *cq_context = (*cq)->cq_context;
     channel->events.pop_front();
@@ -273,9 +273,9 @@ SOFTVERBS_INTERPOSED int ibv_get_async_event(ibv_context* context, ibv_async_eve
     if (eventfd_read(context->async_fd, &one) != 0) return -1;
     const Guard guard(context);
     if (softverbs::get_async_event(context, event) == 0) {
-      ++guard.host().async_events[event->element.cq];  // whichever object it names
+      ++guard.host().async_events[event->element.cq];  // whichever member is set
       return 0;
     }
-    // Its object was destroyed.
+    // The event's object was destroyed.
   }
 }

@@ -8,11 +8,11 @@ namespace spinwire::preload {
 
 namespace {
 
-/// What a program sees of a queue that it made with ibv_create_cq_ex(): the queue itself, whose
-/// first members the two structs have in common.
+/// A queue that a program made with ibv_create_cq_ex(). ibv_cq_ex begins with the members of
+/// ibv_cq, so it serves as both.
 struct Reader : ibv_cq_ex {
-  ibv_wc wc;                         ///< the completion that is being read
-  void (*lock)(FairLock&) noexcept;  ///< nothing if the program has one thread
+  ibv_wc wc;                         ///< the completion being read
+  void (*lock)(FairLock&) noexcept;  ///< does nothing if the program has one thread
   void (*unlock)(FairLock&) noexcept;
   FairLock polling;  ///< from start_poll() to end_poll()
 };
@@ -80,7 +80,7 @@ ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* attr) noexcep
   const bool has_domain = (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD) != 0;
   if (has_domain && (attr->parent_domain == nullptr || attr->parent_domain->context != context))
     return refuse_with<ibv_cq_ex>(EINVAL);
-  // A queue that runs over is an error of this device, as of most.
+  // A completion queue overrun is an error on this device, as on most.
   if ((attr->comp_mask & ~kKnown) != 0 ||
       (attr->wc_flags & ~std::uint64_t{IBV_WC_STANDARD_FLAGS}) != 0 ||
       (flags & ~std::uint32_t{IBV_CREATE_CQ_ATTR_SINGLE_THREADED}) != 0)

@@ -1,5 +1,5 @@
-// Making, changing and destroying the verbs' objects. Each function is libibverbs' own for objects
-// of other devices.
+// Makes, changes and destroys verbs objects. Each function passes objects of other devices on to
+// libibverbs.
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -28,7 +28,7 @@ SOFTVERBS_INTERPOSED int ibv_dealloc_pd(ibv_pd* pd) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_dealloc_pd)(pd);
   const Guard guard(pd->context);
   const int error = unmade(guard, pd, softverbs::dealloc_pd(pd));
-  if (error == 0) preload::leave_thread_domain(guard.host(), pd);
+  if (error == 0) preload::release_thread_domain(guard.host(), pd);
   return error;
 }
 
@@ -44,8 +44,8 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
   return made(guard, softverbs::reg_mr(pd, address, length, static_cast<int>(asked)), Kind::memory);
 }
 
-/// Waits while the device answers EBUSY because a peer's access is in progress; programs do not
-/// expect that.
+/// Retries while the device returns EBUSY because a peer's access is in progress. Programs do not
+/// expect that error.
 template <typename Verb>
 int while_busy(ibv_context* context, Verb verb) {
   constexpr auto kTimeout = std::chrono::seconds(2);
@@ -104,7 +104,7 @@ SOFTVERBS_INTERPOSED int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* a
   });
   if (error == 0) return 0;
   errno = error;
-  // After EBUSY a region without windows has lost its keys and can only be deregistered.
+  // After EBUSY, a region without windows has lost its keys and can only be deregistered.
   return error == EBUSY && !windows ? IBV_REREG_MR_ERR_CMD : IBV_REREG_MR_ERR_INPUT;
 }
 SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
@@ -118,7 +118,7 @@ SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
 
 namespace {
 
-/// Destroys an object when all events about it that the program took are acknowledged.
+/// Destroys an object once the program has acknowledged all events about it that it took.
 template <typename T>
 int end_acknowledged(T* object, const preload::Acknowledged& events, int (*destroy)(T*) noexcept) {
   for (;;) {
@@ -128,7 +128,7 @@ int end_acknowledged(T* object, const preload::Acknowledged& events, int (*destr
       handed_out = preload::async_events_handed_out(guard.host(), object);
       if (preload::acknowledged(events, handed_out)) {
         const int error = unmade(guard, object, destroy(object));
-        // One that a peer has not left yet is asked about again, and has these events behind it.
+        // After an error the object stays, and so do its events, for the next attempt.
         if (error == 0) guard.host().async_events.erase(object);
         return error;
       }
@@ -167,9 +167,9 @@ SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, vo
 
 SOFTVERBS_INTERPOSED int ibv_resize_cq(ibv_cq* cq, int entries) {
   if (!ours(cq->context)) return SOFTVERBS_NEXT(ibv_resize_cq)(cq, entries);
-  preload::drive_others(nullptr);  // what is on its way has come, as it has on an adapter
+  preload::drive_others(nullptr);  // as on an adapter, completions on their way have arrived
   const Guard guard(cq->context);
-  preload::take_what_came(guard.host());
+  preload::drain_packets(guard.host());
   return softverbs::resize_cq(cq, entries);
 }
 
@@ -256,7 +256,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_qp(ibv_qp* base) {
   ibv_context* context = qp->context;
   {
     const Guard guard(context);
-    preload::take_what_came(guard.host());
+    preload::drain_packets(guard.host());
   }
   const int error = while_busy(context, [qp] {
     return end_acknowledged(qp, {qp->mutex, qp->cond, qp->events_completed}, softverbs::destroy_qp);
@@ -272,7 +272,7 @@ SOFTVERBS_INTERPOSED int ibv_query_qp_data_in_order(ibv_qp* qp, ibv_wr_opcode op
 SOFTVERBS_INTERPOSED int ibv_set_ece(ibv_qp* qp, ibv_ece* ece) {
   return ours(qp->context) ? EOPNOTSUPP : SOFTVERBS_NEXT(ibv_set_ece)(qp, ece);
 }
-/// There are no options to agree upon, which all zeros say.
+/// The device has no options to negotiate, so it reports zeros.
 SOFTVERBS_INTERPOSED int ibv_query_ece(ibv_qp* qp, ibv_ece* ece) {
   if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_query_ece)(qp, ece);
   *ece = {};
@@ -297,7 +297,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_ah(ibv_ah* ah) {
   const Guard guard(ah->context);
   return unmade(guard, ah, softverbs::destroy_ah(ah));
 }
-/// The sender is where the header says: there are no LIDs here.
+/// The header has the sender's address: this device has no LIDs.
 SOFTVERBS_INTERPOSED int ibv_init_ah_from_wc(ibv_context* context, std::uint8_t port, ibv_wc* wc,
                                              ibv_grh* grh, ibv_ah_attr* attr) {
   if (!ours(context)) return SOFTVERBS_NEXT(ibv_init_ah_from_wc)(context, port, wc, grh, attr);
@@ -317,7 +317,7 @@ SOFTVERBS_INTERPOSED ibv_ah* ibv_create_ah_from_wc(ibv_pd* pd, ibv_wc* wc, ibv_g
   if (ibv_init_ah_from_wc(pd->context, port, wc, grh, &attr) != 0) return nullptr;
   return ibv_create_ah(pd, &attr);
 }
-/// There is no Ethernet below.
+/// The device is not on an Ethernet.
 SOFTVERBS_INTERPOSED int ibv_resolve_eth_l2_from_gid(ibv_context* context, ibv_ah_attr* attr,
                                                      std::uint8_t* mac, std::uint16_t* vlan) {
   return ours(context) ? EOPNOTSUPP
@@ -326,11 +326,6 @@ SOFTVERBS_INTERPOSED int ibv_resolve_eth_l2_from_gid(ibv_context* context, ibv_a
 
 // ---- objects of other processes ---------------------------------------------------------------
 
-/// A process that shares a context hands over the descriptor in ibv_context::cmd_fd.
-SOFTVERBS_INTERPOSED ibv_context* ibv_import_device(int cmd_fd) {
-  return preload::is_command_descriptor(cmd_fd) ? refuse_with<ibv_context>(EOPNOTSUPP)
-                                                : SOFTVERBS_NEXT(ibv_import_device)(cmd_fd);
-}
 SOFTVERBS_INTERPOSED ibv_pd* ibv_import_pd(ibv_context* context, std::uint32_t handle) {
   return ours(context) ? refuse_with<ibv_pd>(EOPNOTSUPP)
                        : SOFTVERBS_NEXT(ibv_import_pd)(context, handle);
@@ -343,7 +338,7 @@ SOFTVERBS_INTERPOSED ibv_dm* ibv_import_dm(ibv_context* context, std::uint32_t h
   return ours(context) ? refuse_with<ibv_dm>(EOPNOTSUPP)
                        : SOFTVERBS_NEXT(ibv_import_dm)(context, handle);
 }
-/// None was ever imported.
+/// No object can have been imported.
 SOFTVERBS_INTERPOSED void ibv_unimport_pd(ibv_pd* pd) {
   if (!ours(pd->context)) SOFTVERBS_NEXT(ibv_unimport_pd)(pd);
 }

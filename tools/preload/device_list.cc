@@ -1,4 +1,4 @@
-// The list of devices, with ours behind the real ones; opening, closing, asking.
+// The list of devices, with this one after the real ones; opening, closing, querying.
 #include <endian.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace spinwire::preload {
 
 namespace {
 
-/// A locally administered one: all contexts of a host are one device to their users.
+/// A locally administered GUID. All contexts of a host report the same, so they are one device.
 constexpr std::uint64_t kNodeGuid = 0x0273'6f66'7476'6273;
 constexpr std::uint16_t kPkey = 0xffff;
 
@@ -49,7 +49,7 @@ ibv_context* open_ours() {
   auto* extended = reinterpret_cast<verbs_context*>(host->device->extension);
   fill_extended_operations(*extended);
   lock_operations(context->ops);
-  context->cmd_fd = context->async_fd;  // of no use but to know the context by
+  context->cmd_fd = context->async_fd;  // serves only to identify the context
   context->abi_compat = __VERBS_ABI_IS_EXTENDED;
   extended->priv = reinterpret_cast<verbs_ex_private*>(host.get());
   try {
@@ -69,10 +69,10 @@ int close_ours(ibv_context* context) noexcept {
   destroy_leftovers(context);
   {
     const Guard guard(context);
-    if (host.device->objects_open > 1) return EBUSY;  // the idle queue is one
+    if (host.device->objects_open > 1) return EBUSY;  // the idle queue is one of them
   }
   stop_driving(host);
-  leave_process(host);
+  remove_host(host);
   const int events = context->async_fd;
   (void)softverbs::destroy_cq(host.idle_cq);
   const int error = softverbs::close_device(context);
@@ -85,15 +85,24 @@ int close_ours(ibv_context* context) noexcept {
 
 ibv_device the_device = make_device();
 
+namespace {
+
+/// Set while libibverbs walks the list itself. It reads private fields behind each ibv_device, and
+/// the_device has none.
+thread_local bool real_devices_only = false;
+
+}  // namespace
+
 }  // namespace spinwire::preload
 
 using namespace spinwire;
 using preload::ours;
 using preload::refuse_with;
 
-/// What it answers begins at the second element; the first is libibverbs' own list, which holds
-/// the devices in it.
+/// The returned list is the second element of ours. The first element is libibverbs' own list,
+/// which holds the real devices.
 SOFTVERBS_INTERPOSED ibv_device** ibv_get_device_list(int* count) {
+  if (preload::real_devices_only) return SOFTVERBS_NEXT(ibv_get_device_list)(count);
   int real_count = 0;
   ibv_device** real = SOFTVERBS_NEXT(ibv_get_device_list)(&real_count);
   const auto found = static_cast<std::size_t>(real != nullptr ? std::max(real_count, 0) : 0);
@@ -111,6 +120,7 @@ SOFTVERBS_INTERPOSED ibv_device** ibv_get_device_list(int* count) {
 
 SOFTVERBS_INTERPOSED void ibv_free_device_list(ibv_device** list) {
   if (list == nullptr) return;
+  if (preload::real_devices_only) return SOFTVERBS_NEXT(ibv_free_device_list)(list);
   auto** real = reinterpret_cast<ibv_device**>(list[-1]);
   if (real != nullptr) SOFTVERBS_NEXT(ibv_free_device_list)(real);
   std::free(list - 1);
@@ -140,6 +150,16 @@ SOFTVERBS_INTERPOSED int ibv_close_device(ibv_context* context) {
   return ours(context) ? preload::close_ours(context) : SOFTVERBS_NEXT(ibv_close_device)(context);
 }
 
+/// A process that shares a context hands over the descriptor in ibv_context::cmd_fd, or a
+/// duplicate. libibverbs looks for the device of any other descriptor in the list of devices.
+SOFTVERBS_INTERPOSED ibv_context* ibv_import_device(int cmd_fd) {
+  if (preload::is_command_descriptor(cmd_fd)) return refuse_with<ibv_context>(EOPNOTSUPP);
+  preload::real_devices_only = true;
+  ibv_context* context = SOFTVERBS_NEXT(ibv_import_device)(cmd_fd);
+  preload::real_devices_only = false;
+  return context;
+}
+
 SOFTVERBS_INTERPOSED int ibv_query_device(ibv_context* context, ibv_device_attr* attr) {
   if (!ours(context)) return SOFTVERBS_NEXT(ibv_query_device)(context, attr);
   const int error = softverbs::query_device(context, attr);
@@ -147,8 +167,7 @@ SOFTVERBS_INTERPOSED int ibv_query_device(ibv_context* context, ibv_device_attr*
   return error;
 }
 
-/// The function takes what the struct was before its last members came; the others go through
-/// verbs_context.
+/// This function fills in the struct without its latest members; newer callers use verbs_context.
 SOFTVERBS_INTERPOSED int ibv_query_port(ibv_context* context, std::uint8_t port,
                                         _compat_ibv_port_attr* attr) {
   if (!ours(context)) return SOFTVERBS_NEXT(ibv_query_port)(context, port, attr);
@@ -169,7 +188,7 @@ SOFTVERBS_INTERPOSED int ibv_query_gid(ibv_context* context, std::uint8_t port, 
 
 namespace {
 
-constexpr std::uint32_t kRoceV2File = 1;  // as the file in sysfs tells it
+constexpr std::uint32_t kRoceV2File = 1;  // as in the file in sysfs
 
 int find_gid(ibv_context* context, std::uint32_t port, std::uint32_t index, ibv_gid_entry& entry) {
   entry = {};
@@ -204,7 +223,7 @@ SOFTVERBS_INTERPOSED ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_
   return error == 0 ? 1 : -error;
 }
 
-/// Private to rdma-core, whose ibv_devinfo calls it.
+/// Private to rdma-core: ibv_devinfo calls it.
 SOFTVERBS_INTERPOSED int ibv_query_gid_type(ibv_context* context, std::uint8_t port, unsigned index,
                                             std::uint32_t* type) {
   if (!ours(context)) return SOFTVERBS_NEXT(ibv_query_gid_type)(context, port, index, type);

@@ -1,5 +1,5 @@
-// The calls that verbs.h makes through a verbs_context. Those left null are answered EOPNOTSUPP by
-// the header itself.
+// The calls that verbs.h makes through a verbs_context. For a null entry the header returns
+// EOPNOTSUPP.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -47,7 +47,7 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* attr) {
   if ((attr->comp_mask & ~kKnown) != 0 || flags ||
       (builds && (attr->send_ops_flags & ~kSendOperations) != 0))
     return refuse_with<ibv_qp>(EOPNOTSUPP);
-  // The one begins as the other does.
+  // ibv_qp_init_attr_ex begins with the members of ibv_qp_init_attr.
   ibv_qp* qp = ibv_create_qp(attr->pd, reinterpret_cast<ibv_qp_init_attr*>(attr));
   if (qp == nullptr || !builds) return qp;
   if (make_builder(host_of(qp->context), qp, attr->cap)) return qp;
@@ -71,7 +71,7 @@ int dealloc_td(ibv_td* base) {
   delete td;
   return 0;
 }
-/// Allocators are not called: the device has no memory of a program's.
+/// The allocators are never called: the device allocates none of a program's memory.
 ibv_pd* alloc_parent_domain(ibv_context* context, ibv_parent_domain_init_attr* attr) {
   constexpr std::uint32_t kKnown =
       IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
@@ -101,12 +101,12 @@ int dealloc_mw(ibv_mw* mw) {
   const Guard guard(mw->context);
   return unmade(guard, mw, softverbs::dealloc_mw(mw));
 }
-/// Windows of type 1 alone are bound so.
+/// ibv_bind_mw() applies to windows of type 1 only, which the device lacks.
 int bind_mw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }
 
 }  // namespace
 
-void leave_thread_domain(Host& host, const ibv_pd* pd) noexcept {
+void release_thread_domain(Host& host, const ibv_pd* pd) noexcept {
   const auto found = host.thread_domains.find(pd);
   if (found == host.thread_domains.end()) return;
   --found->second->users;

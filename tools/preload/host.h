@@ -1,4 +1,4 @@
-// A softverbs device opened by a program built for libibverbs: adds locks to the embedded device,
+// A softverbs device opened by a program built for libibverbs. Adds locks to the embedded device
 // and wakes threads that sleep on it.
 #pragma once
 
@@ -26,10 +26,10 @@ class FairLock {
     for (;;) {
       const std::uint32_t now = serving_.load(std::memory_order_acquire);
       if (now == ticket) return;
-      serving_.wait(now, std::memory_order_acquire);  // spins a while before it sleeps
+      serving_.wait(now, std::memory_order_acquire);  // spins before it sleeps
     }
   }
-  /// Takes the lock if nobody has it or waits for it.
+  /// Takes the lock if it is free and nobody waits for it.
   bool try_lock() noexcept {
     std::uint32_t now = serving_.load(std::memory_order_acquire);
     return next_.compare_exchange_strong(now, now + 1, std::memory_order_acquire);
@@ -44,30 +44,30 @@ class FairLock {
   std::atomic<std::uint32_t> serving_{0};
 };
 
-/// Its descriptor counts events, one per read; what they are lies in `events`.
+/// The descriptor counts events, one per read; `events` holds the queues that they are about.
 struct Channel : ibv_comp_channel {
   std::deque<ibv_cq*> events;
 };
 
-/// A completion queue that was made with a channel.
+/// A completion queue made with a channel.
 struct WatchedCq {
   ibv_cq* cq;
   Channel* channel;
   bool armed = false;
-  bool solicited_only = false;   ///< then: armed for what is solicited, and for errors
-  std::uint32_t older = 0;       ///< completions that were there when it was armed
-  std::uint32_t solicited = 0;   ///< solicited ones that had come when it was armed
-  std::uint32_t handed_out = 0;  ///< events, to be acknowledged before it goes
+  bool solicited_only = false;   ///< armed for solicited completions and errors only
+  std::uint32_t older = 0;       ///< completions present when it was armed
+  std::uint32_t solicited = 0;   ///< solicited completions received when it was armed
+  std::uint32_t handed_out = 0;  ///< events to be acknowledged before it is destroyed
 };
 
 struct SendBuilder;
 
-/// Of a program that says which of its threads uses an object. The device's lock serves all.
+/// Names the thread that uses an object. The device's lock makes it unnecessary here.
 struct ThreadDomain : ibv_td {
   std::uint32_t users = 0;
 };
 
-/// In the order in which a context's leftovers can be destroyed.
+/// In the order in which the leftovers of a context can be destroyed.
 enum class Kind : std::uint8_t {
   queue_pair,
   address,
@@ -95,15 +95,15 @@ struct Host {
   std::uint32_t empty_polls = 0;  ///< in a row
   std::vector<WatchedCq> watched;
   std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
-  std::unordered_map<void*, Kind> objects;                      ///< that the program made
-  std::unordered_map<const void*, std::uint32_t> async_events;  ///< handed out, by their objects
+  std::unordered_map<void*, Kind> objects;                      ///< made by the program
+  std::unordered_map<const void*, std::uint32_t> async_events;  ///< taken by the program, by object
   std::unordered_map<const ibv_pd*, ThreadDomain*> thread_domains;  ///< of parent domains
-  std::atomic<std::uint32_t> polls{0};                              ///< of the program's
-  std::uint32_t polls_seen = 0;                                     ///< by drive_others()
-  ibv_cq* idle_cq = nullptr;  ///< of no queue pair: polling it only drives the device
+  std::atomic<std::uint32_t> polls{0};                              ///< polls of the program
+  std::uint32_t polls_seen = 0;                                     ///< at the last drive_others()
+  ibv_cq* idle_cq = nullptr;  ///< has no queue pair: a poll only drives the device
 };
 
-/// The device in the list; every context that we opened names it.
+/// The device in the list. Every context that this library opened names it.
 extern ibv_device the_device;
 
 inline bool ours(const ibv_context* context) noexcept {
@@ -113,11 +113,11 @@ inline Host& host_of(ibv_context* context) noexcept {
   return *reinterpret_cast<Host*>(verbs_get_ctx(context)->priv);
 }
 
-/// Holds the context's lock; on the way out tells of asynchronous events that came up.
+/// Holds the context's lock. Its destructor reports new asynchronous events.
 class Guard {
  public:
   explicit Guard(ibv_context* context) noexcept : host_(host_of(context)) { host_.lock.lock(); }
-  /// The lock is held.
+  /// Adopts a lock that is already held.
   Guard(Host& host, std::adopt_lock_t) noexcept : host_(host) {}
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
@@ -135,20 +135,20 @@ class Guard {
 // preload_verbs.cc
 void lock_operations(ibv_context_ops& ops) noexcept;
 
-// progress.cc. An adapter works whether its program polls or not. Here a context works when it is
-// polled, so the contexts of a process work for each other: a program with one thread may poll only
-// one of two.
+// mutual_progress.cc. An adapter works whether its program polls or not, but a context works only
+// when it is polled. So the contexts of a process drive each other: a program with one thread may
+// poll only one of two.
 void join_process(Host& host);
-void leave_process(Host& host) noexcept;
-/// Polls the contexts that their program has not polled since the last time, but not `self`. Not
-/// under a lock.
+void remove_host(Host& host) noexcept;
+/// Polls the contexts, except `self`, that the program has not polled since the last call. Do not
+/// hold a lock.
 void drive_others(const Host* self) noexcept;
-/// Polls a context. Under its lock.
+/// Polls a context. Hold its lock.
 void drive(Host& host) noexcept;
-/// Whether a context has it in ibv_context::cmd_fd.
+/// Whether `fd` is the ibv_context::cmd_fd of a context of this process, or a duplicate.
 bool is_command_descriptor(int fd) noexcept;
 
-// channels.cc. The first three under the lock.
+// channels.cc. Hold the lock for the first three.
 /// The program took `count` completions out of the queue.
 void note_polled(Host& host, const ibv_cq* cq, std::uint32_t count) noexcept;
 void watch(Host& host, ibv_cq* cq, Channel* channel);
@@ -157,32 +157,33 @@ int req_notify_cq(ibv_cq* cq, int solicited_only) noexcept;
 std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept;
 std::uint32_t async_events_handed_out(const Host& host, const void* object) noexcept;
 
-/// Where libibverbs counts the events that a program acknowledged.
+/// Where libibverbs counts the events that a program has acknowledged.
 struct Acknowledged {
   pthread_mutex_t& mutex;
   pthread_cond_t& changed;
   std::uint32_t& count;
 };
 bool acknowledged(const Acknowledged& events, std::uint32_t handed_out) noexcept;
-/// Not under the lock.
+/// Do not hold the lock.
 void wait_for_acknowledgements(const Acknowledged& events, std::uint32_t handed_out) noexcept;
-/// Under the lock. Adapters receive packets whether the program polls or not. So packets that came
-/// before a queue pair is destroyed are received now, and their senders are acknowledged.
-void take_what_came(Host& host) noexcept;
-/// Before the context goes.
+/// Hold the lock. Adapters receive packets whether the program polls or not. So packets that
+/// arrived before a queue pair is destroyed are received now, and their senders get
+/// acknowledgements.
+void drain_packets(Host& host) noexcept;
+/// Call it before the context is closed.
 void stop_driving(Host& host) noexcept;
 
 // leftovers.cc
-/// Under the lock, as the next two.
+/// Hold the lock for this and the next two.
 void note_made(Host& host, void* object, Kind kind) noexcept;
 template <typename T>
 T* made(const Guard& guard, T* object, Kind kind) noexcept {
   if (object != nullptr) note_made(guard.host(), object, kind);
   return object;
 }
-/// An object is gone, if `error` is 0.
+/// Forgets an object that was destroyed, unless `error` is set.
 int unmade(const Guard& guard, void* object, int error) noexcept;
-/// Destroys the objects that libibverbs leaves to the kernel at closing.
+/// Destroys the objects that the kernel would destroy when a device is closed.
 void destroy_leftovers(ibv_context* context) noexcept;
 
 // control_verbs.cc
@@ -193,15 +194,15 @@ ibv_cq* create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_
 ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* attr) noexcept;
 
 // extended.cc
-/// A domain has gone, which may have been a parent domain. Under the lock.
-void leave_thread_domain(Host& host, const ibv_pd* pd) noexcept;
+/// Drops a domain that may have been a parent domain. Hold the lock.
+void release_thread_domain(Host& host, const ibv_pd* pd) noexcept;
 void fill_extended_operations(verbs_context& extended) noexcept;
 
 // send_builder.cc
 bool make_builder(Host& host, ibv_qp* qp, const ibv_qp_cap& cap) noexcept;
-/// Under the lock.
+/// Hold the lock.
 void drop_builder(Host& host, const ibv_qp* qp) noexcept;
-/// The queue pair itself, where a program names it by the base of its ibv_qp_ex.
+/// The queue pair itself, if a program passes the base of its ibv_qp_ex.
 ibv_qp* actual(ibv_qp* qp) noexcept;
 
 }  // namespace spinwire::preload

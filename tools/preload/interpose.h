@@ -1,4 +1,4 @@
-// How a definition here precedes libibverbs' own, and calls it.
+// How a definition here overrides that of libibverbs, and calls it.
 #pragma once
 
 #include <dlfcn.h>
@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-// Where the header puts a macro before a function, we mean the function.
+// The header defines macros for these functions; here the functions are meant.
 #undef ibv_get_device_list
 #undef ibv_query_port
 #undef ibv_reg_mr

@@ -1,5 +1,4 @@
-// Programs may close a device without destroying all of its objects. For other devices the kernel
-// destroys them.
+// Programs may close a device with objects left. For other devices the kernel destroys them.
 #include <infiniband/verbs.h>
 
 #include <new>
@@ -21,7 +20,7 @@ std::uint32_t async_events_taken(ibv_context* context, const void* object) noexc
   return async_events_handed_out(guard.host(), object);
 }
 
-/// Nobody will acknowledge what they told.
+/// Destroys an object. Marks its events as acknowledged, as the program no longer will.
 void destroy(void* object, Kind kind) noexcept {
   switch (kind) {
     case Kind::queue_pair:
@@ -64,7 +63,7 @@ void note_made(Host& host, void* object, Kind kind) noexcept {
   try {
     host.objects.emplace(object, kind);
   } catch (const std::bad_alloc&) {
-    return;  // the program has to destroy this one before it closes the device
+    return;  // only the program can destroy this one
   }
 }
 

@@ -1,4 +1,4 @@
-// The operations that programs reach through their context, each under its lock.
+// The operations that programs call through their context, each under its lock.
 #include <sys/eventfd.h>
 
 #include <thread>
@@ -24,8 +24,8 @@ int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
   return got;
 }
 
-/// Programs poll without a pause, as the device works by itself elsewhere. Here the peer's
-/// processor does its work, and may be this one: it gets a chance now and then.
+/// Programs poll without pause, because an adapter works by itself. Here the peer's thread does its
+/// work, perhaps on the same CPU, so empty polls sometimes yield.
 int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
   bool weary = false;
   const int got = poll_locked(cq, entries, wc, weary);
@@ -63,7 +63,7 @@ void lock_operations(ibv_context_ops& ops) noexcept {
   ops.post_srq_recv = post_srq_recv;
 }
 
-/// One count a new event; reading them takes one each.
+/// The descriptor counts each new event; a read takes one.
 void Guard::report_events(Host& host) noexcept {
   const std::size_t now = host.device->events.size();
   if (now > host.events_reported)

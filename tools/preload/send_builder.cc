@@ -1,4 +1,4 @@
-// Posting through ibv_qp_ex: each ibv_wr_* call writes into a list of ordinary work requests that
+// Posting through ibv_qp_ex: each ibv_wr_* call adds to a list of ordinary work requests, which
 // wr_complete posts.
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@ namespace spinwire::preload {
 
 namespace {
 
-/// In the base's handle: tells it from a queue pair, whose handles are small.
+/// The handle of the base. Distinguishes it from a queue pair, whose handle is small.
 constexpr std::uint32_t kBuilderHandle = 0xffff'ffff;
 
 }  // namespace
@@ -20,12 +20,12 @@ constexpr std::uint32_t kBuilderHandle = 0xffff'ffff;
 struct SendBuilder : ibv_qp_ex {
   ibv_qp* qp = nullptr;
   std::mutex mutex;  ///< from wr_start to wr_complete
-  int error = 0;     ///< the first; none of the list is posted then
+  int error = 0;     ///< the first error; the list is then not posted
   std::size_t depth = 0;
   std::size_t max_sge = 0;
   std::size_t max_inline = 0;
   std::size_t count = 0;
-  // One entry more than fit: what is too many is written there.
+  // One entry more than the depth: excess work requests are written there.
   std::unique_ptr<ibv_send_wr[]> works;
   std::unique_ptr<ibv_sge[]> elements;
   std::unique_ptr<std::byte[]> bytes;
@@ -127,7 +127,7 @@ void set_sge(ibv_qp_ex* qp, std::uint32_t key, std::uint64_t address, std::uint3
   set_sge_list(qp, 1, &sge);
 }
 
-/// The bytes may change as soon as the call returns: they are kept until wr_complete.
+/// Copies the bytes, because the caller may change them as soon as the call returns.
 void set_inline_data_list(ibv_qp_ex* qp, std::size_t count, const ibv_data_buf* list) {
   SendBuilder& b = builder_of(qp);
   ibv_send_wr& wr = b.last();

@@ -10,7 +10,8 @@ namespace spinwire::tools {
 
 namespace {
 
-/// 7 * i, twice around: what is to be written begins somewhere in it.
+/// The bytes 7 * i, whose period is 256, twice: a piece of 256 bytes may begin anywhere in the
+/// first.
 constexpr std::array<std::byte, 512> kPattern = [] {
   std::array<std::byte, 512> bytes{};
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(7 * i);
@@ -55,8 +56,8 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   SimSession& s = sessions_.emplace_back();
   s.from = from;
   s.to = to;
-  s.life = sim_.life(from);
-  s.to_life = sim_.life(to);
+  s.life = sim_.incarnation(from);
+  s.to_life = sim_.incarnation(to);
   s.troubled = in_trouble(from, to);
   s.connected = actors_[from].connects || actors_[to].connects;
   SessionOptions options;
@@ -79,7 +80,7 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
   const bool good = why.status == Status::ok;
-  if (good && !s.closing) fail("session {} is closed, and nobody has asked for that", index);
+  if (good && !s.closing) fail("session {} closed without a request", index);
   const bool lost = s.connected && is_shaken(s);  // its connection
   if (!good && !s.troubled && worst_loss_ <= 0.15 && !lost && !(s.closing && !s.ready))
     fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to, why.message());
@@ -105,9 +106,9 @@ std::uint32_t SimWorld::pick_size(std::size_t longest) {
   switch (sim_.random(6)) {
     case 0:
     case 1:
-      return static_cast<std::uint32_t>(8 + sim_.random(kShortCall - 7));
+      return static_cast<std::uint32_t>(8 + sim_.random(kSlotPayloadBytes - 7));
     case 2:
-      return static_cast<std::uint32_t>(kShortCall - 2 + sim_.random(6));
+      return static_cast<std::uint32_t>(kSlotPayloadBytes - 2 + sim_.random(6));
     case 3:
     case 4:
       return static_cast<std::uint32_t>(8 + sim_.random(600));
@@ -137,11 +138,11 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   c.method = method;
   c.size = method == kSimTiny ? static_cast<std::uint32_t>(sim_.random(8)) : pick_size(longest);
   c.reply_size = method == kSimTiny ? c.size : pick_size(longest) - 8;
-  if (outer == nullptr && method != kSimTiny && method != kSimUnserved && sim_.chance(bulk_))
-    make_bulk(c, s.from);
+  if (outer == nullptr && method != kSimTiny && method != kSimUnserved && sim_.chance(long_calls_))
+    make_long(c, s.from);
   c.begun = sim_.now();
   c.deadline = c.begun + timeout;
-  c.patient = timeout >= 3s;  // for many tries, whatever those before have taught
+  c.has_long_timeout = timeout >= 3s;  // long enough for many retransmissions, whatever the rto is
   c.asked_for = asked_for;
   ReplyCallback done = [this, number](Reply& r) { on_reply(number, r); };
   if (outer != nullptr) {
@@ -155,7 +156,7 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   if (status != Status::ok) {
     c.into = {};
     if (status != Status::would_block)
-      fail("call {} of {} bytes is refused: {}", number, c.size, to_string(status));
+      fail("call {} of {} bytes was refused: {}", number, c.size, to_string(status));
     return false;
   }
   c.accepted = true;
@@ -167,9 +168,9 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   return true;
 }
 
-/// A call that needs a connection: for its request, for its reply, or for both.
-void SimWorld::make_bulk(SimCall& c, NodeId from) {
-  c.bulk = true;
+/// Makes a call that needs a connection: for its request, its reply, or both.
+void SimWorld::make_long(SimCall& c, NodeId from) {
+  c.is_long = true;
   const std::uint64_t which = sim_.random(3);
   if (which != 0) c.size = static_cast<std::uint32_t>(5000 + sim_.random(60'000));
   if (which == 1) return;
@@ -186,8 +187,8 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
   options.timeout = c.deadline - c.begun;
   if (sim_.chance(0.1)) options.post = Post::defer;
   options.reply_into = c.into;
-  if (c.size <= kShortCall && sim_.chance(0.5)) {
-    std::array<std::byte, kShortCall> bytes;
+  if (c.size <= kSlotPayloadBytes && sim_.chance(0.5)) {
+    std::array<std::byte, kSlotPayloadBytes> bytes;
     fill(std::span(bytes).first(c.size), number, false);
     return s.handle.call(c.method, std::span<const std::byte>(bytes).first(c.size), done, options);
   }
@@ -197,13 +198,13 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
   return s.handle.call(c.method, buffer.slice(0, c.size), done, options);
 }
 
-/// Whether its connection may have been lost for another reason than the network.
+/// Whether the session's connection may have been lost for another reason than the network.
 bool SimWorld::is_shaken(const SimSession& s) const {
   return s.shaken || actors_[s.from].shaky || actors_[s.to].shaky;
 }
-/// Whether it goes over a connection, whatever its length.
+/// Whether the call goes over a connection, whatever its length.
 bool SimWorld::is_connected(const SimCall& c) const {
-  return c.bulk || sessions_[c.session].connected;
+  return c.is_long || sessions_[c.session].connected;
 }
 
 bool SimWorld::excused(const SimCall& c) const {
@@ -223,10 +224,10 @@ void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
   c.status = reply.status();
   ++outcome_.ended[static_cast<std::size_t>(c.status)];
   judge_reply(c, number, reply);
-  if (c.status == Status::ok) count(c.bulk ? SimEvent::long_calls : SimEvent::short_calls);
+  if (c.status == Status::ok) count(c.is_long ? SimEvent::long_calls : SimEvent::inline_calls);
   if (c.status == Status::cancelled) count(SimEvent::cancelled);
   if (c.status == Status::timed_out) count(SimEvent::timed_out);
-  if (c.bulk && c.status != Status::ok) sessions_[c.session].shaken = true;
+  if (c.is_long && c.status != Status::ok) sessions_[c.session].shaken = true;
   c.into = {};
   if (c.status == Status::ok && !reply.bytes().empty() && c.method != kSimTiny && sim_.chance(0.1))
     keep(s.from, reply.keep(), number, true);
@@ -241,7 +242,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
   const SimSession& s = sessions_[c.session];
   const bool numbered = c.method != kSimTiny;
   const Nanoseconds now = sim_.now();
-  // Memory of a long call may be in use until its connection is given up.
+  // The memory of a long call stays in use until its connection is closed.
   if (now > c.deadline + slack_ + (is_connected(c) ? 2s : 0s)) told("too late");
   if (c.cancelling && !is_connected(c) && c.status != Status::cancelled)
     return told("though it was cancelled before");
@@ -249,44 +250,44 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
     case Status::ok: {
       const bool answers = c.method == kSimTiny || c.method == kSimEcho || c.method == kSimLater ||
                            c.method == kSimNested;
-      if (!answers) return told("which its handler does not say");
-      if (numbered && c.runs != 1) return told("but its handler has not run once");
+      if (!answers) return told("which its handler never returns");
+      if (numbered && c.runs != 1) return told("but its handler did not run exactly once");
       if (reply.bytes().size() != c.reply_size) return told("with another length");
       if (!holds(reply.bytes(), number, numbered)) return told("with other bytes");
       if (c.into && c.reply_size != 0 && reply.bytes().data() != c.into.data())
-        return told("elsewhere than it was to");
+        return told("in the wrong memory");
       return;
     }
     case Status::refused:
-      if (c.bulk && c.runs == 0 && excused(c)) return;  // no connection could be made
+      if (c.is_long && c.runs == 0 && excused(c)) return;  // the connection could not be made
       if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
         return told("with another text");
       if (c.method == kSimSilent && reply.text() != "the handler has not answered")
         return told("with another text");
       if (c.method != kSimRefuse && c.method != kSimSilent && c.method != kSimNested &&
           c.method != kSimTooLong)
-        return told("which its handler does not say");
-      if (c.runs != 1) return told("but its handler has not run once");
+        return told("which its handler never returns");
+      if (c.runs != 1) return told("but its handler did not run exactly once");
       return;
     case Status::unsupported:
       if (c.method != kSimUnserved) return told("but it is served");
       return;
     case Status::cancelled:
-      if (!c.cancelling) return told("but nobody has cancelled it");
+      if (!c.cancelling) return told("but it was not cancelled");
       return;
     case Status::flushed:
-      if (!s.closing) return told("but nobody has closed the session");
+      if (!s.closing) return told("but the session was not closed");
       return;
     case Status::timed_out:
       if (now < c.deadline) return told("before its deadline");
-      if (c.patient && !c.forgotten && !excused(c)) return told("without a reason");
+      if (c.has_long_timeout && !c.forgotten && !excused(c)) return told("without a reason");
       return;
     case Status::peer_lost:
       if (!excused(c)) return told("without a reason");
       return;
     default:
       if (is_connected(c) && excused(c)) return;
-      return told("which no call should");
+      return told("which no call may");
   }
 }
 
@@ -300,12 +301,12 @@ void SimWorld::cancel_one(NodeId node) {
   SimSession& s = sessions_[c.session];
   if (s.from != node || s.over) return;
   if (c.cancelling) return;
-  s.shaken = s.shaken || c.bulk;
+  s.shaken = s.shaken || c.is_long;
   const Status status = s.handle.cancel(c.name);
   c.cancelling = status == Status::ok;
-  // One that is too late already ends when its memory is let go of.
+  // A call past its deadline may already be ending, once its memory is released.
   const bool late = is_connected(c) && sim_.now() >= c.deadline;
-  if (status != Status::ok && !late && !s.closing)  // a closing session's calls are over
+  if (status != Status::ok && !late && !s.closing)  // closing the session has ended its calls
     fail("call {} cannot be cancelled: {}", number, to_string(status));
   if (c.ended != 0) fail("call {} ended inside of cancel()", number);
 }
@@ -330,9 +331,9 @@ void SimWorld::on_request(NodeId node, Request& request) {
   }
   std::uint64_t number = 0;
   if (request.bytes().size() < sizeof number)
-    return fail("node {} is asked with {} bytes", node, request.bytes().size());
+    return fail("node {} got a call of {} bytes", node, request.bytes().size());
   std::memcpy(&number, request.bytes().data(), sizeof number);
-  if (number >= calls_.size()) return fail("node {} is asked what nobody asks", node);
+  if (number >= calls_.size()) return fail("node {} got a call that was never made", node);
   SimCall& c = calls_[number];
   sim_.note(number);
   if (++c.runs != 1) return fail("the handler of call {} runs for the {}th time", number, c.runs);
@@ -355,7 +356,7 @@ void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
     case kSimTooLong: {
       const Buffer buffer = sim_.engine(node).allocate(request.max_reply() + 1);
       if (request.reply(buffer.slice()) != Status::message_too_long)
-        fail("a reply of {} bytes is taken", buffer.size());
+        fail("a reply of {} bytes was accepted", buffer.size());
       return check_answered(number, request.refuse("too long"));
     }
     case kSimNested: {
@@ -366,7 +367,7 @@ void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
         const PendingCall outer = request.defer();
         if (ours && begin_call(i, kSimEcho, 200ms, &outer, number)) return;
       }
-      return check_answered(number, request.refuse("nobody to ask"));
+      return check_answered(number, request.refuse("no session to call back"));
     }
     default:
       return;  // silent
@@ -374,18 +375,18 @@ void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
 }
 
 void SimWorld::answer_later(std::uint64_t number, NodeId node, const PendingCall& call) {
-  // Only those that are over soon: others would keep their session's places for seconds.
-  if (!calls_[number].patient && sim_.chance(0.5)) {
+  // Only calls with short timeouts: others would keep their session's slots for seconds.
+  if (!calls_[number].has_long_timeout && sim_.chance(0.5)) {
     calls_[number].forgotten = true;
     return;
   }
-  sim_.at(sim_.now() + below(pace_ * 4), [this, number, node, call, life = sim_.life(node)] {
+  sim_.at(sim_.now() + below(pace_ * 4), [this, number, node, call, life = sim_.incarnation(node)] {
     if (!lives(node, life)) return;
     const Status status = give_reply(number, node, call);
     check_answered(number, status);
     if (status == Status::ok && sim_.chance(0.2) &&
         call.reply(std::span<const std::byte>()) != Status::not_connected)
-      fail("call {} can be answered twice", number);
+      fail("call {} was answered twice", number);
   });
 }
 
@@ -408,16 +409,16 @@ Status SimWorld::give_reply(std::uint64_t number, NodeId node, const PendingCall
   return call.reply(std::span<const std::byte>(buffer.bytes().first(size)));
 }
 
-/// A server can be told that nobody waits any more; but then nobody does.
+/// A server may get an error for its reply, but only if the client no longer waits.
 void SimWorld::check_answered(std::uint64_t number, Status status) {
   const SimCall& c = calls_[number];
   if (status == Status::ok) return;
   const bool told =
       is_connected(c) &&
-      (c.cancelling || sim_.now() >= c.deadline);  // it lets go of the memory meanwhile
+      (c.cancelling || sim_.now() >= c.deadline);  // the client is releasing the memory
   const bool over = told || c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
   if (status != Status::not_connected || !over)
-    fail("call {} cannot be answered: {}", number, to_string(status));
+    fail("call {} could not be answered: {}", number, to_string(status));
 }
 
 // ---- bytes that are kept ----------------------------------------------------------------------
@@ -431,7 +432,7 @@ void SimWorld::drop_kept(SimActor& actor, std::size_t leave) {
   for (; actor.kept.size() > leave; actor.kept.pop_front()) {
     const SimKept& k = actor.kept.front();
     if (!holds(k.slice.bytes(), k.number, k.of_reply))
-      fail("the bytes of call {} were kept, and are others now", k.number);
+      fail("the kept bytes of call {} have changed", k.number);
   }
 }
 

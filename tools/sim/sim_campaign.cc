@@ -27,7 +27,7 @@ namespace spinwire::tools {
 void SimSum::add(std::uint64_t seed, const SimOutcome& outcome) noexcept {
   ++runs;
   calls += outcome.calls;
-  // The same runs have the same sum, in every process.
+  // The sum of traces depends only on the runs, not on the process that ran them.
   const std::uint64_t mixed = (outcome.trace ^ seed * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
   trace += mixed ^ mixed >> 31;
   least_nodes = std::min(least_nodes, outcome.nodes);
@@ -64,10 +64,10 @@ struct SimJob {
   pid_t process = 0;
 };
 
-/// What processes tell each other, in memory that they share.
+/// Shared memory of the processes.
 struct Board {
   std::atomic<std::uint64_t> first_failed{kNoSeed};
-  std::atomic<std::uint32_t> failed{0};  ///< runs
+  std::atomic<std::uint32_t> failed{0};  ///< failed runs
   std::atomic<bool> stop{false};
   SimJob jobs[kMostSimJobs];
 
@@ -103,7 +103,7 @@ void print_run(std::uint64_t seed, const SimOutcome& o) {
   std::fflush(stdout);
 }
 
-/// At once and in one piece: others may have something to say as well.
+/// Prints in one piece, as other processes print at the same time.
 void tell(std::uint64_t seed, const std::vector<std::string>& failures) {
   std::string text;
   for (const std::string& failure : failures) text += fmt::format("seed {}: {}\n", seed, failure);
@@ -128,15 +128,14 @@ bool run_seed(const SimCampaign& campaign, std::uint64_t seed, SimSum& sum) {
   return failures.empty();
 }
 
-/// What a run frees the next one takes: not to be given back to the system in between, page by
-/// page.
+/// Keeps freed memory in the heap: the next run needs it, and page faults cost time.
 void keep_heap() noexcept {
   constexpr int kMost = 1 << 28;
   (void)::mallopt(M_TRIM_THRESHOLD, kMost);
   (void)::mallopt(M_MMAP_THRESHOLD, 1 << 25);
 }
 
-/// Every so-manieth seed, from the job's own number on.
+/// Runs every campaign.jobs-th seed, starting at this job's number.
 void work(const SimCampaign& campaign, Board& board, std::uint32_t number,
           Watch::time_point begun) {
   SimJob& job = board.jobs[number];
@@ -153,8 +152,8 @@ void work(const SimCampaign& campaign, Board& board, std::uint32_t number,
   }
 }
 
-/// A process' end: 0, or what it died of.
-void take_end(Board& board, pid_t process, int status) {
+/// Records the end of a process: a failure, unless it exited with 0.
+void record_exit(Board& board, pid_t process, int status) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
   const auto* const job = std::find_if(std::begin(board.jobs), std::end(board.jobs),
                                        [=](const SimJob& j) { return j.process == process; });
@@ -173,14 +172,14 @@ void share_out(const SimCampaign& campaign, Board& board, Watch::time_point begu
   for (std::uint32_t i = 0; i < campaign.jobs; ++i) {
     const pid_t process = ::fork();
     if (process == 0) {
-      // None goes on when it is not waited for.
+      // A child must not outlive its parent.
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
       if (::getppid() == parent) work(campaign, board, i, begun);
       std::fflush(nullptr);
       ::_exit(kDone);
     }
     if (process < 0) {
-      (void)fail(Error{Status::system, "share runs among processes", "fork: it is refused", ""});
+      (void)fail(Error{Status::system, "share runs among processes", "fork() failed", ""});
       board.stop.store(true);
       board.fail(campaign.seed + i);
       break;
@@ -194,7 +193,7 @@ void share_out(const SimCampaign& campaign, Board& board, Watch::time_point begu
     if (ended < 0 && errno != EINTR) break;
     if (ended > 0) {
       --running;
-      take_end(board, ended, status);
+      record_exit(board, ended, status);
     } else {
       if (stop_requested()) board.stop.store(true);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -202,14 +201,14 @@ void share_out(const SimCampaign& campaign, Board& board, Watch::time_point begu
   }
 }
 
-/// Whether it all came about; few runs may do without.
+/// Prints what happened. A campaign of kRunsOfAll runs or more fails if an event never occurred.
 bool complete(const SimSum& sum) {
   bool all = true;
   for (std::size_t i = 0; i < kSimEvents; ++i) {
     const char* const name = name_of(static_cast<SimEvent>(i));
     fmt::print("  {:>10} {} in {} runs\n", sum.happened[i], name, sum.runs_with[i]);
     if (sum.runs < kRunsOfAll || sum.runs_with[i] != 0) continue;
-    (void)fail(fmt::format("{} runs, and no {}", sum.runs, name));
+    (void)fail(fmt::format("none in {} runs: {}", sum.runs, name));
     all = false;
   }
   return all;
@@ -222,7 +221,7 @@ int run_campaign(const SimCampaign& campaign) {
   if (board == nullptr)
     return fail(Error{Status::no_memory, "run simulations", "mmap: no memory", "free some"});
   const auto begun = Watch::now();
-  share_out(campaign, *board, begun);  // one job as well: who dies of a run cannot tell of it
+  share_out(campaign, *board, begun);  // forks even for one job, to survive a crash
   const double seconds = std::chrono::duration<double>(Watch::now() - begun).count();
   SimSum sum;
   for (std::uint32_t i = 0; i < campaign.jobs; ++i) sum.add(board->jobs[i].sum);

@@ -1,5 +1,5 @@
-// Many runs of the simulations' workload: shared among processes, counted together, and the first
-// seed that failed.
+// Many runs of the simulated workload: shared among processes, counted together, with the first
+// failed seed.
 #pragma once
 
 #include <array>
@@ -12,18 +12,18 @@ namespace spinwire::tools {
 inline constexpr std::uint32_t kMostSimJobs = 256;
 
 struct SimCampaign {
-  std::uint64_t seed = 1;     ///< of the first run; the next have the next
-  std::uint64_t runs = 1;     ///< so many
-  std::uint64_t seconds = 0;  ///< but none begins later; 0: no limit
-  std::uint32_t jobs = 1;     ///< processes, each of which takes one seed of so many in a row
+  std::uint64_t seed = 1;     ///< of the first run; each further run adds 1
+  std::uint64_t runs = 1;     ///< number of runs
+  std::uint64_t seconds = 0;  ///< no run begins later; 0: no limit
+  std::uint32_t jobs = 1;     ///< processes; each takes every jobs-th seed
   SimWorkload workload;
-  bool twice = false;    ///< each run twice, which must not differ
-  bool verbose = false;  ///< a few lines for each run
+  bool twice = false;    ///< do each run twice and compare them
+  bool verbose = false;  ///< print a few lines for each run
 };
 
-/// What runs came to, together; in whatever order they were counted. Processes share it.
+/// Sums over runs, independent of their order. In memory that the processes share.
 struct SimSum {
-  std::uint64_t runs = 0;  ///< that came out even
+  std::uint64_t runs = 0;  ///< passed
   std::uint64_t calls = 0;
   std::uint64_t trace = 0;
   std::uint32_t least_nodes = ~0u;
@@ -36,11 +36,11 @@ struct SimSum {
   void add(const SimSum& other) noexcept;
 };
 
-/// Campaigns of so many runs have to meet with everything.
+/// In a campaign of this many runs, every event must have occurred.
 inline constexpr std::uint64_t kRunsOfAll = 1000;
 
-/// Prints what failed, and the sums; answers the program's exit code. A run that begins is ended,
-/// but not when one with a lower seed has failed.
+/// Prints the failures and the sums; returns the exit code. A run that has begun is finished,
+/// unless a run with a lower seed has failed.
 int run_campaign(const SimCampaign& campaign);
 
 }  // namespace spinwire::tools

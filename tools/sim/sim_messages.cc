@@ -1,4 +1,4 @@
-// Connections of the simulations' workload: messages of all lengths, which arrive whole, once and
+// Connections of the simulated workload: messages of all lengths, which must arrive whole, once and
 // in order.
 #include <algorithm>
 #include <cstring>
@@ -29,8 +29,8 @@ void SimWorld::connect(NodeId from, NodeId to) {
   SimLink& l = links_.emplace_back();
   l.from = from;
   l.to = to;
-  l.life = sim_.life(from);
-  l.to_life = sim_.life(to);
+  l.life = sim_.incarnation(from);
+  l.to_life = sim_.incarnation(to);
   l.troubled = in_trouble(from, to) || actors_[from].shaky || actors_[to].shaky;
   ConnectOptions options;
   options.handlers.on_ready = [this, index](Connection) { links_[index].ready = true; };
@@ -55,7 +55,7 @@ void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
     fail("connection {} from {} to {} ends without a reason: {}", index, l.from, l.to,
          why.message());
   if (why.status == Status::ok && !l.closing && !l.troubled)
-    fail("connection {} is closed, and nobody has asked for that", index);
+    fail("connection {} closed without a request", index);
   if (winding_up_) return;
   const auto again = [this, from = l.from, to = l.to, life = l.life] {
     if (lives(from, life) && !winding_up_) connect(from, to);
@@ -75,7 +75,7 @@ void SimWorld::send_message(std::uint32_t index) {
       l.handle.send(buffer.slice(), [this, number](const Completion& c) { on_sent(number, c); });
   if (status == Status::would_block) return;
   if (status != Status::ok)
-    return fail("message {} of {} bytes is refused: {}", number, size, to_string(status));
+    return fail("message {} of {} bytes was refused: {}", number, size, to_string(status));
   SimMessage& m = messages_.emplace_back();
   m.link = index;
   m.place = ++l.sent;
@@ -100,9 +100,10 @@ void SimWorld::on_message(NodeId node, Message& message) {
   if (!sim_.alive(node)) return;
   std::uint64_t number = 0;
   if (message.size() < sizeof number)
-    return fail("a message of {} bytes comes to node {}", message.size(), node);
+    return fail("a message of {} bytes reached node {}", message.size(), node);
   std::memcpy(&number, message.data(), sizeof number);
-  if (number >= messages_.size()) return fail("a message comes to node {} that nobody sent", node);
+  if (number >= messages_.size())
+    return fail("a message reached node {} that was never sent", node);
   SimMessage& m = messages_[number];
   SimLink& l = links_[m.link];
   sim_.note(number);

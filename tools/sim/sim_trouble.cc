@@ -1,4 +1,4 @@
-// What goes wrong in the simulations' workload, and what it excuses.
+// The faults of the simulated workload, and the failures that they excuse.
 #include <algorithm>
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace spinwire::tools {
 
-/// Probabilities up to `worst`, or so; with `of_each` none is too small for a run to meet with it.
+/// Draws probabilities up to about `worst`. With `of_each`, each is high enough to occur in a run.
 NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   const auto some = [&](double most) {
     const double part = static_cast<double>(sim_.random(1001)) / 1000;
@@ -25,7 +25,7 @@ NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   if (sometimes(0.5)) f.message_delay_max = 1us + below(100us);
   if (sometimes(0.5)) f.packet_loss = some(std::max(worst / 10, 0.02));
   if (sometimes(0.7)) f.control_delay_max = 1us + below(2ms);
-  // Now and then a datagram comes very late: in another life of its slot, or of its sender.
+  // Some datagrams come very late: after their slot was reused, or their sender restarted.
   if (sim_.chance(0.2)) f.datagram_delay_max = 1ms + below(20ms);
   return f;
 }
@@ -48,7 +48,7 @@ void SimWorld::choose_faults() {
 
 NodeId SimWorld::any_node() { return static_cast<NodeId>(sim_.random(sim_.size())); }
 
-/// Of each at least one, in the time that calls are begun.
+/// Plans at least one of each kind, while calls are begun.
 void SimWorld::plan_trouble() {
   const Nanoseconds span = pace_ * 18;  // about as long as calls are begun
   for (std::uint64_t i = 1 + sim_.random(sim_.random(5)); i != 0; --i) plan_kill(span);
@@ -67,7 +67,7 @@ void SimWorld::plan_kill(Nanoseconds within) {
   });
 }
 
-/// Between two that have a session, if there are such.
+/// Cuts the link between two nodes, preferably two that have a session.
 void SimWorld::plan_cut(Nanoseconds within) {
   const Nanoseconds time = pace_ + (sim_.chance(0.2) ? below(600ms) : below(pace_ * 10));
   sim_.at(sim_.now() + below(within), [this, time] {
@@ -100,7 +100,7 @@ void SimWorld::plan_failure(Nanoseconds within) {
   });
 }
 
-/// What the run has not met with yet is tried again, where it is of our own making.
+/// Causes the events that have not occurred yet, as far as the workload causes them itself.
 void SimWorld::hurry() {
   const Nanoseconds soon = pace_ * 2;
   if (!happened(SimEvent::kills)) kill(any_node());
@@ -109,15 +109,20 @@ void SimWorld::hurry() {
   if (!happened(SimEvent::failed)) plan_failure(soon);
 }
 
-/// What the simulation has counted so far.
-void SimWorld::take_stock() {
+/// Copies the simulation's counts.
+void SimWorld::copy_statistics() {
   const SimulationStats s = sim_.stats();
   const std::pair<SimEvent, std::uint64_t> counted[] = {
-      {SimEvent::dropped, s.dropped},     {SimEvent::duplicated, s.duplicated},
-      {SimEvent::reordered, s.reordered}, {SimEvent::delayed, s.delayed},
-      {SimEvent::cut_off, s.cut},         {SimEvent::not_ready, s.not_ready},
-      {SimEvent::late, s.late},           {SimEvent::lost, s.packets_lost},
-      {SimEvent::failed, s.failed},       {SimEvent::kills, s.kills},
+      {SimEvent::dropped, s.dropped},
+      {SimEvent::duplicated, s.duplicated},
+      {SimEvent::reordered, s.reordered},
+      {SimEvent::delayed, s.delayed},
+      {SimEvent::cut_off, s.cut},
+      {SimEvent::not_ready, s.not_ready},
+      {SimEvent::delayed_requests, s.delayed_requests},
+      {SimEvent::lost, s.packets_lost},
+      {SimEvent::failed, s.failed},
+      {SimEvent::kills, s.kills},
       {SimEvent::restarts, s.restarts}};
   for (const auto& [event, times] : counted)
     outcome_.happened[static_cast<std::size_t>(event)] = times;
@@ -131,7 +136,7 @@ void SimWorld::mark(NodeId a, NodeId b) {
   for (SimLink& l : links_) l.troubled = l.troubled || (!l.over && between(l));
 }
 
-/// Its connections, which share a fate that datagrams do not.
+/// Marks the node's connections: a failed work request ends them, but no datagram session.
 void SimWorld::mark(NodeId node) {
   for (SimLink& l : links_) l.troubled = l.troubled || l.from == node || l.to == node;
 }
@@ -159,7 +164,7 @@ void SimWorld::kill(NodeId node) {
     --unsent_;
   }
   if (auto killed = sim_.kill(node); !killed) return fail("{}", killed.error().message());
-  // From inside its own callback it is about to go; what was kept outlives it in either case.
+  // The callback may belong to a node that is about to go; kept bytes outlive it in either case.
   sim_.at(sim_.now() + below(1ms), [this, node] { drop_kept(actors_[node], 0); });
   sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms),
           [this, node] { restart_later(node); });

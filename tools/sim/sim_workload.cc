@@ -1,4 +1,4 @@
-// How a run of the simulations' workload goes, and its audit.
+// One run of the simulated workload, and its audit.
 #include "sim/sim_workload.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace spinwire::tools {
 
 namespace {
 
-constexpr Nanoseconds kLongest = 60s;  ///< virtual, of each part
+constexpr Nanoseconds kLongest = 60s;  ///< virtual time, of each part
 
 Config config_of(Simulation& sim) {
   Config c = Simulation::config();
@@ -52,7 +52,7 @@ const char* name_of(SimEvent event) noexcept {
       return "messages to receivers that were not ready";
     case SimEvent::lost:
       return "packets of connections lost";
-    case SimEvent::late:
+    case SimEvent::delayed_requests:
       return "requests of connections held up";
     case SimEvent::failed:
       return "work requests failed";
@@ -64,8 +64,8 @@ const char* name_of(SimEvent event) noexcept {
       return "nodes restarted";
     case SimEvent::pauses:
       return "nodes paused";
-    case SimEvent::short_calls:
-      return "short calls answered";
+    case SimEvent::inline_calls:
+      return "inline calls answered";
     case SimEvent::long_calls:
       return "long calls answered";
     case SimEvent::cancelled:
@@ -92,14 +92,13 @@ void SimWorld::build() {
   const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
   for (NodeId node = 0; node < nodes; ++node) {
     actors_.emplace_back().connects = sim_.chance(without);
-    config.rpc.direct_datagrams =
-        sim_.chance(0.3) ? DirectDatagrams::off : DirectDatagrams::automatic;
+    config.rpc.direct_datagrams = sim_.chance(0.3) ? DirectPath::off : DirectPath::automatic;
     config.rpc.transport =
         actors_.back().connects ? RpcTransport::connection : RpcTransport::automatic;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;
-  bulk_ = 0.02 + 0.02 * static_cast<double>(sim_.random(10));
+  long_calls_ = 0.02 + 0.02 * static_cast<double>(sim_.random(10));
   choose_faults();
   plan_trouble();
   for (NodeId node = 0; node < nodes; ++node) {
@@ -109,7 +108,7 @@ void SimWorld::build() {
   for (NodeId node = 0; node < nodes; ++node) start_actor(node);
 }
 
-/// What a node that serves does of its own.
+/// Starts the sessions and connections of a node.
 void SimWorld::start_actor(NodeId node) {
   const auto other = [&] {
     return (node + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
@@ -121,7 +120,8 @@ void SimWorld::start_actor(NodeId node) {
 }
 
 void SimWorld::plan_act(NodeId node) {
-  sim_.at(sim_.now() + below(2 * pace_), [this, node, life = sim_.life(node)] { act(node, life); });
+  sim_.at(sim_.now() + below(2 * pace_),
+          [this, node, life = sim_.incarnation(node)] { act(node, life); });
 }
 
 void SimWorld::act(NodeId node, std::uint32_t life) {
@@ -159,7 +159,7 @@ void SimWorld::act(NodeId node, std::uint32_t life) {
 
 // ---- the end ----------------------------------------------------------------------------------
 
-/// Everybody lives, nothing is cut, and what was begun ends.
+/// Ends all trouble and waits until everything that was begun has ended.
 bool SimWorld::settle() {
   winding_up_ = true;
   end_trouble();
@@ -182,7 +182,7 @@ bool SimWorld::settle() {
   return false;
 }
 
-/// In a network without faults, whatever happened before, everybody serves.
+/// Now no network has faults: every node must serve, whatever happened before.
 bool SimWorld::probe() {
   probing_ = true;
   worst_loss_ = 0;
@@ -192,17 +192,17 @@ bool SimWorld::probe() {
     return failed() || std::all_of(sessions_.begin() + first, sessions_.end(),
                                    [](const SimSession& s) { return s.ready; });
   };
-  if (!sim_.run_until(opened, 2s)) fail("a session cannot be opened though nothing is wrong");
+  if (!sim_.run_until(opened, 2s)) fail("a session cannot be opened in a network without faults");
   if (failed()) return false;
   const std::uint64_t begun = calls_.size();
   for (std::uint32_t i = first; i < sessions_.size(); ++i) {
     for (int k = 0; k < 3; ++k) (void)begin_call(i, k == 2 ? kSimTiny : kSimEcho, 2s);
   }
   if (!sim_.run_until([&] { return failed() || unended_ == 0; }, kLongest))
-    fail("{} calls do not end though nothing is wrong", unended_);
+    fail("{} calls do not end in a network without faults", unended_);
   for (std::uint64_t i = begun; i < calls_.size(); ++i) {
     if (calls_[i].accepted && calls_[i].status != Status::ok)
-      fail("call {} ends with {} though nothing is wrong", i, to_string(calls_[i].status));
+      fail("call {} ends with {} in a network without faults", i, to_string(calls_[i].status));
   }
   return !failed();
 }
@@ -234,19 +234,19 @@ void SimWorld::audit() {
   if (auto good = sim_.audit(); !good) fail("{}", good.error().message());
 }
 
-/// The account: what is left when all is over.
+/// The final account.
 void SimWorld::judge() {
-  sim_.run_for(5ms);  // what crossed the end
+  sim_.run_for(5ms);  // lets the last packets arrive
   audit();
   for (NodeId node = 0; node < sim_.size(); ++node) {
-    for (const Pool pool : {Pool::send, Pool::lease, Pool::large}) {
+    for (const Pool pool : {Pool::send, Pool::lease, Pool::rendezvous}) {
       const MemoryStats memory = sim_.engine(node).memory_stats(pool);
       if (memory.blocks_used != 0)
-        fail("node {} has {} blocks of pool {} in use", node, memory.blocks_used,
+        fail("node {} still uses {} blocks of pool {}", node, memory.blocks_used,
              static_cast<int>(pool));
     }
     const EngineStats stats = sim_.engine(node).stats();
-    if (stats.operations != 0) fail("node {} has {} operations", node, stats.operations);
+    if (stats.operations != 0) fail("node {} still has {} operations", node, stats.operations);
     if (stats.bad_messages != 0) fail("node {} counts bad messages", node);
   }
   for (std::uint64_t i = 0; i < calls_.size(); ++i) {
@@ -256,22 +256,24 @@ void SimWorld::judge() {
       fail("call {} has ended {} times", i, c.ended);
     if (!c.accepted && c.runs != 0) fail("call {} was refused and has run", i);
   }
-  if (tiny_runs_ > tiny_begun_) fail("{} short calls have run {} times", tiny_begun_, tiny_runs_);
+  if (tiny_runs_ > tiny_begun_)
+    fail("{} calls without a number have run {} times", tiny_begun_, tiny_runs_);
   for (std::uint64_t i = 0; i < messages_.size(); ++i) {
     const SimMessage& m = messages_[i];
     const SimLink& l = links_[m.link];
     if (m.status == Status::ok && m.delivered != 1 && !l.troubled)
-      fail("message {} was sent, and has not come", i);
+      fail("message {} was sent but not delivered", i);
   }
 }
 
-/// Enough calls were begun; but what the run has not met with yet it may still meet with.
+/// Raises the number of calls if an event has not occurred yet; false ends the run.
 bool SimWorld::goes_on() {
-  take_stock();
+  copy_statistics();
   bool complete = true;
   for (std::size_t i = 0; i < kSimEvents; ++i) {
     const auto event = static_cast<SimEvent>(i);
-    complete = complete && (happened(event) || event == SimEvent::restarts);  // it comes to that
+    // A killed node always restarts later.
+    complete = complete && (happened(event) || event == SimEvent::restarts);
   }
   if (complete || goal_ >= std::uint64_t{2} * workload_.calls) return false;
   goal_ += 1 + workload_.calls / 10;
@@ -283,18 +285,18 @@ SimOutcome SimWorld::run() {
   build();
   goal_ = workload_.calls;
   const auto enough = [this] { return failed() || outcome_.calls >= goal_; };
-  // Now and then in the midst of it all, the books are looked at.
+  // Audits the engines now and then during the run.
   while (!failed() && (!enough() || goes_on())) {
     const std::uint64_t steps = 500 + sim_.random(3000);
     for (std::uint64_t i = 0; i < steps && !enough(); ++i) (void)sim_.step();
-    if (sim_.now() > kLongest) fail("{} calls are begun, and no more", outcome_.calls);
+    if (sim_.now() > kLongest) fail("{} calls were begun, then no more", outcome_.calls);
     if (!failed()) audit();
   }
   if (!failed() && settle() && probe() && close_all()) judge();
   outcome_.trace = sim_.trace_hash();
   outcome_.time = sim_.now();
   outcome_.stats = sim_.stats();
-  take_stock();
+  copy_statistics();
   for (SimActor& actor : actors_) actor.kept.clear();
   return std::move(outcome_);
 }

@@ -1,4 +1,4 @@
-// The insides of the simulations' workload: what there is, and the account of it.
+// Internals of the simulated workload: its objects and their accounts.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,31 +19,31 @@ namespace spinwire::tools {
 using namespace std::chrono_literals;
 
 enum SimMethod : Method {
-  kSimTiny = 1,  ///< too short to carry the call's number; the same bytes come back
+  kSimTiny = 1,  ///< too short to carry the call's number; echoes the bytes
   kSimEcho,
   kSimLater,   ///< answered after a while, or never
-  kSimNested,  ///< answered when another node has answered the server's own call
+  kSimNested,  ///< replies after the server's own call to another node
   kSimRefuse,
-  kSimSilent,    ///< the handler does not answer
-  kSimTooLong,   ///< it tries an answer that is too long first
-  kSimUnserved,  ///< nobody serves it
+  kSimSilent,    ///< the handler does not reply
+  kSimTooLong,   ///< the handler first tries a reply that is too long
+  kSimUnserved,  ///< has no handler
 };
 
-/// What a session, or a connection, has to do with what befell it.
+/// A session or connection, and what may have disturbed it.
 struct SimPath {
   NodeId from = 0;
   NodeId to = 0;
   std::uint32_t life = 0;     ///< of the opening node
-  std::uint32_t to_life = 0;  ///< of the other when it was opened
+  std::uint32_t to_life = 0;  ///< of the other node, when it was opened
   bool ready = false;
-  bool over = false;      ///< on_closed was told, or the opening node has died
+  bool over = false;      ///< on_closed has run, or the opening node has died
   bool closing = false;   ///< by its own end
-  bool troubled = false;  ///< an end was dead or the way between them cut
+  bool troubled = false;  ///< an end was dead or the link between them cut
 };
 
 struct SimSession : SimPath {
-  bool shaken = false;     ///< its connection for long calls may have been given up
-  bool connected = false;  ///< which all of its calls go over: an end has no datagrams
+  bool shaken = false;     ///< its connection for long calls may have been closed
+  bool connected = false;  ///< all calls use a connection: an end has no datagrams
   Session handle;
 };
 
@@ -62,13 +62,13 @@ struct SimCall {
   Nanoseconds deadline{0};  ///< absolute
   CallId name;
   bool accepted = false;
-  bool patient = false;         ///< nothing but trouble lets it miss its deadline
-  bool forgotten = false;       ///< its handler will not answer
-  bool cancelling = false;      ///< cancel() was called
-  bool bulk = false;            ///< longer than a datagram, or with memory for the reply
-  BufferSlice into;             ///< that memory
-  bool orphan = false;          ///< its caller has died
-  std::uint64_t asked_for = 0;  ///< of one that a handler began: its own call
+  bool has_long_timeout = false;  ///< the timeout is long: it misses its deadline only in trouble
+  bool forgotten = false;         ///< its handler will not reply
+  bool cancelling = false;        ///< cancel() was called
+  bool is_long = false;           ///< longer than a datagram, or with memory for the reply
+  BufferSlice into;               ///< the memory for the reply
+  bool orphan = false;            ///< its caller has died
+  std::uint64_t asked_for = 0;    ///< for a handler's own call: the call that it serves
   std::uint32_t ended = 0;
   std::uint32_t runs = 0;
   Status status = Status::ok;
@@ -76,14 +76,14 @@ struct SimCall {
 
 struct SimMessage {
   std::uint32_t link = 0;
-  std::uint64_t place = 0;  ///< among its connection's, from 1
+  std::uint64_t place = 0;  ///< position among the messages of its connection, from 1
   std::uint32_t size = 0;
   std::uint32_t ended = 0;
   std::uint32_t delivered = 0;
   Status status = Status::ok;
 };
 
-/// Bytes that were kept, to be as they were when they are dropped.
+/// Kept bytes, which must be unchanged when they are dropped.
 struct SimKept {
   BufferSlice slice;
   std::uint64_t number;
@@ -92,23 +92,23 @@ struct SimKept {
 
 struct SimActor {
   Listener listener;
-  std::vector<std::uint32_t> sessions;  ///< begun here and maybe not over
+  std::vector<std::uint32_t> sessions;  ///< opened here; some may be over
   std::vector<std::uint32_t> links;
   std::deque<SimKept> kept;
   bool dies_in_handler = false;
   bool shaky = false;     ///< a work request of its device will fail
-  bool connects = false;  ///< it calls over connections alone
+  bool connects = false;  ///< its calls use connections only
 };
 
-/// One run. The files: sim_workload.cc drives it, sim_calls.cc calls and serves, sim_messages.cc
-/// sends, sim_trouble.cc has things go wrong.
+/// One run. sim_workload.cc drives it, sim_calls.cc calls and serves, sim_messages.cc sends,
+/// sim_trouble.cc causes faults.
 class SimWorld {
  public:
   SimWorld(Simulation simulation, const SimWorkload& workload);
   SimOutcome run();
 
  private:
-  /// What the bytes of call or message `number` are, 256 at a time.
+  /// The bytes of call or message `number`, 256 at a time.
   static std::span<const std::byte, 256> piece_of(std::uint64_t number, std::size_t at,
                                                   bool of_reply) noexcept;
   static void fill(std::span<std::byte> bytes, std::uint64_t number, bool of_reply);
@@ -130,7 +130,7 @@ class SimWorld {
         static_cast<std::int64_t>(sim_.random(static_cast<std::uint64_t>(most.count()) + 1)));
   }
   [[nodiscard]] bool lives(NodeId node, std::uint32_t life) const {
-    return sim_.alive(node) && sim_.life(node) == life;
+    return sim_.alive(node) && sim_.incarnation(node) == life;
   }
 
   // The run.
@@ -138,7 +138,7 @@ class SimWorld {
   void act(NodeId node, std::uint32_t life);
   void plan_act(NodeId node);
   void start_actor(NodeId node);
-  void take_stock();
+  void copy_statistics();
   bool goes_on();
   bool settle();
   bool probe();
@@ -157,7 +157,7 @@ class SimWorld {
   Status post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done);
   void on_reply(std::uint64_t number, Reply& reply);
   void on_nested(std::uint64_t inner, const PendingCall& outer);
-  void make_bulk(SimCall& c, NodeId from);
+  void make_long(SimCall& c, NodeId from);
   void judge_reply(const SimCall& c, std::uint64_t number, Reply& reply);
   [[nodiscard]] bool is_shaken(const SimSession& s) const;
   [[nodiscard]] bool is_connected(const SimCall& c) const;
@@ -201,26 +201,26 @@ class SimWorld {
 
   const SimWorkload workload_;
   SimOutcome outcome_;
-  // Before the simulation, whose nodes it outlives.
+  // Declared before the simulation, as they must outlive its nodes.
   std::deque<SimSession> sessions_;
   std::deque<SimLink> links_;
   std::deque<SimCall> calls_;
   std::deque<SimMessage> messages_;
   std::deque<SimActor> actors_;
   std::set<std::pair<NodeId, NodeId>> cuts_;
-  std::vector<std::uint64_t> open_calls_;  ///< accepted, maybe ended since
+  std::vector<std::uint64_t> open_calls_;  ///< accepted; some may have ended since
   Simulation sim_;
-  Nanoseconds pace_{0};   ///< between two acts of a node, on average
-  Nanoseconds slack_{0};  ///< by how much a time may be missed
+  Nanoseconds pace_{0};   ///< average time between two acts of a node
+  Nanoseconds slack_{0};  ///< tolerance of deadlines
   double worst_loss_ = 0;
-  double bulk_ = 0;          ///< probability of a long call
-  std::uint64_t goal_ = 0;   ///< calls that are begun before all is wound up
+  double long_calls_ = 0;    ///< probability of a long call
+  std::uint64_t goal_ = 0;   ///< calls to begin before the run ends
   bool winding_up_ = false;  ///< no new calls but probes
   bool probing_ = false;
   std::uint64_t tiny_begun_ = 0;
   std::uint64_t tiny_runs_ = 0;
-  std::uint64_t unended_ = 0;  ///< calls that are to end
-  std::uint64_t unsent_ = 0;   ///< messages likewise
+  std::uint64_t unended_ = 0;  ///< calls that have not ended
+  std::uint64_t unsent_ = 0;   ///< messages that have not ended
 };
 
 }  // namespace spinwire::tools

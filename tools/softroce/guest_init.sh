@@ -1,17 +1,17 @@
 #!/bin/sh
-# The first program in the machine. Knows busybox and the modules that lie beside it; what it is to
-# do stands in the run's folder, which the host shares with it:
+# The first program in the machine. It has only busybox and the modules beside it. Its orders are in the
+# run's folder, which the host shares with it:
 #
-#   settings   what the machine is to be, as shell variables (read here)
+#   settings   the machine's settings, as shell variables (read here)
 #   job        the command, as a bash script (run below the host's root)
 #   up         made here when the command is about to start
-#   go         made by the host when a machine that has to wait may start its command
+#   go         made by the host when a waiting machine may start its command
 #   ready      made here when the command is ready for its peer
 #   out, err   what the command prints
-#   status     its exit status, written last and in one piece
+#   status     its exit status, written last and atomically
 #
-# Results go through files because a 9p write has reached the host when it returns: nothing is lost
-# when the machine is ended the moment after.
+# Results go through files because a 9p write has reached the host when it returns. Nothing is lost when
+# the machine is ended right afterwards.
 export PATH=/bin
 share=/host/run/softroce
 nine=trans=virtio,version=9p2000.L,msize=512000
@@ -22,13 +22,13 @@ load() {
   done
 }
 
-# Tells on the console how far it has come, if anybody looks.
+# With --verbose, reports progress on the console.
 tell() {
   [ "$VERBOSE" = no ] || read -r uptime idle </proc/uptime
   [ "$VERBOSE" = no ] || echo "softroce: ${uptime} s: $* (idle: $idle s)"
 }
 
-# Ends the machine without a status, which the host takes for a failure of the machine.
+# Ends the machine without a status, which the host reports as a failure of the machine.
 give_up() {
   echo "softroce: $*"
   reboot -f
@@ -53,7 +53,7 @@ mount_rest() {
   mount -t tmpfs -o mode=1777 shm /host/dev/shm
   mount -t devpts pts /host/dev/pts
   mount -t hugetlbfs huge /host/dev/hugepages
-  # What is in the host's /tmp stays in sight; what is written there is gone afterwards.
+  # The host's /tmp stays visible; what is written there is discarded.
   mount -t tmpfs tmp /tmp
   mkdir -m 1777 /tmp/new /tmp/work
   mount -t overlay -o lowerdir=/host/tmp,upperdir=/tmp/new,workdir=/tmp/work tmp /host/tmp
@@ -65,8 +65,8 @@ mount_writable() {
   mount -t 9p -o "rw,cache=mmap,$nine" write "/host$WRITE" || give_up "cannot mount $WRITE"
 }
 
-# The device that the link and the address are on: the link to the other machine, or in a machine
-# on its own one that leads nowhere (not named dummy0, which the module makes unasked).
+# The device of the address: the link to the other machine or, in a single machine, a dummy device. Its
+# name is not dummy0, which the module creates itself.
 bring_up_network() {
   device=eth0
   ip link set lo up
@@ -79,13 +79,13 @@ bring_up_network() {
   if [ -n "$NETEM" ]; then
     # shellcheck disable=SC2086  # several words
     chroot /host "$TC" qdisc add dev "$device" root netem limit 10000 $NETEM ||
-      give_up "netem does not take: $NETEM"
+      give_up "netem refused: $NETEM"
   fi
   [ "$RXE" = no ] || chroot /host "$RDMA" link add rxe0 type rxe netdev "$device" ||
     give_up 'no Soft-RoCE device'
 }
 
-# Succeeds when a socket or an RDMA connection manager's identifier listens on the port.
+# Whether a socket or an RDMA connection manager's identifier listens on the port.
 listens() {
   hex=$(printf %04X "$READY_PORT")
   grep -qE "^ *[0-9]+: [0-9A-F]+:$hex [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6 ||
@@ -102,7 +102,7 @@ watch_for_readiness() {
   : >"$share/ready"
 }
 
-# Whatever the command left behind would keep the pipes open.
+# Kills processes that the command left behind, which would keep the pipes open.
 end_stragglers() {
   pids=
   for process in /proc/[0-9]*; do
@@ -115,8 +115,8 @@ end_stragglers() {
   kill -9 $pids 2>/dev/null
 }
 
-# Pipes, not the files themselves: a command may open /dev/stderr anew, which would empty a file.
-# Opened for both ways first, for no opening of a pipe may have to wait here.
+# Uses pipes rather than the files: a command that opens /dev/stderr again would truncate a file. The
+# pipes are first opened for reading and writing, because that never blocks.
 start_collecting() {
   mkfifo /out /err
   # shellcheck disable=SC2094  # these are pipes
@@ -150,7 +150,7 @@ run_job() {
 mount -t devtmpfs dev /dev
 exec </dev/console >/dev/console 2>&1
 mount -t proc proc /proc
-# Asked whether machines of this kind start at all; the host reads it from the console.
+# A probe of whether such machines start at all; the host reads the console.
 if grep -q softroce.probe /proc/cmdline; then
   give_up 'probe passed'
 fi

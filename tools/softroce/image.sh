@@ -1,16 +1,15 @@
 # shellcheck shell=bash disable=SC2154  # settings are the entry script's
-# What the machine boots: the kernel, unpacked, and an initramfs of busybox, modules and
-# guest_init.sh. Both are kept in a folder of the user's cache, outside of the tree, so that fresh
-# clones share them. The folder is named by kernel version and a checksum of the scripts, and gets
-# its name only when it is complete.
+# The image that the machine boots: the kernel, unpacked, and an initramfs of busybox, modules and
+# guest_init.sh. Images are kept in the user's cache, outside the tree, so that fresh clones share them.
+# A folder is named by kernel version and a checksum of the scripts, and renamed only when complete.
 
-# Modules by when they are loaded; what they depend on is found out.
+# Modules by load stage; modprobe finds their dependencies.
 modules_base=(virtio_pci 9pnet_virtio 9p overlay dummy)
 modules_pair=(virtio_net sch_netem)
 modules_rxe=(crc32_generic rdma_rxe ib_uverbs rdma_ucm ib_umad) # rxe needs the crc32
 
-# The folder that may be written for ever: $SOFTROCE_CACHE, else the user's cache, else (a user
-# without a home) one below the temporary folder that is nobody else's.
+# The cache folder: $SOFTROCE_CACHE, else the user's cache, else (for a user without a home) a private
+# folder below the temporary folder.
 cache_folder() {
   local home=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}
   local folder=${SOFTROCE_CACHE:-$home/spinwire/softroce}
@@ -23,7 +22,7 @@ cache_folder() {
   echo "$folder"
 }
 
-# Prints the version of an installed kernel that can be read and has the modules, if there is one.
+# Prints the version of an installed kernel that is readable and has the modules, if any.
 installed_kernel() {
   local version
   for version in $(cd /lib/modules 2>/dev/null && ls -r --sort=version); do
@@ -36,7 +35,7 @@ installed_kernel() {
   done
 }
 
-# The kernel package that linux-image-amd64 stands for. apt has checked what it fetched.
+# Downloads the kernel package that linux-image-amd64 depends on. apt verifies it.
 download_kernel() {
   local folder=$1 package
   package=$(apt-cache depends linux-image-amd64 2>/dev/null |
@@ -47,7 +46,7 @@ download_kernel() {
     download "$package" </dev/null >&2)
 }
 
-# Old package lists name files that mirrors no longer have.
+# Tries again with new package lists: old ones name files that mirrors have removed.
 fetch_kernel() {
   local folder=$1 as_root=()
   download_kernel "$folder" && return
@@ -57,8 +56,8 @@ fetch_kernel() {
   download_kernel "$folder" || fail 'apt cannot fetch the kernel that linux-image-amd64 stands for'
 }
 
-# Unpacks what is to boot from a bzImage. QEMU starts it as it is, which spares the machine seconds
-# of decompressing itself; where that fails the bzImage does as well.
+# Unpacks the kernel of a bzImage, which saves seconds of decompression in the machine. If that fails,
+# the bzImage itself is used.
 unpack_kernel() {
   local image=$1 to=$2 setup offset length
   setup=$(od -An -tu1 -j $((0x1f1)) -N 1 "$image")
@@ -73,15 +72,15 @@ unpack_kernel() {
     1f8b*) decompress=(gzip -dc) ;;
     *) decompress=(false) ;;
   esac
-  # The payload ends with its length, at which the decompressors complain.
+  # The payload ends with its length, which makes the decompressors report an error.
   tail -c +$((offset + 1)) "$image" | head -c "$length" |
     "${decompress[@]}" >"$to" 2>/dev/null || true
   [[ "$(head -c 4 "$to" | tail -c 3)" == ELF ]] || cp "$image" "$to" ||
     fail 'no room for the kernel'
 }
 
-# copy_modules BASE VERSION FOLDER GROUP MODULE...: numbered in the order of loading, without
-# those that an earlier group has.
+# copy_modules BASE VERSION FOLDER GROUP MODULE...: numbers the modules in load order and skips those of
+# earlier groups.
 copy_modules() {
   local base=$1 version=$2 folder=$3/modules/$4 verb path name list number=100
   mkdir -p "$folder"
@@ -106,7 +105,7 @@ copy_modules() {
 pack_initramfs() {
   local base=$1 version=$2 work=$3 to=$4 name
   mkdir -p "$work"/{bin,dev,proc,sys,tmp,host,modules}
-  cp "$(command -v busybox)" "$work/bin/busybox" || fail 'no room for the initramfs'
+  cp "$(command -v busybox)" "$work/bin/busybox" || fail 'cannot build the initramfs'
   for name in sh cat grep insmod ip kill ln mkdir mkfifo mount mv reboot sleep sync chroot; do
     ln -s busybox "$work/bin/$name"
   done
@@ -117,7 +116,7 @@ pack_initramfs() {
   (cd "$work" && find . | cpio -o -H newc -R 0:0 --quiet) >"$to" || fail 'cannot pack the initramfs'
 }
 
-# build_image CACHE FOLDER: in a folder beside, renamed when all is done.
+# build_image CACHE FOLDER: builds in a temporary folder and renames it when complete.
 build_image() {
   local cache=$1 folder=$2 version work base=
   work=$(mktemp -d "$cache/building.XXXXXX") || fail "cannot write to $cache"
@@ -140,8 +139,8 @@ build_image() {
   rm -rf "$work"
 }
 
-# The package is kept as well: other versions of these scripts need it. Copied whole before it gets
-# its name.
+# The package is kept for other versions of these scripts. It is copied completely before it gets its
+# name.
 kept_package() {
   local cache=$1 work=$2 kept
   kept=$(compgen -G "$cache/linux-image-*.deb" | sort -V | tail -n 1) || true
@@ -155,7 +154,7 @@ kept_package() {
   ln "$work"/*.deb "$cache/"
 }
 
-# Prints the folder of the image, which it makes if need be; one at a time.
+# Prints the folder of the image and builds it if needed, one process at a time.
 provide_image() {
   local cache folder sum
   cache=$(cache_folder)
@@ -171,7 +170,7 @@ provide_image() {
       build_image "$cache" "$folder"
     ) 9>"$cache/lock" || return
   fi
-  # In use: not to be cleared away. The cache of somebody else may only be read.
+  # Marks the folder as in use, so that it is not cleaned up. Another user's cache may be read-only.
   touch -c "$folder" 2>/dev/null || true
   echo "$folder"
 }

@@ -1,14 +1,13 @@
 # shellcheck shell=bash disable=SC2154  # settings are the entry script's
-# Starting one machine, streaming what its command prints, and reading how it ended. A machine has
-# a folder with what it shares with its guest (guest_init.sh tells what), its console and QEMU's
-# own messages. Everything started here dies with the script, even if that is killed.
+# Starts a machine, streams the output of its command, and reads its status. A machine has a folder:
+# files shared with its guest (see guest_init.sh), its console, and QEMU's messages. All processes
+# started here die with the script, even if it is killed.
 
 declare -A qemu_pid=()
 declare -a stream_pids=()
 
-# Sets `accel` to the arguments for KVM if a machine boots with it, else for emulation, and
-# `clock_line` to what the kernel is to be told about its clock. Either is found out once between
-# two boots of the host.
+# Sets `accel` to the arguments for KVM if a machine boots with it, else for emulation. Sets `clock_line`
+# to the kernel's clock parameters. Both are determined once per boot of the host.
 choose_accelerator() {
   local image=$1 answer boot
   boot=$(cat /proc/sys/kernel/random/boot_id)
@@ -33,7 +32,7 @@ boots() {
     -append "$kernel_line softroce.probe" </dev/null 2>&1 | grep -q 'softroce: probe passed'
 }
 
-# An emulated machine has the host's time stamp counter: the fastest clock, if its rate is known.
+# An emulated machine has the host's time stamp counter: its fastest clock, if the rate is known.
 choose_clock() {
   local answer=$1 program
   if ! [[ -e "$answer" ]]; then
@@ -55,12 +54,12 @@ common=(
   -M 'q35,smm=off,vmport=off,sata=off,smbus=off,usb=off'
   -nodefaults -no-user-config -no-reboot -display none
 )
-# An error in the kernel ends the machine at once; the rest saves time in booting.
+# A kernel error ends the machine at once; the other parameters speed up booting.
 kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t no_timer_check'
 kernel_line+=' mitigations=off audit=0 cryptomgr.notests i8042.noaux i8042.nokbd hugepages=16 dummy.numdummies=0'
 
-# write_job FILE COMMAND...: the script that the machine runs. It starts with little of an
-# environment: what a command finds in the machine is to be told, not to be inherited.
+# write_job FILE COMMAND...: writes the script that the machine runs. The machine inherits no
+# environment, so variables are passed explicitly.
 write_job() {
   local file=$1 name
   shift
@@ -80,7 +79,7 @@ write_job() {
   } >"$file"
 }
 
-# Single quotes mean the same to every shell.
+# Single quotes work in every shell.
 quote() {
   printf "'%s'" "${1//\'/\'\\\'\'}"
 }
@@ -105,7 +104,7 @@ prepare_machine() {
     READY_LINE "$(quote "$line")" >"$run/$role/share/settings"
 }
 
-# The link is a socket in the run's folder, named relatively: such names have to be short.
+# The link is a socket in the run's folder. Its path is relative, because socket paths must be short.
 add_link() {
   args+=(-netdev "stream,id=link,server=$1,addr.type=unix,addr.path=../link")
   args+=(-device "virtio-net-pci,netdev=link,romfile=,host_mtu=$mtu,mac=$2")
@@ -133,7 +132,7 @@ start_machine() {
   [[ "$verbose" == yes ]] || line+=' quiet'
   (
     cd "$run/$role" || exit
-    # The script may be gone before QEMU is bound to it: hence the look at the parent.
+    # The script may die before QEMU is tied to it, hence the check of the parent.
     # shellcheck disable=SC2016
     exec setpriv --pdeathsig KILL sh -c '[ "$PPID" = "$0" ] && exec "$@"' $$ \
       qemu-system-x86_64 "${args[@]}" -append "$line"
@@ -141,7 +140,7 @@ start_machine() {
   qemu_pid[$role]=$!
 }
 
-# pin_processors ROLE: two that share one of the host's would wait for each other by turns.
+# pin_processors ROLE: pins each virtual processor, so that two never share one of the host's.
 pin_processors() {
   local task
   for task in "/proc/${qemu_pid[$1]}"/task/*; do
@@ -150,13 +149,13 @@ pin_processors() {
   done
 }
 
-# What a command prints stands in files until the machine ends, so a slow reader holds up nobody.
+# Output goes to files until the machine ends, so a slow reader blocks nobody.
 # follow FILE PID: prints the file from its start until process PID is gone and all is printed.
 follow() {
   exec setpriv --pdeathsig TERM tail -q -c +1 -s 0.1 -f --pid="$2" "$1" 9>&-
 }
 
-# stream ROLE: single output goes through untouched, that of two gets told whose it is.
+# stream ROLE: passes single output on unchanged; with two machines, prefixes each line with the role.
 stream() {
   local role=$1 pid=${qemu_pid[$1]} share=$run/$1/share
   if [[ "$role" == single ]]; then
@@ -184,14 +183,14 @@ has_ended() {
   [[ -e "$run/$1/share/status" ]] || ! is_running "$1"
 }
 
-# Its results have reached the host when there is a status, and nobody wants it when there is none.
+# A status shows that the results have reached the host; without one they are not needed.
 stop_machine() {
   is_running "$1" || return 0
   kill -KILL "${qemu_pid[$1]}" 2>/dev/null
   wait "${qemu_pid[$1]}" 2>/dev/null || true
 }
 
-# The status of the command, or that of a machine that failed, with what is known about why.
+# Prints the command's status, or 125 with diagnostics if the machine failed.
 status_of() {
   local role=$1
   if [[ -e "$run/$role/share/status" ]]; then
@@ -199,7 +198,7 @@ status_of() {
     return
   fi
   note "the $role machine failed: $(machine_state "$role"). Its console ends:"
-  # A trace of its calls may be longer than what is shown.
+  # The panic's call trace may be longer than the shown end of the console.
   grep -a 'Kernel panic' "$run/$role/console" | tr -d '\r' | sed 's/^/  | /' >&2 || true
   tail -n 45 "$run/$role/console" "$run/$role/qemu" | tr -d '\r' | sed 's/^/  | /' >&2
   echo 125
@@ -209,7 +208,7 @@ machine_state() {
   if [[ -e "$run/$1/share/up" ]]; then
     echo 'it ended while the command ran'
   elif is_running "$1"; then
-    echo 'it does not come up'
+    echo 'it did not boot'
   else
     echo 'it ended before the command could start'
   fi

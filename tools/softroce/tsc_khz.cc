@@ -1,6 +1,5 @@
-// Prints how many thousand ticks the processor's time stamp counter makes a second. A machine that
-// QEMU emulates reads this very counter; were it to find out the rate by itself, it would be wrong
-// by factors on a busy host.
+// Prints the rate of the processor's time stamp counter in kHz. A machine that QEMU emulates reads
+// this very counter. If it measured the rate itself, a busy host would make it wrong by factors.
 #include <x86intrin.h>
 
 #include <cstdint>
@@ -20,7 +19,7 @@ int64_t now_ns() {
   return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
 }
 
-// Both clocks at one time: of many tries the one that was interrupted least.
+// Reads both clocks. Of many tries, takes the one with the least interruption.
 Instant read_both() {
   Instant best{};
   int64_t shortest = INT64_MAX;

@@ -1,4 +1,4 @@
-// The public face of an engine and of its listeners. Cold, but for poll(), flush() and allocate().
+// Public API of an engine and its listeners. Cold, except for poll(), flush() and allocate().
 #include <utility>
 
 #include "base/error.h"
@@ -12,14 +12,16 @@ using detail::EngineCore;
 
 namespace {
 
+/// The slot of an Engine without an engine: that of a closed one.
+constinit detail::EngineSlot no_engine{base::OwnerGuard::kEnded, nullptr};
+
 memory::PoolId pool_id(Pool pool) noexcept {
   return pool == Pool::send    ? memory::PoolId::send
          : pool == Pool::lease ? memory::PoolId::lease
-                               : memory::PoolId::large;
+                               : memory::PoolId::rendezvous;
 }
 
-/// A forked child shares the device and the slabs with its parent, who still uses them: there the
-/// engine is left as it is, for good.
+/// In a forked child, abandons the engine: the parent still uses the device and the slabs.
 void close(std::unique_ptr<EngineCore>& core) noexcept {
   if (core == nullptr) return;
   if (core->guard.diagnose() == Status::forked_child) {
@@ -34,13 +36,13 @@ void close(std::unique_ptr<EngineCore>& core) noexcept {
 
 }  // namespace
 
-Engine::Engine() noexcept : slot_(&base::no_engine) {}
+Engine::Engine() noexcept : slot_(&no_engine) {}
 Engine::Engine(Engine&& other) noexcept
-    : slot_(std::exchange(other.slot_, &base::no_engine)), core_(std::move(other.core_)) {}
+    : slot_(std::exchange(other.slot_, &no_engine)), core_(std::move(other.core_)) {}
 Engine& Engine::operator=(Engine&& other) noexcept {
   if (this == &other) return *this;
   close(core_);
-  slot_ = std::exchange(other.slot_, &base::no_engine);
+  slot_ = std::exchange(other.slot_, &no_engine);
   core_ = std::move(other.core_);
   return *this;
 }
@@ -113,8 +115,9 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
   return engine::set_up(*slot_, "expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
-    if (auto good = core_->check_owner(slice); !good) return tl::unexpected(good.error());
-    return core_->context.registrations->expose(slice, access);
+    return agent::check_owner(core_->context, slice).and_then([&] {
+      return core_->context.registrations->expose(slice, access);
+    });
   });
 }
 
@@ -135,43 +138,34 @@ Result<void> Engine::audit() const {
 
 const Config& Engine::config() const noexcept {
   static const Config none;
-  return core_ != nullptr ? core_->context.config : none;
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->context.config : none;
 }
 const Clock& Engine::clock() const noexcept {
   static const Clock real = Clock::real();
-  return core_ != nullptr ? core_->context.clock : real;
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->context.clock : real;
 }
 std::string_view Engine::device_name() const noexcept { return device().name; }
 const DeviceInfo& Engine::device() const noexcept {
   static const DeviceInfo none;
-  return core_ != nullptr ? core_->context.device->info() : none;
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->context.device->info() : none;
 }
 
 EngineStats Engine::stats() const noexcept {
-  if (core_ == nullptr) return {};
-  const agent::EngineContext& s = core_->context;
-  EngineStats stats = s.stats;
-  stats.polls = core_->polls;
-  stats.handshakes_refused = core_->control.refusals();
-  for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
-    if (!s.agents.in_use(i)) continue;  // those that ended are counted already
-    stats.operations += agent::outstanding(s.agents.at(i));
-    stats.messages_sent += agent::messages_sent(s.agents.at(i));
-    stats.messages_received += s.agents.at(i).traffic.messages_received;
-  }
-  stats.connections = s.agents.size();
-  stats.own_domains = static_cast<std::uint32_t>(s.device->domains());
-  stats.registrations = s.registrations->size();
-  stats.receives = s.posted_receives;
-  stats.windows_free = s.windows.free();
-  stats.credits_granted =
-      s.reserved_receives + (s.own_queues != nullptr ? s.own_queues->reserved_receives : 0);
+  const EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr) return {};
+  EngineStats stats = agent::stats(core->context);
+  stats.polls = core->polls;
+  stats.handshakes_refused = core->control.refusals();
   return stats;
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
-  if (core_ == nullptr) return {};
-  const memory::PoolStats p = core_->context.arena->stats(pool_id(pool));
+  const EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr) return {};
+  const memory::PoolStats p = core->context.arena->stats(pool_id(pool));
   return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
           p.allocations, p.refusals};
 }
@@ -188,7 +182,7 @@ Listener& Listener::operator=(Listener&& other) noexcept {
   return *this;
 }
 Listener::~Listener() {
-  // In a forked child the socket is still the parent's to use.
+  // In a forked child, the socket still belongs to the parent.
   if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
     core->control.stop_listening({index_, generation_});
 }

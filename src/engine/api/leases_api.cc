@@ -1,5 +1,4 @@
-// The public face of leases, and of keys that are passed on as bytes.
-#include <algorithm>
+// Public API of leases, and of keys passed on as bytes.
 #include <array>
 
 #include "agent/lease_table.h"
@@ -23,7 +22,7 @@ LeaseHeld* find(const detail::EngineSlot* slot, std::uint32_t lease) noexcept {
   return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
 }
 
-/// Posts the control messages of an accepted call outside of poll() at once, as operations are.
+/// Posts the control messages of an accepted call outside of poll() at once, like operations.
 /// Answers `status`.
 Status post_control(EngineCore& core, Agent& a, Status status = Status::ok) noexcept {
   const bool accepted = status == Status::ok || status == Status::would_block;
@@ -35,8 +34,8 @@ Status post_control(EngineCore& core, Agent& a, Status status = Status::ok) noex
 
 std::string_view to_string(LeaseRefusal refusal) noexcept {
   constexpr std::array<std::string_view, 11> kNames = {
-      "none",     "too_long", "misaligned", "too_many", "too_much", "no_room",
-      "no_right", "bad_time", "over",       "unwanted", "closing"};
+      "none",     "too_long",     "misaligned", "too_many", "too_much", "no_room",
+      "no_right", "bad_duration", "over",       "unwanted", "closing"};
   return engine::name_of(kNames, refusal);
 }
 
@@ -48,37 +47,35 @@ std::string_view to_string(ReturnedBy how) noexcept {
 
 RemoteRegion RemoteMemory::region() const noexcept {
   const LeaseHeld* const h = find(slot_, lease_);
-  if (h == nullptr || h->state != LeaseHeld::State::held) return {};
-  return {h->region.address, h->region.length, 0, h->region.access, h->id};
+  return h != nullptr ? agent::region_of(*h) : RemoteRegion{};
 }
 
 Nanoseconds RemoteMemory::time_left() const noexcept {
   const LeaseHeld* const h = find(slot_, lease_);
-  if (h == nullptr || h->state != LeaseHeld::State::held) return {};
-  const Clock& clock = slot_->core->context.clock;
-  const std::uint64_t now = clock.now();
-  return clock.duration(h->until - std::min(now, h->until));
+  return h != nullptr ? agent::time_left(detail::core_at(slot_)->context, *h) : Nanoseconds{};
 }
 
 Connection RemoteMemory::connection() const noexcept {
   const LeaseHeld* const h = find(slot_, lease_);
-  return h != nullptr ? agent::handle(slot_->core->context, *h->agent) : Connection();
+  return h != nullptr ? agent::handle(detail::core_at(slot_)->context, agent::holder_of(*h))
+                      : Connection();
 }
 
-Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
+Status RemoteMemory::renew(Nanoseconds duration, const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
-  EngineCore& core = *slot_->core;
-  return post_control(core, *h->agent, agent::renew_lease(core.context, *h, time, done));
+  EngineCore& core = *detail::core_at(slot_);
+  return post_control(core, agent::holder_of(*h),
+                      agent::renew_lease(core.context, *h, duration, done));
 }
 
 Status RemoteMemory::give_back(const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
-  EngineCore& core = *slot_->core;
+  EngineCore& core = *detail::core_at(slot_);
   const Status status = agent::give_back_lease(core.context, *h, done);
   if (status != Status::ok) return status;
-  (void)post_control(core, *h->agent);
+  (void)post_control(core, agent::holder_of(*h));
   slot_ = nullptr;
   lease_ = 0;
   return status;
@@ -87,8 +84,8 @@ Status RemoteMemory::give_back(const LeaseCallback& done) {
 void RemoteMemory::release() noexcept {
   if (lease_ == 0) return;
   if (LeaseHeld* const h = find(slot_, lease_); h != nullptr) {
-    EngineCore& core = *slot_->core;
-    Agent& a = *h->agent;
+    EngineCore& core = *detail::core_at(slot_);
+    Agent& a = agent::holder_of(*h);
     agent::release_lease(core.context, *h);
     (void)post_control(core, a);
   }
@@ -98,9 +95,8 @@ void RemoteMemory::release() noexcept {
 
 RemoteRegion RemoteMemory::detach() noexcept {
   LeaseHeld* const h = find(slot_, lease_);
-  if (h == nullptr || h->state != LeaseHeld::State::held || h->call_pending) return {};
-  const RemoteRegion region = h->region;
-  agent::forget_lease_held(slot_->core->context, *h);
+  RemoteRegion region;
+  if (h == nullptr || !agent::detach_lease(detail::core_at(slot_)->context, *h, region)) return {};
   slot_ = nullptr;
   lease_ = 0;
   return region;
@@ -114,10 +110,10 @@ Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options
 }
 
 Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
-                         const LeaseCallback& done) {
+                         const LeaseCallback& done, LeaseId* id) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
     if (memory && !core.context.owns(*detail::block_of(memory))) return Status::invalid_argument;
-    return post_control(core, a, agent::grant_lease(core.context, a, memory, options, done));
+    return post_control(core, a, agent::grant_lease(core.context, a, memory, options, done, id));
   });
 }
 
@@ -135,11 +131,11 @@ Status Connection::revoke(const RemoteRegion& region) {
 
 namespace {
 
-/// The connection of a handle, for a token.
+/// The ready connection of a handle, for a token.
 Result<engine::Located> locate_ready(const detail::EngineSlot* slot, std::uint32_t index,
                                      std::uint32_t generation, const char* asked) {
   const engine::Located found = engine::locate(slot, index, generation);
-  if (found.agent != nullptr && found.agent->state == ConnectionState::ready) return found;
+  if (found.agent != nullptr && agent::is_ready(*found.agent)) return found;
   return base::fail(found.agent == nullptr ? engine::diagnose(slot) : Status::not_connected, asked,
                     "the connection is not ready", "wait for on_ready");
 }
@@ -157,8 +153,7 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   token.rkey = region.rkey;
   token.access = static_cast<std::uint8_t>(region.access);
   token.incarnation = found->core->context.incarnation;
-  const bool bound = a.domain != nullptr || agent::is_window_key(a, region.rkey);
-  token.qp_num = bound ? a.qp->qp_num : 0;
+  token.qp_num = agent::qp_bound_to(a, region.rkey);
   const RegionToken bytes = wire::encode(token);
   if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;
   return base::fail(Status::invalid_argument, kAsked,
@@ -176,12 +171,12 @@ Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) 
     return base::fail(Status::protocol, kAsked, "its bytes are no token, or were damaged",
                       "pass it on whole, as Connection::token() made it");
   }
-  if (token.incarnation != a.peer.incarnation) {
+  if (token.incarnation != agent::peer_incarnation(a)) {
     return base::fail(Status::invalid_argument, kAsked,
                       "it is of another engine than this connection's peer",
                       "import it on a connection to the engine that made it");
   }
-  if (token.qp_num != 0 && token.qp_num != a.peer.queue_pair.qp_num) {
+  if (token.qp_num != 0 && !agent::is_peers_qp(a, token.qp_num)) {
     return base::fail(Status::invalid_argument, kAsked,
                       "its key is bound to another connection of the peer",
                       "use it there, or expose the memory with KeyScope::domain");

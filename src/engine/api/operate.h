@@ -1,29 +1,31 @@
-// How a call finds the engine and the agent behind its handle. Hot.
+// Finds the engine and the agent behind a handle. Hot.
 #pragma once
 
 #include <array>
 #include <string_view>
 #include <utility>
 
+#include "agent/connecting.h"
 #include "base/error.h"
 #include "engine/engine_core.h"
 
 namespace spinwire::engine {
 
-/// The engine of a handle, for a call of the engine's thread; else null.
+/// The engine of a handle; null if the call is not on the engine's thread.
 inline detail::EngineCore* core_of(const detail::EngineSlot* slot) noexcept {
-  return slot != nullptr && base::OwnerGuard::is_owned(*slot) ? slot->core : nullptr;
+  return slot != nullptr && base::OwnerGuard::is_owned(*slot) ? detail::core_at(slot) : nullptr;
 }
 
 struct Located {
   detail::EngineCore* core;
-  agent::Agent* agent;  ///< null: there is none, or the call must not come from here
+  agent::Agent* agent;  ///< null: there is no agent, or the call is not allowed here
 };
 inline Located locate(const detail::EngineSlot* slot, std::uint32_t index,
                       std::uint32_t generation) noexcept {
   if (slot == nullptr || !base::OwnerGuard::is_owned(*slot)) [[unlikely]]
     return {nullptr, nullptr};
-  return {slot->core, slot->core->find(index, generation)};
+  detail::EngineCore* const core = detail::core_at(slot);
+  return {core, core->find(index, generation)};
 }
 /// Why there is no agent.
 [[gnu::cold, gnu::noinline]] inline Status diagnose(const detail::EngineSlot* slot) noexcept {
@@ -41,8 +43,8 @@ template <typename Run>
   return run(*core, *a);
 }
 
-/// As with_agent(), for an operation: `run(core, agent, defer)`, where `defer` is what `post` means
-/// inside or outside of poll().
+/// Answers `run(core, agent, defer)` for an operation, like with_agent(). `defer` is the meaning of
+/// `post` inside or outside of poll().
 template <typename Run>
 [[gnu::always_inline]] inline Status with_operation(const detail::EngineSlot* slot,
                                                     std::uint32_t index, std::uint32_t generation,
@@ -52,10 +54,11 @@ template <typename Run>
   const std::uintptr_t standing = base::OwnerGuard::standing(*slot);  // one load serves both checks
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return diagnose(slot);
-  agent::Agent* const a = slot->core->find(index, generation);
+  detail::EngineCore& core = *detail::core_at(slot);
+  agent::Agent* const a = core.find(index, generation);
   if (a == nullptr) [[unlikely]]
     return Status::not_connected;
-  return run(*slot->core, *a, post == Post::defer || (post == Post::automatic && standing != 0));
+  return run(core, *a, post == Post::defer || (post == Post::automatic && standing != 0));
 }
 
 /// Runs a set-up call on the engine's thread. Its exceptions become errors.
@@ -63,6 +66,18 @@ template <typename Run>
 auto set_up(const detail::EngineSlot& slot, const char* asked, Run&& run) -> decltype(run()) {
   if (!base::OwnerGuard::is_owned(slot)) return misused(base::OwnerGuard::diagnose(slot), asked);
   return base::no_throw(asked, std::forward<Run>(run));
+}
+
+/// Answers `run(core, agent)` for a set-up call on the connection of a handle. Errors: those of
+/// locate(), and those of `run`.
+template <typename Run>
+auto set_up_agent(const detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation,
+                  const char* asked, Run&& run) {
+  return base::no_throw(asked, [&] {
+    return detail::locate(slot, index, generation, asked).and_then([&](agent::Agent* a) {
+      return run(*detail::core_at(slot), *a);
+    });
+  });
 }
 
 /// The name of an enumerator.

@@ -1,4 +1,4 @@
-// The public face of raw connections. Hot.
+// Public API of raw connections. Hot.
 #include "agent/agent.h"
 #include "engine/api/operate.h"
 #include "spinwire/connection.h"

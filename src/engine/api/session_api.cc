@@ -1,4 +1,4 @@
-// The public face of remote calls: methods, sessions, and calls that are answered later.
+// Public API of remote calls: methods, sessions, and calls that are answered later.
 #include <algorithm>
 
 #include "base/error.h"
@@ -26,7 +26,8 @@ Result<Session> Engine::open_session(std::string_view address, const SessionOpti
 }
 
 RpcStats Engine::rpc_stats() const noexcept {
-  return core_ != nullptr && core_->calls != nullptr ? rpc::stats(*core_->calls) : RpcStats{};
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr && core->calls != nullptr ? rpc::stats(*core->calls) : RpcStats{};
 }
 
 namespace {
@@ -35,32 +36,21 @@ namespace {
                                                          std::uint64_t id) noexcept {
   if (core.calls == nullptr) [[unlikely]]
     return nullptr;
-  const auto name = static_cast<std::uint32_t>(id);
-  rpc::ClientSession* const c = core.calls->clients.find(wire::RpcName::index(name));
-  return c != nullptr && rpc::id_of(*c) == id ? c : nullptr;
+  return rpc::find_session(*core.calls, id);
 }
 rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noexcept {
   EngineCore* const core = engine::core_of(slot);
   return core != nullptr ? locate(*core, id) : nullptr;
 }
 
-Status diagnose(const detail::EngineSlot* slot, Status missing) noexcept {
-  const Status found = engine::diagnose(slot);
-  return found == Status::not_connected && engine::core_of(slot) != nullptr ? missing : found;
-}
-
-/// Posts what a call has sent: at once, or with the end of the poll.
+/// Posts the datagrams of a call, at once or at the end of the poll.
 [[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
   if (polling && when != Post::now) [[likely]]
     return;  // posted at the end of the poll
-  when == Post::defer ? core.wake_soon() : core.calls->port->flush();
-}
-/// Posts what a call outside of the hot path has sent, by either transport.
-void post(EngineCore& core, Post when) noexcept {
-  if (core.calls->port != nullptr) post(core, when, core.guard.polling());
+  when == Post::defer ? core.wake_soon() : rpc::post_datagrams(*core.calls);
 }
 
-/// Begins a call over the session's connection. `options` may be null, for the defaults.
+/// Starts a call over the session's connection. `options` null: defaults.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
                                                     rpc::CallRequest asked,
                                                     const CallOptions* options,
@@ -71,12 +61,12 @@ void post(EngineCore& core, Post when) noexcept {
                                                   names_memory ? &options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
-  if (!core.calls->connection_queue.empty()) core.wake_soon();
+  if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
   return status;
 }
 
-/// Begins a call that cannot go out at once as a datagram: over the session's connection if that is
-/// its transport; otherwise it waits for the window or the engine.
+/// Starts a call that cannot go out at once as a datagram. The call uses the session's connection
+/// if that is its transport. Otherwise it waits for the window or the engine.
 [[gnu::always_inline]] inline Status begin_blocked_call(EngineCore& core, rpc::ClientSession& c,
                                                         const rpc::CallRequest& call,
                                                         const CallOptions* options,
@@ -90,7 +80,7 @@ void post(EngineCore& core, Post when) noexcept {
   return status;
 }
 
-/// Begins a call. `options` may be null, for the defaults.
+/// Starts a call. `options` null: defaults.
 [[gnu::always_inline]] inline Status begin_call(const detail::EngineSlot* slot, std::uint64_t id,
                                                 Method method, const std::byte* data,
                                                 std::size_t size, detail::Block* block,
@@ -101,7 +91,7 @@ void post(EngineCore& core, Post when) noexcept {
   const std::uintptr_t standing = base::OwnerGuard::standing(*slot);
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return base::OwnerGuard::diagnose(*slot);
-  EngineCore* const core = slot->core;
+  EngineCore* const core = detail::core_at(slot);
   const bool polling = standing == base::OwnerGuard::kPolling;
   rpc::ClientSession* const c = locate(*core, id);
   if (c == nullptr) [[unlikely]]
@@ -114,10 +104,10 @@ void post(EngineCore& core, Post when) noexcept {
   rpc::Rpc& r = *core->calls;
   const std::uint64_t now = polling ? ctx.now : ctx.clock.now();
   const bool has_timeout = options != nullptr && options->timeout.count() != 0;
-  // The longest time-outs must not wrap round with the tick of now.
+  // The longest time-outs must not overflow when added to the current tick.
   constexpr std::uint64_t kMost = ~std::uint64_t{0} / 2;
   const std::uint64_t timeout =
-      has_timeout ? std::min(ctx.clock.ticks(options->timeout), kMost) : r.call_timeout;
+      has_timeout ? std::min(ctx.clock.ticks(options->timeout), kMost) : r.timeouts.call;
   const rpc::CallRequest asked{method, data, size, block, now, now + timeout};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
@@ -143,12 +133,13 @@ std::size_t Session::max_inline_call() const noexcept {
 
 std::size_t Session::max_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr && c->state == SessionState::ready ? rpc::max_call(*slot_->core->calls, *c)
-                                                         : 0;
+  return c != nullptr && c->state == SessionState::ready
+             ? rpc::max_call(*detail::core_at(slot_)->calls, *c)
+             : 0;
 }
 
-Status Session::call(Method method, const BufferSlice& request,
-                     const ReplyCallback& done) noexcept {
+Status Session::submit_call(Method method, const BufferSlice& request,
+                            const ReplyCallback& done) noexcept {
   return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
                     done, nullptr);
 }
@@ -159,71 +150,67 @@ Status Session::submit_call(Method method, const BufferSlice& request, const Rep
                     done, &options);
 }
 
-Status Session::call(Method method, std::span<const std::byte> request,
-                     const ReplyCallback& done) noexcept {
-  if (request.size() > kShortCall) [[unlikely]]
-    return Status::message_too_long;
+Status Session::submit_call(Method method, std::span<const std::byte> request,
+                            const ReplyCallback& done) noexcept {
   return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
 }
 
 Status Session::submit_call(Method method, std::span<const std::byte> request,
                             const ReplyCallback& done, const CallOptions& options) noexcept {
-  if (request.size() > kShortCall) [[unlikely]]
-    return Status::message_too_long;
   return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, &options);
 }
 
 CallId Session::last_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return {c != nullptr ? c->last_call_id : 0};
+  return c != nullptr ? CallId{c->last_call_id} : CallId{};
 }
 
 void Session::prefetch() const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr || core->calls == nullptr) return;
-  core->calls->clients.prefetch(wire::RpcName::index(static_cast<std::uint32_t>(id_)),
-                                0);  // most have none under way
+  rpc::prefetch_session(*core->calls, id_);
 }
 
 Status Session::cancel(CallId id) noexcept {
   rpc::ClientSession* const c = locate(slot_, id_);
-  if (c == nullptr) return diagnose(slot_, Status::invalid_argument);
-  const Status status = rpc::cancel(*slot_->core->calls, *c, id.number);
-  slot_->core->wake_soon();
+  if (c == nullptr) return engine::diagnose(slot_);
+  if (id.value >> 32 != 0) return Status::invalid_argument;
+  const Status status =
+      rpc::cancel(*detail::core_at(slot_)->calls, *c, static_cast<std::uint32_t>(id.value));
+  detail::core_at(slot_)->wake_soon();
   return status;
 }
 
 Status Session::close() noexcept {
   rpc::ClientSession* const c = locate(slot_, id_);
-  if (c == nullptr) return diagnose(slot_, Status::not_connected);
-  const Status status = rpc::close(*slot_->core->calls, *c);
-  slot_->core->wake_soon();
-  post(*slot_->core, Post::automatic);
+  if (c == nullptr) return engine::diagnose(slot_);
+  const Status status = rpc::begin_close(*detail::core_at(slot_)->calls, *c);
+  detail::core_at(slot_)->wake_soon();
+  if (!detail::core_at(slot_)->guard.polling()) rpc::flush(*detail::core_at(slot_)->calls);
   return status;
 }
 
 namespace {
 
-[[gnu::always_inline]] inline Status answer(const detail::EngineSlot* slot, std::uint32_t session,
-                                            std::uint32_t number, Status status,
-                                            const std::byte* data, std::size_t size,
+[[gnu::always_inline]] inline Status answer(const detail::EngineSlot* slot, detail::CallRef call,
+                                            Status status, const std::byte* data, std::size_t size,
                                             detail::Block* block) noexcept {
   if (slot == nullptr) [[unlikely]]
     return Status::not_connected;
   const std::uintptr_t standing = base::OwnerGuard::standing(*slot);
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return base::OwnerGuard::diagnose(*slot);
-  EngineCore& core = *slot->core;
+  EngineCore& core = *detail::core_at(slot);
   if (block != nullptr && !core.context.owns(*block)) [[unlikely]]
     return Status::invalid_argument;
   const bool polling = standing == base::OwnerGuard::kPolling;
-  const Status done = rpc::answer_call(*core.calls, session, number, status, data, size, block);
+  const Status done = rpc::answer_call(*core.calls, call, status, data, size, block);
   if (polling) [[likely]]
     return done;  // posted at the end of the poll
-  if ((session & rpc::kConnectionCall) != 0) {
+  if (call.transport == detail::Transport::connection) {
     agent::flush_queued_agents(core.context);
   } else if (done == Status::ok) {
-    core.calls->port->flush();
+    rpc::post_datagrams(*core.calls);
   }
   return done;
 }
@@ -231,39 +218,38 @@ namespace {
 }  // namespace
 
 Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
-  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(), nullptr);
+  return answer(slot_, call_, Status::ok, bytes.data(), bytes.size(), nullptr);
 }
 
 Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
-  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(),
-                detail::block_of(bytes));
+  return answer(slot_, call_, Status::ok, bytes.data(), bytes.size(), detail::block_of(bytes));
 }
 
 std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr) return {};
-  return rpc::reserve_reply(*core->calls, session_, number_, size);
+  return rpc::reserve_reply(*core->calls, call_, size);
 }
 
 Status PendingCall::commit_reply(std::size_t size) const noexcept {
   rpc::ReservedReply written;
   if (const EngineCore* const core = engine::core_of(slot_); core != nullptr) {
-    written = rpc::find_reserved_reply(*core->calls, session_, number_, size);
+    written = rpc::find_reserved_reply(*core->calls, call_, size);
     if (written.block == nullptr)
       return max_reply() == 0 ? Status::not_connected : Status::invalid_argument;
   }
-  return answer(slot_, session_, number_, Status::ok, written.data, size, written.block);
+  return answer(slot_, call_, Status::ok, written.data, size, written.block);
 }
 
 std::size_t PendingCall::max_reply() const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
-  return core != nullptr ? rpc::max_reply(*core->calls, session_, number_) : 0;
+  return core != nullptr ? rpc::max_reply(*core->calls, call_) : 0;
 }
 
 Status PendingCall::refuse(std::string_view why) const noexcept {
-  const std::size_t size = std::min(why.size(), kShortCall);
-  return answer(slot_, session_, number_, Status::refused,
-                reinterpret_cast<const std::byte*>(why.data()), size, nullptr);
+  const std::size_t size = std::min(why.size(), kSlotPayloadBytes);
+  return answer(slot_, call_, Status::refused, reinterpret_cast<const std::byte*>(why.data()), size,
+                nullptr);
 }
 
 }  // namespace spinwire

@@ -1,6 +1,6 @@
 // A client's long call, from its header to done(). done() runs when the outcome is known, the
-// request is no longer pulled from, the key of the reply's memory is closed and, if the call was
-// cancelled while the server might use that memory, the server has confirmed the cancel.
+// request is no longer pulled, and the key of the reply's memory is closed. If the call was
+// cancelled while the server might use that memory, the server must also have confirmed the cancel.
 #include "rpc/transport/connection_call.h"
 
 #include <algorithm>
@@ -20,32 +20,7 @@ using wire::RpcMessageKind;
 using Sent = ConnectionClientSlot::Sent;
 using Cancel = ConnectionClientSlot::Cancel;
 
-/// Runs the callback.
-void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
-  const bool answered =
-      k.status == Status::ok || k.status == Status::refused || k.status == Status::unsupported;
-  r.stats.replies += answered ? 1 : 0;
-  const Status status = k.status;
-  const std::uint32_t size = k.size;
-  const Buffer message = std::move(k.reply_message);
-  const ConnectionCall call = release_slot(b, k);
-  Block* block = nullptr;
-  const std::byte* data = nullptr;
-  std::size_t bytes = 0;
-  if (message) {
-    block = detail::block_of(message);
-    data = message.data() + wire::kRpcMessageHeaderBytes;
-    bytes = message.size() - wire::kRpcMessageHeaderBytes;
-  } else if (status == Status::ok && call.reply) {
-    block = detail::block_of(call.reply);
-    data = call.reply.data();
-    bytes = size;
-  }
-  Reply reply = detail::make<Reply>(status, block, data, bytes);
-  call.done(reply);
-}
-
-/// A key to the memory of the reply.
+/// Opens a key to the memory of the reply.
 Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
   RemoteRegion region;
   const Status status = agent::open_key(r.context, a, k.call.reply, Access::remote_write, region);
@@ -56,7 +31,8 @@ Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept
   return status;
 }
 
-/// A request of up to this many bytes is copied behind its header: cheaper than a second message.
+/// A request of up to this many bytes is copied behind its header, which is cheaper than a second
+/// message.
 constexpr std::uint32_t kCopied = 1024;
 
 Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
@@ -87,13 +63,13 @@ void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status
   ConnectionClientSlot* const k = b != nullptr ? find_call(*b, number) : nullptr;
   if (k == nullptr) return;
   k->request_in_flight = false;
-  // After a refused pull the reply is on its way: the server does not need the request any more.
-  if (!k->has_outcome && status == Status::no_buffer) set_outcome(*k, status);
+  // After a refused pull, the reply is on its way: the server no longer needs the request.
+  if (!k->call.outcome && status == Status::no_buffer) k->call.outcome = status;
   try_finish(r, *b, *k);
-  advance_if_ready(r, b, session);
+  advance_if_ready(r, session);
 }
 
-/// The request as a message of its own.
+/// Sends the request as a message of its own.
 Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
                          ConnectionClientSlot& k) noexcept {
   Payload& payload = k.call.payload;
@@ -121,23 +97,25 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
   return status;
 }
 
-/// Takes the next steps of a call while there is room. A status other than ok and the transient
-/// ones ends the call.
-Status advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
-                    ConnectionClientSlot& k) noexcept {
+struct Advanced {
+  Step step = Step::done;      ///< the last one that was taken; `failed` ends the call
+  Status status = Status::ok;  ///< the call's status if the step failed
+};
+/// Takes the next steps of a call while there is room.
+Advanced advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
+                      ConnectionClientSlot& k) noexcept {
+  Status sent = Status::ok;
   if (k.cancel == Cancel::due) {
-    const Status status = send_message(r, a, {k.number, 0, RpcMessageKind::cancel}, {});
-    if (status == Status::ok) k.cancel = Cancel::sent;
-    return status;
+    sent = send_message(r, a, {k.number, 0, RpcMessageKind::cancel}, {});
+    if (sent == Status::ok) k.cancel = Cancel::sent;
+  } else if (!k.call.outcome) {
+    if (k.sent == Sent::nothing) sent = send_header(r, a, k);
+    if (k.sent == Sent::header && sent == Status::ok) sent = send_request_body(r, b, a, k);
   }
-  if (k.has_outcome) return Status::ok;
-  if (k.sent == Sent::nothing) {
-    if (const Status status = send_header(r, a, k); status != Status::ok) return status;
-  }
-  return k.sent == Sent::header ? send_request_body(r, b, a, k) : Status::ok;
+  return {step_of(sent), sent};
 }
 
-/// Moves the call that has waited longest into a slot; null if there is none, or no room.
+/// Moves the longest waiting call into a slot. Null if no call waits, or there is no room.
 ConnectionClientSlot* start_backlogged(const Rpc& r, ConnectionClient& b) noexcept {
   const std::uint32_t slot = free_slot(b);
   std::uint32_t i = 0;
@@ -146,33 +124,68 @@ ConnectionClientSlot* start_backlogged(const Rpc& r, ConnectionClient& b) noexce
   return &occupy_slot(b, slot, remove_from_backlog(r, b, i));
 }
 
+/// Advances all calls while there is room. Asks on_failed(call, agent, status) whether to go on
+/// after a call that failed.
+template <typename OnFailed>
+void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
+  agent::Agent* const a = agent_of(r, b);
+  if (a == nullptr || a->state != ConnectionState::ready) return;
+  const auto push = [&](ConnectionClientSlot& k) {
+    const auto [step, status] = advance_call(r, b, *a, k);
+    if (step == Step::waiting) queue_connection(r, b);
+    return step == Step::done || (step == Step::failed && on_failed(k, *a, status));
+  };
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    if (is_active(b, slot) && !push(b.slots[slot])) return;
+  }
+  // Callbacks of calls that fail at once may start further calls, so bound the loop.
+  for (std::uint32_t most = b.backlog_count; most != 0; --most) {
+    ConnectionClientSlot* const k = start_backlogged(r, b);
+    if (k == nullptr || !push(*k)) return;
+  }
+  if (b.backlog_count != 0 && free_slot(b) < b.window) queue_connection(r, b);
+}
+
 }  // namespace
 
-ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexcept {
-  ConnectionCall call = std::move(k.call);
-  k.call = {};
+bool complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k, Block* block,
+                   std::span<const std::byte> bytes) noexcept {
+  ConnectionCall call = std::exchange(k.call, {});
   const std::uint32_t slot = k.number & (b.window - 1);
   b.active &= ~bit(slot);
   k.number += b.window;
   release_payload(call.payload);
-  return call;
+  const Status status = *call.outcome;
+  const bool answered =
+      status == Status::ok || status == Status::refused || status == Status::unsupported;
+  r.stats.replies += answered ? 1 : 0;
+  Reply reply = detail::make<Reply>(status, block, bytes.data(), bytes.size());
+  call.done(reply);
+  return detail::Internals::is_kept(reply);
 }
 
 void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
-  if (!k.has_outcome || k.cancel != Cancel::none) return;
+  if (!k.call.outcome || k.cancel != Cancel::none) return;
   agent::Agent* const a = agent_of(r, b);
   if (k.key_open) {
     if (std::exchange(k.key_closing, true)) return;
-    // on_returned() follows, maybe at once; if the connection goes first, then by that.
+    // on_returned() follows, maybe at once; if the connection ends first, its end calls it.
     if (a != nullptr) (void)agent::close_key(r.context, *a, k.rkey);
     return;
   }
-  if (!k.request_in_flight) complete_call(r, b, k);
+  if (k.request_in_flight) return;
+  if (const Buffer message = std::move(k.reply_message); message) {
+    (void)complete_call(r, b, k, detail::block_of(message),
+                        message.bytes().subspan(wire::kRpcMessageHeaderBytes));
+  } else {
+    const BufferSlice memory = *k.call.outcome == Status::ok ? k.call.reply : BufferSlice();
+    (void)complete_call(r, b, k, detail::block_of(memory), {memory.data(), memory ? k.size : 0});
+  }
 }
 
 void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status status) noexcept {
   ConnectionClient& b = *c.connection;
-  set_outcome(k, status);
+  k.call.outcome = status;
   k.size = 0;
   k.reply_message = {};
   const bool may_be_used = k.request_in_flight || (k.key_open && k.sent != Sent::nothing);
@@ -180,58 +193,31 @@ void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status stat
     k.cancel = Cancel::due;
     queue_connection(r, b);
   }
-  k.call.deadline = r.context.clock.now() + r.close_timeout;
+  k.call.deadline = r.context.clock.now() + r.timeouts.close;
   schedule_check(r, c, k.call.deadline);
 }
 
-bool advance(Rpc& r, ConnectionClient& b) noexcept {
+void advance(Rpc& r, ConnectionClient& b) noexcept {
   const std::uint32_t session = b.session;
-  agent::Agent* const a = agent_of(r, b);
-  if (a == nullptr || a->state != ConnectionState::ready) return true;
-  const auto push = [&](ConnectionClientSlot& k) {
-    const Status status = advance_call(r, b, *a, k);
-    if (is_transient(status)) {
-      queue_connection(r, b);
-      return false;
-    }
-    if (status == Status::ok) return true;
-    if (k.has_outcome || a->state != ConnectionState::ready) return false;  // the connection ends
-    set_outcome(k, status);
+  advance_calls(r, b, [&r, &b, session](ConnectionClientSlot& k, agent::Agent& a, Status status) {
+    if (k.call.outcome || a.state != ConnectionState::ready) return false;  // the connection ends
+    k.call.outcome = status;
     try_finish(r, b, k);
-    return is_still_ready(r, &b, session);
-  };
-  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    if (is_active(b, slot) && !push(b.slots[slot])) return false;
-  }
-  // Those that fail at once may be begun again by their callbacks.
-  for (std::uint32_t most = b.backlog_count; most != 0; --most) {
-    ConnectionClientSlot* const k = start_backlogged(r, b);
-    if (k == nullptr) return true;
-    if (!push(*k)) return false;
-  }
-  if (b.backlog_count != 0 && free_slot(b) < b.window) queue_connection(r, b);
-  return true;
+    return is_ready(r, session);
+  });
 }
 
 void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k) noexcept {
-  if (advance_call(r, b, a, k) != Status::ok) queue_connection(r, b);
+  if (advance_call(r, b, a, k).step != Step::done) queue_connection(r, b);
   (void)agent::flush(r.context, a);
 }
 
 void post_calls(Rpc& r, ConnectionClient& b) noexcept {
-  agent::Agent* const a = agent_of(r, b);
-  if (a == nullptr || a->state != ConnectionState::ready) return;
-  Status status = Status::ok;
-  for (std::uint32_t slot = 0; slot < b.window && status == Status::ok; ++slot) {
-    if (is_active(b, slot)) status = advance_call(r, b, *a, b.slots[slot]);
-  }
-  while (status == Status::ok) {
-    ConnectionClientSlot* const k = start_backlogged(r, b);
-    if (k == nullptr) break;
-    status = advance_call(r, b, *a, *k);
-  }
-  if (status != Status::ok) queue_connection(r, b);
-  (void)agent::flush(r.context, *a);
+  advance_calls(r, b, [&r, &b](ConnectionClientSlot&, const agent::Agent&, Status) {
+    queue_connection(r, b);
+    return false;
+  });
+  if (agent::Agent* const a = agent_of(r, b); a != nullptr) (void)agent::flush(r.context, *a);
 }
 
 }  // namespace spinwire::rpc

@@ -1,5 +1,5 @@
-// Long calls at the server. Each runs its handler at most once, as nothing arrives twice over a
-// reliable connection, and is answered over the connection that it came by.
+// Long calls at the server. A reliable connection delivers nothing twice, so each handler runs at
+// most once. The reply uses the connection of the request.
 #include <algorithm>
 #include <cstring>
 
@@ -21,29 +21,41 @@ inline ConnectionServerSlot& slot_for(ConnectionServer& b, std::uint32_t number)
   return b.slots[number & (b.window - 1)];
 }
 
-void release_reply(ConnectionServerSlot& v) noexcept {
-  if (v.block != nullptr) detail::release(std::exchange(v.block, nullptr));
-}
-
-/// The session of a connection's callback; null if the session has another connection now.
+/// The session of a connection's callback; null if the session now has another connection.
 ServerSession* session_of(Rpc& r, std::uint32_t name, const Connection& of) noexcept {
   ServerSession* const s = find_server(r, name);
-  if (s == nullptr || s->connection == nullptr) return nullptr;
-  const agent::Agent* const a = agent_of(r, *s->connection);
-  return a != nullptr && agent::handle(r.context, *a) == of ? s : nullptr;
+  return s != nullptr && s->connection != nullptr && is_connection_of(r, *s->connection, of)
+             ? s
+             : nullptr;
+}
+
+/// A call whose handler runs or has deferred it.
+struct RunningCall {
+  ServerSession* session = nullptr;
+  agent::Agent* agent = nullptr;
+  ConnectionServerSlot* slot = nullptr;  ///< null: the call is over, or its connection is not ready
+};
+RunningCall find_running(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {
+  ServerSession* const s = find_server(r, session);
+  if (s == nullptr || !is_connected(r, *s)) return {};
+  ConnectionServerSlot& v = slot_for(*s->connection, number);
+  if (v.number != number || v.state != State::running) return {};
+  return {s, agent_of(r, *s->connection), &v};
 }
 
 /// Sends the reply: a WRITE to the client's memory, or a message.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
+  Block* const block = detail::block_of(v.reply);
   if (!v.writes_reply) {
-    return agent::submit_message<false>(r.context, a, v.block, v.data, v.size, {}, true);
+    return agent::submit_message<false>(r.context, a, block, v.reply.data(), v.reply.size(), {},
+                                        false, true);
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
-      r.context, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});
+      r.context, a, {block, v.reply.data(), v.reply.size(), &v.named, v.number, {}, true});
 }
 
-/// Builds the reply as a message: header and payload in one block, which may be the call's reply
-/// buffer with the payload in place.
+/// Builds the reply as a message: header and payload in one block. The block may be the call's
+/// reply buffer with the payload in place.
 Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const std::byte* data,
                            std::size_t size, Block* space) noexcept {
   const std::size_t bytes = wire::kRpcMessageHeaderBytes + size;
@@ -57,14 +69,9 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
   header.size = static_cast<std::uint32_t>(size);
   const auto head = wire::encode(header);
   std::memcpy(block->payload, head.data(), head.size());
-  if (space != nullptr) {
-    detail::retain(block);
-  } else if (size != 0) {
-    std::memcpy(block->payload + head.size(), data, size);
-  }
-  v.block = block;
-  v.data = block->payload;
-  v.size = static_cast<std::uint32_t>(bytes);
+  if (space == nullptr && size != 0) std::memcpy(block->payload + head.size(), data, size);
+  v.reply = detail::make<BufferSlice>(block, block->payload, bytes);
+  if (space == nullptr) detail::release(block);  // the slice holds it
   v.writes_reply = false;
   return Status::ok;
 }
@@ -79,65 +86,53 @@ Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
   return status;
 }
 
-/// Takes the next steps of a slot. False: it has to wait.
+/// Takes the next steps of a slot. Returns false if the slot must wait.
 bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
-  Status status = Status::ok;
+  Step step = Step::done;
   if (v.cancel_to_confirm) {
-    status = send_message(r, a, {v.number, 0, RpcMessageKind::cancelled}, {});
-    if (!is_transient(status)) v.cancel_to_confirm = false;
-    return !is_transient(status);
+    step = step_of(send_message(r, a, {v.number, 0, RpcMessageKind::cancelled}, {}));
+    if (step != Step::waiting) v.cancel_to_confirm = false;
+    return step != Step::waiting;
   }
-  if (v.state == State::refusing) status = build_refusal(r, v);
+  if (v.state == State::refusing) step = step_of(build_refusal(r, v));
   if (v.state == State::answering) {
-    status = send_reply(r, a, v);
-    if (!is_transient(status)) {
+    step = step_of(send_reply(r, a, v));
+    if (step != Step::waiting) {
       v.state = State::over;
-      release_reply(v);
+      v.reply = {};
     }
   }
-  return !is_transient(status);
+  return step != Step::waiting;
 }
 
 /// References the bytes of a reply that is written to the client's memory.
 Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, std::size_t size,
                        Block* block) noexcept {
-  if (block != nullptr) {
-    detail::retain(block);
-  } else {
-    block = r.context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(size, 1));
-    if (block == nullptr) return Status::no_buffer;
-    if (size != 0) std::memcpy(block->payload, data, size);
-    data = block->payload;
-  }
-  v.block = block;
-  v.data = const_cast<std::byte*>(data);
-  v.size = static_cast<std::uint32_t>(size);
+  Block* const copy = block == nullptr ? copy_to_send_block(r, data, size) : nullptr;
+  if (block == nullptr && copy == nullptr) return Status::no_buffer;
+  v.reply = block != nullptr ? detail::make<BufferSlice>(block, const_cast<std::byte*>(data), size)
+                             : detail::make<Buffer>(copy, size).slice();
   v.writes_reply = true;
   return Status::ok;
 }
 
 /// The longest reply of a call that names no memory.
 std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
-  const std::uint32_t max_inline_call = std::max(a.send_queue.max_eager, a.max_message);
-  return std::min<std::size_t>(wire::rpc_payload(s.mtu),
-                               max_inline_call - wire::kRpcMessageHeaderBytes);
+  const std::uint32_t message = std::max(a.send_queue.max_eager, a.max_message);
+  return std::min<std::size_t>(wire::rpc_payload(s.mtu), message - wire::kRpcMessageHeaderBytes);
 }
 
-/// Refuses a call on the library's behalf; waits for memory if there is none. The session may be
-/// gone.
+/// Refuses a call on the library's behalf, or queues the refusal until there is memory. The session
+/// may be gone afterwards.
 void refuse_call(Rpc& r, std::uint32_t session, std::uint32_t number, Status status) noexcept {
-  ServerSession* const s = find_server(r, session);
-  agent::Agent* const a =
-      s != nullptr && s->connection != nullptr ? agent_of(r, *s->connection) : nullptr;
-  if (a == nullptr || a->state != ConnectionState::ready) return;
-  ConnectionServerSlot& v = slot_for(*s->connection, number);
-  if (v.number != number || v.state != State::running) return;
-  v.state = State::refusing;
-  v.refusal = status;
-  if (!advance_slot(r, *a, v)) queue_connection(r, *s->connection);
+  const RunningCall call = find_running(r, session, number);
+  if (call.slot == nullptr) return;
+  call.slot->state = State::refusing;
+  call.slot->refusal = status;
+  if (!advance_slot(r, *call.agent, *call.slot)) queue_connection(r, *call.session->connection);
 }
 
-/// Runs the handler; the session may be gone afterwards.
+/// Runs the handler. The session may be gone afterwards.
 void run_handler(Rpc& r, const ServerSession& s, ConnectionServerSlot& v, Message& m,
                  const std::byte* data, std::size_t size) noexcept {
   const std::uint32_t session = s.name;
@@ -147,11 +142,11 @@ void run_handler(Rpc& r, const ServerSession& s, ConnectionServerSlot& v, Messag
     return refuse_call(r, session, number, Status::unsupported);
   ++r.stats.served;
   Request request = detail::make<Request>(
-      detail::make<PendingCall>(r.context.slot, session | kConnectionCall, number), v.method,
-      detail::block_of(m), const_cast<std::byte*>(data), size);
+      detail::make<PendingCall>(r.context.slot, CallRef(session, Transport::connection, number)),
+      v.method, detail::block_of(m), const_cast<std::byte*>(data), size);
   r.handlers[v.method](request);
   if (!detail::Internals::is_answered(request)) refuse_call(r, session, number, Status::refused);
-  if (detail::Internals::is_kept(request)) (void)m.take();  // the slices hold it now
+  if (detail::Internals::is_kept(request)) (void)m.take();  // the slices now hold the block
 }
 
 void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& header, Message& m,
@@ -161,29 +156,29 @@ void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& 
   if (v.state != State::none && !ahead) return fail_protocol(r, a, "a call that was there before");
   if (header.size > r.context.config.connections.max_message_bytes)
     return fail_protocol(r, a, "a request longer than connections.max_message_bytes");
-  release_reply(v);
+  v.reply = {};
   v.number = header.number;
   v.cancel_to_confirm = false;
   v.method = header.method;
   v.size = header.size;
-  v.reply = {header.address, header.reply_capacity, header.rkey, Access::remote_write};
+  v.named = {header.address, header.reply_capacity, header.rkey, Access::remote_write};
   if (payload.size() == header.size) return run_handler(r, s, v, m, payload.data(), payload.size());
   const bool served = header.method < r.handlers.size() && r.handlers[header.method];
   v.state = served ? State::body : State::running;
   if (!served) refuse_call(r, s.name, header.number, Status::unsupported);
 }
 
-/// The request of a call whose header arrived before.
+/// Handles the request of a call whose header arrived before.
 void on_request_body(Rpc& r, ServerSession& s, agent::Agent& a, Message& m) noexcept {
   const std::uint32_t number = *m.immediate();
   ConnectionServerSlot& v = slot_for(*s.connection, number);
   if (v.state == State::none || static_cast<std::int32_t>(number - v.number) > 0)
-    return fail_protocol(r, a, "a request that no header was there for");
-  if (number != v.number || v.state != State::body) {  // it is over
-    ++r.stats.late;
+    return fail_protocol(r, a, "a request without a header");
+  if (number != v.number || v.state != State::body) {  // the call is over
+    ++r.stats.late_replies;
     return;
   }
-  if (m.size() != v.size) return fail_protocol(r, a, "a request of another size than told");
+  if (m.size() != v.size) return fail_protocol(r, a, "the request's size differs from its header");
   run_handler(r, s, v, m, m.data(), m.size());
 }
 
@@ -191,7 +186,7 @@ void on_cancel(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader
   ConnectionServerSlot& v = slot_for(*s.connection, header.number);
   if (v.state == State::none || header.number != v.number || v.cancel_to_confirm)
     return fail_protocol(r, a, "a cancel of no call");
-  release_reply(v);
+  v.reply = {};
   v.state = State::over;
   v.cancel_to_confirm = true;
   if (!advance_slot(r, a, v)) queue_connection(r, *s.connection);
@@ -222,19 +217,17 @@ void on_server_offer(Rpc& r, std::uint32_t name, const Connection& from, Offer& 
   ServerSession* const s = session_of(r, name, from);
   if (s == nullptr || !offer.immediate()) return offer.refuse();
   const ConnectionServerSlot& v = slot_for(*s->connection, *offer.immediate());
-  // Its header may be held back behind an earlier request.
+  // The call's header may be held behind an earlier request.
   if (v.number == *offer.immediate() && v.state == State::over) offer.refuse();
 }
 
 void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
                       const Error& why) noexcept {
-  ServerSession* const s = find_server(r, name);
-  if (s == nullptr || s->connection == nullptr) return;
-  ConnectionServer& b = *s->connection;
-  if (!(detail::make<Connection>(r.context.slot, b.agent, b.agent_generation) == gone)) return;
-  b.agent = kNone;
-  // Without datagrams a client ends its session with its connection. A client that lost the
-  // connection makes another; else its session is forgotten after connections.peer_timeout.
+  ServerSession* const s = session_of(r, name, gone);
+  if (s == nullptr) return;
+  s->connection->agent = kNone;
+  // A client without datagrams ends its session with its connection. A client that lost the
+  // connection makes another; otherwise its session is forgotten after connections.peer_timeout.
   const bool over = why.status == Status::ok && s->transport == Transport::connection;
   over ? release_server_session(r, *s) : release_server_connection(r, *s);
 }
@@ -242,10 +235,8 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
 }  // namespace
 
 void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept {
-  for (std::uint32_t i = 0; i < connection->window; ++i) {
-    release_reply(connection->slots[i]);
-    if (connection->reply_buffers != nullptr) release_reply_buffer(connection->reply_buffers[i]);
-  }
+  for (std::uint32_t i = 0; connection->reply_buffers != nullptr && i < connection->window; ++i)
+    release_reply_buffer(connection->reply_buffers[i]);
   delete connection;
 }
 
@@ -253,7 +244,7 @@ ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexc
   ServerSession* const s = find_server(r, join.session);
   const bool fits = s != nullptr && s->join_token == join.token &&
                     s->peer_address->incarnation == join.endpoint.incarnation;
-  if (!fits) ++r.stats.bad_bulk;
+  if (!fits) ++r.stats.bad_long_calls;
   return fits ? s : nullptr;
 }
 
@@ -263,22 +254,12 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   b->window = s.window;
   b->session = s.name;
   b->is_server = true;
-  b->agent = a.index;
-  b->agent_generation = a.generation;
+  attach(*b, a);
   release_server_connection(r, s);
   s.connection = std::move(b);
-  Rpc* const self = &r;
-  const std::uint32_t name = s.name;
-  a.handlers = {};
-  a.handlers.on_message = [self, name](Connection from, Message& m) {
-    on_server_message(*self, name, from, m);
-  };
-  a.handlers.on_offer = [self, name](Connection from, Offer& offer) {
-    on_server_offer(*self, name, from, offer);
-  };
-  a.handlers.on_closed = [self, name](Connection gone, const Error& why) {
-    on_server_closed(*self, name, gone, why);
-  };
+  a.handlers.on_message = session_handler<on_server_message>(r, s.name);
+  a.handlers.on_offer = session_handler<on_server_offer>(r, s.name);
+  a.handlers.on_closed = session_handler<on_server_closed>(r, s.name);
 }
 
 void release_server_connection(Rpc& r, ServerSession& s) noexcept {
@@ -289,43 +270,19 @@ void release_server_connection(Rpc& r, ServerSession& s) noexcept {
   if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
 }
 
-std::size_t max_reply(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {
-  ServerSession* const s = find_server(r, session & ~kConnectionCall);
-  if (s == nullptr) return 0;
-  if ((session & kConnectionCall) == 0) {
-    const ServerSlot& v = s->slots[number & (s->window - 1)];
-    const bool running = v.number == number && v.state == ServerSlotState::running;
-    return running ? wire::rpc_payload(s->mtu) : 0;
-  }
-  const agent::Agent* const a = s->connection != nullptr ? agent_of(r, *s->connection) : nullptr;
-  if (a == nullptr) return 0;
-  const ConnectionServerSlot& v = slot_for(*s->connection, number);
-  if (v.number != number || v.state != State::running) return 0;
-  if (v.reply.length != 0) return std::min(v.reply.length, agent::kMaxTransferBytes);
-  return longest_reply(*s, *a);
-}
-
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept {
   const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
   return a != nullptr && a->state == ConnectionState::ready;
 }
 
-std::span<std::byte> reserve_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                           std::size_t size) noexcept {
-  ServerSession* const s = find_server(r, session & ~kConnectionCall);
-  const agent::Agent* const a =
-      s != nullptr && s->connection != nullptr ? agent_of(r, *s->connection) : nullptr;
-  if (a == nullptr) return {};
-  ConnectionServer& b = *s->connection;
-  const ConnectionServerSlot& v = slot_for(b, number);
-  const std::size_t max_inline_call = longest_reply(*s, *a);
-  const bool runs = v.number == number && v.state == State::running;
-  if (!runs || v.reply.length != 0 || size > max_inline_call) return {};
-  if (b.reply_buffers == nullptr) b.reply_buffers.reset(new (std::nothrow) ReplyBuffer[b.window]);
-  if (b.reply_buffers == nullptr) return {};
-  return prepare_reply_buffer(r, b.reply_buffers[number & (b.window - 1)], number, size,
-                              wire::kRpcMessageHeaderBytes + max_inline_call,
-                              wire::kRpcMessageHeaderBytes);
+ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept {
+  const RunningCall running = find_running(r, call.session, call.number);
+  if (running.slot == nullptr) return {};
+  const std::size_t named = running.slot->named.length;
+  if (named != 0) return {nullptr, 0, std::min<std::size_t>(named, agent::kMaxTransferBytes), 0};
+  ConnectionServer& b = *running.session->connection;
+  return {&b.reply_buffers, b.window, longest_reply(*running.session, *running.agent),
+          wire::kRpcMessageHeaderBytes};
 }
 
 void release_reply_buffers(ConnectionServer& b) noexcept {
@@ -334,46 +291,29 @@ void release_reply_buffers(ConnectionServer& b) noexcept {
   }
 }
 
-ReservedReply find_reserved_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                          std::size_t size) noexcept {
-  const ServerSession* const s = find_server(r, session & ~kConnectionCall);
-  if (s == nullptr || s->connection == nullptr || s->connection->reply_buffers == nullptr)
-    return {};
-  const ReplyBuffer& space = s->connection->reply_buffers[number & (s->window - 1)];
-  if (space.number != number || space.block == nullptr || size > space.size) return {};
-  return {space.block, space.block->payload + wire::kRpcMessageHeaderBytes};
-}
-
-Status answer_over_connection(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
-                              const std::byte* data, std::size_t size, Block* block) noexcept {
-  ServerSession* const s =
-      (session & kConnectionCall) != 0 ? find_server(r, session & ~kConnectionCall) : nullptr;
-  agent::Agent* const a =
-      s != nullptr && s->connection != nullptr ? agent_of(r, *s->connection) : nullptr;
-  if (a == nullptr || a->state != ConnectionState::ready) return Status::not_connected;
-  ConnectionServerSlot& v = slot_for(*s->connection, number);
-  if (v.number != number || v.state != State::running) return Status::not_connected;
-  const bool write = status == Status::ok && v.reply.length != 0;
-  if (status == Status::ok && size > max_reply(r, session, number)) return Status::message_too_long;
-  Block* const space = find_reserved_on_connection(r, session, number, size).block;
+Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::byte* data,
+                              std::size_t size, Block* block) noexcept {
+  const RunningCall running = find_running(r, call.session, call.number);
+  if (running.slot == nullptr) return Status::not_connected;
+  ConnectionServerSlot& v = *running.slot;
+  const bool write = status == Status::ok && v.named.length != 0;
+  if (status == Status::ok && size > max_reply(r, call)) return Status::message_too_long;
+  Block* const space = find_reserved_reply(r, call, size).block;
   const Status kept =
       write ? reference_reply(r, v, data, size, block)
             : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
   if (kept != Status::ok) return kept;
   v.state = State::answering;
-  if (!advance_slot(r, *a, v)) queue_connection(r, *s->connection);
+  if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
   return Status::ok;
 }
 
-bool advance(Rpc& r, ConnectionServer& b) noexcept {
+void advance(Rpc& r, ConnectionServer& b) noexcept {
   agent::Agent* const a = agent_of(r, b);
-  if (a == nullptr || a->state != ConnectionState::ready) return true;
+  if (a == nullptr || a->state != ConnectionState::ready) return;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    if (advance_slot(r, *a, b.slots[slot])) continue;
-    queue_connection(r, b);
-    return false;
+    if (!advance_slot(r, *a, b.slots[slot])) return queue_connection(r, b);
   }
-  return true;
 }
 
 }  // namespace spinwire::rpc

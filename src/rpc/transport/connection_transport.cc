@@ -1,4 +1,4 @@
-// Transport::connection: what the client's and the server's end of a session's connection share.
+// Transport::connection: functions that both ends of a session's connection share.
 #include "rpc/transport/connection_transport.h"
 
 #include <cstring>
@@ -10,10 +10,22 @@
 
 namespace spinwire::rpc {
 
-config::ConnectionAttributes connection_attributes(const agent::EngineContext& s) noexcept {
-  config::ConnectionAttributes attributes = s.attributes;
+config::ConnectionAttributes connection_attributes(const agent::EngineContext& ctx) noexcept {
+  config::ConnectionAttributes attributes = ctx.attributes;
   attributes.leases.count = 0;
   return attributes;
+}
+
+bool is_connection_of(const Rpc& r, const ConnectionEnd& e, const Connection& named) noexcept {
+  return e.agent != kNone &&
+         detail::make<Connection>(r.context.slot, e.agent, e.agent_generation) == named;
+}
+
+void attach(ConnectionEnd& e, agent::Agent& a) noexcept {
+  e.agent = a.index;
+  e.agent_generation = a.generation;
+  a.handlers = {};
+  agent::deliver_in_blocks(a);
 }
 
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.next_queued; }
@@ -27,19 +39,20 @@ void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept {
 }
 
 void run_connection_queue(Rpc& r) noexcept {
-  // Each connection has a turn; one that still cannot go on is queued again. Callbacks may end any.
+  // Each connection has a turn; a connection that still has to wait is queued again. Callbacks may
+  // end any connection.
   std::uint32_t most = r.clients.size() + r.servers.size();
   for (; most != 0 && !r.connection_queue.empty(); --most) {
     ConnectionEnd& e = r.connection_queue.pop_front();
     e.queued = false;
-    e.is_server ? (void)advance(r, static_cast<ConnectionServer&>(e))
-                : (void)advance(r, static_cast<ConnectionClient&>(e));
+    e.is_server ? advance(r, static_cast<ConnectionServer&>(e))
+                : advance(r, static_cast<ConnectionClient&>(e));
   }
   agent::flush_queued_agents(r.context);
 }
 
 void post_connection_queue(Rpc& r) noexcept {
-  // A connection that is queued already stays where it is.
+  // A connection that is queued already keeps its place.
   for (ConnectionEnd& e : r.connection_queue) {
     if (!e.is_server) post_calls(r, static_cast<ConnectionClient&>(e));
   }
@@ -61,14 +74,14 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
   const auto bytes = wire::encode(header);
   std::memcpy(message.data(), bytes.data(), bytes.size());
   if (!payload.empty()) std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());
-  return agent::submit_message<false>(r.context, a, block, message.data(), size, {}, true);
+  return agent::submit_message<false>(r.context, a, block, message.data(), size, {}, false, true);
 }
 
 void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept {
-  ++r.stats.bad_bulk;
-  agent::fail_bad(r.context, a,
-                  {Status::protocol, "take a message about a long call", found,
-                   "the peer is broken or hostile"});
+  ++r.stats.bad_long_calls;
+  agent::fail_protocol(r.context, a,
+                       {Status::protocol, "take a message about a long call", found,
+                        "the peer is broken or hostile"});
 }
 
 }  // namespace spinwire::rpc

@@ -10,8 +10,8 @@ namespace spinwire::rpc {
 
 namespace {
 
-base::Random random_of(const agent::EngineContext& s) noexcept {
-  return base::Random(s.incarnation ^ s.clock.now());
+base::Random random_of(const agent::EngineContext& ctx) noexcept {
+  return base::Random(ctx.incarnation ^ ctx.clock.now());
 }
 std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
   return static_cast<std::uint32_t>(random.next()) & ((1u << bits) - 1);
@@ -20,21 +20,21 @@ constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 
 }  // namespace
 
-DatagramPort::DatagramPort(agent::EngineContext& s, const DatagramPortOptions& options) noexcept
+DatagramPort::DatagramPort(agent::EngineContext& ctx, const DatagramPortOptions& options) noexcept
     : limit_(options.send_depth),
       depth_(options.send_depth),
       mask_(options.send_depth - 1),
       entry_mask_(mask_),
-      list_length_(s.list_length),
+      list_length_(ctx.list_length),
       receive_depth_(options.receive_depth),
-      shared_(s),
-      mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
+      context_(ctx),
+      mtu_(std::min(ctx.device->place().mtu, kLongestDatagram)) {}
 
-Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& s,
+Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& ctx,
                                                          const DatagramPortOptions& options) {
-  std::unique_ptr<DatagramPort> port(new DatagramPort(s, options));
-  verbs::Device& device = *s.device;
-  base::Random random = random_of(s);
+  std::unique_ptr<DatagramPort> port(new DatagramPort(ctx, options));
+  verbs::Device& device = *ctx.device;
+  base::Random random = random_of(ctx);
   verbs::DatagramOptions asked;
   asked.send_depth = options.send_depth;
   asked.receive_depth = options.receive_depth;
@@ -55,8 +55,8 @@ Result<void> DatagramPort::make_sends() {
   const std::uint32_t count = entry_mask_ + 1;
   entries_ = std::make_unique<Entry[]>(count);
   held_blocks_ = std::make_unique<HeldBlock[]>(depth_);
-  lines_block_ = shared_.arena->allocate(memory::PoolId::control,
-                                         count * kLineBytes + depth_ * sizeof(wire::RpcWords));
+  lines_block_ = context_.arena->allocate(memory::PoolId::control,
+                                          count * kLineBytes + depth_ * sizeof(wire::RpcWords));
   if (lines_block_ == nullptr) return tl::unexpected(base::out_of_memory());
   lines_ = lines_block_->payload;
   headers_ = reinterpret_cast<wire::RpcWords*>(lines_ + count * kLineBytes);
@@ -84,12 +84,13 @@ Result<void> DatagramPort::make_receives() {
         base::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
         "raise memory.receive_bytes, or lower rpc.receive_depth");
   }
-  if (shared_.config.rpc.direct_datagrams == DirectDatagrams::automatic)
-    direct_.device = shared_.device->provider().direct;
+  if (context_.config.rpc.direct_datagrams == DirectPath::automatic)
+    direct_.device = context_.device->provider().direct;
   if (direct_.device == nullptr) return {};
   direct_.qp = qp_;
   direct_.sender = direct_.device->sender(qp_);
-  runs_.wr_id = agent::receive_id(receive_depth_);
+  batches_.wr_id = agent::receive_id(receive_depth_);
+  batches_.longest = mtu_;
   (void)renew_spare();
   return {};
 }
@@ -97,15 +98,15 @@ Result<void> DatagramPort::make_receives() {
 Block* DatagramPort::renew_spare() noexcept {
   if (spare_ != nullptr) detail::release(spare_);  // the slice that keeps it holds a reference
   spare_ = block_for_receive();
-  direct_.device->receive_runs(qp_, spare_ != nullptr ? &runs_ : nullptr);
+  direct_.device->receive_batches(qp_, spare_ != nullptr ? &batches_ : nullptr);
   return spare_;
 }
 
-std::byte* DatagramPort::copy_to_spare(const verbs::DirectRun& run, const verbs::Line& line,
+std::byte* DatagramPort::copy_to_spare(const verbs::DirectBatch& batch, const std::byte* bytes,
                                        std::uint32_t length) const noexcept {
   std::byte* const grh = spare_->payload + kReceiveOffset;
-  direct_.device->write_route(qp_, run, length, grh);
-  std::memcpy(grh + kGrhBytes, line.payload, sizeof line.payload);
+  direct_.device->write_route(qp_, batch, length, grh);
+  std::memcpy(grh + kGrhBytes, bytes, length);
   return grh;
 }
 
@@ -123,8 +124,8 @@ void DatagramPort::post_receives_up_to(std::uint32_t count) noexcept {
 
 DatagramPort::~DatagramPort() {
   if (qp_ != nullptr) {
-    (void)shared_.device->to_error(qp_);
-    shared_.device->destroy_qp(qp_);
+    (void)context_.device->to_error(qp_);
+    context_.device->destroy_qp(qp_);
   }
   for (std::uint32_t i = done_; i != sent_; ++i) {
     if (HeldBlock& held = held_blocks_[i & mask_]; held.block != nullptr) release_held(held);
@@ -165,7 +166,7 @@ void DatagramPort::restore_entries() noexcept {
   }
 }
 
-/// Drops the datagrams that the device did not take, as if they were lost on the way.
+/// Drops the datagrams that the device did not take, as if the network had lost them.
 void DatagramPort::drop_unposted(const ibv_send_wr* bad) noexcept {
   const ibv_send_wr* last = nullptr;
   do {
@@ -173,7 +174,7 @@ void DatagramPort::drop_unposted(const ibv_send_wr* bad) noexcept {
     if (HeldBlock& held = held_blocks_[sent_ & mask_]; held.block != nullptr) release_held(held);
     ++send_failures;
   } while (last != bad && sent_ != posted_);
-  signaled_ = sent_ - depth_;  // the next list's last is, whichever of these were
+  signaled_ = sent_ - depth_;  // so that the next list ends with a signaled send
 }
 
 void DatagramPort::release_held(HeldBlock& held) noexcept {
@@ -187,7 +188,7 @@ void DatagramPort::on_sent(const ibv_wc& wc) noexcept {
     ++send_failures;
     failed_ = true;
   }
-  // Those up to this one, of the at most `depth_` that are under way.
+  // Completes all sends up to this one, at most `depth_`.
   const std::uint32_t end = static_cast<std::uint32_t>(wc.wr_id >> 1) + 1;
   if (end - done_ > depth_) [[unlikely]]
     return;
@@ -199,8 +200,8 @@ void DatagramPort::on_sent(const ibv_wc& wc) noexcept {
 }
 
 Block* DatagramPort::block_for_receive() noexcept {
-  return shared_.arena->allocate(memory::PoolId::receive,
-                                 kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
+  return context_.arena->allocate(memory::PoolId::receive,
+                                  kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
 }
 
 bool DatagramPort::fill(std::uint32_t slot) noexcept {
@@ -219,7 +220,7 @@ void DatagramPort::replace(std::uint32_t slot) noexcept {
 }
 
 void DatagramPort::post_receives() noexcept {
-  // What the device does not take waits for the next attempt.
+  // Receives that the device does not take wait for the next attempt.
   if (receives_.count() != 0) (void)receives_.chain().post(qp_);
 }
 
@@ -230,7 +231,7 @@ void DatagramPort::upkeep() noexcept {
     missing_.pop_back();
   }
   post_receives();
-  if (failed_ && shared_.device->restart_sends(qp_)) failed_ = false;
+  if (failed_ && context_.device->restart_sends(qp_)) failed_ = false;
 }
 
 }  // namespace spinwire::rpc

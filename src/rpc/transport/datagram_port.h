@@ -1,7 +1,7 @@
 // The datagram queue pair of an engine: a ring of prebuilt sends and a ring of receives. Each send
-// has a line of its own for header and short payload, so a session may go on while a datagram is on
-// its way. Both rings are short, so that the caches hold them. Where the device has
-// verbs::DirectDatagrams, short datagrams use those. Hot.
+// has its own line for header and short payload, so a session may continue while a datagram is in
+// flight. Both rings are short, so that they stay in the caches. If the device has
+// verbs::DirectDatagrams, these carry all datagrams that they can. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/engine_context.h"
+#include "rpc/session.h"
 #include "spinwire/rpc.h"
 #include "verbs/direct_datagrams.h"
 #include "verbs/work_requests.h"
@@ -24,14 +25,14 @@ namespace spinwire::rpc {
 using detail::Block;
 
 inline constexpr std::size_t kLineBytes = 64;
-static_assert(wire::kRpcHeaderBytes + kShortCall == kLineBytes);
+static_assert(wire::kRpcHeaderBytes + kSlotPayloadBytes == kLineBytes);
 
-/// In a receive's block the GRH and our header end at a cacheline, where the payload begins.
+/// In a receive's block, the GRH and our header end at a cacheline, where the payload begins.
 inline constexpr std::size_t kGrhBytes = 40;
 inline constexpr std::size_t kReceiveOffset = 8;
 inline constexpr std::size_t kPayloadOffset = kReceiveOffset + kGrhBytes + wire::kRpcHeaderBytes;
 static_assert(kPayloadOffset == 64);
-/// The longest datagram for a block of 4 KiB.
+/// The longest datagram that fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
 struct DatagramPortOptions {
@@ -42,8 +43,8 @@ struct DatagramPortOptions {
 
 class DatagramPort {
  public:
-  /// Errors: no_memory, system, limit (the receive pool has not enough blocks).
-  static Result<std::unique_ptr<DatagramPort>> open(agent::EngineContext& s,
+  /// Errors: no_memory, system, limit (the receive pool has too few blocks).
+  static Result<std::unique_ptr<DatagramPort>> open(agent::EngineContext& ctx,
                                                     const DatagramPortOptions& options);
   DatagramPort(const DatagramPort&) = delete;
   DatagramPort& operator=(const DatagramPort&) = delete;
@@ -53,18 +54,28 @@ class DatagramPort {
   /// Fills in the lane of direct datagrams to an address; a lane without room if there is none.
   void resolve(verbs::DatagramAddress& to) noexcept;
 
-  // Sends, one datagram each. Not while full().
+  // Sends: one datagram each. Not allowed while full().
   [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
   /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
-  /// Sends a direct datagram of up to kDirectPayload bytes; always reads that many. It goes out
-  /// with flush(), or when the list is full. False: use send().
+  /// Sends a direct datagram. If a line holds the payload, always reads kDirectPayload bytes. The
+  /// datagram is published with flush(), or when the list is full. False: use send().
   [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
-                                                     const std::byte* payload) noexcept {
-    if (length > verbs::kDirectPayload || posted_ != sent_) [[unlikely]]
+                                                     const Payload& payload) noexcept {
+    if (posted_ != sent_) [[unlikely]]
       return false;
-    switch (verbs::send_direct(direct_, to, words.low, words.high, payload, length)) {
+    if (length <= verbs::kDirectPayload) [[likely]]
+      return is_sent(to,
+                     verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
+    const std::byte* const bytes = payload.block != nullptr ? payload.data : payload.text;
+    return is_sent(to,
+                   direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
+  }
+  // Handles the outcome of a direct send.
+  [[nodiscard, gnu::always_inline]] bool is_sent(const verbs::DatagramAddress& to,
+                                                 verbs::Sent outcome) noexcept {
+    switch (outcome) {
       case verbs::Sent::refused:
         return false;
       case verbs::Sent::first:
@@ -80,20 +91,22 @@ class DatagramPort {
     }
     return false;
   }
-  /// Sends up to kShortCall bytes. Copies all kShortCall bytes, since a fixed size is quicker.
-  void send(const verbs::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
-            const std::byte (&payload)[kShortCall]) noexcept {
+  /// Sends up to kSlotPayloadBytes bytes. Copies all kSlotPayloadBytes bytes, because a fixed size
+  /// is faster.
+  [[gnu::always_inline]] void send(const verbs::DatagramAddress& to, wire::RpcWords words,
+                                   std::uint32_t length,
+                                   const std::byte (&payload)[kSlotPayloadBytes]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
     std::memcpy(line, &words.low, sizeof words.low);
     std::memcpy(line + sizeof words.low, &words.high, sizeof words.high);
-    std::memcpy(line + sizeof words, payload, kShortCall);
+    std::memcpy(line + sizeof words, payload, kSlotPayloadBytes);
     e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + length;
     append();
   }
-  /// Sends a longer payload from its block, and holds a reference until the device is done. The
-  /// header goes into the block's headroom if that is free: one element. Else, as when one buffer
-  /// is sent to many peers at once, header and payload are two elements.
+  /// Sends a longer payload from its block, and holds a reference until the device is done. If the
+  /// block's headroom is free, the header goes there: one element. Otherwise, for example when one
+  /// buffer is sent to many peers at once, header and payload are two elements.
   void send(const verbs::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             Block* block, const std::byte* payload) noexcept {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
@@ -120,31 +133,30 @@ class DatagramPort {
     holds_ = true;
     append();
   }
-  /// Posts the datagrams that were sent.
+  /// Posts the datagrams sent so far.
   void flush() noexcept {
     if (unpublished_) publish();
     if (posted_ != sent_) post();
   }
-  [[nodiscard]] bool unposted() const noexcept { return unpublished_ || posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
-  // Receives. Direct datagrams take none.
-  [[nodiscard]] verbs::DirectRuns& runs() noexcept { return runs_; }
+  // Receives. Direct datagrams use none.
+  [[nodiscard]] verbs::DirectBatches& batches() noexcept { return batches_; }
   /// Whether a completion reports direct datagrams.
-  [[nodiscard]] bool is_run_completion(std::uint64_t wr_id) const noexcept {
-    return wr_id == runs_.wr_id;
+  [[nodiscard]] bool is_batch_completion(std::uint64_t wr_id) const noexcept {
+    return wr_id == batches_.wr_id;
   }
-  void give_back(const verbs::DirectRun& run, std::uint32_t count) noexcept {
-    direct_.device->release_run(qp_, run, count);
+  void give_back(const verbs::DirectBatch& batch, std::uint32_t count) noexcept {
+    direct_.device->release_batch(qp_, batch, count);
   }
-  /// A block for a direct datagram that is kept, or that has to be copied; not null while there are
-  /// runs.
+  /// A block for a direct datagram that is kept, or that must be copied. Not null while there are
+  /// batches.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }
-  /// Replaces the spare block, which was kept. Null: the pool is empty, and datagrams take receives
-  /// until it is not.
+  /// Replaces the spare block, which was kept. Null: the pool is empty, and datagrams use receives
+  /// until it has blocks.
   Block* renew_spare() noexcept;
-  /// Copies a direct datagram to the spare block as a receive would have it. Returns its GRH.
-  [[nodiscard]] std::byte* copy_to_spare(const verbs::DirectRun& run, const verbs::Line& line,
+  /// Copies a direct datagram to the spare block in the layout of a receive. Returns its GRH.
+  [[nodiscard]] std::byte* copy_to_spare(const verbs::DirectBatch& batch, const std::byte* bytes,
                                          std::uint32_t length) const noexcept;
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
   /// The memory of a receive: the GRH, then the datagram.
@@ -164,7 +176,8 @@ class DatagramPort {
   }
   /// Posts the receives that were collected.
   void post_receives() noexcept;
-  /// Work for the control step: blocks for receives that have none, a queue pair that has failed.
+  /// Work of the control step: finds blocks for receives without one, and restarts a failed queue
+  /// pair.
   void upkeep() noexcept;
   [[nodiscard]] std::uint32_t missing() const noexcept {
     return static_cast<std::uint32_t>(missing_.size());
@@ -173,30 +186,22 @@ class DatagramPort {
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
   /// Receives collected for the next post.
   [[nodiscard]] std::uint32_t receives_waiting() const noexcept { return receives_.count(); }
-  /// Visits all blocks that the port holds.
-  template <typename Visit>
-  void visit_blocks(Visit&& visit) {
-    visit(lines_block_);
-    if (spare_ != nullptr) visit(spare_);
-    for (std::uint32_t i = 0; i < receives_.size(); ++i) visit(receives_.memory(i));
-    for (std::uint32_t i = done_; i != sent_; ++i) visit(held_blocks_[i & mask_].block);
-  }
 
   std::uint64_t send_failures = 0;  ///< sends that the device refused or failed
 
  private:
-  /// A prebuilt send of a short datagram, linked to the next. The work request is free as soon as
-  /// it was posted; so is its line if it was sent inline.
+  /// A prebuilt send of a short datagram, linked to the next. The work request is free once posted;
+  /// the line is free once posted inline.
   struct Entry {
     ibv_send_wr wr;
     ibv_sge sges[2];
   };
-  /// The block that a datagram in flight refers to.
+  /// The block of a datagram in flight.
   struct HeldBlock {
     Block* block = nullptr;
     bool header_in_headroom = false;  ///< the header is in the block
   };
-  DatagramPort(agent::EngineContext& s, const DatagramPortOptions& options) noexcept;
+  DatagramPort(agent::EngineContext& ctx, const DatagramPortOptions& options) noexcept;
   Result<void> make_sends();
   Result<void> make_receives();
   void post() noexcept;
@@ -229,32 +234,32 @@ class DatagramPort {
   std::unique_ptr<Entry[]> entries_;
   std::byte* lines_ = nullptr;
   wire::RpcWords* headers_ = nullptr;  ///< staged headers, one per send entry
-  std::uint32_t sent_ = 0;             ///< taken so far, modulo 2^32
-  std::uint32_t posted_ = 0;           ///< of those the device has
-  std::uint32_t done_ = 0;             ///< and is known to be done with
-  std::uint32_t limit_ = 0;            ///< what `sent_` may not pass: done_ + depth_
-  std::uint32_t held_ = 0;             ///< of those under way, with a block
+  std::uint32_t sent_ = 0;             ///< datagrams sent, modulo 2^32
+  std::uint32_t posted_ = 0;           ///< the part that the device has
+  std::uint32_t done_ = 0;             ///< the part that has completed
+  std::uint32_t limit_ = 0;            ///< maximum of `sent_`: done_ + depth_
+  std::uint32_t held_ = 0;             ///< datagrams in flight with a block
   std::uint32_t depth_;
   std::uint32_t mask_;        ///< of held_blocks_
   std::uint32_t entry_mask_;  ///< of entries_ and lines_
   std::uint32_t list_length_;
-  std::uint32_t signaled_ = 0;  ///< up to here all are done when the last signaled one is
+  std::uint32_t signaled_ = 0;  ///< sends before this end with the last signaled send
   bool unpublished_ = false;    ///< something was sent directly since publish()
   bool holds_ = false;          ///< something in the list holds a block
-  unsigned inline_ = 0;         ///< the flag, if lines can be sent so
+  unsigned inline_ = 0;         ///< IBV_SEND_INLINE if lines can be sent inline
   verbs::DirectEnd direct_;
-  verbs::DirectRuns runs_;
+  verbs::DirectBatches batches_;
   Block* spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
-  std::unique_ptr<HeldBlock[]> held_blocks_;  ///< as many as the send queue is deep
+  std::unique_ptr<HeldBlock[]> held_blocks_;  ///< one for each entry of the send queue
   // Cold.
   std::uint32_t receive_depth_;
-  std::uint32_t receives_posted_ = 0;  ///< slots in use: the first so many
-  agent::EngineContext& shared_;
+  std::uint32_t receives_posted_ = 0;  ///< slots in use: the first ones
+  agent::EngineContext& context_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all
   std::uint32_t mtu_ = 0;
-  bool failed_ = false;  ///< it sends nothing until upkeep() has restarted it
+  bool failed_ = false;  ///< sends nothing until upkeep() has restarted it
 };
 
 }  // namespace spinwire::rpc

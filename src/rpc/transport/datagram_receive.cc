@@ -1,4 +1,4 @@
-// Datagrams arrive: each is checked, then given to its session or dropped and counted. Hot.
+// Checks arriving datagrams; gives each to its session, or drops and counts it. Hot.
 #include "rpc/transport/datagram_receive.h"
 
 #include "rpc/client_reply.h"
@@ -13,7 +13,7 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-/// Where a datagram lies.
+/// The location of a datagram.
 struct Arrival {
   Block* block;
   std::byte* grh;  ///< in front of the datagram
@@ -29,11 +29,11 @@ struct Arrival {
                                                       const std::byte* grh) noexcept {
   const bool from_server = c.transport == Transport::datagram && c.peer_address != nullptr &&
                            c.peer_address->source_filter.matches(wc, grh);
-  ++(from_server ? r.stats.late : r.stats.bad_datagrams);
+  ++(from_server ? r.stats.late_replies : r.stats.bad_datagrams);
   if (from_server) c.last_heard = r.context.now;
 }
 
-/// Answers whether the block was kept.
+/// Handles a reply. Returns whether the block was kept.
 [[gnu::always_inline]] inline bool on_reply(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                             const Arrival& at) noexcept {
   ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
@@ -46,7 +46,7 @@ struct Arrival {
   return complete_call(r, *c, words, at.block, at.payload(), r.context.now);
 }
 
-/// Answers whether the block was kept.
+/// Handles a request. Returns whether the block was kept.
 [[gnu::always_inline]] inline bool on_request(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                               const Arrival& at) noexcept {
   ServerSession* const s = find_server(r, static_cast<std::uint32_t>(words.low));
@@ -55,7 +55,7 @@ struct Arrival {
   return run_request(r, *s, words, at.block, at.payload(), r.context.now);
 }
 
-/// Datagrams other than plain requests and good replies.
+/// Handles datagrams other than plain requests and good replies.
 [[gnu::cold, gnu::noinline]] bool on_other_datagram(Rpc& r, const ibv_wc& wc,
                                                     const Arrival& at) noexcept {
   RpcHeader header;
@@ -64,21 +64,21 @@ struct Arrival {
     return ++r.stats.bad_datagrams, false;
   }
   switch (header.kind) {
-    case RpcKind::request:  // a good one was known before
+    case RpcKind::request:  // a good request was handled before
       return ++r.stats.bad_datagrams, false;
     case RpcKind::reply:
       return on_reply(r, wire::pack(header), wc, at);
     case RpcKind::ping:
     case RpcKind::close:
-      return on_client_control(r, header, wc, at.grh), false;
+      return on_ping_or_close(r, header, wc, at.grh), false;
     case RpcKind::path_challenge:
       return on_path_challenge(r, header, at.payload()), false;
     default:
-      return on_server_control(r, header, wc, at.grh), false;
+      return on_session_answer(r, header, wc, at.grh), false;
   }
 }
 
-/// Answers whether the block was kept.
+/// Handles a datagram. Returns whether the block was kept.
 [[gnu::always_inline]] inline bool on_datagram(Rpc& r, const ibv_wc& wc,
                                                const Arrival& at) noexcept {
   wire::RpcWords words{};
@@ -91,18 +91,18 @@ struct Arrival {
   return on_other_datagram(r, wc, at);
 }
 
-/// A direct datagram that is no plain request or reply, or that comes from a queue pair not heard
-/// before: handled as if it had come by a receive.
-[[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const verbs::DirectRun& run,
-                                                       const verbs::Line& line,
+/// Handles a direct datagram like one from a receive: it is no plain request or reply, or its queue
+/// pair was not heard before.
+[[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch,
+                                                       const std::byte* bytes,
                                                        std::uint32_t length) noexcept {
   ibv_wc wc{};
   wc.status = IBV_WC_SUCCESS;
   wc.byte_len = static_cast<std::uint32_t>(kGrhBytes) + length;
   wc.qp_num = r.port->qp_num();
-  wc.src_qp = static_cast<std::uint32_t>(run.source) & 0xffffff;
+  wc.src_qp = static_cast<std::uint32_t>(batch.source) & 0xffffff;
   wc.wc_flags = IBV_WC_GRH;
-  const Arrival at{r.port->spare(), r.port->copy_to_spare(run, line, length)};
+  const Arrival at{r.port->spare(), r.port->copy_to_spare(batch, bytes, length)};
   RpcHeader header;
   if (wire::decode(at.datagram(), length, header)) {
     const ServerSession* const s = find_server(r, header.session);
@@ -112,39 +112,40 @@ struct Arrival {
         : header.kind == RpcKind::reply && c != nullptr ? c->peer_address
                                                         : nullptr;
     if (peer_address != nullptr && peer_address->source_filter.matches(wc, at.grh))
-      peer_address->direct_source = run.source;
+      peer_address->direct_source = batch.source;
   }
   return on_datagram(r, wc, at);
 }
 
-/// Answers whether the spare block was kept.
-[[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const verbs::DirectRun& run,
-                                                      verbs::Line& line, std::uint64_t length,
+/// Handles a direct datagram. Returns whether the spare block was kept.
+[[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const verbs::DirectBatch& batch,
+                                                      std::byte* datagram, std::uint64_t length,
                                                       Block* spare, std::uint64_t now) noexcept {
   wire::RpcWords words{};
-  std::memcpy(&words.low, line.payload, sizeof words.low);
-  std::memcpy(&words.high, line.payload + sizeof words.low, sizeof words.high);
+  std::memcpy(&words.low, datagram, sizeof words.low);
+  std::memcpy(&words.high, datagram + sizeof words.low, sizeof words.high);
+  std::byte* const payload = datagram + wire::kRpcHeaderBytes;
   const std::uint64_t bytes = length - wire::kRpcHeaderBytes;
   const auto session = static_cast<std::uint32_t>(words.low);
   if (wire::is_request(words, bytes)) {
     ServerSession* const s = find_server(r, session);
-    if (s != nullptr && s->peer_address->direct_source == run.source) [[likely]]
-      return run_request(r, *s, words, spare, line.payload + wire::kRpcHeaderBytes, now);
+    if (s != nullptr && s->peer_address->direct_source == batch.source) [[likely]]
+      return run_request(r, *s, words, spare, payload, now);
   } else if (wire::is_good_reply(words, bytes)) {
     ClientSession* const c = find_client(r, session);
-    if (c != nullptr && is_awaited(*c, words) && c->peer_address->direct_source == run.source)
+    if (c != nullptr && is_awaited(*c, words) && c->peer_address->direct_source == batch.source)
         [[likely]]
-      return complete_call(r, *c, words, spare, line.payload + wire::kRpcHeaderBytes, now);
+      return complete_call(r, *c, words, spare, payload, now);
   }
-  return on_indirect_datagram(r, run, line, static_cast<std::uint32_t>(length));
+  return on_indirect_datagram(r, batch, datagram, static_cast<std::uint32_t>(length));
 }
 
 /// More sessions than this do not stay in the caches.
 constexpr std::uint32_t kManySessions = 128;
 
-/// Whether a completion is one of a receive with a datagram.
+/// Whether a completion is of a receive with a datagram.
 inline bool is_datagram(const Rpc& r, const ibv_wc& wc) noexcept {
-  return agent::is_receive(wc.wr_id) && !r.port->is_run_completion(wc.wr_id);
+  return agent::is_receive(wc.wr_id) && !r.port->is_batch_completion(wc.wr_id);
 }
 
 /// Prefetches the records of a datagram's session.
@@ -165,43 +166,50 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
   }
 }
 
-[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const verbs::DirectRun& run) noexcept {
-  std::uint64_t length = 0;
-  for (const verbs::Line* line = run.first; line != run.end() && run.has(*line, length); ++line)
-    prefetch_session(r, line->payload);
+[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const verbs::DirectBatch& batch) noexcept {
+  for (verbs::Line* line = batch.first; line != batch.end(); ++line) {
+    const std::byte* const datagram = batch.unchecked_bytes(*line);
+    if (datagram == nullptr) return;
+    prefetch_session(r, datagram);
+  }
 }
 
 bool many_sessions(const Rpc& r) noexcept {
   return r.clients.size() + r.servers.size() > kManySessions;
 }
 
-/// Handles the direct datagrams of a run. Returns their number.
-[[gnu::noinline]] std::uint32_t process_run(Rpc& r, const verbs::DirectRun run) noexcept {
+/// Handles the direct datagrams of a batch. Returns their number.
+[[gnu::always_inline]] inline std::uint32_t process_batch(
+    Rpc& r, const verbs::DirectBatch& batch) noexcept {
   if (many_sessions(r)) [[unlikely]]
-    prefetch_sessions(r, run);
-  const verbs::Line* const end = run.end();
+    prefetch_sessions(r, batch);
+  const verbs::Line* const end = batch.end();
+  const std::uint32_t& longest = r.port->batches().longest;
   const std::uint64_t now = r.context.now;
-  verbs::Line* line = run.first;
+  verbs::Line* line = batch.first;
   Block* spare = r.port->spare();
-  for (std::uint64_t length = 0; spare != nullptr && line != end && run.has(*line, length);
-       ++line) {
-    if (on_direct_datagram(r, run, *line, length, spare, now)) [[unlikely]]
+  for (std::uint64_t length = 0; spare != nullptr && line != end; ++line) {
+    std::byte* const datagram = batch.bytes(*line, length, longest);
+    if (datagram == nullptr) break;
+    if (on_direct_datagram(r, batch, datagram, length, spare, now)) [[unlikely]]
       spare = r.port->renew_spare();
   }
-  const auto count = static_cast<std::uint32_t>(line - run.first);
-  r.port->give_back(run, count);
+  const auto count = static_cast<std::uint32_t>(line - batch.first);
+  r.port->give_back(batch, count);
   return count;
 }
 
-[[gnu::noinline]] std::uint32_t process_runs(Rpc& r) noexcept {
-  verbs::DirectRuns& runs = r.port->runs();
+}  // namespace
+
+std::uint32_t process_batches(Rpc& r) noexcept {
+  verbs::DirectBatches& batches = r.port->batches();
   std::uint32_t taken = 0;
-  for (std::uint32_t i = 0; i != runs.count; ++i) taken += process_run(r, runs.runs[i]);
-  runs.count = 0;
+  for (const verbs::DirectBatch* batch = batches.batches; batch != &batches.batches[batches.count];
+       ++batch)
+    taken += process_batch(r, *batch);
+  batches.count = 0;
   return taken;
 }
-
-}  // namespace
 
 const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
                                   std::uint32_t& events) noexcept {
@@ -209,7 +217,8 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
   const ibv_wc* ahead = wcs + 1;
   while (ahead != end && ahead->qp_num == wcs->qp_num) ++ahead;
   end = ahead;
-  if (end - wcs == 1 && port.is_run_completion(wcs->wr_id)) return events += process_runs(r), end;
+  if (end - wcs == 1 && port.is_batch_completion(wcs->wr_id))
+    return events += process_batches(r), end;
   for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
     if (is_datagram(r, *wc))
       __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
@@ -222,8 +231,8 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
       port.on_sent(*wc);
       continue;
     }
-    if (port.is_run_completion(wc->wr_id)) {
-      taken += process_runs(r);
+    if (port.is_batch_completion(wc->wr_id)) {
+      taken += process_batches(r);
       continue;
     }
     const std::uint32_t slot = agent::slot_of(wc->wr_id);

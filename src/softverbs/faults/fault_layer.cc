@@ -1,4 +1,4 @@
-// The layer that applies a fault plan: what it holds up, and when that goes on.
+// Applies a fault plan: holds work requests and datagrams, and sends them when they are due.
 #include "softverbs/faults/fault_layer.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// `pace` after so many bytes that were ready at a time.
+/// `pace` after `bytes` more bytes, ready at time `ready`.
 Pace after(Pace pace, std::uint64_t ready, std::uint64_t bytes) noexcept {
   if (ready > pace.end) {
     pace.end = ready;
@@ -34,8 +34,8 @@ std::uint64_t leaves_at(const Pace& pace, std::uint64_t ready) noexcept {
   return std::max(ready, end - std::min(end, pace.burst));
 }
 
-/// Whether so many bytes that were ready at a time have left by now. If so it is noted, and
-/// `ready` becomes the time when they had.
+/// Whether `bytes` bytes, ready at time `ready`, have left by `now`. If so, charges the link and
+/// sets `ready` to the time at which they left.
 bool leaves(Faults& f, std::uint64_t& ready, std::uint64_t bytes, std::uint64_t now) noexcept {
   if (ready > now) return false;
   if (f.pace->rate != 0) {
@@ -76,10 +76,10 @@ struct Turn {
   [[nodiscard]] bool any() const noexcept { return qp != nullptr || datagram; }
 };
 
-/// Of all that may go, the first to be ready.
+/// Returns the sendable work that is ready first.
 Turn next_turn(const Faults& f) noexcept {
   Turn turn;
-  for (Qp* qp : f.busy) {
+  for (Qp* qp : f.with_held_work) {
     if (!is_sendable(*qp)) continue;
     const HeldWr& held = qp->faults->held[qp->sq_head & qp->sq_mask];
     const std::uint64_t at = std::max(held.ready, qp->faults->not_before);
@@ -97,7 +97,7 @@ Turn next_turn(const Faults& f) noexcept {
   return turn;
 }
 
-/// Lets the first of all that may go have its turn on the link; false if none can.
+/// Gives the link to the first sendable work; false if none is due.
 bool release_one(Context& c, std::uint64_t now) noexcept {
   Turn turn = next_turn(*c.faults);
   if (!turn.any() || !leaves(*c.faults, turn.ready, turn.bytes, now)) return false;
@@ -121,27 +121,23 @@ int post_send_with_faults(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noex
 
 int poll_cq_with_faults(ibv_cq* cq, int entries, ibv_wc* wc) noexcept {
   Context& c = context_of(cq->context);
-  // Timers first, so that who waited goes in this poll.
+  // Timers first: a queue pair whose wait has ended sends in this poll.
   if (!c.waiting.empty()) run_timers(c);
   run_faults(c);
   return poll_cq(cq, entries, wc);
 }
 
-/// May throw std::bad_alloc; then what is there is whole, and forgotten with the context.
+/// May throw std::bad_alloc; the caller then calls uninstall().
 void install(Context& c) {
   c.faults = std::make_unique<Faults>();
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) attach_queue(c, *c.queue_pairs[i]);
-  }
+  for_each_queue_pair(c, [&c](Qp& qp) { attach_queue(c, qp); });
   for (const auto& peer : c.peers) peer->out.direct_limit = 0;
 }
 
 void uninstall(Context& c) noexcept {
   c.verbs.ops.post_send = post_send;
   c.verbs.ops.poll_cq = poll_cq;
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) c.queue_pairs[i]->faults.reset();
-  }
+  for_each_queue_pair(c, [](Qp& qp) { qp.faults.reset(); });
   c.faults.reset();
 }
 
@@ -159,9 +155,7 @@ Result<void> apply(Context& c, const FaultPlan& plan) {
   for (PeerPlan& each : f.peer_plans) each.plan.seed = plan.seed;
   f.number = 0;
   set_pace(f);
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) c.queue_pairs[i]->faults->count = 0;
-  }
+  for_each_queue_pair(c, [](Qp& qp) { qp.faults->count = 0; });
   c.verbs.ops.post_send = post_send_with_faults;
   c.verbs.ops.poll_cq = poll_cq_with_faults;
   return {};
@@ -195,31 +189,32 @@ void run_faults(Context& c) noexcept {
   Faults& f = *c.faults;
   const std::uint64_t now = now_in_ns(c);
   sweep_lanes(c);
-  for (Qp* qp : f.busy) sync_queue(*qp, now);
+  for (Qp* qp : f.with_held_work) sync_queue(*qp, now);
   while (release_one(c, now)) {
   }
-  std::erase_if(f.busy, [](Qp* qp) { return !(qp->faults->busy = has_held(*qp)); });
+  std::erase_if(f.with_held_work,
+                [](Qp* qp) { return !(qp->faults->in_held_work_list = has_held(*qp)); });
 }
 
 void release_all(Context& c) noexcept {
   Faults& f = *c.faults;
-  for (Qp* qp : f.busy) {
+  for (Qp* qp : f.with_held_work) {
     qp->sq_head = qp->faults->posted;
     if (qp->state == IBV_QPS_ERR) {
       enter_error(*qp);
     } else {
-      pump(*qp);
+      run_send_queue(*qp);
     }
-    qp->faults->busy = false;
+    qp->faults->in_held_work_list = false;
   }
-  f.busy.clear();
+  f.with_held_work.clear();
   while (!f.heap.empty()) send_held(c);
 }
 
 void attach_queue(Context& c, Qp& qp) {
   Faults& f = *c.faults;
-  if (f.busy.capacity() <= c.objects_open)
-    f.busy.reserve(std::max<std::size_t>(64, 2 * std::size_t{c.objects_open}));
+  if (f.with_held_work.capacity() <= c.objects_open)
+    f.with_held_work.reserve(std::max<std::size_t>(64, 2 * std::size_t{c.objects_open}));
   auto faults = std::make_unique<QueueFaults>();
   if (qp.sq != nullptr && qp.qp_type != IBV_QPT_UD)
     faults->held = std::make_unique<HeldWr[]>(std::size_t{qp.sq_mask} + 1);
@@ -232,9 +227,9 @@ void queue_connected(Qp& qp) noexcept { update_link(qp); }
 void queue_reset(Qp& qp) noexcept {
   Faults& f = *context_of(qp.context).faults;
   QueueFaults& q = *qp.faults;
-  drop_held(f, qp);
-  std::erase(f.busy, &qp);
-  q.busy = q.link_down = q.cut = false;
+  discard_held(f, qp);
+  std::erase(f.with_held_work, &qp);
+  q.in_held_work_list = q.link_down = q.cut = false;
   q.posted = 0;
   q.last_ready = q.not_before = 0;
 }
@@ -259,7 +254,7 @@ Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPl
     if (found == plans.end() && plans.size() == kMaxLanes) {
       return base::fail(Status::limit, "set a fault plan for a peer",
                         base::format("{} peers have plans", plans.size()),
-                        "set one for the context, or take the others away");
+                        "set a plan for the context, or call clear_faults()");
     }
     if (found == plans.end()) found = plans.insert(plans.end(), {peer, {}});
     found->plan = plan;
@@ -285,15 +280,9 @@ std::uint64_t next_due(ibv_context* context) noexcept {
 void clear_faults(ibv_context* context) noexcept {
   Context& c = context_of(context);
   if (c.faults == nullptr) return;
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) c.queue_pairs[i]->faults->link_down = false;
-  }
-  (void)set_links(context, LinkState::up);
+  for_each_queue_pair(c, [](Qp& qp) { qp.faults->link_down = false; });
   c.faults->peers_down.clear();
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) update_link(*c.queue_pairs[i]);
-  }
-  wake_restored(c);
+  (void)set_links(context, LinkState::up);
   release_all(c);
   uninstall(c);
 }

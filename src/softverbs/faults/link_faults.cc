@@ -1,6 +1,6 @@
 // Cut links. Cold.
 //
-// Outgoing work waits for its timeouts in rc_faults.cc. Checks of the plain code reject incoming
+// Outgoing work waits for its timeouts in rc_faults.cc. The plain code's own checks reject incoming
 // packets: a cut queue pair expects no PSN and knows no initiator. The lane of a cut peer is
 // emptied, not polled.
 #include <errno.h>
@@ -32,7 +32,7 @@ void heal(Qp& qp) noexcept {
   qp.entry->remote.store(parse_gid(qp.peer->gid)->nonce, std::memory_order_release);
 }
 
-/// The layer, made now if there is none; null if memory ran out.
+/// The fault layer, made now if there is none; null without memory.
 Faults* layer_of(ibv_context* context) noexcept {
   Context& c = context_of(context);
   if (c.faults == nullptr && !set_faults(context, {})) return nullptr;
@@ -40,9 +40,7 @@ Faults* layer_of(ibv_context* context) noexcept {
 }
 
 void update_links(Context& c) noexcept {
-  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) update_link(*c.queue_pairs[i]);
-  }
+  for_each_queue_pair(c, update_link);
   wake_restored(c);
   run_faults(c);
 }
@@ -67,7 +65,7 @@ bool is_down(const Faults& f, const ibv_gid& peer) noexcept {
 }
 
 void update_link(Qp& qp) noexcept {
-  if (qp.peer == nullptr) return;  // not connected, or of datagrams
+  if (qp.peer == nullptr) return;  // not connected, or a datagram queue pair
   QueueFaults& q = *qp.faults;
   const bool down = q.link_down || is_down(*context_of(qp.context).faults, qp.peer->gid);
   if (down == q.cut) return;
@@ -79,7 +77,7 @@ void sweep_lanes(Context& c) noexcept {
   if (!any_down(*c.faults)) return;
   for_each_lane(c, [&](InLane& lane, bool down) {
     if (!down) return;
-    if (lane.awake) sleep_lane(c, lane);  // to the polls; it needs no doorbell
+    if (lane.awake) sleep_lane(c, lane);  // polls skip the lane; it needs no doorbell
     c.faults->statistics.cut += discard_lane(lane);
   });
 }

@@ -18,9 +18,9 @@ void decide(Context& c, Qp& qp, std::uint32_t position) noexcept {
   HeldWr& held = q.held[slot];
   held.status = count_request(f, qp);
   const FaultPlan& plan = plan_for(f, qp.peer->gid);
-  const Fate fate = draw(plan, f.number, plan.delay_min, plan.delay_max);
-  held.rnr = fate.rnr && is_packet(opcode) ? plan.rnr_in_a_row : 0;
-  const std::uint64_t delay = is_local(opcode) ? 0 : fate.delay[0];
+  const RequestFaults faults = draw_faults(plan, f.number, plan.delay_min, plan.delay_max);
+  held.rnr = faults.rnr && is_packet(opcode) ? plan.rnr_in_a_row : 0;
+  const std::uint64_t delay = is_local(opcode) ? 0 : faults.delay[0];
   if (delay != 0) ++f.statistics.delayed;
   held.order = ++f.order;
   held.ready = q.last_ready = std::max(q.last_ready, now_in_ns(c) + delay);
@@ -39,35 +39,35 @@ int append(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   return error;
 }
 
-/// Hides work requests that the plain code has not sent yet.
+/// Hides the work requests that the plain code has not sent yet.
 void withdraw_unsent(Qp& qp) noexcept {
   unstall(qp);
   qp.sq_head = qp.sq_next;
 }
 
-/// As if no answer came to what was sent, nor to what would be sent now.
+/// Lets the oldest work request time out, whether it was sent before the cut or would be sent now.
 void time_out(Qp& qp, std::uint64_t now) noexcept {
   QueueFaults& q = *qp.faults;
   withdraw_unsent(qp);
   if (qp.waiting || q.posted == qp.sq_tail) return;
-  if (qp.sq_tail == qp.sq_next) {  // the next is not sent yet
+  if (qp.sq_tail == qp.sq_next) {  // the next work request is not sent yet
     const std::uint32_t slot = qp.sq_tail & qp.sq_mask;
     if (is_local(qp.sq[slot].opcode) || q.held[slot].ready > now) return;
   }
   ++context_of(qp.context).faults->statistics.timeouts;
-  qp.sq_head = q.posted;  // all of it is flushed if that was the last time
+  qp.sq_head = q.posted;  // after the last retry all of it is flushed
   retry(qp, Nak::not_ready, 0);
   if (qp.state != IBV_QPS_ERR) withdraw_unsent(qp);
 }
 
-/// After the plain code has flushed what it sees: the rest.
+/// Flushes the hidden work requests, after the plain code has flushed the others.
 void flush_held(Qp& qp) noexcept {
   if (qp.faults->posted == qp.sq_head) return;
   qp.sq_head = qp.faults->posted;
   enter_error(qp);
 }
 
-/// Whether the next one ends before it is sent.
+/// Whether the work request meets its fault instead of being sent.
 bool meets_fault(const HeldWr& held) noexcept {
   return held.rnr != 0 || held.status != IBV_WC_SUCCESS || held.loss.exhausted;
 }
@@ -80,9 +80,9 @@ bool has_held(const Qp& qp) noexcept {
 }
 
 void list_busy(Faults& f, Qp& qp) noexcept {
-  if (qp.faults->busy || !has_held(qp)) return;
-  qp.faults->busy = true;
-  f.busy.push_back(&qp);  // reserved for every queue pair at its creation
+  if (qp.faults->in_held_work_list || !has_held(qp)) return;
+  qp.faults->in_held_work_list = true;
+  f.with_held_work.push_back(&qp);  // room is reserved when a queue pair is created
 }
 
 int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
@@ -91,7 +91,7 @@ int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
   const std::uint32_t sent = qp.sq_head;
   const std::uint32_t before = q.posted;
   qp.sq_head = before;
-  if (qp.state != IBV_QPS_RTS) {  // refused, or flushed behind what is held
+  if (qp.state != IBV_QPS_RTS) {  // refused, or flushed behind held work requests
     const int error = post_send(&qp, wr, bad);
     q.posted = qp.sq_head;
     return error;
@@ -111,7 +111,7 @@ void sync_queue(Qp& qp, std::uint64_t now) noexcept {
   if (qp.peer->gone) {
     qp.sq_head = q.posted;
     stop_waiting(qp);
-    return pump(qp);
+    return run_send_queue(qp);
   }
   if (q.cut) time_out(qp, now);
   if (!is_sendable(qp)) q.not_before = now;
@@ -133,13 +133,13 @@ void dispatch_next(Qp& qp, std::uint64_t at) noexcept {
   HeldWr& held = q.held[qp.sq_head & qp.sq_mask];
   if (held.loss.happened) {
     begin_retry(qp);
-    q.not_before = std::max(q.not_before, at);  // those behind go after it
+    q.not_before = std::max(q.not_before, at);  // later work requests are sent after it
   }
-  if (held.loss.next != kNoLoss && !held.loss.exhausted) return lose_packet(qp, at);
-  held.loss.probability = 0;  // tries after this are for other reasons
+  if (held.loss.next != kNoLoss && !held.loss.exhausted) return drop_packet(qp, at);
+  held.loss.probability = 0;  // later tries have other reasons
   if (!meets_fault(held)) {
     ++qp.sq_head;
-    pump(qp);
+    run_send_queue(qp);
     if (qp.state == IBV_QPS_ERR) flush_held(qp);
     return;
   }
@@ -151,8 +151,7 @@ void dispatch_next(Qp& qp, std::uint64_t at) noexcept {
   }
   --held.rnr;
   ++statistics.rnr;
-  const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
-  retry(qp, Nak::rnr, remote.rnr_timer.load(std::memory_order_relaxed));
+  retry(qp, Nak::rnr, remote_entry(qp).rnr_timer.load(std::memory_order_relaxed));
   if (qp.state != IBV_QPS_ERR) withdraw_unsent(qp);
 }
 

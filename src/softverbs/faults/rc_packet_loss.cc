@@ -1,6 +1,6 @@
-// Lost packets of reliable connections. The sender goes back to the lost one (IB specification
-// volume 1, 9.7.5 and 9.7.6) when later packets expose the gap or when its timer expires. Draws and
-// the clock decide everything; the plain code only sees a work request later. Cold.
+// Lost packets of reliable connections. The sender goes back to the lost packet (IB specification
+// volume 1, 9.7.5 and 9.7.6) when later packets expose the gap or its timer expires. Random numbers
+// and the clock decide everything; the plain code only sees the work request later. Cold.
 #include <algorithm>
 #include <cmath>
 
@@ -24,26 +24,27 @@ std::uint32_t packets_of(const Qp& qp, std::uint32_t position) noexcept {
   return std::max(1u, (length + mtu_of(qp) - 1) / mtu_of(qp));
 }
 
-/// Evenly between 0 and 1, never either.
+/// Uniformly between 0 and 1, both excluded.
 double unit(Loss& loss) noexcept {
   constexpr double kUnit = 1.0 / (std::uint64_t{1} << 53);
   return (static_cast<double>(loss.random.next() >> 11) + 0.5) * kUnit;
 }
 
 bool chance(Loss& loss, double probability) noexcept { return unit(loss) < probability; }
-/// That so many are lost, all of them.
+/// Draws whether all of `packets` packets are lost.
 bool all_lost(Loss& loss, std::uint32_t packets) noexcept {
   return chance(loss, std::pow(loss.probability, packets));
 }
 
-/// How many get through before one is lost: one draw, however many that are.
+/// Draws the number of packets that get through before one is lost, with a single random number.
 std::uint32_t draw_gap(Loss& loss) noexcept {
   if (loss.probability >= 1) return 0;
   const double gap = std::log(unit(loss)) / std::log1p(-loss.probability);
   return gap < kNoLoss ? static_cast<std::uint32_t>(gap) : kNoLoss;
 }
 
-/// The try sends its data and is answered, or asks and is sent data.
+/// Begins a try: it sends data and gets a response, or, if it `asks`, sends a request and gets
+/// data.
 void begin_try(Loss& loss, bool asks) noexcept {
   const std::uint32_t gap = draw_gap(loss);
   const std::uint32_t left = loss.packets - loss.through;
@@ -63,8 +64,8 @@ struct Amount {
   std::uint64_t packets = 0;
 };
 
-/// The amount sent behind the lost packet before the loss was known, of its own work request and of
-/// those behind it: as much as the link carries in that time.
+/// The amount sent behind the lost packet, of its own and later work requests, before the loss was
+/// known: at most what the link carries in that time.
 Amount wasted_behind(const Qp& qp, const Pace& pace) noexcept {
   const HeldWr& held = first_held(qp);
   const Loss& loss = held.loss;
@@ -115,7 +116,7 @@ std::uint64_t bytes_to_leave(const Qp& qp) noexcept {
   return std::min(length, (loss.next + std::uint64_t{1}) * mtu) - from;
 }
 
-void lose_packet(Qp& qp, std::uint64_t at) noexcept {
+void drop_packet(Qp& qp, std::uint64_t at) noexcept {
   Faults& f = *context_of(qp.context).faults;
   HeldWr& held = first_held(qp);
   Loss& loss = held.loss;
@@ -131,7 +132,7 @@ void lose_packet(Qp& qp, std::uint64_t at) noexcept {
   loss.exhausted = loss.tries++ >= qp.attr.retry_cnt;
   const std::uint32_t behind = of_data ? loss.packets - 1 - back_to : 0;
   bool shown = behind != 0 && !all_lost(loss, behind);
-  if (shown && !asks && chance(loss, loss.probability)) {  // the NAK, of which there is only one
+  if (shown && !asks && chance(loss, loss.probability)) {  // the NAK, which is sent only once
     ++f.statistics.packets_lost;
     shown = false;
   }
@@ -140,7 +141,7 @@ void lose_packet(Qp& qp, std::uint64_t at) noexcept {
                : qp.attr.timeout == 0 ? kNever
                                       : at + (std::uint64_t{4096} << qp.attr.timeout);
   begin_try(loss, asks);
-  // Those that are there already.
+  // Work requests posted before may expose the loss.
   for (std::uint32_t other = qp.sq_head + 1; other != qp.faults->posted && loss.silent; ++other)
     expose_loss(qp, other);
   const Amount wasted = of_data ? wasted_behind(qp, *f.pace) : Amount{};
@@ -160,7 +161,7 @@ void expose_loss(Qp& qp, std::uint32_t position) noexcept {
   held.ready = shown;
   loss.silent = false;
   if (!loss.answer) return;
-  // The answer to the later one is an answer to this, too: nothing has to be sent again.
+  // The response to the later request also acknowledges this one: nothing has to be sent again.
   loss.through = loss.packets;
   loss.next = kNoLoss;
   loss.again = 0;
@@ -171,7 +172,7 @@ void begin_retry(Qp& qp) noexcept {
   Loss& loss = first_held(qp).loss;
   FaultStatistics& statistics = context_of(qp.context).faults->statistics;
   if (loss.silent) ++statistics.loss_timeouts;
-  if (!loss.exhausted) statistics.packets_resent += loss.again;
+  if (!loss.exhausted) statistics.packets_retransmitted += loss.again;
   loss.silent = false;
   loss.again = 0;
 }

@@ -1,12 +1,12 @@
-// What a fault plan does to each request: drawn from the plan's seed and the request's number.
+// Draws the faults of each request from the plan's seed and the request's number.
 #include "base/random.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/faults/fault_layer.h"
 
 namespace spinwire::softverbs {
 
-Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
-          Nanoseconds delay_max) noexcept {
+RequestFaults draw_faults(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
+                          Nanoseconds delay_max) noexcept {
   base::Random random(base::Random::mix(plan.seed ^ base::Random::mix(number)));
   const auto chance = [&](double probability) {
     constexpr double kUnit = 1.0 / (std::uint64_t{1} << 53);
@@ -16,17 +16,17 @@ Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
   const auto delay = [&] {
     return static_cast<std::uint64_t>(delay_min.count()) + random.below(span + 1);
   };
-  // Each is drawn, needed or not, so that none depends on the others.
-  Fate fate{};
-  fate.drop = chance(plan.drop);
-  fate.duplicate = chance(plan.duplicate);
-  fate.rnr = chance(plan.rnr);
+  // All values are drawn, needed or not, so that no fault depends on another's probability.
+  RequestFaults faults{};
+  faults.drop = chance(plan.drop);
+  faults.duplicate = chance(plan.duplicate);
+  faults.rnr = chance(plan.rnr);
   const bool reorder = chance(plan.reorder);
   const auto distance = 1 + static_cast<std::uint32_t>(random.below(plan.reorder_distance));
-  fate.overtakers = reorder ? distance : 0;
-  fate.delay[0] = delay();
-  fate.delay[1] = delay();
-  return fate;
+  faults.overtakers = reorder ? distance : 0;
+  faults.delay[0] = delay();
+  faults.delay[1] = delay();
+  return faults;
 }
 
 const FaultPlan& plan_for(const Faults& f, const ibv_gid& peer) noexcept {

@@ -1,16 +1,16 @@
-// Faults of datagrams: copies that wait until they are due. Cold.
+// Faults of datagrams: holds copies until they are due. Cold.
 #include <algorithm>
 #include <cstring>
 
 #include "softverbs/faults/fault_layer.h"
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
 
 namespace spinwire::softverbs {
 namespace {
 
-/// The order of a heap whose top goes first.
+/// Order of the heap, whose top is due first.
 auto is_due_later(const Faults& f) noexcept {
   return [&f](std::uint32_t a, std::uint32_t b) {
     const HeldDatagram& x = f.slots[a];
@@ -21,14 +21,6 @@ auto is_due_later(const Faults& f) noexcept {
 
 std::byte* bytes_of(const Faults& f, std::uint32_t slot) noexcept {
   return &f.bytes[std::size_t{slot} * kDatagramBytes];
-}
-
-void copy_payload(std::byte* to, const ibv_send_wr& wr) noexcept {
-  for (int i = 0; i < wr.num_sge; ++i) {
-    if (wr.sg_list[i].length == 0) continue;
-    std::memcpy(to, pointer(wr.sg_list[i].addr), wr.sg_list[i].length);
-    to += wr.sg_list[i].length;
-  }
 }
 
 struct When {
@@ -51,7 +43,7 @@ void hold(Context& c, Qp& qp, const ibv_send_wr& wr, std::uint32_t length,
   f.free.pop_back();
   HeldDatagram& held = f.slots[slot];
   held.qp = &qp;
-  held.way = *static_cast<const Ah*>(wr.wr.ud.ah);  // its user may destroy it
+  held.way = *static_cast<const Ah*>(wr.wr.ud.ah);  // the user may destroy the handle
   ++held.way.peer->users;
   held.wr = wr;
   held.length = length;
@@ -62,7 +54,7 @@ void hold(Context& c, Qp& qp, const ibv_send_wr& wr, std::uint32_t length,
   held.ready = held.delayed_until;
   if (when.overtakers != 0)
     held.ready += static_cast<std::uint64_t>(f.plan.reorder_timeout.count());
-  copy_payload(bytes_of(f, slot), wr);
+  gather_bytes(bytes_of(f, slot), wr.sg_list, static_cast<std::uint32_t>(wr.num_sge));
   f.heap.push_back(slot);
   std::push_heap(f.heap.begin(), f.heap.end(), is_due_later(f));
 }
@@ -72,7 +64,7 @@ void give_back(Faults& f, std::uint32_t slot) noexcept {
   f.free.push_back(slot);  // reserved
 }
 
-/// One of the queue pair went: those before it that are to be overtaken come closer to their turn.
+/// A datagram of the queue pair was sent: counts it for the earlier ones that it overtakes.
 void overtake(Faults& f, const Qp* qp, std::uint64_t order) noexcept {
   bool changed = false;
   for (const std::uint32_t slot : f.heap) {
@@ -88,7 +80,7 @@ void overtake(Faults& f, const Qp* qp, std::uint64_t order) noexcept {
 
 }  // namespace
 
-ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
+ibv_wc_status inject_datagram_faults(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
   Context& c = context_of(qp.context);
   Faults& f = *c.faults;
   if (const ibv_wc_status status = count_request(f, qp); status != IBV_WC_SUCCESS) {
@@ -96,17 +88,18 @@ ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length)
     return status;
   }
   const FaultPlan& plan = plan_for(f, static_cast<const Ah*>(wr.wr.ud.ah)->peer->gid);
-  const Fate fate = draw(plan, f.number, plan.datagram_delay_min, plan.datagram_delay_max);
-  if (fate.drop) {
+  const RequestFaults faults =
+      draw_faults(plan, f.number, plan.datagram_delay_min, plan.datagram_delay_max);
+  if (faults.drop) {
     ++f.statistics.dropped;
     return IBV_WC_SUCCESS;
   }
   const std::uint64_t now = now_in_ns(c);
   const std::uint64_t order = ++f.order;
-  hold(c, qp, wr, length, {now, fate.delay[0], fate.overtakers, order});
-  if (fate.duplicate) {
+  hold(c, qp, wr, length, {now, faults.delay[0], faults.overtakers, order});
+  if (faults.duplicate) {
     ++f.statistics.duplicated;
-    hold(c, qp, wr, length, {now, fate.delay[1], fate.overtakers, order});
+    hold(c, qp, wr, length, {now, faults.delay[1], faults.overtakers, order});
   }
   return IBV_WC_SUCCESS;
 }
@@ -128,13 +121,13 @@ void send_held(Context& c) noexcept {
     wr.num_sge = 1;
     wr.wr.ud.ah = &held.way;
     if (!transmit_datagram(*held.qp, outgoing(*held.qp, wr, held.length)))
-      drop_datagram(c, Drop::no_room);
+      count_drop(c, Drop::no_room);
   }
   give_back(f, slot);
   overtake(f, held.qp, held.order);
 }
 
-void drop_held(Faults& f, const Qp& qp) noexcept {
+void discard_held(Faults& f, const Qp& qp) noexcept {
   const auto lost = [&](std::uint32_t slot) {
     if (f.slots[slot].qp != &qp) return false;
     give_back(f, slot);

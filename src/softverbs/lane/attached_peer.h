@@ -1,4 +1,4 @@
-// Other contexts: attaching their segments and releasing them. Cold.
+// Attaches and releases the segments of other contexts. Cold.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,25 +9,25 @@
 
 namespace spinwire::softverbs {
 
-/// The peer with this GID. Attaches it if necessary: maps its segment and claims a lane to it.
-/// Null, errno and the reason in `why` if it cannot be reached. May allocate.
+/// Returns the peer with this GID. Attaches it if necessary: maps its segment and claims a lane to
+/// it. Returns null and sets errno and `why` if the peer cannot be reached. May allocate.
 Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept;
 
-/// Handles the death or closing of a peer: completes what it acknowledged, and fails every queue
-/// pair with more outstanding.
+/// Handles the death or closing of a peer: completes the work that it acknowledged, and fails every
+/// queue pair with more outstanding.
 void handle_peer_gone(Peer& peer) noexcept;
 
-/// Whether a process has ended, reaped or not. A system call or two.
+/// Whether a process has ended, reaped or not. Makes one or two system calls.
 bool process_ended(std::uint32_t pid) noexcept;
 
-/// Whether a process has released its memory: it was just killed, or its parent has not waited for
-/// it. The kernel then shows its files as another user's to all but root.
+/// Whether a process has released its memory: it was just killed, or is a zombie. The kernel then
+/// shows its files as another user's to all but root.
 bool is_ending(std::uint32_t pid);
 
-/// Unmaps and forgets a peer without users.
+/// Unmaps and removes a peer without users.
 void detach_peer(Context& c, Peer& peer) noexcept;
 
-/// Opens a lane of our directory for polls, and links it to its peer if that is attached. Null
+/// Opens a lane of this context for polls, and links it to its peer if the peer is attached. Null
 /// without memory.
 InLane* open_lane(Context& c, std::uint32_t index) noexcept;
 

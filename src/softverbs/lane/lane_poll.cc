@@ -1,86 +1,91 @@
-// Polling: taking packets out of the lanes that are awake, and acknowledgements. Hot.
+// poll_cq: receives packets from the lanes that are awake, and applies acknowledgements. Hot.
 #include <errno.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "softverbs/device_control.h"
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
+#include "softverbs/rc/rc_direct.h"
 #include "softverbs/ud/ud_datagram.h"
 
 namespace spinwire::softverbs {
 namespace {
 
-/// Most packets received from one lane in one poll, so that no lane starves the others.
+/// Limit on the packets received from one lane in one poll, so that no lane starves the others.
 constexpr std::uint32_t kPacketsPerTurn = 64;
 
-/// Whether a receive is for one element that may be written and has room for `length` bytes.
-inline bool fits(const Context& c, Qp& qp, const ReceiveWr& wr, std::uint32_t length) noexcept {
+/// Whether a receive has one writable element with room for `length` bytes.
+inline bool fits_receive(const Context& c, Qp& qp, const ReceiveWr& wr,
+                         std::uint32_t length) noexcept {
   return wr.sge_count == 1 && length <= wr.capacity &&
          allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE);
 }
 
-/// Receives one SEND of one line into a receive of one element, completing to the polled queue.
-/// False if the packet is of another kind.
-inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
-  Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
-    return false;
+/// Receives one SEND whose bytes are in its line into a receive of one element, completing to the
+/// polled queue. False if the packet is of another kind.
+inline bool receive_one(const Context& c, InLane& lane, Cq& cq, Qp& qp,
+                        std::uint64_t word) noexcept {
   const Line& line = *lane.next;
   const std::uint32_t length = line.length;
-  if (word != (lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp->expected) ||
-      length > kFirstLineBytes) {
+  if (word != (lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp.expected) ||
+      length > kLinePayload) {
     return false;
   }
-  ReceiveQueue& receives = *qp->receives;
+  ReceiveQueue& receives = *qp.receives;
   if (receives.count() == 0 || cq.room == 0) [[unlikely]]
     return false;
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
-  if (!fits(c, *qp, wr, length)) [[unlikely]]
+  if (!fits_receive(c, qp, wr, length)) [[unlikely]]
     return false;
   copy_small(pointer(wr.first.addr), line.payload, length);
-  CompletionHead{IBV_WC_RECV, qp->qp_num, qp->dest_qpn}.fill(*cq.out++, wr.wr_id, length);
+  CompletionHead{IBV_WC_RECV, qp.qp_num, qp.dest_qpn}.fill(*cq.out++, wr.wr_id, length);
   --cq.room;
   ++receives.head;
-  qp->nak_given = false;
-  expect(*qp, next_word(word));
+  qp.nak_given = false;
+  expect(qp, next_word(word));
   advance(lane, 1);
   return true;
 }
 
-/// Receives a run of SENDs of one queue pair, each of one line, into receives of one element with
-/// room, completing to the polled queue. The queue's state stays in registers, and one compare
-/// checks a line; the line that ends the lane's array never matches. Returns how many it received,
-/// up to `limit`; 0 if the packet is of another kind.
-[[gnu::noinline]] std::uint32_t receive_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+/// Receives a run of SENDs of one queue pair, whose bytes are in the lane, into receives of one
+/// element, completing to the polled queue. The queue's state stays in registers, and one
+/// comparison checks a line; Lane::end never matches. Returns the number received, up to `limit`; 0
+/// if the packet is of another kind.
+template <Sizes sizes>
+[[gnu::noinline]] std::uint32_t receive_run(const Context& c, InLane& lane, Cq& cq, Qp& qp,
                                             std::uint32_t limit) noexcept {
-  Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq ||
-      qp->expected == kNeverExpected) [[unlikely]] {
-    return 0;
-  }
-  ReceiveQueue& receives = *qp->receives;
+  ReceiveQueue& receives = *qp.receives;
   const ReceiveWr* const ring = receives.ring.get();
   const std::uint32_t ring_mask = receives.mask;
-  const CompletionHead success{IBV_WC_RECV, qp->qp_num, qp->dest_qpn};
+  const CompletionHead success{IBV_WC_RECV, qp.qp_num, qp.dest_qpn};
   const std::uint32_t most = std::min(limit, std::min(cq.room, receives.count()));
   std::uint32_t left = most;
   ibv_wc* out = cq.out;
   const Line* line = lane.next;
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
-  std::uint64_t expected = qp->expected;
+  std::uint64_t expected = qp.expected;
   std::uint32_t head = receives.head;
   for (; left != 0 && line->word.load(std::memory_order_acquire) == (kind | expected); --left) {
     const std::uint32_t length = line->length;
     const ReceiveWr& wr = ring[head & ring_mask];
-    if (length > kFirstLineBytes || !fits(c, *qp, wr, length)) [[unlikely]]
+    if ((sizes == Sizes::line && length > kLinePayload) || !fits_receive(c, qp, wr, length))
+        [[unlikely]]
       break;
-    copy_small(pointer(wr.first.addr), line->payload, length);
+    if (sizes == Sizes::line || length <= kLinePayload) {
+      copy_small(pointer(wr.first.addr), line->payload, length);
+    } else {
+      const std::byte* const from = packet_data(lane.data, *line, length);
+      if (from == nullptr) [[unlikely]]
+        break;
+      std::memcpy(pointer(wr.first.addr), from, length);
+    }
     success.fill(*out++, wr.wr_id, length);
     ++head;
     ++line;
@@ -88,8 +93,8 @@ inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t wo
   }
   const std::uint32_t taken = most - left;
   if (taken == 0) return 0;
-  qp->nak_given = false;
-  expect(*qp, expected);
+  qp.nak_given = false;
+  expect(qp, expected);
   receives.head = head;
   cq.out = out;
   cq.room -= taken;
@@ -97,11 +102,95 @@ inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t wo
   return taken;
 }
 
-/// Receives the packets in a lane, up to kPacketsPerTurn or the room of `cq`. It always receives
-/// one, into the ring if need be: completions of sends that fill every array would starve it
-/// otherwise. False: the lane has to wait until others were read.
-inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
-  if (lane.run_reported) [[unlikely]]
+/// The connected queue pair that a packet of its peer is for; null if it does not receive with
+/// `cq`.
+inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
+                       std::uint64_t word) noexcept {
+  Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
+  const bool receives = qp != nullptr && qp->peer == lane.peer && qp->recv_cq == &cq &&
+                        qp->expected != kNeverExpected;
+  return receives ? qp : nullptr;
+}
+
+/// Reports a run of plain messages of a queue pair that reads in place, one completion each, from
+/// `out` on. Returns how many, up to `limit`; 0 if the packet is of another kind.
+inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* out,
+                                     std::uint32_t limit) noexcept {
+  const CompletionHead success{IBV_WC_RECV, qp.qp_num, qp.dest_qpn};
+  const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
+  const std::uint32_t most = std::min(limit, c.in_place_budget);
+  std::uint32_t left = most;
+  std::uint64_t expected = qp.expected;
+  const Line* line = lane.next;
+  for (; left != 0 && line->word.load(std::memory_order_acquire) == (kind | expected); --left) {
+    const std::uint32_t length = line->length;
+    const std::byte* const bytes = packet_bytes(lane, *line, length);
+    if (bytes == nullptr) [[unlikely]]
+      break;
+    success.fill(*out++, reinterpret_cast<std::uint64_t>(bytes) | kInPlace, length);
+    ++line;
+    expected = next_word(expected);
+  }
+  const std::uint32_t taken = most - left;
+  if (taken == 0) return 0;
+  qp.nak_given = false;
+  expect(qp, expected);
+  c.in_place_budget -= taken;
+  advance(lane, taken);
+  if (!lane.in_use) {
+    lane.in_use = true;
+    c.in_use.push_front(lane);
+  }
+  return taken;
+}
+
+/// Receives messages from the head of a lane. Returns the number received, up to `limit`; 0 if the
+/// packet is of another kind.
+inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                                      std::uint32_t limit) noexcept {
+  Qp* const qp = receiver_of(c, lane, cq, word);
+  if (qp == nullptr) [[unlikely]]
+    return 0;
+  std::uint32_t taken = 0;
+  if (qp->in_place) {
+    taken = report_in_place(c, lane, *qp, cq.out, std::min(limit, cq.room));
+    cq.out += taken;
+    cq.room -= taken;
+    if (taken != 0) return taken;
+  }
+  if (limit == kPacketsPerTurn && receive_one(c, lane, cq, *qp, word)) return 1;
+  taken = receive_run<Sizes::line>(c, lane, cq, *qp, limit);
+  return taken != 0 ? taken : receive_run<Sizes::any>(c, lane, cq, *qp, limit);
+}
+
+/// Reports the datagrams at the head of a lane by one completion, if its last batch began with the
+/// same word. The general path checks what is left out here.
+[[gnu::always_inline]] inline bool report_known_batch(InLane& lane, const Cq& cq,
+                                                      std::uint64_t word,
+                                                      ibv_wc& completion) noexcept {
+  if (word != lane.batch.word || lane.batch_cq != &cq || lane.batch_reported) [[unlikely]]
+    return false;
+  DirectBatch& batch = lane.batch;
+  DirectBatches& batches = *lane.batch_qp->direct;
+  std::uint64_t length = 0;
+  if (batches.count != 0 || batch.bytes(*lane.next, length, batches.longest) == nullptr)
+      [[unlikely]]
+    return false;
+  batch.first = lane.next;
+  batch.most = std::min(kPacketsPerTurn, static_cast<std::uint32_t>(lane.end - lane.next));
+  batches.batches[0] = batch;
+  batches.count = 1;
+  lane.batch_reported = true;
+  CompletionHead{IBV_WC_RECV, lane.batch_qp->qp_num, 0}.fill(completion, batches.wr_id, 0);
+  return true;
+}
+
+/// Receives the packets in a lane, up to kPacketsPerTurn or the room of `cq`. Receives at least
+/// one, into the ring if necessary: send completions that fill every array would otherwise starve
+/// the lane. False if the lane has to wait until the user has read the reported batches.
+[[gnu::noinline]] bool receive_from_lane(Context& c, InLane& lane, Cq& cq,
+                                         std::uint64_t word) noexcept {
+  if (lane.batch_reported) [[unlikely]]
     return true;
   std::uint32_t left = kPacketsPerTurn;
   DirectOutcome direct = DirectOutcome::none;
@@ -111,10 +200,8 @@ inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept
       taken = receive_datagrams(c, lane, cq, word, left, direct);
       if (direct != DirectOutcome::none) break;
       advance(lane, taken);
-    } else if (left == kPacketsPerTurn && receive_one(c, lane, cq, word)) {
-      taken = 1;
     } else {
-      taken = receive_run(c, lane, cq, word, left);
+      taken = receive_messages(c, lane, cq, word, left);
     }
     if (taken == 0) [[unlikely]] {
       receive_packet(c, lane, word);
@@ -128,17 +215,17 @@ inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept
 }
 
 /// Moves older completions from the ring into the caller's array.
-int pop(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
+int take_from_ring(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
   int n = 0;
   for (; n < entries && cq.head != cq.tail; ++n) wc[n] = cq.ring[cq.head++ & cq.mask];
-  c.pending.attention -= static_cast<std::uint32_t>(n);
+  c.pending.slow_work -= static_cast<std::uint32_t>(n);
   return n;
 }
 
 }  // namespace
 
-/// Completes the packets of a record, of which only the last can be signaled. Skips packets that
-/// apply_naks acknowledged already or that are to be transmitted again.
+/// Completes the packets of a record; only the last can be signaled. Skips packets that
+/// apply_naks() has acknowledged already, or that are to be retransmitted.
 static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   if (qp.qp_num != run.qpn || qp.epoch != run.epoch ||
       static_cast<std::int32_t>(run.sq_end - qp.sq_tail) <= 0) [[unlikely]] {
@@ -148,15 +235,15 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   complete_oldest(qp);
 }
 
-/// Applies an acknowledgement of our lane up to `head`.
-static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noexcept {
+/// Applies the peer's acknowledgement of lines up to `head`.
+[[gnu::always_inline]] static inline void apply_acks_until(Peer& peer, std::uint64_t head,
+                                                           bool refused) noexcept {
   OutLane& out = peer.out;
-  out.head = head;
-  out.acked = std::max(out.acked, head);
+  const std::uint64_t before = std::exchange(out.head, head);
   out.limit = head + kLaneLines;
   if (refused) [[unlikely]]
-    apply_naks(peer, head);
-  if (peer.stalled != nullptr) [[unlikely]]
+    apply_naks(peer, before, head);
+  if (!peer.stalled.empty()) [[unlikely]]
     resume_stalled(peer);
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
@@ -167,29 +254,30 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
-    // It appends behind all records, so this one may be overwritten. The index may belong to
-    // another queue pair by now.
+    // run_send_queue() appends records, which may overwrite `run`. The index may belong to another
+    // queue pair by now.
     if (qp->sq_next != qp->sq_head && !qp->stalled && qp->qp_num == run.qpn) [[unlikely]]
-      pump(*qp);
+      run_send_queue(*qp);
   }
 }
 
-void acknowledge(Peer& peer) noexcept {
+void apply_peer_acks(Peer& peer) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
   if (head == out.head) return;
+  out.acked = std::max(out.acked, head);
   // A negative answer beyond `out.head` may concern packets up to `head`, or later ones.
-  acknowledge_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);
+  apply_acks_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);
 }
 
 /// Records the acknowledgement that the next packet in the lane carries. The next poll applies it,
-/// so that an answer to this packet leaves first.
+/// so that a reply to this packet leaves first.
 static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
-    return acknowledge(peer);
+    return apply_peer_acks(peer);
   const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.acked));
-  // Ahead of `tail`: it is older than what was read from the lane itself.
+  // An acknowledgement ahead of `tail` is older than one that was read from the lane.
   if (news == 0 || out.acked + news > out.tail) return;
   out.acked += news;
   if (peer.ack_due) return;
@@ -199,24 +287,24 @@ static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) 
 }
 
 /// Applies the acknowledgements that the previous poll recorded.
-static inline void apply_acks(Context& c) noexcept {
+[[gnu::noinline]] static void apply_acks(Context& c) noexcept {
   do {
     Peer& peer = *c.acks_due[--c.pending.acks_due];
     peer.ack_due = false;
-    if (peer.out.acked > peer.out.head) acknowledge_until(peer, peer.out.acked, false);
+    if (peer.out.acked > peer.out.head) apply_acks_until(peer, peer.out.acked, false);
   } while (c.pending.acks_due != 0);
 }
 
-/// Reads acknowledgements from the lanes, and unlists the peers that owe none.
+/// Reads acknowledgements from the lanes, and unlists the peers with none outstanding.
 __attribute__((noinline)) static void check_acknowledgements(Context& c) noexcept {
   c.ack_countdown = kAckInterval;
   for (std::uint32_t i = 0; i < c.pending.unacked;) {
     Peer& peer = *c.unacked[i];
-    acknowledge(peer);
-    if (peer.stalled != nullptr) c.ack_countdown = 1;  // the next poll looks again
-    // Acknowledgements of datagrams matter only while somebody waits for room.
+    apply_peer_acks(peer);
+    if (!peer.stalled.empty()) c.ack_countdown = 1;  // the next poll reads again
+    // Acknowledgements of datagrams matter only while a queue pair waits for room.
     const bool awaited =
-        peer.out.in_flight_head != peer.out.in_flight_tail || peer.stalled != nullptr;
+        peer.out.in_flight_head != peer.out.in_flight_tail || !peer.stalled.empty();
     if (!awaited || peer.out.head == peer.out.tail || peer.gone) {
       peer.unacked = false;
       c.unacked[i] = c.unacked[--c.pending.unacked];
@@ -226,13 +314,39 @@ __attribute__((noinline)) static void check_acknowledgements(Context& c) noexcep
   }
 }
 
-/// A poll that may find something.
+/// Receives the packets in a lane, which holds at least one. False if the lane has to wait.
+[[gnu::always_inline]] static inline bool receive_from(Context& c, InLane& lane, Cq& cq,
+                                                       std::uint64_t word) noexcept {
+  if (lane.peer != nullptr && lane.peer->unacked) record_ack(*lane.peer, *lane.next, word);
+  return receive_from_lane(c, lane, cq, word);
+}
+
+/// Receives from all lanes that are awake. Starts after the lane that filled the caller's array in
+/// the last poll, so that no lane starves.
+[[gnu::noinline]] static void receive_in_turns(Context& c, Cq& cq) noexcept {
+  const std::uint32_t awake = c.awake_count;
+  std::uint32_t turn = c.turn;
+  for (std::uint32_t i = awake; i != 0; --i) {
+    if (turn >= awake) turn = 0;
+    InLane& lane = *c.awake[turn++];
+    const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+    if (word_mark(word) != lane.mark) continue;
+    if (!receive_from(c, lane, cq, word)) [[unlikely]] {
+      --turn;
+      break;
+    }
+    if (cq.room == 0) break;
+  }
+  c.turn = turn;
+}
+
+/// A poll that may find work.
 __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Cq& cq = *static_cast<Cq*>(base);
   Context& c = context_of(base->context);
   int got = 0;
   if (cq.head != cq.tail) [[unlikely]] {
-    got = pop(c, cq, entries, wc);
+    got = take_from_ring(c, cq, entries, wc);
     if (got == entries) return got;
   }
   cq.out = wc + got;
@@ -240,33 +354,56 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   if (c.pending.acks_due != 0) apply_acks(c);
   if (c.pending.unacked != 0 && --c.ack_countdown <= 0) [[unlikely]]
     check_acknowledgements(c);
-  // Starts after the lane that filled the caller's array last time, so that no lane starves.
-  const std::uint32_t awake = c.awake_count;
-  std::uint32_t turn = c.turn;
-  for (std::uint32_t i = awake; i != 0; --i) {
-    if (turn >= awake) turn = 0;
-    InLane& lane = *c.awake[turn++];
+  if (c.awake_count == 1) [[likely]] {
+    InLane& lane = *c.awake[0];
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
-    if (word_mark(word) == lane.mark) {
-      if (lane.peer != nullptr && lane.peer->unacked) record_ack(*lane.peer, *lane.next, word);
-      if (!drain(c, lane, cq, word)) [[unlikely]] {
-        --turn;
-        break;
-      }
-      if (cq.room == 0) break;
-    }
+    if (word_mark(word) == lane.mark) (void)receive_from(c, lane, cq, word);
+  } else {
+    receive_in_turns(c, cq);
   }
-  c.turn = turn;
   if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]]
     wake_lanes(c);
-  if (c.pending.attention != 0) [[unlikely]]
+  if (c.pending.slow_work != 0) [[unlikely]]
     run_timers(c);
   got = static_cast<int>(cq.out - wc);
   cq.room = 0;
   return got;
 }
 
-/// Whether a packet lies in a lane that is awake.
+/// Reports the messages at the head of the only lane awake where they lie, without the general
+/// path.
+[[gnu::noinline]] static int poll_in_place(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+  Context& c = context_of(base->context);
+  InLane& lane = *c.awake[0];
+  const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+  Qp* const qp = receiver_of(c, lane, *static_cast<Cq*>(base), word);
+  if (qp != nullptr && qp->in_place && !lane.batch_reported) [[likely]] {
+    const auto limit = std::min(static_cast<std::uint32_t>(entries), kPacketsPerTurn);
+    const std::uint32_t taken = report_in_place(c, lane, *qp, wc, limit);
+    // The run ends where the lane wraps around, or at a packet of another kind.
+    const bool more = word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark;
+    const int reported = static_cast<int>(taken);
+    if (!more || taken == limit) [[likely]]
+      return reported;
+    return reported + poll_busy(base, entries - reported, wc + reported);
+  }
+  return poll_busy(base, entries, wc);
+}
+
+/// A poll with packets and nothing else to do. Two common kinds of a single lane's packets have
+/// short paths.
+[[gnu::noinline]] static int poll_quiet(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+  Context& c = context_of(base->context);
+  if (c.awake_count != 1 || entries <= 0) [[unlikely]]
+    return poll_busy(base, entries, wc);
+  InLane& lane = *c.awake[0];
+  const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+  if (report_known_batch(lane, *static_cast<Cq*>(base), word, *wc)) [[likely]]
+    return 1;
+  return poll_in_place(base, entries, wc);
+}
+
+/// Whether any awake lane holds a packet.
 static inline bool any_packet(const Context& c) noexcept {
   const InLane* const* lane = c.awake.get();
   const InLane* const* const end = lane + c.awake_count;
@@ -279,12 +416,12 @@ static inline bool any_packet(const Context& c) noexcept {
 
 int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Context& c = context_of(base->context);
-  // A poll that finds nothing ends here, after it read one word of each lane that is awake.
+  // A poll without work ends here, after reading one word of each awake lane.
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
-    if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
-      if (!any_packet(c)) return 0;
-    } else if (c.pending.attention == 0 && c.pending.acks_due == 0 && c.ack_countdown > 1 &&
-               !any_packet(c)) {
+    if (std::bit_cast<std::uint64_t>(c.pending) == 0)
+      return any_packet(c) ? poll_quiet(base, entries, wc) : 0;
+    if (c.pending.slow_work == 0 && c.pending.acks_due == 0 && c.ack_countdown > 1 &&
+        !any_packet(c)) {
       --c.ack_countdown;
       return 0;
     }

@@ -1,4 +1,4 @@
-// The line, the unit that lanes carry. Hot.
+// The line, the unit of a lane. Hot.
 #pragma once
 
 #include <atomic>
@@ -8,17 +8,17 @@
 
 namespace spinwire::softverbs {
 
-/// A line, one cacheline of a lane; a lane is a ring of lines in the receiver's memory. A packet is
-/// one line, or a first line and continuation lines that carry only `word` and payload. The first
-/// line's word is written last. Every line carries the mark of its lap, so bytes of an earlier lap
-/// are never taken for a new line.
+/// A line, one cache line of a lane; a lane is a ring of lines in the receiver's memory. A packet
+/// is one line. Bytes that do not fit lie in the lane's data, and the payload begins with their
+/// offset. The word is written last. It carries the mark of its lap, so a line of an earlier lap is
+/// never taken for a new one.
 struct Line {
   // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
   std::atomic<std::uint64_t> word;
   /// Immediate in network order, key to invalidate, or Q_Key of a datagram.
   std::uint32_t imm;
-  std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
-  std::uint16_t ack;  ///< low bits of the lines that the sender has consumed of the opposite lane
+  std::uint16_t length;  ///< length of the packet's bytes; of a reference packet's descriptors
+  std::uint16_t ack;     ///< low bits of the number of lines consumed of the opposite lane
   std::byte payload[48];
 
   /// Writes `imm`, `length` and `ack` (in the topmost bits of a word) with one store.
@@ -37,6 +37,18 @@ struct Line {
 static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
 
 inline constexpr std::uint32_t kLaneLines = 256;
+/// Bytes of a lane's data: 32 datagrams of 4000 bytes. A sender starts with a smaller part.
+inline constexpr std::uint32_t kLaneData = 128 * 1024;
+
+/// The bytes of a packet that is longer than a line's payload. Null if they do not lie in the
+/// lane's data, which only a hostile sender's line does. Reads the offset once, because the peer
+/// can change it.
+[[nodiscard]] inline std::byte* packet_data(std::byte* data, const Line& line,
+                                            std::uint64_t length) noexcept {
+  std::uint32_t offset = 0;
+  std::memcpy(&offset, line.payload, sizeof offset);
+  return length <= kLaneData && offset <= kLaneData - length ? data + offset : nullptr;
+}
 constexpr std::uint64_t lane_mark(std::uint64_t position) {
   return ((position / kLaneLines) + 1) & 0xff;
 }

@@ -1,12 +1,10 @@
 #include "softverbs/lane/local_segments.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
-#include <new>
 #include <vector>
 
+#include "base/process_wide.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/lane/segment.h"
 
@@ -16,37 +14,26 @@ namespace {
 struct Known {
   ibv_gid gid;
   std::weak_ptr<base::SharedMemory> segment;
+  std::weak_ptr<const OwnRegion[]> regions;
 };
 
-struct Registry {
-  std::mutex mutex;
+struct Registry : base::ProcessWide {
   std::vector<Known> all;
   std::weak_ptr<base::SharedMemory> locks;
+
+  /// The child makes its own table of locks: its parent's guard other memory.
+  void after_fork() noexcept { locks.reset(); }
 };
 
-/// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
-/// finds it unlocked. A child makes locks of its own: those of its parent guard other words.
-Registry& registry() noexcept {
-  alignas(Registry) static std::byte storage[sizeof(Registry)];
-  static Registry* const instance = [] {
-    auto* made = new (storage) Registry;
-    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                     [] {
-                       registry().locks.reset();
-                       registry().mutex.unlock();
-                     });
-    return made;
-  }();
-  return *instance;
-}
+Registry& registry() noexcept { return base::process_wide<Registry>(); }
 
 }  // namespace
 
-void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMemory>& segment) {
+void add_local_segment(const ibv_gid& gid, const LocalSegment& local) {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   std::erase_if(known.all, [](const Known& k) { return k.segment.expired(); });
-  known.all.push_back({gid, segment});
+  known.all.push_back({gid, local.segment, local.regions});
 }
 
 Result<std::shared_ptr<base::SharedMemory>> process_locks() {
@@ -62,13 +49,13 @@ Result<std::shared_ptr<base::SharedMemory>> process_locks() {
   return locks;
 }
 
-std::shared_ptr<base::SharedMemory> find_local_segment(const ibv_gid& gid) noexcept {
+LocalSegment find_local_segment(const ibv_gid& gid) noexcept {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   for (const Known& k : known.all) {
-    if (same_gid(k.gid, gid)) return k.segment.lock();
+    if (same_gid(k.gid, gid)) return {k.segment.lock(), k.regions.lock()};
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace spinwire::softverbs

@@ -1,5 +1,5 @@
-// The shared segment of a context: everything that its peers see of it. A sparse memfd that peers
-// open through /proc/<pid>/fd; layout fixed at compile time and checked by magic and version.
+// The shared segment of a context: the memory that its peers map. A sparse memfd that peers open
+// through /proc/<pid>/fd. The layout is fixed at compile time and checked by magic and version.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 4;
+inline constexpr std::uint32_t kSegmentVersion = 5;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;
 inline constexpr std::uint32_t kMaxRegions = 1u << 18;
@@ -25,8 +25,7 @@ inline constexpr std::uint32_t kNoObject = ~0u;
 
 static_assert(std::endian::native == std::endian::little);
 
-inline constexpr std::size_t kFirstLineBytes = 48;
-inline constexpr std::size_t kNextLineBytes = 56;
+inline constexpr std::size_t kLinePayload = sizeof Line::payload;
 
 enum class Packet : std::uint8_t {
   none,
@@ -40,12 +39,12 @@ enum class Packet : std::uint8_t {
 
 namespace line_flag {
 inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
-inline constexpr std::uint64_t kPrefixed = 1;   ///< datagrams: payload begins with their prefix
+inline constexpr std::uint64_t kPrefixed = 1;   ///< datagrams: payload begins with a DatagramPrefix
 inline constexpr std::uint64_t kSolicited = 2;
 inline constexpr std::uint64_t kNoAck = 4;  ///< `ack` may cover a packet that was refused
 }  // namespace line_flag
 
-/// Payload of a reference packet: where the message lies in the sender's memory.
+/// Payload of a reference packet: the place of the message in the sender's memory.
 struct Reference {
   std::uint64_t address;  ///< the sender's virtual address
   std::uint32_t length;
@@ -53,16 +52,18 @@ struct Reference {
 };
 static_assert(sizeof(Reference) == 16);
 
-/// Words beside a lane's lines, by who writes them.
+/// Control words of a lane, grouped by their writer.
 struct LaneControl {
-  // Receiver: read by the sender while it has unacknowledged packets.
+  // Written by the receiver; the sender reads them while it has unacknowledged packets.
   alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
-  /// Position + 1 of the first line of the last refused packet. Written before the head that covers
-  /// the packet.
+  /// Position + 1 of the last refused packet's line. Written before the head that covers the
+  /// packet.
   std::atomic<std::uint64_t> last_nak;
-  // Sender.
-  alignas(64) std::atomic<std::uint64_t> busy;  ///< odd while it accesses the receiver's memory
-  // Receiver, rarely: its own line, so that the sender's reads of it stay in its cache.
+  // Written by the sender.
+  alignas(64) std::atomic<std::uint64_t> access_serial;  ///< odd while the sender accesses the
+                                                         ///< receiver's memory
+  // Written by the receiver, rarely: has its own cache line, so that the sender's reads hit its
+  // cache.
   alignas(64) std::atomic<std::uint32_t> asleep;
   alignas(64) std::byte spare[64];
 };
@@ -70,11 +71,14 @@ struct LaneControl {
 struct Lane {
   LaneControl control;
   alignas(64) Line lines[kLaneLines];
-  Line end;  ///< never written: no run of packets goes beyond it
+  Line end;  ///< never written: ends every run of packets
+  /// Bytes of packets that do not fit into their line; the line's payload then begins with their
+  /// offset.
+  alignas(4096) std::byte data[kLaneData];
 };
 
-/// The sender of a lane. `state` is claimed by compare-and-swap at connect time only and names the
-/// claimer's pid, so that a claim whose owner died half-way is recognised.
+/// The sender of a lane. A sender claims `state` by compare-and-swap when it attaches. `state`
+/// holds the claimer's pid, so that the unfinished claim of a dead process is recognised.
 struct alignas(64) LaneEntry {
   std::atomic<std::uint64_t> state;  ///< pid << 8 | LaneState
   ibv_gid sender;
@@ -92,22 +96,22 @@ constexpr std::uint32_t lane_pid(std::uint64_t word) {
 enum class Nak : std::uint32_t {
   none,
   rnr,              ///< no receive posted
-  not_ready,        ///< no such queue pair, not in RTR or RTS, or not connected to the sender
-  invalid_request,  ///< longer than the posted receive
+  not_ready,        ///< queue pair missing, not in RTR or RTS, or not connected to the sender
+  invalid_request,  ///< message longer than the posted receive
   access,           ///< key, bounds or rights
-  operational,      ///< the responder failed on its own side
+  operational,      ///< an error on the responder's side
 };
 
-/// The part of a queue pair that peers see. A connected queue pair keeps its numbers in `ident`,
-/// even when it stops serving or is destroyed, until the entry is used again: peers can read its
-/// answers until then.
+/// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops
+/// responding or is destroyed, until the entry is used again: peers can read its answers until
+/// then.
 struct alignas(128) QueuePairEntry {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
-  std::atomic<std::uint64_t> remote;  ///< nonce of the peer that it is connected to
+  std::atomic<std::uint64_t> remote;  ///< nonce of the connected peer
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
   std::atomic<std::uint32_t> rnr_timer;
-  /// Written by the peer: a one-sided request of its was refused, so this queue pair has failed.
+  /// Written by the peer whose one-sided request was refused: this queue pair must fail.
   std::atomic<std::uint64_t> violation;
   // Written per message by the owner, read by the peer only after a negative answer.
   alignas(64) std::atomic<std::uint32_t> expected_psn;
@@ -116,38 +120,38 @@ struct alignas(128) QueuePairEntry {
 };
 static_assert(sizeof(QueuePairEntry) == 128);
 
-/// The ident of the one that is meant, with the reason in place of its state.
+/// The ident of a queue pair, with the reason in place of the state.
 constexpr std::uint64_t violation_word(std::uint32_t local, std::uint32_t remote, Nak reason) {
   return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 |
          static_cast<std::uint8_t>(reason);
 }
 inline constexpr std::uint64_t kServed = 1;
 inline constexpr std::uint64_t kDestroyed = 2;
-/// The ident of one that answers requests.
+/// The ident of a queue pair that responds to requests.
 constexpr std::uint64_t queue_pair_ident(std::uint32_t local, std::uint32_t remote) {
   return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | kServed;
 }
 
-/// The domain of a window: the queue pair that alone may use it. No protection domain has such an
-/// id.
+/// The domain of a window, or of a registration for one queue pair: that queue pair alone may use
+/// it. No protection domain has such an id.
 constexpr std::uint64_t window_scope(std::uint32_t qpn) { return std::uint64_t{1} << 63 | qpn; }
 
-/// A registered range, or part of one that a window was bound to. The fields beside `key` change
-/// only while no peer can be reading them: at registration under a dead key, reused only after
-/// every peer was seen idle.
+/// A registered range, or the part of one that a window is bound to. The fields beside `key` change
+/// only while `key` is invalid and no peer can be reading them: an entry is reused only after every
+/// peer's access has ended.
 struct alignas(64) RegionEntry {
   std::atomic<std::uint32_t> key;  ///< 0: dead
   std::uint32_t access;
   std::uint64_t address;
   std::uint64_t length;
-  std::uint64_t pd;  ///< a domain's id, or a window_scope
+  std::uint64_t pd;  ///< id of a domain, or a window_scope
   std::uint64_t object_offset;
   std::uint32_t object;  ///< kNoObject: private memory, reached through the kernel
   std::uint32_t object_generation;
 };
 static_assert(sizeof(RegionEntry) == 64);
 
-/// Shareable memory that regions lie in: a descriptor of the owner's that peers open and map.
+/// Shared memory that holds regions: a descriptor of the owner that peers open and map.
 struct alignas(64) ObjectEntry {
   std::atomic<std::uint32_t> generation;  ///< 0: free
   std::int32_t fd;
@@ -155,10 +159,10 @@ struct alignas(64) ObjectEntry {
   std::uint64_t inode;
 };
 
-/// Guards atomics on part of a process's private memory. A table of them is an object of each of
-/// the process's contexts, since any of them may have the same memory registered.
+/// Guards atomics on part of a process's private memory. All contexts of a process publish one
+/// table of locks, because several may have the same memory registered.
 struct alignas(64) AtomicLock {
-  std::atomic<std::uint64_t> holder;  ///< process_word of who holds it, 0: nobody
+  std::atomic<std::uint64_t> holder;  ///< process_word of the holder; 0: free
 };
 inline constexpr std::uint32_t kAtomicLocks = 64;  ///< by address
 inline constexpr std::uint32_t kLockObject = 0;
@@ -167,13 +171,15 @@ struct Segment {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint32_t pid;
-  ibv_gid gid;        ///< the context's own
-  ibv_gid shown_gid;  ///< what programs see: that, or the one of its process
+  ibv_gid gid;        ///< the context's own GID
+  ibv_gid shown_gid;  ///< the GID that programs see: `gid`, or the process's
   std::atomic<std::uint32_t> closed;
-  std::atomic<std::uint32_t> lanes_used;  ///< above every directory entry ever claimed
-  // Doorbells of sleeping lanes: bits first, then the summary that the owner polls.
+  std::atomic<std::uint32_t> lanes_used;  ///< number of directory entries from the first to the
+                                          ///< last ever claimed
+  // Doorbells of sleeping lanes. A sender sets the lane's bit first, then the summary that the
+  // owner polls.
   alignas(64) std::atomic<std::uint64_t> doorbell;
-  std::atomic<std::uint64_t> violated;  ///< a queue pair has a violation to be looked at
+  std::atomic<std::uint64_t> violated;  ///< a queue pair's `violation` is set
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
   LaneEntry directory[kMaxLanes];
   ObjectEntry objects[kMaxObjects];
@@ -184,14 +190,14 @@ struct Segment {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// The directory's entries from here on were never claimed. Peers write the count: not beyond the
-/// table, whatever it says.
+/// Directory entries from this index on were never claimed. Peers write the count, so it is clamped
+/// to the table.
 inline std::uint32_t lanes_in_use(const Segment& segment) noexcept {
   return std::min(segment.lanes_used.load(std::memory_order_acquire), kMaxLanes);
 }
 
-// Keys and numbers: an index and a generation, so that a stale one is recognised.
-// The low 8 bits of a window's key are the consumer's.
+// Keys and numbers hold an index and a generation, so that stale ones are recognised. The consumer
+// sets the low 8 bits of a window's key.
 inline constexpr std::uint32_t kGenerationBits = 14;
 inline constexpr std::uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 static_assert(std::uint64_t{kMaxRegions} << kGenerationBits == std::uint64_t{1} << 32);
@@ -214,12 +220,6 @@ constexpr std::uint32_t word_psn(std::uint64_t word) {
 }
 constexpr std::uint32_t word_qpn(std::uint64_t word) {
   return static_cast<std::uint32_t>(word) & 0xffffff;
-}
-constexpr std::uint32_t lines_for(std::size_t bytes) {
-  return bytes <= kFirstLineBytes
-             ? 1
-             : 1 + static_cast<std::uint32_t>((bytes - kFirstLineBytes + kNextLineBytes - 1) /
-                                              kNextLineBytes);
 }
 constexpr std::uint32_t psn_add(std::uint32_t psn, std::uint32_t n) { return (psn + n) & 0xffffff; }
 /// a - b in 24-bit serial arithmetic.

@@ -1,4 +1,4 @@
-// Which peers are accessing our memory, and whether they have finished. Cold.
+// Tracks peers' accesses to local memory and finds when they have ended. Cold.
 #pragma once
 
 #include "softverbs/objects.h"
@@ -6,24 +6,31 @@
 
 namespace spinwire::softverbs {
 
-/// A memory barrier in all threads of all processes; none if this thread drives all peers.
-/// Afterwards a peer either sees what we wrote before, or its `busy` word shows the access that
-/// does not. False if the kernel refuses.
+/// Issues a memory barrier in all threads of all processes; none if this thread drives all peers.
+/// Afterwards a peer either sees this thread's earlier writes, or its `access_serial` word shows
+/// its access. False if the kernel refuses.
 bool fence_peers(const Context& c) noexcept;
 
-/// The access that `peer` is in now. Call it after the barrier that follows a revocation.
+/// The current access of `peer`. Call it after the barrier that follows a revocation.
 PendingAccess current_access(const Context& c, const Peer& peer) noexcept;
-/// Whether the recorded access has ended; the peer may be in another one. Spins for microseconds at
-/// most: if false, call again later.
+/// Whether the recorded access has ended; the peer may have begun another. Spins for microseconds
+/// at most: if false, call again later.
 bool access_ended(const Context& c, const Peer& peer, const PendingAccess& recorded) noexcept;
 
-/// Whether every access has ended that began while the queue pair answered, or before its rights
+/// Whether all accesses have ended that began while the queue pair responded, or before its rights
 /// were revoked. Bounded: if false, call again later.
-bool accesses_drained(const Context& c, Qp& qp) noexcept;
+bool peer_accesses_ended(const Context& c, Qp& qp) noexcept;
 
-/// Waits until every thread of this process has ended the access to our memory that it was in, for
-/// at most `timeout`: the memory may be unmapped afterwards. No queue pair may answer any more.
-/// Peers of other processes have mappings of their own. False: one has not ended.
+/// Records the accesses in progress of all lanes, opened or not. May throw std::bad_alloc.
+void record_accesses(Context& c, Mr& mr);
+
+/// Whether all recorded accesses have ended. Spins for microseconds at most, because a peer may be
+/// stopped or copy for long: if false, call again later.
+bool accesses_ended(Context& c, Mr& mr) noexcept;
+
+/// Waits for at most `timeout` until all threads of this process have ended their accesses to the
+/// context's memory; the memory may then be unmapped. No queue pair may respond any more. Peers in
+/// other processes have their own mappings. False if an access has not ended.
 bool wait_for_local_accesses(ibv_context* context, Nanoseconds timeout) noexcept;
 
 }  // namespace spinwire::softverbs

@@ -16,14 +16,14 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Low bits of the time at which a process was started; 0 if that cannot be read.
+/// Low bits of a process's start time; 0 if it cannot be read.
 std::uint32_t start_time(std::uint32_t pid) noexcept {
   char text[1024];
   std::snprintf(text, sizeof text, "/proc/%u/stat", pid);
   const base::UniqueFd fd(::open(text, O_RDONLY | O_CLOEXEC));
   const ssize_t n = fd ? read(fd.get(), text, sizeof text - 1) : 0;
   text[std::max<ssize_t>(n, 0)] = '\0';
-  // The name, in parentheses, may hold anything; the time is the 20th field behind it.
+  // The name, in parentheses, may contain any byte; the start time is the 20th field after it.
   const char* at = std::strrchr(text, ')');
   for (int field = 0; at != nullptr && field < 20; ++field) at = std::strchr(at + 1, ' ');
   return at == nullptr ? 0 : static_cast<std::uint32_t>(std::strtoull(at, nullptr, 10));
@@ -67,7 +67,7 @@ bool acquire_lock(std::atomic<std::uint64_t>& lock, std::uint64_t self) noexcept
       return true;
     __builtin_ia32_pause();
   }
-  // Only one process can replace a dead holder's word, which never comes back.
+  // Only one process can replace a dead holder's word, because that word never returns.
   return holder != 0 && holder_dead(holder) &&
          lock.compare_exchange_strong(holder, self, std::memory_order_acquire);
 }

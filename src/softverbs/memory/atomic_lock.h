@@ -1,6 +1,5 @@
-// The lock for atomics on memory that peers cannot map. It lies in shared memory of the process
-// that owns the memory, and survives the death of its holder. Cold: such an atomic costs two system
-// calls.
+// The lock for atomics on memory that peers cannot map. It lies in shared memory of the owning
+// process and survives the death of its holder. Cold: such an atomic costs two system calls.
 #pragma once
 
 #include <atomic>
@@ -10,7 +9,8 @@
 
 namespace spinwire::softverbs {
 
-/// The lock for a word of the peer's private memory, mapped on first use; null if it cannot be.
+/// The lock for a word of the peer's private memory, mapped on first use; null if it cannot be
+/// mapped.
 std::atomic<std::uint64_t>* lock_of(Peer& peer, std::uint64_t address) noexcept;
 
 /// Identifies a process by its pid and, in the upper half, its start time, so that a later process

@@ -9,10 +9,11 @@
 
 #include "base/shared_memory.h"
 #include "softverbs/memory/access_tracking.h"
+#include "softverbs/refusal.h"
 
 namespace spinwire::softverbs {
 std::uint32_t acquire_slot(RegionSlots& regions) {
-  constexpr std::uint32_t kRest = 1024;  // registrations before a released entry is used again
+  constexpr std::uint32_t kRest = 1024;  // released entries to collect before one is used again
   const bool fresh = regions.slots.size() < kMaxRegions;
   if (regions.free == 0 || (fresh && regions.free < kRest)) {
     if (!fresh) return 0;
@@ -60,8 +61,8 @@ constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                               IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                               IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
 
-/// The object table's entry for one of our shared mappings. kNoObject if the table is full: peers
-/// then reach the region through the kernel.
+/// Takes the object table's entry for a shared mapping of this process. kNoObject if the table is
+/// full: peers then reach the region through the kernel.
 std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   struct stat st {};
   if (fstat(ref.fd, &st) != 0) return kNoObject;
@@ -90,18 +91,18 @@ std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   return free;
 }
 
-/// Room for one more object, so that taking it never allocates.
+/// Reserves room for one more object, so that acquire_object() never allocates.
 void reserve_object(Context& c) {
   c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
 }
 
-/// Opens these bytes under the key.
-void set_region(Context& c, std::uint32_t key, const Pd& pd, void* address, std::size_t length,
-                int access) noexcept {
+/// Opens these bytes under the key, within a domain or a window_scope.
+void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* address,
+                std::size_t length, int access) noexcept {
   const std::uint32_t index = region_index(key);
   RegionSlots::Slot& slot = c.regions.slots[index];
-  c.regions.own[index] = {key, static_cast<std::uint32_t>(access),
-                          reinterpret_cast<std::uint64_t>(address), length, pd.id};
+  open_region(c.regions.own[index], {key, static_cast<std::uint32_t>(access),
+                                     reinterpret_cast<std::uint64_t>(address), length, scope});
   slot.object = kNoObject;
   if (auto shared = base::find_shared_memory(address, length)) {
     slot.object = acquire_object(c, *shared);
@@ -114,18 +115,16 @@ void set_region(Context& c, std::uint32_t key, const Pd& pd, void* address, std:
   publish_region(c, index);
 }
 
-ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
+ibv_mr* register_region(Context& c, Pd& pd, std::uint64_t scope, void* address, std::size_t length,
+                        int access) {
   auto mr = std::make_unique<Mr>();
   reserve_object(c);
   const std::uint32_t index = acquire_slot(c.regions);
-  if (index == 0) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (index == 0) return refuse_with(ENOMEM);
   RegionSlots::Slot& slot = c.regions.slots[index];
   slot.generation = (slot.generation + 1) & kGenerationMask;
   const std::uint32_t key = region_key(index, slot.generation);
-  set_region(c, key, pd, address, length, access);
+  set_region(c, key, scope, address, length, access);
 
   mr->context = &c.verbs;
   mr->pd = &pd;
@@ -139,34 +138,8 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
   return mr.release();
 }
 
-/// Records the accesses in progress, of all lanes, opened or not. Peers of this thread have none.
-/// May throw std::bad_alloc.
-void record_accesses(Context& c, Mr& mr) {
-  const std::uint32_t used = lanes_in_use(*c.segment);
-  for (std::uint32_t lane = 0; lane < used; ++lane) {
-    const std::uint64_t word = c.segment->lanes[lane].control.busy.load(std::memory_order_acquire);
-    if ((word & 1) != 0) mr.busy.push_back({lane, word});
-  }
-}
-
-/// Whether all recorded accesses have ended. Spins for microseconds at most, since a peer may be
-/// stopped or copy for long: if false, call again later.
-bool accesses_ended(Context& c, Mr& mr) noexcept {
-  int spins = 1000;  // for all lanes together
-  while (!mr.busy.empty()) {
-    const PendingAccess& recorded = mr.busy.back();
-    const std::atomic<std::uint64_t>& word = c.segment->lanes[recorded.lane].control.busy;
-    const InLane* known = c.lanes[recorded.lane].get();
-    const bool gone = known != nullptr && known->peer != nullptr && known->peer->gone;
-    while (!gone && word.load(std::memory_order_acquire) == recorded.word) {
-      if (spins-- == 0) return false;
-    }
-    mr.busy.pop_back();
-  }
-  return true;
-}
-
-/// Remote write or atomic without local write is refused, as libibverbs documents.
+/// Whether a registration is valid. As libibverbs documents, remote write and atomics require local
+/// write.
 bool valid(const void* address, std::size_t length, int access) noexcept {
   const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
   const auto begin = reinterpret_cast<std::uint64_t>(address);
@@ -174,39 +147,43 @@ bool valid(const void* address, std::size_t length, int access) noexcept {
          (!remote_change || (access & IBV_ACCESS_LOCAL_WRITE) != 0);
 }
 
+ibv_mr* register_within(Pd& pd, std::uint64_t scope, void* address, std::size_t length,
+                        int access) noexcept {
+  if (!valid(address, length, access)) return refuse_with(EINVAL);
+  return or_no_memory(
+      [&] { return register_region(context_of(pd.context), pd, scope, address, length, access); });
+}
+
 }  // namespace
 
-ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept {
-  if (!valid(address, length, access)) {
-    errno = EINVAL;
-    return nullptr;
-  }
-  try {
-    return register_region(context_of(pd->context), *static_cast<Pd*>(pd), address, length, access);
-  } catch (const std::bad_alloc&) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+ibv_mr* reg_mr(ibv_pd* base, void* address, std::size_t length, int access) noexcept {
+  Pd& pd = *static_cast<Pd*>(base);
+  return register_within(pd, pd.id, address, length, access);
+}
+
+ibv_mr* reg_mr_for_qp(ibv_qp* qp, void* address, std::size_t length, int access) noexcept {
+  return register_within(*static_cast<Pd*>(qp->pd), window_scope(qp->qp_num), address, length,
+                         access);
 }
 
 namespace {
 
-/// Invalidates the key and gives back the object. EBUSY as of dereg_mr().
+/// Invalidates the key and releases the object. EBUSY: see dereg_mr().
 int close_region(Context& c, Mr* mr) noexcept {
   // A forked child shares the segment with its parent, which still uses the key.
   if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   RegionSlots::Slot& slot = c.regions.slots[mr->index];
   if (slot.windows != 0) return EBUSY;
   if (!mr->dead) {
-    c.regions.own[mr->index].key = 0;
+    set_key(c.regions.own[mr->index], 0);
     c.segment->regions[mr->index].key.store(0, std::memory_order_release);
     ++c.region_epoch;
     if (!fence_peers(c)) return EBUSY;
-    // Peers that were not busy see the invalid key from here on.
+    // From now on peers that were not busy see the invalid key.
     try {
       record_accesses(c, *mr);
     } catch (const std::bad_alloc&) {
-      mr->busy.clear();
+      mr->pending_accesses.clear();
       return EBUSY;
     }
     mr->dead = true;
@@ -248,6 +225,7 @@ int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t len
   if ((flags & IBV_REREG_MR_CHANGE_ACCESS) == 0)
     access = static_cast<int>(c.regions.own[mr->index].access);
   if (pd == nullptr || pd->context != mr->context) return EINVAL;
+  const std::uint64_t scope = pd == mr->pd ? c.regions.own[mr->index].pd : static_cast<Pd*>(pd)->id;
   if (!valid(address, length, access)) return EINVAL;
   try {
     reserve_object(c);
@@ -256,7 +234,7 @@ int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t len
   }
   if (const int error = close_region(c, mr); error != 0) return error;
   // Under the same key: programs told it to their peers, and adapters keep it.
-  set_region(c, mr->lkey, *static_cast<Pd*>(pd), address, length, access);
+  set_region(c, mr->lkey, scope, address, length, access);
   --static_cast<Pd*>(mr->pd)->users;
   ++static_cast<Pd*>(pd)->users;
   mr->pd = pd;

@@ -9,6 +9,7 @@
 #include "softverbs/memory/access_tracking.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/queues.h"
+#include "softverbs/refusal.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -22,7 +23,7 @@ constexpr bool same_window(std::uint32_t key, std::uint32_t other) noexcept {
   return ((key ^ other) & ~kConsumerBits) == 0;
 }
 
-/// A parent domain is the one that it stands for.
+/// A parent domain equals the domain whose rights it has.
 bool same_domain(const ibv_pd* a, const ibv_pd* b) noexcept {
   return static_cast<const Pd*>(a)->id == static_cast<const Pd*>(b)->id;
 }
@@ -35,12 +36,9 @@ Mw* window_at(Context& c, std::uint32_t key) noexcept {
 ibv_mw* make_window(Context& c, Pd& pd) {
   auto mw = std::make_unique<Mw>();
   const std::uint32_t index = acquire_slot(c.regions);
-  if (index == 0) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (index == 0) return refuse_with(ENOMEM);
   RegionSlots::Slot& slot = c.regions.slots[index];
-  // The consumer may have used every key with the same high bits.
+  // The consumer may have used all keys with equal high bits.
   slot.generation = ((slot.generation | kConsumerBits) + 1) & kGenerationMask;
   slot.window = mw.get();
   mw->context = &c.verbs;
@@ -53,21 +51,21 @@ ibv_mw* make_window(Context& c, Pd& pd) {
   return mw.release();
 }
 
-/// Invalidates the window's key and records the peer's access. A peer marks itself busy and issues
-/// a barrier before it reads the key, so no barrier in the peer's thread is needed.
+/// Invalidates the window's key and records the peer's access. The peer marks itself busy and
+/// issues a barrier before it reads the key, so this side needs no membarrier.
 void invalidate_key(Context& c, Mw& mw) noexcept {
-  c.regions.own[mw.index].key = 0;
+  set_key(c.regions.own[mw.index], 0);
   c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
-  mw.busy = current_access(c, *mw.qp->peer);
+  mw.pending_access = current_access(c, *mw.qp->peer);
   mw.invalidated = true;
 }
 
 /// Whether the peer's access through the window has ended.
 bool peer_finished(const Context& c, const Mw& mw) noexcept {
-  return access_ended(c, *mw.qp->peer, mw.busy);
+  return access_ended(c, *mw.qp->peer, mw.pending_access);
 }
 
-/// Makes the window free to be bound again.
+/// Frees the window to be bound again.
 void unbind(Context& c, Mw& mw) noexcept {
   --mw.qp->windows;
   --c.regions.slots[mw.region].windows;
@@ -82,7 +80,7 @@ Mw* find_owned_window(Context& c, const Qp& qp, std::uint32_t key) noexcept {
   return mw->qp == nullptr || mw->qp == &qp ? mw : nullptr;
 }
 
-/// Whether the region that `lkey` names takes such a window (IB specification volume 1, 10.6.7).
+/// Whether the window may be bound to the region (IB specification volume 1, 10.6.7).
 bool bindable(const OwnRegion& region, const Qp& qp, const SendWr& wr) noexcept {
   constexpr std::uint32_t kChanges = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   const std::uint64_t length = wr.bind_length;
@@ -103,8 +101,8 @@ bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
   if (!bindable(own, qp, wr)) return false;
   const RegionSlots::Slot& region = c.regions.slots[region_at];
   RegionSlots::Slot& slot = c.regions.slots[mw->index];
-  c.regions.own[mw->index] = {wr.rkey, wr.imm, wr.remote_address, wr.bind_length,
-                              window_scope(qp.qp_num)};
+  open_region(c.regions.own[mw->index],
+              {wr.rkey, wr.imm, wr.remote_address, wr.bind_length, window_scope(qp.qp_num)});
   slot.object = region.object;
   slot.object_offset = region.object_offset + (wr.remote_address - own.address);
   slot.object_generation = region.object_generation;
@@ -120,22 +118,14 @@ bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
 }  // namespace
 
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) noexcept {
-  if (type != IBV_MW_TYPE_2) {
-    errno = type == IBV_MW_TYPE_1 ? EOPNOTSUPP : EINVAL;
-    return nullptr;
-  }
-  try {
-    return make_window(context_of(pd->context), *static_cast<Pd*>(pd));
-  } catch (const std::bad_alloc&) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (type != IBV_MW_TYPE_2) return refuse_with(type == IBV_MW_TYPE_1 ? EOPNOTSUPP : EINVAL);
+  return or_no_memory([&] { return make_window(context_of(pd->context), *static_cast<Pd*>(pd)); });
 }
 
 int dealloc_mw(ibv_mw* base) noexcept {
   Mw* mw = static_cast<Mw*>(base);
   Context& c = context_of(mw->context);
-  // A forked child has the segment in common with its parent, who still uses the key.
+  // A forked child shares the segment with its parent, which still uses the key.
   if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   if (mw->qp != nullptr) {
     if (!mw->invalidated) invalidate_key(c, *mw);
@@ -170,21 +160,13 @@ int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
 bool run_local(Qp& qp, const SendWr& wr) noexcept {
   Context& c = context_of(qp.context);
   if (wr.opcode == IBV_WR_BIND_MW) {
-    if (bind(c, qp, wr)) return true;
-    fail_oldest(qp, IBV_WC_MW_BIND_ERR);
-    return false;
+    return bind(c, qp, wr) || (fail_oldest(qp, IBV_WC_MW_BIND_ERR), false);
   }
   Mw* mw = find_owned_window(c, qp, wr.imm);
-  if (mw == nullptr) {
-    fail_oldest(qp, IBV_WC_LOC_QP_OP_ERR);
-    return false;
-  }
+  if (mw == nullptr) return fail_oldest(qp, IBV_WC_LOC_QP_OP_ERR), false;
   if (mw->qp == nullptr) return true;
   if (!mw->invalidated) invalidate_key(c, *mw);
-  if (!peer_finished(c, *mw)) {
-    wait_until(qp, kAccessRetryDelay);
-    return false;
-  }
+  if (!peer_finished(c, *mw)) return wait_until(qp, kAccessRetryDelay), false;
   unbind(c, *mw);
   return true;
 }
@@ -194,7 +176,7 @@ bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {
   Mw* mw = find_owned_window(c, qp, key);
   if (mw == nullptr) return false;
   if (mw->qp == nullptr) return true;
-  c.regions.own[mw->index].key = 0;
+  set_key(c.regions.own[mw->index], 0);
   c.segment->regions[mw->index].key.store(0, std::memory_order_release);
   unbind(c, *mw);
   return true;

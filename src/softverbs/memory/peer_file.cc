@@ -16,14 +16,14 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Attributes as the kernel has them: without AT_STATX_DONT_SYNC a remote or user-space file system
-/// would be asked, which may never answer.
+/// Reads the attributes that the kernel has cached: without AT_STATX_DONT_SYNC the call may wait
+/// for a remote or user-space file system for ever.
 bool stat_unasked(int fd, struct statx& out) noexcept {
   return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT,
                  STATX_TYPE | STATX_UID | STATX_SIZE | STATX_INO, &out) == 0;
 }
 
-/// Whether a file lies in the kernel's own file system for memfds made with these flags.
+/// Whether a file is in the kernel's file system for memfds made with these flags.
 bool lies_with_memfd(const struct statx& file, unsigned flags) noexcept {
   const base::UniqueFd memfd(::memfd_create("spinwire-compare", flags | MFD_CLOEXEC));
   struct statx own {};
@@ -33,7 +33,7 @@ bool lies_with_memfd(const struct statx& file, unsigned flags) noexcept {
 
 bool is_memfd(const struct statx& file, PeerFileKind kind) noexcept {
   if (lies_with_memfd(file, 0)) return true;
-  // Each size of hugepages has a file system of its own, whose blocks have that size.
+  // Each hugepage size has its own file system, whose blocks have that size.
   if (kind == PeerFileKind::ordinary_pages || !std::has_single_bit(file.stx_blksize)) return false;
   const auto size_flag = static_cast<unsigned>(std::countr_zero(file.stx_blksize))
                          << MFD_HUGE_SHIFT;
@@ -50,7 +50,7 @@ PeerFile refuse(int error) noexcept {
 PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) noexcept {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%u/fd/%u", pid, fd);
-  // A handle to the file that opens nothing: what is checked is what is opened after it.
+  // O_PATH opens nothing, but pins the file: the file that is checked is the file that is opened.
   const base::UniqueFd handle(::open(path, O_PATH | O_CLOEXEC));
   if (!handle) return {};
   struct statx file {};
@@ -60,12 +60,12 @@ PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) 
   if (!is_memfd(file, kind)) return refuse(ENODEV);
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", handle.get());
   PeerFile opened;
-  // O_NONBLOCK: a lease on the file is not waited for.
+  // O_NONBLOCK: do not wait for a lease on the file.
   opened.fd.reset(::open(path, O_RDWR | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!opened.fd) return {};
   const int seals = ::fcntl(opened.fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return refuse(ENODEV);
-  // Read after the seal is seen: the size cannot fall any more.
+  // Read after the check of the seal: the size can no longer shrink.
   if (!stat_unasked(opened.fd.get(), file)) return {};
   opened.size = file.stx_size;
   opened.inode = file.stx_ino;

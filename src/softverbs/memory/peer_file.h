@@ -1,5 +1,5 @@
-// Opens shared memory of another process. The number of a descriptor comes from that process, so it
-// may name anything: a terminal, a pipe, a file on a network, memory that shrinks. Cold.
+// Opens shared memory of another process. That process supplies the descriptor's number, which may
+// name any file: a terminal, a pipe, a network file, memory that shrinks. Cold.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace spinwire::softverbs {
 
-/// What a peer's descriptor may be.
+/// The files that a peer's descriptor may name.
 enum class PeerFileKind : std::uint8_t {
   ordinary_pages,  ///< a memfd of ordinary pages
-  any_pages,       ///< or one of hugepages
+  any_pages,       ///< a memfd of ordinary pages or of hugepages
 };
 
 struct PeerFile {
@@ -22,8 +22,9 @@ struct PeerFile {
 };
 
 /// Opens descriptor `fd` of process `pid`, if it is a memfd of this user that can never shrink.
-/// Nothing else is opened, so that no driver, file lease or remote file system is asked. Without a
-/// descriptor, errno says why: EPERM: of another user; ENODEV: not such a memfd; others: open().
+/// Opens nothing else, so that no driver, file lease or remote file system gets involved. On
+/// failure `fd` is empty and errno is set. EPERM: of another user; ENODEV: not such a memfd;
+/// others: as open().
 [[nodiscard]] PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd,
                                       PeerFileKind kind) noexcept;
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "base/log.h"
+#include "base/log_message.h"
 #include "softverbs/lane/attached_peer.h"
 
 namespace spinwire::softverbs {
@@ -27,8 +27,8 @@ bool has_ended(const base::UniqueFd& process) noexcept {
   return ::poll(&ended, 1, 0) != 0;
 }
 
-/// Opens the address space of the peer's process. The descriptor stays with that address space: it
-/// never leads to another process that has got the same pid, as process_vm_writev() could.
+/// Opens the address space of the peer's process. Unlike process_vm_writev(), the descriptor never
+/// leads to a later process with the same pid.
 bool open_address_space(Peer& peer) noexcept {
   if (peer.memory) return true;
   char path[32];
@@ -39,7 +39,7 @@ bool open_address_space(Peer& peer) noexcept {
     if (errno == EPERM || errno == EACCES) explain_refusal(peer);
     return false;
   }
-  // The pidfd is older. If its process is alive now, the pid was its own when we opened.
+  // The pidfd is older. If its process is alive now, the pid was still its own at the open().
   if (!peer.pidfd || has_ended(peer.pidfd)) return errno = ESRCH, false;
   peer.memory = std::move(memory);
   return true;
@@ -60,7 +60,7 @@ bool copy_private_memory(Peer& peer, std::uint64_t address, const ibv_sge* sges,
                           : ::pread(peer.memory.get(), piece.data, piece.length, there);
     if (n != static_cast<ssize_t>(piece.length)) {
       if (n == 0) errno = ESRCH;                  // the address space has ended
-      if (n > 0 || errno == EIO) errno = EFAULT;  // not all of it is mapped
+      if (n > 0 || errno == EIO) errno = EFAULT;  // the range is not wholly mapped
       return false;
     }
     address += piece.length;

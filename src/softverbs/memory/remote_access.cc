@@ -6,14 +6,14 @@
 #include <cstring>
 #include <new>
 
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/peer_file.h"
 #include "softverbs/memory/private_memory.h"
 
 namespace spinwire::softverbs {
 namespace {
 
-/// Reads a word that a peer may write meanwhile.
+/// Reads a word once that a peer may change at any time.
 std::uint64_t read_once(const std::uint64_t& word) noexcept {
   return *static_cast<const volatile std::uint64_t*>(&word);
 }
@@ -50,26 +50,47 @@ const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t gen
   return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
 }
 
-/// Whether the key belongs to a window for queue pair `qpn`. The window's owner issues no barrier
-/// in our thread, so this one issues it before it reads the key.
-[[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
-                                           std::uint32_t qpn) noexcept {
-  if (region.pd != window_scope(qpn)) return false;
-  peer.out.control->busy.exchange(peer.out.busy, std::memory_order_seq_cst);
-  return region.key.load(std::memory_order_seq_cst) == key && region.pd == window_scope(qpn);
+namespace {
+
+std::uint32_t read_key(const RegionEntry& region) noexcept {
+  return region.key.load(std::memory_order_seq_cst);
 }
+
+/// Whether the key belongs to one queue pair, `qpn`. A window's owner issues no barrier in our
+/// thread, so this one issues it before it reads the key.
+template <typename Region>
+[[gnu::noinline]] bool enter_scope(Peer& peer, const Region& region, std::uint32_t key,
+                                   std::uint32_t qpn) noexcept {
+  if (region.pd != window_scope(qpn)) return false;
+  peer.out.control->access_serial.exchange(peer.out.own_access_serial, std::memory_order_seq_cst);
+  return read_key(region) == key && region.pd == window_scope(qpn);
+}
+
+/// Whether the region allows the access that resolve() was asked for.
+template <typename Region>
+[[gnu::always_inline]] inline bool allows(Peer& peer, const Region& region, std::uint64_t pd,
+                                          std::uint64_t address, std::uint64_t length,
+                                          std::uint32_t key, std::uint32_t access,
+                                          std::uint32_t qpn) noexcept {
+  if (read_key(region) != key || key == 0) return false;
+  if (region.pd != pd && !enter_scope(peer, region, key, qpn)) [[unlikely]]
+    return false;
+  return (region.access & access) == access && address >= region.address &&
+         length <= region.length && address - region.address <= region.length - length;
+}
+
+}  // namespace
 
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
                     std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept {
-  const RegionEntry& region = peer.segment->regions[region_index(key)];
-  if (region.key.load(std::memory_order_acquire) != key || key == 0) return {};
-  if (region.pd != pd && !enter_window(peer, region, key, qpn)) [[unlikely]]
-    return {};
-  if ((region.access & access) != access || address < region.address || length > region.length ||
-      address - region.address > region.length - length) {
-    return {};
+  if (peer.same_process) {
+    // Other processes can write the segment, and the bytes are ours.
+    const OwnRegion& own = peer.local.regions[region_index(key)];
+    if (!allows(peer, own, pd, address, length, key, access, qpn)) return {};
+    return {RemoteBytes::Kind::direct, pointer(address), address};
   }
-  if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};
+  const RegionEntry& region = peer.segment->regions[region_index(key)];
+  if (!allows(peer, region, pd, address, length, key, access, qpn)) return {};
   const std::uint32_t object = region.object;
   if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
   const MappedObject* mapped = object_of(peer, object, region.object_generation);
@@ -88,7 +109,7 @@ bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std
   while (length != 0) {
     const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
-    // Both ends may be the same memory (a context connected to itself): memmove.
+    // The ranges may overlap if a context is connected to itself: memmove.
     if (direction == Copy::to_peer) {
       std::memmove(there, piece.data, piece.length);
     } else {

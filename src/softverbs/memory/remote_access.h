@@ -8,36 +8,37 @@
 
 namespace spinwire::softverbs {
 
-/// Where a peer's bytes can be reached from here.
+/// How this process reaches a peer's bytes.
 struct RemoteBytes {
   enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;
   std::byte* data = nullptr;  ///< direct
   std::uint64_t address = 0;  ///< kernel: the peer's virtual address
 };
 
-/// Resolves [address, address + length) under `key` of `peer`, with the rights asked and within
-/// protection domain `pd` of the peer or through a window for its queue pair `qpn`. To be called,
-/// and the bytes touched, between begin_access and end_access. Maps the object on first use, which
-/// makes system calls; hot after that.
+/// Resolves [address, address + length) under `key` of `peer`, with the rights `access`, in the
+/// peer's protection domain `pd` or through a window for its queue pair `qpn`. Call it, and access
+/// the bytes, between begin_access() and end_access(). Maps the object on first use, which makes
+/// system calls; hot after that.
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
                     std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept;
 
-/// Object `index` of a peer in another process, mapped on first use, which makes system calls; null
-/// if it cannot be. Hot after that.
+/// Object `index` of a peer in another process; null if it cannot be mapped. Maps it on first use,
+/// which makes system calls; hot after that.
 const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept;
 
-/// Mark the initiator busy with plain stores; the revoker's membarrier replaces a fence here.
+/// begin_access() and end_access() mark the initiator busy with plain stores; the revoker's
+/// membarrier replaces a fence here.
 inline void begin_access(Peer& peer) noexcept {
-  peer.out.control->busy.store(++peer.out.busy, std::memory_order_relaxed);
+  peer.out.control->access_serial.store(++peer.out.own_access_serial, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 inline void end_access(Peer& peer) noexcept {
-  peer.out.control->busy.store(++peer.out.busy, std::memory_order_release);
+  peer.out.control->access_serial.store(++peer.out.own_access_serial, std::memory_order_release);
 }
 
 enum class Copy : std::uint8_t { to_peer, from_peer };
-/// Copies between local elements and the peer's bytes; false and errno if the kernel refused
-/// (ESRCH: the peer's process is gone).
+/// Copies between local elements and the peer's bytes. False and errno on failure (ESRCH: the
+/// peer's process is gone).
 bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
                  std::size_t length, Copy direction) noexcept;
 

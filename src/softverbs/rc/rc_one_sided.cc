@@ -1,11 +1,11 @@
-// READ, WRITE and atomics: they run in the initiator's thread, on the peer's memory.
+// READ, WRITE and atomics: the initiator's thread runs them on the peer's memory.
 #include <errno.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/atomic_lock.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/remote_access.h"
@@ -16,7 +16,7 @@ namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint32_t kAtomicBytes = 8;
-/// Delay until the next try for a held lock: long against the time that a living holder needs.
+/// Delay until the next try for a held lock; long compared with the time that a holder needs.
 constexpr Nanoseconds kLockRetryDelay = std::chrono::microseconds(50);
 
 constexpr bool is_atomic(std::uint8_t opcode) noexcept {
@@ -25,7 +25,7 @@ constexpr bool is_atomic(std::uint8_t opcode) noexcept {
 
 enum class Reached : std::uint8_t { done, not_ready, contended, refused, failed };
 
-/// The result of a failed copy: a dead process counts as a peer that does not answer.
+/// The result of a failed copy: a dead process counts as a peer that does not respond.
 Reached copy_failure() noexcept { return errno == ESRCH ? Reached::not_ready : Reached::failed; }
 
 std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
@@ -33,7 +33,7 @@ std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
   return old == wr.compare_add ? wr.swap : old;
 }
 
-/// Uses the processor's atomics, on memory that every context reaches by mapping the same pages.
+/// Changes the word with the processor's atomics, on pages that all contexts map.
 std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
   std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data));
   if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return word.fetch_add(wr.compare_add);
@@ -42,8 +42,8 @@ std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
   return old;
 }
 
-/// Uses a lock of the owner's process, on memory that only this process can map. A holder that dies
-/// has written all 8 bytes or none.
+/// Changes the word under a lock of the owner's process, on memory that peers cannot map. A holder
+/// that dies has written all 8 bytes or none.
 Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
                       std::uint64_t& old) noexcept {
   std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
@@ -66,7 +66,7 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
   return ok ? Reached::done : copy_failure();
 }
 
-/// Executes an atomic on the bytes found and writes the old value to the local elements.
+/// Executes an atomic on the resolved bytes and writes the old value to the local elements.
 Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
                const RemoteBytes& bytes) noexcept {
   std::uint64_t old = 0;
@@ -74,46 +74,36 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
     const Reached reached = change_locked(peer, wr, bytes, old);
     if (reached != Reached::done) return reached;
   } else {
-    // Other contexts use the processor's atomics there, so nothing else would be atomic.
+    // Other contexts use the processor's atomics on this memory, so a lock would not be atomic with
+    // them.
     if (bytes.kind != RemoteBytes::Kind::direct ||
         reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
       return Reached::failed;
     old = change_mapped(wr, bytes.data);
   }
-  const auto* from = reinterpret_cast<const std::byte*>(&old);
   ScatterCursor to(sges, wr.sge_count);
-  for (std::size_t left = kAtomicBytes; left != 0;) {
-    const ScatterCursor::Piece piece = to.next(left);
-    std::copy_n(from, piece.length, piece.data);
-    from += piece.length;
-    left -= piece.length;
-  }
+  scatter_bytes(to, reinterpret_cast<const std::byte*>(&old), kAtomicBytes);
   return Reached::done;
 }
 
-/// Finds the bytes that a work request names, if the remote queue pair answers and allows it. To be
-/// called between begin_access and end_access.
+/// Resolves the bytes that a work request names, if the remote queue pair responds and grants the
+/// rights. Call it between begin_access() and end_access().
 [[gnu::always_inline]] inline Reached find(Qp& qp, const SendWr& wr, std::uint32_t access,
                                            RemoteBytes& bytes) noexcept {
-  Peer& peer = *qp.peer;
-  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
-  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
-      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
-    return Reached::not_ready;
-  }
+  const QueuePairEntry& remote = remote_entry(qp);
+  if (!is_served(qp, remote)) return Reached::not_ready;
   if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
   if (wr.length == 0) return Reached::done;
-  bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
+  bytes = resolve(*qp.peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
                   wr.rkey, access, qp.dest_qpn);
   return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
 }
 
-/// Tells the responder about a refused request, which fails its queue pair too. It acts at its next
-/// poll.
+/// Reports a refused request to the responder, whose queue pair fails at its next poll.
 void report_refusal(const Qp& qp, Nak reason) noexcept {
   Segment& there = *qp.peer->segment;
-  there.queue_pairs[queue_pair_index(qp.dest_qpn)].violation.store(
-      violation_word(qp.dest_qpn, qp.qp_num, reason), std::memory_order_release);
+  remote_entry(qp).violation.store(violation_word(qp.dest_qpn, qp.qp_num, reason),
+                                   std::memory_order_release);
   there.violated.store(1);
   there.doorbell.store(1);
 }
@@ -133,7 +123,7 @@ void report_refusal(const Qp& qp, Nak reason) noexcept {
   }
 }
 
-/// Checks an atomic as far as that is possible without the peer.
+/// Checks an atomic as far as possible without the peer.
 ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
   if (!elements_allowed(qp, wr, sges, IBV_ACCESS_LOCAL_WRITE)) return IBV_WC_LOC_PROT_ERR;
@@ -143,8 +133,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
 [[gnu::noinline]] bool run_atomic(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) {
     if (status == IBV_WC_REM_INV_REQ_ERR) report_refusal(qp, Nak::invalid_request);
-    fail_oldest(qp, status);
-    return false;
+    return fail_oldest(qp, status), false;
   }
   Peer& peer = *qp.peer;
   begin_access(peer);
@@ -162,10 +151,8 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (is_atomic(wr.opcode)) [[unlikely]]
     return run_atomic(qp, wr, sges);
   const bool read = wr.opcode == IBV_WR_RDMA_READ;
-  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) [[unlikely]] {
-    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
-    return false;
-  }
+  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) [[unlikely]]
+    return fail_oldest(qp, IBV_WC_LOC_PROT_ERR), false;
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
@@ -176,11 +163,9 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
     reached = copy_failure();
   }
   end_access(peer);
-  if (reached != Reached::done) [[unlikely]] {
+  if (reached != Reached::done) [[unlikely]]
     handle_failure(qp, reached);
-    return false;
-  }
-  return true;
+  return reached == Reached::done;
 }
 
 }  // namespace spinwire::softverbs

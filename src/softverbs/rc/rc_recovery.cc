@@ -1,8 +1,10 @@
-// Negative answers, retries, timers, errors, flushes. Cold.
+// Negative answers, retries, timers, errors, flushes and events. Cold.
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <utility>
 
-#include "base/log.h"
+#include "base/log_message.h"
 #include "softverbs/device_control.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
@@ -17,8 +19,7 @@ constexpr std::uint32_t kRnrMicroseconds[32] = {
     480,    640,   960,   1280,  1920,  2560,   3840,   5120,   7680,   10240, 15360,
     20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
 
-/// Copies the bytes of short inline messages back from the lane, before their lines are written
-/// again.
+/// Copies the bytes of short inline messages back from the lane before their lines are reused.
 void fetch_from_lane(Qp& qp) noexcept {
   for (std::uint32_t i = qp.sq_tail; i != qp.sq_next; ++i) {
     const std::uint32_t slot = i & qp.sq_mask;
@@ -40,17 +41,17 @@ void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   if (qp.waiting) return;
   qp.waiting = true;
   qp.open = false;
-  c.waiting.push_back(&qp);  // reserved for every queue pair at creation
-  ++c.pending.attention;
+  c.waiting.push_back(&qp);  // room is reserved when a queue pair is created
+  ++c.pending.slow_work;
 }
 
 void stop_waiting(Qp& qp) noexcept {
   if (!qp.waiting) return;
   Context& c = context_of(qp.context);
   qp.waiting = false;
-  qp.open = qp.state == IBV_QPS_RTS && qp.peer != nullptr && !qp.peer->gone;
+  qp.open = qp.state == IBV_QPS_RTS && qp.peer != nullptr && !qp.peer->gone && !qp.direct_lost;
   c.waiting.erase(std::find(c.waiting.begin(), c.waiting.end(), &qp));
-  --c.pending.attention;
+  --c.pending.slow_work;
 }
 
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
@@ -65,80 +66,41 @@ void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
   wc->qp_num = qp.qp_num;
 }
 
-namespace {
-
-/// The object that an event is about.
-const void* element_of(const ibv_async_event& event) noexcept {
-  switch (event.event_type) {
-    case IBV_EVENT_CQ_ERR:
-      return event.element.cq;
-    case IBV_EVENT_SRQ_LIMIT_REACHED:
-      return event.element.srq;
-    default:
-      return event.element.qp;
-  }
-}
-
-}  // namespace
-
-void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
+/// One piece without calls: adding a completion then keeps its caller's registers.
+[[gnu::noinline]] void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
   if (c.events.size() == c.events.capacity())
     return;  // room is reserved once; the oldest events matter most
   ibv_async_event event{};
   event.event_type = type;
-  switch (type) {
-    case IBV_EVENT_CQ_ERR:
-      event.element.cq = static_cast<ibv_cq*>(element);
-      break;
-    case IBV_EVENT_SRQ_LIMIT_REACHED:
-      event.element.srq = static_cast<ibv_srq*>(element);
-      break;
-    default:
-      event.element.qp = static_cast<ibv_qp*>(element);
-  }
+  event.element = std::bit_cast<decltype(event.element)>(element);  // a union of pointers
   c.events.push_back(event);
 }
 
 void drop_events(Context& c, const void* element) noexcept {
-  std::erase_if(c.events,
-                [&](const ibv_async_event& event) { return element_of(event) == element; });
+  std::erase_if(c.events, [&](const ibv_async_event& event) {
+    return std::bit_cast<const void*>(event.element) == element;
+  });
 }
 
 void stall(Qp& qp) noexcept {
-  if (qp.stalled) return;
-  Peer& peer = *qp.peer;
-  qp.stalled = true;
-  qp.next_stalled = nullptr;
-  if (peer.stalled == nullptr || peer.stalled_last == nullptr) {
-    peer.stalled = &qp;
-  } else {
-    peer.stalled_last->next_stalled = &qp;
-  }
-  peer.stalled_last = &qp;
+  if (!std::exchange(qp.stalled, true)) qp.peer->stalled.push_back(qp);
 }
 
 void unstall(Qp& qp) noexcept {
-  if (!qp.stalled) return;
-  Peer& peer = *qp.peer;
-  Qp* before = nullptr;
-  for (Qp* at = peer.stalled; at != &qp; at = at->next_stalled) before = at;
-  (before == nullptr ? peer.stalled : before->next_stalled) = qp.next_stalled;
-  if (peer.stalled_last == &qp) peer.stalled_last = before;
-  qp.next_stalled = nullptr;
-  qp.stalled = false;
+  if (std::exchange(qp.stalled, false)) qp.peer->stalled.erase(qp);
 }
 
 void resume_stalled(Peer& peer) noexcept {
   const OutLane& out = peer.out;
-  while (peer.stalled != nullptr) {
-    Qp& qp = *peer.stalled;
+  while (!peer.stalled.empty()) {
+    Qp& qp = *peer.stalled.front();
     const std::uint32_t before = qp.sq_next;
-    pump(qp);
+    run_send_queue(qp);
     const bool full = out.tail == out.limit;
-    if (full && qp.sq_next == before) return;  // it needs more room and keeps its place
+    if (full && qp.sq_next == before) return;  // needs more room and keeps its place
     unstall(qp);
     if (!full) continue;
-    if (qp.sq_next != qp.sq_head) stall(qp);  // it had its turn
+    if (qp.sq_next != qp.sq_head) stall(qp);  // goes to the end of the list after its turn
     return;
   }
 }
@@ -148,8 +110,9 @@ void stop_serving(Qp& qp) noexcept {
   const std::uint64_t before = ident.load(std::memory_order_relaxed);
   if ((before & kServed) == 0) return;
   ident.store(before & ~kServed, std::memory_order_release);
-  if (qp.peer_access == PeerAccess::recorded)
-    qp.peer_access = PeerAccess::possible;  // that was noted too early
+  if (qp.peer_access.state == PeerAccess::recorded)
+    qp.peer_access.state =
+        PeerAccess::possible;  // recorded before serving stopped, so record again
 }
 
 void enter_error(Qp& qp) noexcept {
@@ -157,6 +120,7 @@ void enter_error(Qp& qp) noexcept {
   drop_waiting(qp);
   const bool first = qp.state != IBV_QPS_ERR;
   qp.state = IBV_QPS_ERR;
+  forget_batches(context_of(qp.context), qp);
   qp.open = false;
   qp.expected = kNeverExpected;
   stop_serving(qp);
@@ -186,13 +150,18 @@ void fail_oldest(Qp& qp, ibv_wc_status status) noexcept {
 
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   ++qp.epoch;
-  fetch_from_lane(qp);
-  qp.next_psn = oldest_psn(qp);
+  // A direct message cannot be sent again, since no copy of it is kept.
+  bool direct_behind = false;
+  if (qp.sq_tail != qp.sq_next) {
+    direct_behind = qp.direct_end > qp.sq[qp.sq_tail & qp.sq_mask].lane_end;
+    fetch_from_lane(qp);
+    qp.next_psn = oldest_psn(qp);
+  }
   qp.sq_next = qp.sq_tail;
   switch (reason) {
     case Nak::rnr:
-      // 7 means for ever.
-      if (qp.attr.rnr_retry != 7 && qp.rnr_retries++ >= qp.attr.rnr_retry)
+      // A count of 7 means no limit.
+      if (direct_behind || (qp.attr.rnr_retry != 7 && qp.rnr_retries++ >= qp.attr.rnr_retry))
         return fail_oldest(qp, IBV_WC_RNR_RETRY_EXC_ERR);
       return wait_until(qp, std::chrono::microseconds(kRnrMicroseconds[rnr_timer & 31]));
     case Nak::invalid_request:
@@ -203,8 +172,8 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
       return fail_oldest(qp, IBV_WC_REM_OP_ERR);
     case Nak::none:
     case Nak::not_ready:
-      // As an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
-      if (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt)
+      // Handled as an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
+      if (direct_behind || (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt))
         return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
       return wait_until(
           qp, Nanoseconds(std::int64_t{4096} << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
@@ -212,18 +181,19 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
 }
 
 void handle_unreachable(Qp& qp) noexcept {
-  const bool patient = context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
-  if (!patient) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  const bool retries_later =
+      context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
+  if (!retries_later) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
   retry(qp, Nak::not_ready, 0);
 }
 
 namespace {
 
-/// Completes the packets that a queue pair's remote end received, and retries those that it
-/// refused.
-void apply_nak(Qp& qp, std::uint64_t head) noexcept {
-  if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
-  const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+/// Completes the packets that the remote queue pair received, and retries those that it refused.
+/// The acknowledgement covers the lines from `acked` to `head`.
+void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
+  if (qp.sq_tail == qp.sq_next && qp.direct_end <= acked) return;  // nothing in flight
+  const QueuePairEntry& remote = remote_entry(qp);
   const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
   const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   bool known = (ident >> 8) == (ours >> 8) &&
@@ -231,7 +201,7 @@ void apply_nak(Qp& qp, std::uint64_t head) noexcept {
   const std::uint32_t serial = remote.nak_serial.load(std::memory_order_acquire);
   const Nak answer = remote.nak.load(std::memory_order_relaxed);
   const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
-  // The entry may have been used again meanwhile.
+  // The entry may have been reused meanwhile.
   known = known && remote.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
   Nak reason = Nak::not_ready;
   bool answered = false;
@@ -243,16 +213,24 @@ void apply_nak(Qp& qp, std::uint64_t head) noexcept {
     if (answered) reason = answer;
     qp.naks_handled = serial;
   }
-  if (qp.sq_tail == qp.sq_next) return;
-  // Consumed but refused, or answered negatively: transmit it again.
-  if (answered || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
+  const bool only_direct = qp.sq_tail == qp.sq_next;
+  const std::uint64_t end = only_direct ? qp.direct_end : qp.sq[qp.sq_tail & qp.sq_mask].lane_end;
+  if (!answered && end > head) return;
+  // A refused packet in front of the oldest work request is a direct message.
+  const std::uint32_t oldest = only_direct ? qp.next_psn : oldest_psn(qp);
+  if (qp.direct_end != 0 && (known ? expected != oldest : only_direct)) {
+    fail_direct_messages(qp);
+    if (qp.sq_tail != qp.sq_head) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  } else if (!only_direct) {
+    // The oldest packet was consumed but refused, or answered negatively: retransmit.
     retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
+  }
 }
 
 }  // namespace
 
-void apply_naks(Peer& peer, std::uint64_t head) noexcept {
-  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) apply_nak(*qp, head);
+void apply_naks(Peer& peer, std::uint64_t acked, std::uint64_t head) noexcept {
+  for (Qp& qp : peer.queue_pairs) apply_nak(qp, acked, head);
 }
 
 void run_timers(Context& c) noexcept {
@@ -270,8 +248,8 @@ void run_timers(Context& c) noexcept {
       continue;
     }
     stop_waiting(qp);
-    qp.qp_type == IBV_QPT_UD ? pump_datagrams(qp)
-                             : pump(qp);  // may wait again: it is then at the end
+    qp.qp_type == IBV_QPT_UD ? send_waiting_datagrams(qp)
+                             : run_send_queue(qp);  // may append the queue pair to the list again
     if (i < c.waiting.size() && c.waiting[i] == &qp) ++i;
   }
 }

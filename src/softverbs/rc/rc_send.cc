@@ -1,10 +1,10 @@
-// The send queue: posting, transmission into lanes, completion. Hot.
+// The send queue of connections: posts work requests and transmits them into lanes. Hot.
 #include <errno.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
@@ -14,36 +14,19 @@
 namespace spinwire::softverbs {
 namespace {
 
-// Above this a message is not copied through the lane: the receiver fetches it. Two copies of so
-// few bytes cost less than the cache misses and key checks of a reference.
-constexpr std::uint32_t kLaneBytes = 48 + 7 * 56;
+// Limit of messages copied through the lane; the receiver fetches longer ones. Below it, two copies
+// cost less than the cache misses and key checks of a reference.
+constexpr std::uint32_t kMaxCopiedMessage = 1024 + 64;  // 1 KiB and a header
 constexpr std::uint32_t kMaxMessage = 1u << 30;
-/// A write with immediate carries {address, length, rkey} of its target before the data.
+/// A WRITE with immediate carries {address, length, rkey} of its target before the data.
 constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 
-/// Copies an inline work request's bytes beside the queue, so that the user's memory is free at
-/// once and a retransmission has them.
-void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr) noexcept {
-  std::byte* at = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
-  kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
-  kept.sge_count = 1;
-  for (int i = 0; i < wr.num_sge; ++i) {
-    const ibv_sge& from = wr.sg_list[i];
-    if (from.length <= kFirstLineBytes) {
-      copy_small(at, pointer(from.addr), from.length);
-    } else {
-      std::memcpy(at, pointer(from.addr), from.length);
-    }
-    at += from.length;
-  }
-}
-
-/// Whether a work request may be inline: it only sends its bytes.
+/// Whether work requests of this kind may be inline: those that only send bytes.
 constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
   return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-/// Stores the operands of the less common work requests; 0 or an errno value.
+/// Stores the operands of less common work requests. Returns 0 or an errno value.
 [[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   switch (wr.opcode) {
     case IBV_WR_ATOMIC_CMP_AND_SWP:
@@ -64,7 +47,7 @@ constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
   }
 }
 
-/// Checks one work request and appends it to the queue; 0 or an errno value.
+/// Checks a work request and appends it to the queue. Returns 0 or an errno value.
 int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
@@ -75,8 +58,7 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (length > kMaxMessage) [[unlikely]]
     return EINVAL;
 
-  const std::uint32_t slot = qp.sq_head & qp.sq_mask;
-  SendWr& kept = qp.sq[slot];
+  SendWr& kept = qp.sq[qp.sq_head & qp.sq_mask];
   kept.wr_id = wr.wr_id;
   kept.opcode = static_cast<std::uint8_t>(wr.opcode);
   kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
@@ -87,14 +69,9 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
     if (length > qp.max_inline || !inline_allowed(wr.opcode)) [[unlikely]]
       return EINVAL;
-    keep_inline(qp, slot, kept, wr);
+    keep_inline(qp, kept, wr);
   } else {
-    kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
-    if (wr.num_sge == 1) {
-      kept.first = wr.sg_list[0];
-    } else {
-      std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[std::size_t{slot} * qp.max_sge]);
-    }
+    keep_elements(qp, kept, wr);
   }
   if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]] {
     if (const int error = keep_operands(qp, kept, wr); error != 0) return error;
@@ -113,18 +90,18 @@ inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t 
   peer.in_flight_owner = signaled ? nullptr : &qp;
 }
 
-/// Writes the word of the packet's first line, which publishes the packet.
-void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
-             std::uint32_t lines) noexcept {
+/// Writes the rest of a packet's line. The word comes last and publishes the packet.
+void publish(Qp& qp, SendWr& wr, Line& first, std::uint64_t kind,
+             std::uint32_t lane_bytes) noexcept {
   Peer& peer = *qp.peer;
   OutLane& out = peer.out;
   const std::uint64_t position = out.tail;
-  Line& first = out.lines[position & (kLaneLines - 1)];
   first.imm = wr.opcode == IBV_WR_SEND ? 0 : wr.imm;
   first.length = static_cast<std::uint16_t>(lane_bytes);
   first.ack = ack_bits(peer);
-  out.tail = position + lines;
+  out.tail = position + 1;
   wr.lane_end = out.tail;
+  wr.psn = qp.next_psn;
   note_in_flight(qp, peer, out.tail, qp.sq_next + 1, (wr.flags & IBV_SEND_SIGNALED) != 0);
   first.word.store(lane_mark(position) << 56 | (kind | ack_flag(peer)) << 48 |
                        std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn,
@@ -133,68 +110,88 @@ void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
   after_publishing(peer);
 }
 
-bool room_for(Qp& qp, std::uint32_t lines) noexcept {
+bool has_room_or_stall(Qp& qp, std::uint32_t bytes) noexcept {
   OutLane& out = qp.peer->out;
-  if (out.tail + lines <= out.limit) [[likely]]
+  if (out.tail < out.limit && has_data_room(out, bytes)) [[likely]]
     return true;
   out.limit = out.tail;
   out.direct_limit = 0;
-  watch_answers(*qp.peer);              // not so yet if datagrams alone have the room
-  qp.peer->context->ack_countdown = 1;  // the next poll looks
+  watch_answers(*qp.peer);              // not yet listed if only datagrams fill the lane
+  qp.peer->context->ack_countdown = 1;  // the next poll reads
   stall(qp);
   return false;
 }
 
-/// Writes a packet into the lane; false if it has to wait for room.
+/// Writes a packet into the lane. False if the work request has to wait for room.
 bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   const Packet packet = targeted                            ? Packet::write_imm
                         : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
                         : wr.opcode == IBV_WR_SEND_WITH_INV ? Packet::send_inv
                                                             : Packet::send;
-  const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
+  const bool reference = wr.length > kMaxCopiedMessage && (wr.flags & IBV_SEND_INLINE) == 0;
   const std::uint32_t body =
       reference ? wr.sge_count * static_cast<std::uint32_t>(sizeof(Reference)) : wr.length;
   const std::uint32_t bytes = body + (targeted ? kTargetBytes : 0);
-  const std::uint32_t lines = lines_for(bytes);
-  if (!room_for(qp, lines)) return false;
+  if (!has_room_or_stall(qp, bytes)) return false;
 
   OutLane& out = qp.peer->out;
-  LaneCursor cursor(out.lines, out.tail);
+  Line& line = out.lines[out.tail & (kLaneLines - 1)];
+  std::byte* to = place_packet(out, line, out.tail, bytes);
+  const auto write = [&to](const void* from, std::size_t n) {
+    if (n != 0) std::memcpy(to, from, n);
+    to += n;
+  };
   if (targeted) {
     const ibv_sge target{wr.remote_address, wr.length, wr.rkey};
-    cursor.write(reinterpret_cast<const std::byte*>(&target), sizeof target);
+    write(&target, sizeof target);
   }
   for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
     if (reference) {
       const Reference part{sges[i].addr, sges[i].length, sges[i].lkey};
-      cursor.write(reinterpret_cast<const std::byte*>(&part), sizeof part);
+      write(&part, sizeof part);
     } else {
-      cursor.write(pointer(sges[i].addr), sges[i].length);
+      write(pointer(sges[i].addr), sges[i].length);
     }
-  }
-  for (std::uint32_t i = 1; i < lines; ++i) {
-    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
-                                                            std::memory_order_relaxed);
   }
   const std::uint64_t flags = (reference ? line_flag::kReference : 0) |
                               ((wr.flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
-  publish(qp, wr, packet_kind(packet, flags), bytes, lines);
+  publish(qp, wr, line, packet_kind(packet, flags), bytes);
   return true;
 }
 
-/// Whether a work request is a SEND of one element that fits into one line and needs no flags
-/// there.
-inline bool is_simple(const ibv_send_wr& wr) noexcept {
+/// Whether a work request is a SEND of one element that needs no flags in its line.
+template <Sizes sizes>
+bool is_simple(const ibv_send_wr& wr) noexcept {
   constexpr unsigned kFlags = IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_FENCE;
   return wr.num_sge == 1 && wr.opcode == IBV_WR_SEND && (wr.send_flags & ~kFlags) == 0 &&
-         wr.sg_list->length <= kFirstLineBytes;
+         (sizes == Sizes::any || wr.sg_list->length <= kLinePayload);
 }
 
-/// Sends simple messages with nothing queued before them, up to the end of the lane's array. The
-/// queue's state stays in registers. Returns the first work request that it did not send.
-[[gnu::always_inline]] inline ibv_send_wr* send_straight(Qp& qp, Peer& peer,
-                                                         ibv_send_wr* wr) noexcept {
+/// Whether a work request is a simple message that does not fit into its line.
+inline bool is_simple_and_long(const ibv_send_wr& wr) noexcept {
+  return is_simple<Sizes::any>(wr) && wr.sg_list->length > kLinePayload;
+}
+
+/// Copies a message that does not fit into its line to the lane's data, and an inline one also
+/// beside the queue. False if the general path has to send it.
+inline bool copy_to_data(Qp& qp, OutLane& out, Line& line, std::uint64_t position, SendWr& kept,
+                         const ibv_send_wr& wr) noexcept {
+  const ibv_sge& sge = *wr.sg_list;
+  if (sge.length > kMaxCopiedMessage || !has_data_room(out, sge.length)) return false;
+  std::memcpy(place_packet(out, line, position, sge.length), pointer(sge.addr), sge.length);
+  if ((wr.send_flags & IBV_SEND_INLINE) == 0) return true;
+  kept.length = sge.length;
+  keep_inline(qp, kept, wr);
+  return true;
+}
+
+/// Sends simple messages through the lane up to the end of the lane's array; no earlier work
+/// request may be queued. The queue's state stays in registers. Returns the first work request that
+/// it did not send.
+template <Sizes sizes>
+[[gnu::always_inline]] inline ibv_send_wr* send_until_lane_wraps(Qp& qp, Peer& peer,
+                                                                 ibv_send_wr* wr) noexcept {
   OutLane& out = peer.out;
   const Context& c = *peer.context;
   const Pd& pd = *static_cast<Pd*>(qp.pd);
@@ -212,7 +209,7 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
   std::uint64_t position = begin;
   std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   Line* line = &out.lines[begin & (kLaneLines - 1)];
-  for (; wr != nullptr && position < end && is_simple(*wr); wr = wr->next) {
+  for (; wr != nullptr && position < end && is_simple<sizes>(*wr); wr = wr->next) {
     const ibv_sge& sge = *wr->sg_list;
     const std::uint32_t length = sge.length;
     const unsigned flags = wr->send_flags | qp.signal_all;
@@ -227,10 +224,17 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
       elements = 1;
       kept.first = sge;
     }
-    copy_small(line->payload, pointer(sge.addr), length);
+    if (sizes == Sizes::line || length <= kLinePayload) {
+      copy_small(line->payload, pointer(sge.addr), length);
+    } else if (copy_to_data(qp, out, *line, position, kept, *wr)) {
+      elements = 1;
+    } else {
+      break;
+    }
     line->set_trailer(length, ack);
     kept.wr_id = wr->wr_id;
     kept.lane_end = ++position;
+    kept.psn = static_cast<std::uint32_t>(name >> 24);
     kept.set_kind(length, IBV_WR_SEND, flags, elements);
     ++sq_head;
     line->word.store(head | name, std::memory_order_release);
@@ -249,14 +253,14 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
   return wr;
 }
 
-/// Sends one short inline message, as in exchanges where each message waits for an answer: writes
-/// the lane before any bookkeeping. False if the work request is of another kind.
-inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
+/// Sends one short inline message, the case of a ping-pong: writes the lane before any bookkeeping.
+/// False if the work request is of another kind.
+inline bool send_single_inline(Qp& qp, const ibv_send_wr& wr) noexcept {
   Peer& peer = *qp.peer;
   OutLane& out = peer.out;
   const std::uint64_t position = out.tail;
   const std::uint32_t sq_head = qp.sq_head;
-  if (!is_simple(wr) || (wr.send_flags & IBV_SEND_INLINE) == 0 ||
+  if (!is_simple<Sizes::line>(wr) || (wr.send_flags & IBV_SEND_INLINE) == 0 ||
       wr.sg_list->length > qp.max_inline || position >= out.limit ||
       sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]] {
     return false;
@@ -272,6 +276,7 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   SendWr& kept = qp.sq[sq_head & qp.sq_mask];
   kept.wr_id = wr.wr_id;
   kept.lane_end = out.tail = position + 1;
+  kept.psn = qp.next_psn;
   kept.set_kind(length, IBV_WR_SEND, flags, kInLane);
   qp.next_psn = psn_add(qp.next_psn, 1);
   qp.sq_head = qp.sq_next = sq_head + 1;
@@ -282,13 +287,14 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
 
 /// Sends simple messages straight into the lane. Returns the first work request that it did not
 /// send.
-[[gnu::noinline]] ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
+template <Sizes sizes>
+[[gnu::noinline]] ibv_send_wr* send_plain_list(Qp& qp, ibv_send_wr* wr) noexcept {
   Peer& peer = *qp.peer;
   const std::uint64_t begin = peer.out.tail;
   bool wrapped = false;
   do {
     const std::uint64_t tail = peer.out.tail;
-    wr = send_straight(qp, peer, wr);
+    wr = send_until_lane_wraps<sizes>(qp, peer, wr);
     wrapped = peer.out.tail != tail && peer.out.tail % kLaneLines == 0;
   } while (wrapped && wr != nullptr);
   if (peer.out.tail != begin) [[likely]]
@@ -298,35 +304,25 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
 
 }  // namespace
 
-ibv_wc* ring_slot(Cq& cq) noexcept {
-  if (cq.tail - cq.head > cq.mask) [[unlikely]] {
-    if (!cq.overrun) raise_event(context_of(cq.context), IBV_EVENT_CQ_ERR, &cq);
-    cq.overrun = true;
-    return nullptr;
-  }
-  ++context_of(cq.context).pending.attention;
-  return &cq.ring[cq.tail++ & cq.mask];
-}
-
-void pump(Qp& qp) noexcept {
+void run_send_queue(Qp& qp) noexcept {
   while (qp.sq_next != qp.sq_head && !qp.waiting) {
     const std::uint32_t slot = qp.sq_next & qp.sq_mask;
     SendWr& wr = qp.sq[slot];
     const ibv_sge* sges = elements(qp, wr);
-    if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
+    if ((qp.peer->gone || qp.direct_lost) && !is_local(wr.opcode)) [[unlikely]] {
       if (qp.sq_next == qp.sq_tail) handle_unreachable(qp);
       return;
     }
     if (is_packet(wr.opcode)) {
       if (!elements_allowed(qp, wr, sges, 0)) [[unlikely]] {
-        // Reported in order: only once all before it are acknowledged.
+        // Errors are reported in order: after all earlier work requests are acknowledged.
         if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
         return;
       }
       if (!transmit(qp, wr, sges)) return;
       ++qp.sq_next;
     } else {
-      if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
+      if (qp.sq_next != qp.sq_tail) return;  // waits until earlier work requests are acknowledged
       if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
       ++qp.sq_next;
       complete_oldest(qp);
@@ -352,9 +348,9 @@ namespace {
     }
   }
   if (qp.state == IBV_QPS_ERR) {
-    enter_error(qp);  // flushes what was appended
+    enter_error(qp);  // flushes the appended work requests
   } else if (qp.sq_next != qp.sq_head) {
-    pump(qp);
+    run_send_queue(qp);
   }
   return error;
 }
@@ -364,10 +360,15 @@ namespace {
 int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
   if (qp.open && qp.sq_next == qp.sq_head && wr != nullptr) [[likely]] {
-    if (wr->next == nullptr && send_alone(qp, *wr)) return 0;
-    wr = send_burst(qp, wr);
+    if (wr->next == nullptr && send_single_inline(qp, *wr)) return 0;
+    if (wr->opcode != IBV_WR_SEND) return post_any(qp, wr, bad);
+    wr = send_plain_list<Sizes::line>(qp, wr);
     if (wr == nullptr) [[likely]]
       return 0;
+    if (is_simple_and_long(*wr)) {
+      wr = send_plain_list<Sizes::any>(qp, wr);
+      if (wr == nullptr) return 0;
+    }
   }
   return post_any(qp, wr, bad);
 }

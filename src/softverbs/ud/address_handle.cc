@@ -7,11 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "base/log.h"
+#include "base/log_message.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/lane/attached_peer.h"
 #include "softverbs/objects.h"
 #include "softverbs/process_directory.h"
+#include "softverbs/refusal.h"
 #include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -26,18 +27,12 @@ std::uint32_t version_class_flow(const ibv_global_route& route) noexcept {
                (route.flow_label & kFlowMask));
 }
 
-bool valid(const ibv_ah_attr& attr) noexcept {
-  return attr.is_global != 0 && attr.port_num == 1 && attr.grh.sgid_index == 0;
-}
-
-/// Makes one that leads to the context with this GID. Null, errno and the reason if there is none.
+/// Makes an address handle for the context with this GID. If there is none, returns null and sets
+/// errno and `why`.
 std::unique_ptr<Ah> lead_to(const ibv_gid& context, ibv_pd* pd, const ibv_global_route& route,
                             std::string& why) noexcept {
   std::unique_ptr<Ah> ah(new (std::nothrow) Ah());
-  if (ah == nullptr) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (ah == nullptr) return refuse_with(ENOMEM);
   ah->peer = attach_peer(context_of(pd->context), context, why);
   if (ah->peer == nullptr) return nullptr;
   ++ah->peer->users;
@@ -53,10 +48,7 @@ std::unique_ptr<Ah> lead_to(const ibv_gid& context, ibv_pd* pd, const ibv_global
 std::unique_ptr<Ah> name_process(const ibv_ah_attr& attr, ibv_pd* pd, std::string& why) noexcept {
   if (!process_is_there(attr.grh.dgid, why)) return nullptr;
   std::unique_ptr<ProcessAh> ah(new (std::nothrow) ProcessAh());
-  if (ah == nullptr) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+  if (ah == nullptr) return refuse_with(ENOMEM);
   ah->context = pd->context;
   ah->pd = pd;
   ah->attr = attr;
@@ -67,10 +59,7 @@ std::unique_ptr<Ah> name_process(const ibv_ah_attr& attr, ibv_pd* pd, std::strin
 }  // namespace
 
 ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
-  if (!valid(*attr)) {
-    errno = EINVAL;  // peers are found by GID only
-    return nullptr;
-  }
+  if (!has_gid(*attr)) return refuse_with(EINVAL);
   std::string why;
   std::unique_ptr<Ah> ah = names_process(attr->grh.dgid)
                                ? name_process(*attr, base, why)
@@ -78,8 +67,7 @@ ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
   if (ah == nullptr) {
     const int error = errno;
     base::log(LogLevel::warning, "softverbs: the peer cannot be reached: {}", why);
-    errno = error;
-    return nullptr;
+    return refuse_with(error);
   }
   ++static_cast<Pd*>(base)->users;
   ++context_of(base->context).objects_open;
@@ -108,12 +96,12 @@ bool peer_has_ended(const ibv_ah* base) noexcept {
 
 namespace {
 
-/// Leads to the context with this GID, which has the seat now. Null without memory, or if the
-/// context cannot be reached.
-Ah* lead_to_seat(ProcessAh& ah, std::uint32_t seat, const ibv_gid& gid) noexcept {
-  std::erase_if(ah.reached, [seat](const ProcessAh::Reached& each) {
-    if (each.seat == seat) --each.ah->peer->users;
-    return each.seat == seat;
+/// Makes the handle for the context with this GID, which now has the slot. Null without memory, or
+/// if the context cannot be reached.
+Ah* add_reached(ProcessAh& ah, std::uint32_t slot, const ibv_gid& gid) noexcept {
+  std::erase_if(ah.reached, [slot](const ProcessAh::Reached& each) {
+    if (each.slot == slot) --each.ah->peer->users;
+    return each.slot == slot;
   });
   try {
     ah.reached.reserve(ah.reached.size() + 1);
@@ -123,12 +111,12 @@ Ah* lead_to_seat(ProcessAh& ah, std::uint32_t seat, const ibv_gid& gid) noexcept
   std::string why;
   std::unique_ptr<Ah> made = lead_to(gid, ah.pd, ah.attr.grh, why);
   if (made == nullptr) return nullptr;
-  return ah.reached.emplace_back(ProcessAh::Reached{seat, std::move(made)}).ah.get();
+  return ah.reached.emplace_back(ProcessAh::Reached{slot, std::move(made)}).ah.get();
 }
 
-Ah* find_reached(const ProcessAh& ah, std::uint32_t seat) noexcept {
+Ah* find_reached(const ProcessAh& ah, std::uint32_t slot) noexcept {
   for (const ProcessAh::Reached& each : ah.reached) {
-    if (each.seat == seat && !each.ah->peer->gone) return each.ah.get();
+    if (each.slot == slot && !each.ah->peer->gone) return each.ah.get();
   }
   return nullptr;
 }
@@ -136,19 +124,19 @@ Ah* find_reached(const ProcessAh& ah, std::uint32_t seat) noexcept {
 }  // namespace
 
 Ah* choose_context(ibv_ah* base, std::uint32_t& qpn) noexcept {
-  constexpr std::uint32_t kNobody = ~0u;  // no seat
+  constexpr std::uint32_t kNobody = ~0u;  // no slot
   auto& ah = *static_cast<ProcessAh*>(static_cast<Ah*>(base));
-  const std::uint32_t seat = seat_of(qpn);
-  if (Ah* const known = find_reached(ah, seat); known != nullptr) return known;
+  const std::uint32_t slot = directory_slot_of(qpn);
+  if (Ah* const known = find_reached(ah, slot); known != nullptr) return known;
   ibv_gid gid{};
   std::string why;
   if (find_context(ah.attr.grh.dgid, qpn, gid, why)) {
-    if (Ah* const made = lead_to_seat(ah, seat, gid); made != nullptr) return made;
+    if (Ah* const made = add_reached(ah, slot, gid); made != nullptr) return made;
   }
   qpn = 0;
   Ah* const ourselves = find_reached(ah, kNobody);
   return ourselves != nullptr ? ourselves
-                              : lead_to_seat(ah, kNobody, context_of(ah.context).segment->gid);
+                              : add_reached(ah, kNobody, context_of(ah.context).segment->gid);
 }
 
 }  // namespace spinwire::softverbs

@@ -1,5 +1,5 @@
-// Unreliable datagrams. Posting writes them into the lane to their receiver. While the lane is full
-// they wait in the send queue, until a timeout drops them.
+// Unreliable datagrams. Posting writes them into the receiver's lane. While the lane is full, they
+// wait in the send queue until a timeout drops them.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,20 +13,19 @@ namespace spinwire::softverbs {
 /// The longest datagram: the port's MTU.
 inline constexpr std::uint32_t kDatagramBytes = 4096;
 
-/// Lines of a lane that are reserved for connected messages: an eighth, which holds their largest
-/// packet. The rest holds three datagrams of maximum length.
+/// Lines of a lane that are reserved for connected messages: an eighth.
 inline constexpr std::uint32_t kConnectedLines = kLaneLines / 8;
 
 /// Version 6 in the first word of a route header, host order.
 inline constexpr std::uint32_t kRouteVersion = 6u << 28;
 
-/// The hop limit that a plain datagram has.
+/// The hop limit of a plain datagram.
 inline constexpr std::uint8_t kUsualHops = 255;
 
-/// Fields that do not fit into the words of a datagram's line. They precede the payload, and only
-/// if they differ from those of a plain datagram.
+/// Fields that do not fit into the words of a datagram's line. They precede the payload if they
+/// differ from those of a plain datagram.
 struct DatagramPrefix {
-  std::uint32_t imm;                 ///< network order, as the work request has it
+  std::uint32_t imm;                 ///< network order
   std::uint32_t version_class_flow;  ///< of the route header, network order
   std::uint8_t hop_limit;
   std::uint8_t spare[3];
@@ -49,7 +48,7 @@ struct Outgoing {
   bool solicited;
 };
 
-/// A remote_qkey with this bit means the sender's own.
+/// A remote_qkey with this bit stands for the Q_Key of the sending queue pair.
 inline constexpr std::uint32_t kOwnKey = 1u << 31;
 
 inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
@@ -72,58 +71,59 @@ inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t leng
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
-/// For an address handle that names a process: the one that leads to the context of this queue
-/// pair. If there is none, the one that leads to ourselves, and 0, which is no queue pair's number:
-/// the datagram is lost, as on a network. Null without memory. Only programs for libibverbs pay.
+/// For an address handle that names a process: returns the handle of the context that has queue
+/// pair `qpn`. If there is none, returns the handle of this context and sets `qpn` to 0, which no
+/// queue pair has: the datagram is lost, as on a network. Null without memory. Only programs for
+/// libibverbs call it.
 Ah* choose_context(ibv_ah* ah, std::uint32_t& qpn) noexcept;
 
-/// The route header of all plain datagrams of a lane, without the length.
+/// The route header of a lane's plain datagrams, without the length.
 ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept;
 /// The route header of a plain datagram of `length` bytes. Cold.
 ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept;
 
-/// The error that the sender can find in a datagram; success if none.
+/// The error that the sender finds in a datagram, or success.
 ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
                              bool in_line) noexcept;
 /// Writes a datagram into the lane. False if there is no room.
 bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept;
-/// Completes a send with an error and moves the queue pair to SQE: the send queue stops, receiving
-/// goes on.
+/// Completes a send with an error and moves the queue pair to SQE, in which it only receives.
 void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept;
-void drop_datagram(Context& c, Drop reason) noexcept;
+void count_drop(Context& c, Drop reason) noexcept;
 
 // The send queue of waiting datagrams. Cold.
-/// Appends a work request of `length` bytes, or flushes it.
+/// Appends a work request of `length` bytes, or flushes it unless the state is RTS.
 void queue_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept;
-/// Sends the datagrams that have room, and drops those that waited for too long.
-void pump_datagrams(Qp& qp) noexcept;
-/// Releases the receivers' peers before the queue is flushed.
+/// Sends the datagrams that have room, and drops those that waited too long.
+void send_waiting_datagrams(Qp& qp) noexcept;
+/// Unlists the waiting datagrams before the queue is flushed.
 void drop_waiting(Qp& qp) noexcept;
 
 // For ud_faults.cc. Cold.
-/// post_datagrams, with hold_datagram() in the place of the lane.
+/// post_datagrams() with inject_datagram_faults() in place of the lane.
 int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
-/// How a short datagram at the head of a lane is received.
+/// How the datagram at the head of a lane is received.
 enum class DirectOutcome : std::uint8_t {
-  none,      ///< into a receive, as any other datagram
-  reported,  ///< in a run: the lane continues when the run is released
-  full,      ///< not yet: the queue pair has the maximum number of runs
+  none,      ///< into a receive
+  reported,  ///< in a batch; the lane continues when the batch is released
+  full,      ///< not yet; the queue pair has the maximum number of batches
 };
-/// Receives a run of plain datagrams of one line each that have the same word as the first, up to
-/// `limit`, completing to the polled queue. Returns how many. 0: the datagram is of another kind,
-/// or `direct` tells. The queue's state stays in registers. Hot.
+/// Receives consecutive plain datagrams with equal words whose bytes are in their lines, up to
+/// `limit`, completing to the polled queue. Returns the number received; 0 if the datagram is of
+/// another kind, or as `direct` says. The queue's state stays in registers. Hot.
 std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
                                 std::uint32_t limit, DirectOutcome& direct) noexcept;
 // In ud_direct.cc.
-/// Publishes direct datagrams.
-void publish_held(Context& c) noexcept;
-/// Reports a run of at most `limit` datagrams to a queue pair that reads them in place. The other
-/// checks of receive_datagrams() are done. Hot.
-DirectOutcome report_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
-                         std::uint32_t limit) noexcept;
-/// Releases the runs of a queue pair that is destroyed.
-void release_runs(Context& c, const Qp& qp) noexcept;
+/// Reports a batch of at most `limit` datagrams to a queue pair that reads them in place, after the
+/// checks of receive_datagrams(). Hot.
+DirectOutcome report_batch(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
+                           std::uint32_t limit) noexcept;
+/// Releases the batches of a queue pair that is being destroyed.
+void release_batches(Context& c, const Qp& qp) noexcept;
+/// Makes polls check again what a datagram to a queue pair needs. Call it after a change of the
+/// queue pair. Cold.
+void forget_batches(Context& c, const Qp& qp) noexcept;
 /// Receives or drops the next datagram in the lane, of `bytes` bytes. Hot.
 void receive_datagram(Context& c, const InLane& lane, std::uint64_t word,
                       std::uint32_t bytes) noexcept;

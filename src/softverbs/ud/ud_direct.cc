@@ -1,19 +1,22 @@
+// The device's functions for direct datagrams. Hot, but for release_batches().
 #include "softverbs/ud/ud_direct.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
 
 namespace spinwire::softverbs {
 
-static_assert(kDirectHeader + kDirectPayload == kFirstLineBytes);
+static_assert(kDirectHeader + kDirectPayload == kLinePayload);
 
 namespace {
 
-/// In DirectRun::source the lane's serial lies above the number of the sender's queue pair.
+/// Position of the lane's serial in DirectBatch::source, above the number of the sender's queue
+/// pair.
 constexpr unsigned kSerialShift = 24;
 
 DirectSender* sender(ibv_qp* base) noexcept { return static_cast<Qp*>(base); }
@@ -24,47 +27,62 @@ DirectLane* lane(ibv_ah* base) noexcept {
 }
 
 void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
-  Peer& peer = *static_cast<const Ah*>(base)->peer;
-  Context& c = *peer.context;
-  peer.out.held = &line;
-  peer.out.held_word = word;
-  if (peer.has_held_line) return;
-  peer.has_held_line = true;
-  peer.next_held = c.held_first;
-  c.held_first = &peer;
+  hold_line(*static_cast<const Ah*>(base)->peer, line, word);
 }
 
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
-/// Sets DirectLane::direct_limit if the lane can take direct datagrams, and sends.
+/// Renews DirectLane::direct_limit; false if the lane cannot take a direct datagram now.
+bool open_limit(const DirectEnd& by, const DatagramAddress& to) noexcept {
+  Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
+  return to.lane == &peer.out && by.sender->sends_at_once && open_direct_limit(peer);
+}
+
 Sent send_checked(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                   std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
-  Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
-  OutLane& out = peer.out;
-  const InLane* const in = peer.in;
-  if (to.lane != &out || !by.sender->sends_at_once || peer.gone || peer.datagrams_waiting != 0 ||
-      in == nullptr || in->head < in->no_ack_until || peer.context->faults != nullptr) {
+  return open_limit(by, to) ? send_direct(by, to, low, high, payload, length) : Sent::refused;
+}
+
+/// Whether the lane has room for a direct datagram of `bytes` bytes.
+bool has_direct_room(const DirectEnd& by, const DatagramAddress& to, std::uint32_t bytes) noexcept {
+  const bool within = to.lane->tail < to.lane->direct_limit && by.sender->sends_at_once;
+  if (within && has_data_room(*static_cast<OutLane*>(to.lane), bytes)) [[likely]]
+    return true;
+  return open_limit(by, to) && has_data_room(*static_cast<OutLane*>(to.lane), bytes);
+}
+
+Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
+               std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
+  const auto bytes = static_cast<std::uint32_t>(kDirectHeader + length);
+  if (length > kDatagramBytes - kDirectHeader || !has_direct_room(by, to, bytes)) [[unlikely]]
     return Sent::refused;
+  OutLane& out = *static_cast<OutLane*>(to.lane);
+  Line& line = out.lines[out.tail % kLaneLines];
+  std::byte* const at = place_packet(out, line, out.tail, bytes);
+  std::memcpy(at, &low, sizeof low);
+  std::memcpy(at + sizeof low, &high, sizeof high);
+  if (length <= kLinePayload) {
+    copy_small(at + kDirectHeader, payload, length);
+  } else {
+    std::memcpy(at + kDirectHeader, payload, length);
   }
-  acknowledge(peer);
-  if (out.tail + kConnectedLines >= out.limit) return Sent::refused;
-  out.direct_limit = out.limit - kConnectedLines;
-  out.ack_on_top = in->head << 48;
-  return send_direct(by, to, low, high, payload, length);
+  return queue_direct(by, to, line, out.tail, bytes, by.sender->datagram_word);
 }
 
-void receive_runs(ibv_qp* base, DirectRuns* runs) noexcept {
-  static_cast<Qp*>(base)->direct = runs;
+void receive_batches(ibv_qp* base, DirectBatches* batches) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  if (std::exchange(qp.direct, batches) != batches) forget_batches(context_of(base->context), qp);
 }
 
-void write_route(ibv_qp* base, const DirectRun& run, std::uint32_t length, std::byte* to) noexcept {
-  const ibv_grh grh = route_header(*context_of(base->context).lanes[run.lane], length);
+void write_route(ibv_qp* base, const DirectBatch& batch, std::uint32_t length,
+                 std::byte* to) noexcept {
+  const ibv_grh grh = route_header(*context_of(base->context).lanes[batch.lane], length);
   std::memcpy(to, &grh, sizeof grh);
 }
 
-void release_run(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexcept {
-  InLane& lane = *context_of(base->context).lanes[run.lane];
-  lane.run_reported = false;
+void release_batch(ibv_qp* base, const DirectBatch& batch, std::uint32_t count) noexcept {
+  InLane& lane = *context_of(base->context).lanes[batch.lane];
+  lane.batch_reported = false;
   advance(lane, count);
   publish_head(lane);
 }
@@ -72,48 +90,50 @@ void release_run(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexce
 }  // namespace
 
 const DirectDatagrams& direct_datagrams() noexcept {
-  static constexpr DirectDatagrams calls{sender,  lane,         send_checked, hold,
-                                         publish, receive_runs, release_run,  write_route};
+  static constexpr DirectDatagrams calls{sender,          lane,          send_checked,
+                                         send_long,       hold,          publish,
+                                         receive_batches, release_batch, write_route};
   return calls;
 }
 
-void publish_held(Context& c) noexcept {
-  while (c.held_first != nullptr) {
-    Peer& peer = *std::exchange(c.held_first, c.held_first->next_held);
-    peer.has_held_line = false;
-    if (peer.out.held == nullptr) continue;
-    publish_line(peer);
-    wake_if_asleep(peer);
-  }
-}
-
-DirectOutcome report_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
-                         std::uint32_t limit) noexcept {
-  DirectRuns& runs = *qp.direct;
-  DirectRun& run = runs.runs[runs.count];
-  run.first = lane.next;
-  run.most = std::min(limit, static_cast<std::uint32_t>(lane.end - lane.next));
-  run.qkey = qp.attr.qkey;
-  run.word = word;
-  run.source = lane.serial << kSerialShift | word_psn(word);
-  run.lane = lane.index;
+DirectOutcome report_batch(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
+                           std::uint32_t limit) noexcept {
+  DirectBatches& batches = *qp.direct;
+  DirectBatch& batch = batches.batches[batches.count];
+  batch.first = lane.next;
+  batch.data = lane.data;
+  batch.most = std::min(limit, static_cast<std::uint32_t>(lane.end - lane.next));
+  batch.qkey = qp.attr.qkey;
+  batch.word = word;
+  batch.source = lane.serial << kSerialShift | word_psn(word);
+  batch.lane = lane.index;
   std::uint64_t length = 0;
-  // A full array of completions has no entry to report the run with.
-  if (cq.room == 0 || !run.has(*lane.next, length)) [[unlikely]]
+  // Without room in the caller's array no completion can report the batch.
+  if (cq.room == 0 || batch.bytes(*lane.next, length, batches.longest) == nullptr) [[unlikely]]
     return DirectOutcome::none;
-  if (runs.count == DirectRuns::kMost) [[unlikely]]
+  if (batches.count == DirectBatches::kMost) [[unlikely]]
     return DirectOutcome::full;
-  if (runs.count++ == 0)
-    CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*completion_slot(cq), runs.wr_id, 0);
-  lane.run_reported = true;
+  if (batches.count++ == 0)
+    CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*completion_slot(cq), batches.wr_id, 0);
+  lane.batch_reported = true;
+  lane.batch = batch;
+  lane.batch_cq = &cq;
+  lane.batch_qp = &qp;
   return DirectOutcome::reported;
 }
 
-void release_runs(Context& c, const Qp& qp) noexcept {
+void release_batches(Context& c, const Qp& qp) noexcept {
   if (qp.direct == nullptr) return;
   for (std::uint32_t i = 0; i < qp.direct->count; ++i) {
-    if (InLane* const lane = c.lanes[qp.direct->runs[i].lane].get(); lane != nullptr)
-      lane->run_reported = false;
+    if (InLane* const lane = c.lanes[qp.direct->batches[i].lane].get(); lane != nullptr)
+      lane->batch_reported = false;
+  }
+}
+
+void forget_batches(Context& c, const Qp& qp) noexcept {
+  if (qp.qp_type != IBV_QPT_UD) return;
+  for (const auto& lane : c.lanes) {
+    if (lane != nullptr && lane->batch_qp == &qp) lane->batch_cq = nullptr;
   }
 }
 

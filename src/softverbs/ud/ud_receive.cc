@@ -1,4 +1,4 @@
-// Receiving datagrams. Hot.
+// Receives datagrams. Hot.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "softverbs/faults/fault_layer.h"
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -15,26 +15,26 @@ namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint8_t kNextHeader = 0x1b;  ///< InfiniBand transport
-/// Bytes that the length in a route header counts besides the payload: base and datagram transport
-/// headers and the invariant checksum; immediate data besides.
+/// Bytes beside the payload that a route header's length counts: base and datagram transport
+/// headers and the invariant checksum. Immediate data adds kImmBytes.
 constexpr std::uint32_t kTransportBytes = 12 + 8 + 4;
 constexpr std::uint32_t kImmBytes = 4;
 
 /// A decoded datagram.
 struct Datagram {
-  std::uint32_t length;  ///< of the payload
+  std::uint32_t length;  ///< length of the payload
   bool has_imm;
   DatagramPrefix prefix;
 };
 
-bool read_prefix(LaneCursor& cursor, std::uint64_t word, std::uint32_t bytes,
+bool read_prefix(PacketBytes& from, std::uint64_t word, std::uint32_t bytes,
                  Datagram& datagram) noexcept {
   datagram.has_imm = word_packet(word) == Packet::datagram_imm;
   datagram.prefix = {0, htonl(kRouteVersion), kUsualHops, {}};
   datagram.length = bytes;
   if ((word_flags(word) & line_flag::kPrefixed) != 0) {
     if (bytes < sizeof datagram.prefix) return false;
-    cursor.read(reinterpret_cast<std::byte*>(&datagram.prefix), sizeof datagram.prefix);
+    from.read(&datagram.prefix, sizeof datagram.prefix);
     datagram.length -= static_cast<std::uint32_t>(sizeof datagram.prefix);
   } else if (datagram.has_imm) {
     return false;
@@ -59,50 +59,27 @@ bool receives_in(ibv_qp_state state) noexcept {
   return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQE;
 }
 
-bool writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
-  const Context& c = context_of(qp.context);
-  const Pd& pd = *static_cast<Pd*>(qp.pd);
-  if (count == 1) [[likely]]
-    return allows_again(c, pd, qp.writable, *sges, IBV_ACCESS_LOCAL_WRITE);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (sges[i].length != 0 && !local_allows(c, pd.id, sges[i], IBV_ACCESS_LOCAL_WRITE))
-      return false;
-  }
-  return true;
-}
-
-/// Writes header and payload into the elements, which have room for both.
-void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const ibv_sge* sges,
+/// Writes route header and payload into the elements, which have room for both.
+void scatter(const ibv_grh& grh, PacketBytes from, std::uint32_t length, const ibv_sge* sges,
              std::uint32_t count) noexcept {
   if (count == 1) [[likely]] {
     std::memcpy(pointer(sges->addr), &grh, sizeof grh);
     return from.read(pointer(sges->addr) + sizeof grh, length);
   }
   ScatterCursor to(sges, count);
-  const auto* header = reinterpret_cast<const std::byte*>(&grh);
-  for (std::size_t left = sizeof grh; left != 0;) {
-    const ScatterCursor::Piece piece = to.next(left);
-    if (piece.data == nullptr) return;
-    std::memcpy(piece.data, header, piece.length);
-    header += piece.length;
-    left -= piece.length;
-  }
-  for (std::size_t left = length; left != 0;) {
-    const ScatterCursor::Piece piece = to.next(left);
-    from.read(piece.data, piece.length);
-    left -= piece.length;
-  }
+  scatter_bytes(to, reinterpret_cast<const std::byte*>(&grh), sizeof grh);
+  scatter_bytes(to, from.at, length);
 }
 
-/// Drops a datagram that is longer than the receive. By the specification a queue pair's own
-/// receive stays posted (responder error class D), and a shared receive completes with an error
-/// (class E). The queue pair goes on either way.
+/// Drops a datagram that is longer than the receive. As the specification demands, a queue pair's
+/// own receive stays posted (responder error class D), and a shared receive completes with an error
+/// (class E). The queue pair keeps working in both cases.
 void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
-  drop_datagram(c, Drop::too_long);
+  count_drop(c, Drop::too_long);
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
-/// Writes the route headers of plain datagrams of one lane, of which only the length changes.
+/// Writes the route headers of one lane's plain datagrams, which differ only in the length.
 class RouteCopier {
  public:
   explicit RouteCopier(const ibv_grh& route) noexcept : route_(route) {
@@ -122,7 +99,7 @@ class RouteCopier {
 
  private:
   const ibv_grh& route_;
-  std::uint64_t first_ = 0;  ///< its first word, without a length
+  std::uint64_t first_ = 0;  ///< first word of `route_`, without a length
   std::uint64_t length_ = 0;
   std::uint32_t bytes_ = ~0u;
 };
@@ -130,23 +107,24 @@ class RouteCopier {
 void deliver(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
              std::uint32_t bytes) noexcept {
   Datagram datagram;
-  LaneCursor cursor(lane.lines, lane.head);
-  if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
-    return drop_datagram(c, Drop::malformed);
+  PacketBytes from{packet_bytes(lane, *lane.next, bytes)};
+  if (from.at == nullptr || !read_prefix(from, word, bytes, datagram)) [[unlikely]]
+    return count_drop(c, Drop::malformed);
   ReceiveQueue& receives = *qp.receives;
   if (receives.count() == 0 && !claim_reserve(qp)) [[unlikely]]
-    return drop_datagram(c, Drop::no_receive);
+    return count_drop(c, Drop::no_receive);
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
   const ibv_sge* const sges = receives.elements(wr);
   const std::uint32_t length = datagram.length + static_cast<std::uint32_t>(sizeof(ibv_grh));
   if (length > wr.capacity) [[unlikely]]
     return too_long(c, qp, wr);
-  if (!writable(qp, sges, wr.sge_count)) [[unlikely]] {
+  if (!all_allowed_again(qp, qp.writable, sges, wr.sge_count, IBV_ACCESS_LOCAL_WRITE))
+      [[unlikely]] {
     // A local error (class A) ends the queue pair.
     fail_receive(qp, wr, IBV_WC_LOC_PROT_ERR);
     return enter_error(qp);
   }
-  scatter(route_header(lane, datagram), cursor, datagram.length, sges, wr.sge_count);
+  scatter(route_header(lane, datagram), from, datagram.length, sges, wr.sge_count);
   ++receives.head;
   if ((word_flags(word) & line_flag::kSolicited) != 0) [[unlikely]]
     ++static_cast<Cq*>(qp.recv_cq)->solicited;
@@ -175,16 +153,18 @@ ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept {
   return grh;
 }
 
+void count_drop(Context& c, Drop reason) noexcept { ++c.drops[static_cast<std::size_t>(reason)]; }
+
 void receive_datagram(Context& c, const InLane& lane, std::uint64_t word,
                       std::uint32_t bytes) noexcept {
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
       [[unlikely]] {
-    return drop_datagram(c, Drop::no_queue_pair);
+    return count_drop(c, Drop::no_queue_pair);
   }
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
-    return drop_datagram(c, Drop::wrong_key);
+    return count_drop(c, Drop::wrong_key);
   deliver(c, lane, *qp, word, bytes);
 }
 
@@ -199,8 +179,9 @@ std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uin
     return 0;
   }
   if (qp->direct != nullptr) {
-    direct = report_run(lane, *qp, cq, word, limit);
+    direct = report_batch(lane, *qp, cq, word, limit);
     if (direct != DirectOutcome::none) return 0;
+    limit = 1;  // the next datagram may begin a batch
   }
   ReceiveQueue& receives = *qp->receives;
   const CompletionHead success{IBV_WC_RECV, qpn, word_psn(word), 0, IBV_WC_GRH};
@@ -209,7 +190,7 @@ std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uin
   const std::uint32_t key = qp->attr.qkey;
   const KnownRegion known = qp->writable;
   if (known.epoch != c.region_epoch) [[unlikely]]
-    return 0;  // the general path looks it up again
+    return 0;  // the general path looks the registration up again
   const ReceiveWr* const ring = receives.ring.get();
   const std::uint32_t mask = receives.mask;
   RouteCopier route(lane.route);
@@ -223,8 +204,8 @@ std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uin
     const std::uint32_t length = bytes + static_cast<std::uint32_t>(sizeof(ibv_grh));
     const ReceiveWr& wr = ring[head & mask];
     const std::uint64_t wr_id = wr.wr_id;
-    if (static_cast<std::uint32_t>(trailer) != key || bytes > kFirstLineBytes ||
-        wr.sge_count != 1 || length > wr.capacity || !lies_in(known, wr.first)) [[unlikely]] {
+    if (static_cast<std::uint32_t>(trailer) != key || bytes > kLinePayload || wr.sge_count != 1 ||
+        length > wr.capacity || !is_within(known, wr.first)) [[unlikely]] {
       break;
     }
     std::byte* const to = pointer(wr.first.addr);

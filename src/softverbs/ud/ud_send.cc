@@ -1,4 +1,4 @@
-// Sending datagrams. Hot.
+// Sends datagrams. Hot.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "softverbs/faults/fault_layer.h"
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -14,28 +14,27 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Whether the lane has room besides the lines reserved for connected messages. Never waits.
-bool has_room(Peer& peer, std::uint32_t lines) noexcept {
-  const OutLane& out = peer.out;
-  if (out.tail + lines + kConnectedLines <= out.limit) [[likely]]
+/// Whether the lane has room beside the lines reserved for connected messages. Never waits.
+bool has_room(Peer& peer, std::uint32_t bytes) noexcept {
+  OutLane& out = peer.out;
+  const auto has = [&] {
+    return out.tail + kConnectedLines < out.limit && has_data_room(out, bytes);
+  };
+  if (has()) [[likely]]
     return true;
-  // The acknowledgement has to be applied: consumed lines may hold the only copy of a short message
-  // that the peer refused.
-  acknowledge(peer);
-  return out.tail + lines + kConnectedLines <= out.limit;
+  // The acknowledgement must be applied, not only read: consumed lines may hold the only copy of a
+  // short message that the peer refused.
+  apply_peer_acks(peer);
+  return has();
 }
 
 /// Copies a datagram's bytes into the lane; nothing is visible yet.
-void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
-                 std::uint32_t lines) noexcept {
-  LaneCursor cursor(out.lines, out.tail);
-  if (prefix != nullptr) cursor.write(reinterpret_cast<const std::byte*>(prefix), sizeof *prefix);
-  for (std::uint32_t i = 0; i < d.count; ++i)
-    cursor.write(pointer(d.sges[i].addr), d.sges[i].length);
-  for (std::uint32_t i = 1; i < lines; ++i) {
-    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
-                                                            std::memory_order_relaxed);
+void write_bytes(std::byte* to, const Outgoing& d, const DatagramPrefix* prefix) noexcept {
+  if (prefix != nullptr) {
+    std::memcpy(to, prefix, sizeof *prefix);
+    to += sizeof *prefix;
   }
+  gather_bytes(to, d.sges, d.count);
 }
 
 /// Writes a datagram into the lane; false if there is no room. Drops it if the peer is gone.
@@ -44,20 +43,19 @@ void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
   const bool prefixed = d.has_imm || !d.plain;
   const std::uint32_t bytes =
       d.length + (prefixed ? static_cast<std::uint32_t>(sizeof(DatagramPrefix)) : 0);
-  const std::uint32_t lines = lines_for(bytes);
   if (peer.gone) [[unlikely]]
-    return drop_datagram(*peer.context, Drop::peer_gone), true;
-  if (!has_room(peer, lines)) [[unlikely]]
+    return count_drop(*peer.context, Drop::peer_gone), true;
+  if (!has_room(peer, bytes)) [[unlikely]]
     return false;
 
   OutLane& out = peer.out;
   const std::uint64_t position = out.tail;
   Line& first = out.lines[position & (kLaneLines - 1)];
-  if (d.count == 1 && bytes == d.length && lines == 1) [[likely]] {
+  if (d.count == 1 && bytes == d.length && bytes <= kLinePayload) [[likely]] {
     copy_small(first.payload, pointer(d.sges->addr), d.length);
   } else {
     const DatagramPrefix prefix{d.has_imm ? d.imm : 0, d.version_class_flow, d.hop_limit, {}};
-    write_lines(out, d, prefixed ? &prefix : nullptr, lines);
+    write_bytes(place_packet(out, first, position, bytes), d, prefixed ? &prefix : nullptr);
   }
   first.imm = d.qkey;
   first.length = static_cast<std::uint16_t>(bytes);
@@ -66,7 +64,7 @@ void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
       (prefixed ? line_flag::kPrefixed : 0) | (d.solicited ? line_flag::kSolicited : 0);
   const std::uint64_t kind =
       packet_kind(d.has_imm ? Packet::datagram_imm : Packet::datagram, flags | ack_flag(peer));
-  out.tail = position + lines;
+  out.tail = position + 1;
   first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24 |
                        (d.remote_qpn & 0xffffff),
                    std::memory_order_release);
@@ -74,21 +72,10 @@ void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
   return true;
 }
 
-/// Whether the device may read all elements.
-bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
-  const Context& c = context_of(qp.context);
-  const Pd& pd = *static_cast<Pd*>(qp.pd);
-  if (count == 1) [[likely]]
-    return sges->length == 0 || allows_again(c, pd, qp.readable, *sges, 0);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (sges[i].length != 0 && !local_allows(c, pd.id, sges[i], 0)) return false;
-  }
-  return true;
-}
-
 constexpr int kOfProcess = -1;
 
-/// Checks a work request; 0, kOfProcess if its address handle names a process, or an errno value.
+/// Checks a work request. Returns 0, an errno value, or kOfProcess if the address handle names a
+/// process.
 [[gnu::always_inline]] inline int check(const Qp& qp, const ibv_send_wr& wr,
                                         std::uint64_t& length) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
@@ -112,30 +99,30 @@ constexpr int kOfProcess = -1;
                                                            std::uint64_t length,
                                                            bool in_line) noexcept {
   // The specification (C10-93.1.1) drops such a datagram silently, as Soft-RoCE does. Adapters
-  // report the error for messages that are too long, and so does this device: a program should not
-  // lose messages without a reason.
+  // report an error for messages that are too long, and so does this device: programs should not
+  // lose messages silently.
   if (length > kDatagramBytes) [[unlikely]]
     return IBV_WC_LOC_LEN_ERR;
-  if (!in_line && !readable(qp, sges, count)) [[unlikely]]
+  if (!in_line && !all_allowed_again(qp, qp.readable, sges, count, 0)) [[unlikely]]
     return IBV_WC_LOC_PROT_ERR;
   return IBV_WC_SUCCESS;
 }
 
-/// Sends a checked datagram: false if there is no room, or a status other than success if it fails.
-/// There are two variants, inlined into two copies of the posting code so that the common one does
-/// not pay for the other.
+/// Sends a checked datagram. False if there is no room; sets `status` if the send fails. The two
+/// variants are inlined into two copies of the posting code, so that the common one pays nothing
+/// for faults.
 using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
                        ibv_wc_status& status) noexcept;
 
 [[gnu::always_inline]] inline bool carry_direct(Qp& qp, const ibv_send_wr&,
                                                 const Outgoing& datagram, ibv_wc_status&) noexcept {
-  // While other datagrams wait for room it waits behind them.
+  // A datagram waits behind those that wait for room.
   return datagram.peer->datagrams_waiting == 0 && transmit(qp, datagram);
 }
 
 bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
                        ibv_wc_status& status) noexcept {
-  status = hold_datagram(qp, wr, datagram.length);
+  status = inject_datagram_faults(qp, wr, datagram.length);
   return true;
 }
 
@@ -149,8 +136,8 @@ inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
 /// Posts short plain datagrams with one address handle and with room, up to the end of the lane's
 /// array. Returns the first work request that it did not post.
 [[gnu::always_inline]] inline ibv_send_wr* post_run(Qp& qp, ibv_send_wr* wr) noexcept {
-  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
-  if (!is_short(*wr, most)) return wr;  // other opcodes have no address handle in its place
+  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kLinePayload);
+  if (!is_short(*wr, most)) return wr;  // other opcodes have no address handle
   const auto* const ah = static_cast<const Ah*>(wr->wr.ud.ah);
   if (ah == nullptr || ah->pd != qp.pd || !ah->plain) [[unlikely]]
     return wr;
@@ -225,7 +212,7 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   return 0;
 }
 
-/// Through the address handle that leads to the context of the receiver.
+/// Posts with the address handle of the receiver's context.
 template <Carry carry>
 [[gnu::noinline]] int post_to_process(Qp& qp, const ibv_send_wr& wr) noexcept {
   ibv_send_wr led = wr;
@@ -247,10 +234,6 @@ void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
   qp.state = IBV_QPS_SQE;
   qp.sends_at_once = false;
   qp.sq_reclaimed = qp.sq_next = qp.sq_tail = qp.sq_head;
-}
-
-void drop_datagram(Context& c, Drop reason) noexcept {
-  ++c.drops[static_cast<std::size_t>(reason)];
 }
 
 template <Carry carry>

@@ -1,19 +1,18 @@
-// Datagrams that found no room in the lane to their receiver. Cold.
+// Datagrams that found no room in their receiver's lane. Cold.
 //
-// An adapter's send queue drains as fast as the wire takes it, and programs rely on the send queue
-// keeping them back. Here the receiver's polls make room, so a datagram waits in the send queue,
-// uncompleted. Each lane has a budget of time: waiting uses it up, and lines that the receiver
-// consumes restore it, a whole lane all of it. A stopped receiver costs its senders the budget
-// once, not once a datagram; after that they drop datagrams that find no room until the receiver
-// continues. Datagrams to other receivers overtake those that wait; only completions keep their
-// order.
+// An adapter's send queue drains at the speed of the wire, and programs rely on that backpressure.
+// Here the receiver's polls make room, so a datagram waits in the send queue, uncompleted. Each
+// lane has a budget of time: waiting uses it up, and lines that the receiver consumes restore it; a
+// whole lane restores it fully. So a stopped receiver costs its senders the budget once, not once
+// per datagram. When the budget is used up, datagrams without room are dropped until the receiver
+// continues. Datagrams to other receivers overtake waiting ones; only completions keep their order.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "softverbs/device_control.h"
-#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/lane/lane_data.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -21,34 +20,12 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Delay until the next look for room.
+/// Delay until the next check for room.
 constexpr Nanoseconds kRoomRetryDelay = std::chrono::microseconds(1);
-
-/// Stores the work request's bytes, if they are inline, or its elements.
-void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
-  const auto slot = static_cast<std::size_t>(&kept - qp.sq.get());
-  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    std::byte* at = &qp.sq_inline[slot * qp.max_inline];
-    kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
-    kept.sge_count = 1;
-    for (int i = 0; i < wr.num_sge; ++i) {
-      const ibv_sge& from = wr.sg_list[i];
-      if (from.length != 0) std::memcpy(at, pointer(from.addr), from.length);
-      at += from.length;
-    }
-    return;
-  }
-  kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
-  if (wr.num_sge == 1) {
-    kept.first = *wr.sg_list;
-  } else {
-    std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[slot * qp.max_sge]);
-  }
-}
 
 constexpr std::uint64_t kPlain = std::uint64_t{1} << 40;
 
-/// Stores the address: the address handle may be destroyed before the datagram is sent.
+/// Stores the destination: the address handle may be destroyed before the datagram is sent.
 void keep_address(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
   const std::uint32_t key = wr.wr.ud.remote_qkey;
@@ -78,27 +55,27 @@ Outgoing outgoing(const Qp& qp, const SendWr& kept) noexcept {
 void begin_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcept {
   const std::uint64_t most = c.datagram_timeout;
   const std::uint64_t consumed =
-      std::min<std::uint64_t>(peer.out.head - peer.budget_head, kLaneLines);
-  peer.wait_budget = std::min(most, peer.wait_budget + consumed * (most / kLaneLines));
-  peer.budget_head = peer.out.head;
-  peer.turn_began = now;
-  peer.datagram_turn = &qp;
+      std::min<std::uint64_t>(peer.out.head - peer.turns.budget_head, kLaneLines);
+  peer.turns.budget = std::min(most, peer.turns.budget + consumed * (most / kLaneLines));
+  peer.turns.budget_head = peer.out.head;
+  peer.turns.began = now;
+  peer.turns.current = &qp;
 }
 
-/// Passes the turn on. Without turns a queue pair with short datagrams would find room before
-/// others.
+/// Passes the turn to the next queue pair. Without turns, queue pairs with short datagrams would
+/// always find room first.
 void end_turn(Peer& peer, std::uint64_t now) noexcept {
-  peer.wait_budget -= std::min(peer.wait_budget, now - peer.turn_began);
-  const Qp* next = std::exchange(peer.datagram_next, nullptr);
-  peer.datagram_turn = nullptr;
+  peer.turns.budget -= std::min(peer.turns.budget, now - peer.turns.began);
+  const Qp* next = std::exchange(peer.turns.next, nullptr);
+  peer.turns.current = nullptr;
   if (next != nullptr) begin_turn(*peer.context, peer, *next, now);
 }
 
 /// Unlists a datagram that was sent, dropped or flushed.
 void release_waiting(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
-  if (peer.datagram_next == &qp) peer.datagram_next = nullptr;
-  if (peer.datagram_turn == &qp) end_turn(peer, now);
+  if (peer.turns.next == &qp) peer.turns.next = nullptr;
+  if (peer.turns.current == &qp) end_turn(peer, now);
   --peer.datagrams_waiting;
   --peer.users;
   kept.receiver = nullptr;
@@ -109,21 +86,21 @@ ibv_wc_status check(Qp& qp, const SendWr& kept) noexcept {
                         (kept.flags & IBV_SEND_INLINE) != 0);
 }
 
-/// Sends or drops a datagram that waits; false if it has to wait on.
+/// Sends or drops a waiting datagram; false if it still has to wait.
 bool send_or_drop(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
-  if (peer.datagram_turn != nullptr && peer.datagram_turn != &qp) {
-    if (peer.datagram_next == nullptr) peer.datagram_next = &qp;
+  if (peer.turns.current != nullptr && peer.turns.current != &qp) {
+    if (peer.turns.next == nullptr) peer.turns.next = &qp;
     return false;
   }
-  // Not as good as when it was posted: reported in order, when all before it are done.
+  // A datagram that has become invalid is reported in order, when all earlier ones are done.
   if (check(qp, kept) != IBV_WC_SUCCESS) return false;
   if (transmit_datagram(qp, outgoing(qp, kept))) {
     qp.next_psn = psn_add(qp.next_psn, 1);
   } else {
-    if (peer.datagram_turn == nullptr) begin_turn(c, peer, qp, now);
-    if (now - peer.turn_began < peer.wait_budget) return false;
-    drop_datagram(c, Drop::no_room);
+    if (peer.turns.current == nullptr) begin_turn(c, peer, qp, now);
+    if (now - peer.turns.began < peer.turns.budget) return false;
+    count_drop(c, Drop::no_room);
   }
   release_waiting(qp, kept, now);
   return true;
@@ -141,8 +118,8 @@ void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
   }
 }
 
-/// Tries all waiting datagrams, oldest first; skips receivers that had no room for an earlier one.
-/// False if the queue pair failed.
+/// Tries all waiting datagrams, oldest first; skips receivers that had no room for an earlier one
+/// in this pass. False if the queue pair failed.
 bool send_waiting(Context& c, Qp& qp) noexcept {
   const std::uint64_t now = c.clock.now();
   ++c.datagram_pass;
@@ -154,9 +131,9 @@ bool send_waiting(Context& c, Qp& qp) noexcept {
         return false;
       }
     }
-    if (kept.receiver != nullptr && kept.receiver->full_in_pass != c.datagram_pass) {
+    if (kept.receiver != nullptr && kept.receiver->turns.full_in_pass != c.datagram_pass) {
       Peer& peer = *kept.receiver;
-      if (!send_or_drop(c, qp, kept, now)) peer.full_in_pass = c.datagram_pass;
+      if (!send_or_drop(c, qp, kept, now)) peer.turns.full_in_pass = c.datagram_pass;
     }
     if (kept.receiver == nullptr && i == qp.sq_tail) complete_oldest(qp);
   }
@@ -165,7 +142,7 @@ bool send_waiting(Context& c, Qp& qp) noexcept {
 
 }  // namespace
 
-void pump_datagrams(Qp& qp) noexcept {
+void send_waiting_datagrams(Qp& qp) noexcept {
   if (!send_waiting(context_of(qp.context), qp)) return;
   qp.sq_next = qp.sq_tail;
   qp.sends_at_once = qp.sq_tail == qp.sq_head;
@@ -190,14 +167,14 @@ void queue_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcep
   kept.wr_id = wr.wr_id;
   kept.set_kind(static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX)), wr.opcode,
                 wr.send_flags | qp.signal_all, 0);
-  keep_elements(qp, kept, wr);
+  (wr.send_flags & IBV_SEND_INLINE) != 0 ? keep_inline(qp, kept, wr) : keep_elements(qp, kept, wr);
   keep_address(qp, kept, wr);
   Peer& peer = *kept.receiver;
   ++peer.users;
   const bool nobody_waits = peer.datagrams_waiting++ == 0;
   peer.out.direct_limit = 0;
   if (alone) {
-    pump_datagrams(qp);
+    send_waiting_datagrams(qp);
   } else if (nobody_waits) {
     Context& c = context_of(qp.context);
     (void)send_or_drop(c, qp, kept, c.clock.now());

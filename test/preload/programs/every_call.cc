@@ -1,8 +1,9 @@
-// A program for libibverbs that makes the calls which others of the tests do not, with objects of
-// the softverbs device: each answers as documented or is refused with an errno that says so.
+// A libibverbs program that makes the calls which the other tests do not make, on the softverbs
+// device. Each call must work as documented or fail with a fitting errno.
 #include <endian.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,7 +21,7 @@ void must(bool good, const char* what) {
   std::fprintf(stderr, "failed: %s (errno %d: %s)\n", what, errno, std::strerror(errno));
   std::exit(1);
 }
-/// A pointer that is null, with an errno that says why.
+/// Checks for null and an errno.
 void refused(const void* answer, const char* what) {
   must(answer == nullptr && (errno == EOPNOTSUPP || errno == EINVAL), what);
   errno = 0;
@@ -81,8 +82,6 @@ void memory(ibv_context* context, ibv_pd* pd) {
   must(ibv_rereg_mr(mr, 64, nullptr, nullptr, 0, kAccess) == IBV_REREG_MR_ERR_INPUT &&
            errno == EINVAL,
        "an unknown flag of rereg_mr");
-  refused(ibv_import_device(context->cmd_fd), "import_device");
-  must(ibv_import_device(-1) == nullptr, "import_device of no descriptor");
   ibv_sge sge{here, 8, mr->lkey};
   must(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) == EOPNOTSUPP, "advise_mr");
   refused(ibv_alloc_null_mr(pd), "alloc_null_mr");
@@ -93,13 +92,55 @@ void memory(ibv_context* context, ibv_pd* pd) {
   refused(ibv_import_dm(context, 0), "import_dm");
   ibv_unimport_mr(mr);
   ibv_unimport_pd(pd);
-  // Windows of the first kind are not told of, nor made; of the second they are not bound so.
+  // Windows of type 1 are not reported and cannot be made. Windows of type 2 are not bound by
+  // ibv_bind_mw().
   refused(ibv_alloc_mw(pd, IBV_MW_TYPE_1), "a window of type 1");
   ibv_mw* mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
   must(mw != nullptr, "a window");
   ibv_mw_bind bind{};
   must(ibv_bind_mw(nullptr, mw, &bind) == EINVAL, "bind_mw");
   must(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0, "giving them back");
+}
+
+void foreign_descriptors(ibv_context* context) {
+  must(ibv_import_device(context->cmd_fd) == nullptr && errno == EOPNOTSUPP, "import_device");
+  const int duplicate = ::dup(context->cmd_fd);
+  must(duplicate >= 0, "a duplicate of cmd_fd");
+  must(ibv_import_device(duplicate) == nullptr && errno == EOPNOTSUPP,
+       "import_device of a duplicate");
+  ::close(duplicate);
+  must(ibv_import_device(-1) == nullptr && errno == EINVAL, "import_device of no descriptor");
+  // libibverbs looks for the device of a character device in the list of devices.
+  for (const char* file : {"/dev/null", "/dev/ptmx"}) {
+    const int fd = ::open(file, O_RDWR | O_NOCTTY);
+    if (fd < 0) continue;
+    must(ibv_import_device(fd) == nullptr, file);
+    ::close(fd);
+  }
+  int count = 0;
+  ibv_device** list = ibv_get_device_list(&count);
+  must(list != nullptr && std::strcmp(ibv_get_device_name(list[count - 1]), "softverbs") == 0,
+       "the device is in the list again");
+  ibv_free_device_list(list);
+}
+
+/// What UCX asks before it uses a device.
+void device_file() {
+  constexpr const char* kFile = "/dev/infiniband/softverbs";
+  struct stat file {};
+  must(::stat(kFile, &file) == 0 && S_ISCHR(file.st_mode) && (file.st_mode & 0777) == 0666, "stat");
+  struct stat64 file64 {};
+  must(::stat64(kFile, &file64) == 0 && S_ISCHR(file64.st_mode), "stat64");
+  must(::access(kFile, R_OK | W_OK) == 0 && ::access(kFile, F_OK) == 0, "access");
+  must(::access(kFile, X_OK) != 0 && errno == EACCES, "the device cannot be executed");
+  must(::faccessat(AT_FDCWD, kFile, R_OK, AT_EACCESS) == 0, "faccessat");
+  // Other paths reach the system.
+  must(::stat("/dev/infiniband/softverbs0", &file) != 0 && errno == ENOENT, "no such file");
+  must(::access("/dev/infiniband/softverb", R_OK) != 0 && errno == ENOENT, "nor this");
+  must(::stat("/dev/null", &file) == 0 && file.st_rdev != 0 && file.st_ino != 0, "a real file");
+  must(::access("/dev/null", R_OK) == 0 && ::access("/proc/self", X_OK) == 0, "a real folder");
+  const char* volatile nowhere = nullptr;
+  must(::access(nowhere, R_OK) != 0 && errno == EFAULT, "a null pointer");
 }
 
 void others(ibv_context* context, ibv_pd* pd) {
@@ -149,7 +190,7 @@ void queue_pairs(ibv_context* context, ibv_pd* pd) {
   must(ibv_query_qp_data_in_order(qp, IBV_WR_SEND, 0) == 0, "query_qp_data_in_order");
   ibv_flow_attr flow{};
   refused(ibv_create_flow(qp, &flow), "create_flow");
-  // The way back to where a datagram came from.
+  // The return address of a datagram.
   ibv_wc wc{};
   ibv_grh grh{};
   grh.sgid = gid;
@@ -167,7 +208,7 @@ void queue_pairs(ibv_context* context, ibv_pd* pd) {
   must(ibv_destroy_cq(cq) == 0, "destroy_cq");
 }
 
-/// Completions that wait stay in their order, and what is added fits.
+/// Waiting completions keep their order, and new ones fit.
 void growing(ibv_context* context, ibv_pd* pd) {
   constexpr std::uint64_t kEach = 8;
   ibv_cq* cq = ibv_create_cq(context, kEach, nullptr, nullptr, 0);
@@ -201,7 +242,7 @@ void growing(ibv_context* context, ibv_pd* pd) {
   must(ibv_destroy_cq(cq) == 0, "destroy_cq");
 }
 
-/// Destroying waits until events that were taken are acknowledged.
+/// Destroying waits until taken events are acknowledged.
 void acknowledging(ibv_context* context, ibv_pd* pd) {
   ibv_cq* cq = ibv_create_cq(context, 1, nullptr, nullptr, 0);
   ibv_qp* qp = make_qp(pd, cq, IBV_QPT_UD);
@@ -219,7 +260,7 @@ void acknowledging(ibv_context* context, ibv_pd* pd) {
   ibv_async_event event{};
   must(ibv_get_async_event(context, &event) == 0 && event.element.cq == cq, "the overrun");
   must(ibv_destroy_qp(qp) == 0, "destroy_qp");
-  bool acknowledged = false;  // under the queue's mutex, as the event
+  bool acknowledged = false;  // ordered by the queue's mutex
   std::thread later([&] {
     acknowledged = true;
     ibv_ack_async_event(&event);
@@ -237,6 +278,8 @@ int main() {
   must(pd != nullptr, "alloc_pd");
   questions(context);
   memory(context, pd);
+  foreign_descriptors(context);
+  device_file();
   others(context, pd);
   queue_pairs(context, pd);
   growing(context, pd);

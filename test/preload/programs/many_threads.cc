@@ -1,6 +1,6 @@
-// A program for libibverbs as others write them: it knows no softverbs header. Two contexts,
-// several threads each, one shared completion queue a context; then completion channels in every
-// way that programs wait on them. Exit code 0 if all went as the verbs promise.
+// A typical libibverbs program without softverbs headers. Two contexts with several threads each
+// share one completion queue per context; then threads wait on completion channels in every way.
+// Exits with 0 if all works as the verbs promise.
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -21,7 +21,7 @@
 
 namespace {
 
-// A number: the macro mixes it with an enumerator of another type.
+// An integer: the macro mixes it with an enumerator of another type.
 constexpr int kLocalWrite = IBV_ACCESS_LOCAL_WRITE;
 
 void must(bool good, const char* what) {
@@ -77,7 +77,7 @@ struct End {
     must(ibv_close_device(context) == 0, "closing");
   }
 
-  /// Slots of a queue pair: first those received into, then those sent from.
+  /// A slot of a queue pair: first those for receives, then those for sends.
   std::uint64_t* slot(std::uint32_t qp, std::uint32_t index) {
     return &memory[(std::size_t{qp} * 2 * kDepth + index) * kSize / 8];
   }
@@ -143,8 +143,8 @@ void connect(const End& from, const End& to) {
   }
 }
 
-/// Threads of both ends share each end's context and completion queue; every thread posts to its
-/// own queue pair and polls for all.
+/// The threads of each end share a context and a completion queue. Every thread posts to its own
+/// queue pair and polls for all.
 class Traffic {
  public:
   Traffic(End& sender, End& receiver) : sender_(sender), receiver_(receiver) {
@@ -196,7 +196,7 @@ class Traffic {
       must(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV, "a receive");
       const auto qp = static_cast<std::uint32_t>(wc.wr_id >> 32);
       const auto slot = static_cast<std::uint32_t>(wc.wr_id);
-      // Which message came is in its bytes: the next thread that polls may be faster than this one.
+      // Identifies the message by its bytes: another polling thread may be faster.
       const std::uint64_t value = *receiver_.slot(qp, slot);
       if (value == 0 || value > kMessages || !receiver_.holds(qp, slot, value)) ++bad_;
       sum_[qp] += value;
@@ -204,7 +204,7 @@ class Traffic {
       if (++received_ == kThreads * kMessages) check_sums();
     }
   }
-  /// Each message once.
+  /// Checks that each message arrived once.
   void check_sums() {
     for (std::uint32_t q = 0; q < kThreads; ++q) {
       if (sum_[q].load() != std::uint64_t{kMessages} * (kMessages + 1) / 2) ++bad_;
@@ -233,14 +233,14 @@ bool epoll_says_readable(int fd, int milliseconds) {
   return n == 1;
 }
 
-void take_event(End& end) {
+void await_event(End& end) {
   ibv_cq* cq = nullptr;
   void* cq_context = nullptr;
   must(ibv_get_cq_event(end.channel, &cq, &cq_context) == 0, "an event");
   must(cq == end.cq && cq_context == &end, "the event's queue");
   ibv_ack_cq_events(cq, 1);
 }
-void take_message(End& end, std::uint64_t value) {
+void expect_message(End& end, std::uint64_t value) {
   ibv_wc wc{};
   must(ibv_poll_cq(end.cq, 1, &wc) == 1, "the completion that was told of");
   must(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV, "a receive");
@@ -254,7 +254,7 @@ void drain_sends(End& end) {
   must(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND, "a send");
 }
 
-/// Until a thread of this process sleeps in the kernel.
+/// Waits until a thread of this process sleeps in the kernel.
 void wait_until_asleep(pid_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -275,31 +275,31 @@ void wait_in_every_way(End& sender, End& receiver) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     arm();
     must(!readable(fd, 0), "no event before a completion");
-    // Blocking, with the message sent while the receiver sleeps.
+    // Blocks; the message is sent while the receiver sleeps.
     std::thread later([&, receiver_thread = ::gettid()] {
       wait_until_asleep(receiver_thread);
       sender.send(0, 0, round);
     });
-    take_event(receiver);
+    await_event(receiver);
     later.join();
-    take_message(receiver, round);
+    expect_message(receiver, round);
     drain_sends(sender);
-    // By the descriptor.
+    // Waits for the descriptor.
     arm();
     sender.send(0, 0, round + 100);
     must(round % 2 == 0 ? readable(fd, kLong) : epoll_says_readable(fd, kLong), "readable");
-    take_event(receiver);
+    await_event(receiver);
     must(!readable(fd, 0), "one event for one arming");
-    take_message(receiver, round + 100);
+    expect_message(receiver, round + 100);
     drain_sends(sender);
-    // Taken by a poll before anybody woke: the event comes all the same.
+    // A poll takes the completion first; the event still arrives.
     arm();
     sender.send(0, 0, round + 200);
     ibv_wc wc{};
     while (ibv_poll_cq(receiver.cq, 1, &wc) != 1) std::this_thread::yield();
     receiver.receive(0, static_cast<std::uint32_t>(wc.wr_id));
     must(readable(fd, kLong), "the event of a completion that was polled");
-    take_event(receiver);
+    await_event(receiver);
     drain_sends(sender);
   }
   const int flags = ::fcntl(fd, F_GETFL);
@@ -311,7 +311,7 @@ void wait_in_every_way(End& sender, End& receiver) {
   must(::fcntl(fd, F_SETFL, flags) == 0, "blocking again");
 }
 
-/// The queue is too small for what completes into it.
+/// Overruns a queue that is too small.
 void async_event() {
   End end;
   ibv_async_event event{};
@@ -343,7 +343,7 @@ void async_event() {
   must(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(small) == 0, "destroying them");
 }
 
-/// As libibverbs allows: what was not destroyed goes with the device.
+/// Closes the device without destroying everything, which libibverbs allows.
 void close_with_leftovers() {
   ibv_context* context = open_softverbs();
   ibv_pd* pd = ibv_alloc_pd(context);

@@ -1,10 +1,8 @@
-// softroce-calls serve ADDRESS: answers calls until a client has come and gone, and counts how
-// often
-//   each ran.
-// softroce-calls call ADDRESS COUNT [connections]: makes so many calls over several sessions; each
-// is
-//   answered once, with its own bytes, and the server has run each once. Over datagrams, unless the
-//   last word says that the client has none.
+// softroce-calls serve ADDRESS: serves calls until a client has come and gone, and counts how often
+// each ran.
+// softroce-calls call ADDRESS COUNT [connections]: makes COUNT calls over several sessions. Each
+// must get its own reply, and the server must run each once. Calls use datagrams, unless the last
+// argument makes the client one without datagrams.
 #include <cstring>
 #include <vector>
 
@@ -17,16 +15,12 @@ using namespace softroce;
 constexpr Method kWork = 1, kReport = 2;
 constexpr std::uint32_t kSessions = 8;
 constexpr const char* kPort = ":7471";
-constexpr auto kLongest = std::chrono::minutes(30);  // who runs it has a limit for so many calls
+constexpr auto kLongest = std::chrono::minutes(30);  // the caller has a shorter limit
 
-Config calls_config() {
-  Config c = config();
-  c.memory.receive_bytes = 8u << 20;
-  c.queues.completion_depth = 8192;
-  c.rpc.sessions = 2 * kSessions;  // so that one host may have half
+Config lossy_config() {
+  Config c = calls_config();
+  c.rpc.sessions = 2 * kSessions;  // one host may have half of them
   c.rpc.window = 16;
-  c.rpc.receive_depth = 512;
-  c.rpc.min_rto = 20ms;  // the machine is emulated
   c.rpc.target_rtt = 20ms;
   c.rpc.call_timeout = 120s;
   c.connections.peer_timeout = 60s;
@@ -40,7 +34,7 @@ struct Report {
   std::uint32_t more = 0;
 };
 
-/// How often each call has run.
+/// Counts how often each call has run.
 struct Runs {
   void add(std::uint32_t id) {
     if (id >= times.size()) times.resize(id + std::size_t{1});
@@ -59,7 +53,7 @@ struct Runs {
 
 int serve(const std::string& address) {
   Runs runs;
-  Engine engine = must(Engine::open(calls_config()), "open");
+  Engine engine = must(Engine::open(lossy_config()), "open");
   auto work = engine.serve(kWork, [x = &runs](Request& r) {
     std::uint32_t id = 0;
     must(r.bytes().size() >= sizeof id, "a request is too short");
@@ -89,7 +83,8 @@ int serve(const std::string& address) {
        "a client that comes and goes");
   const RpcStats s = engine.rpc_stats();
   std::printf("server: %llu ran, %llu replies sent again, %llu requests dropped as repeated\n",
-              static_cast<unsigned long long>(s.served), static_cast<unsigned long long>(s.resent),
+              static_cast<unsigned long long>(s.served),
+              static_cast<unsigned long long>(s.retransmitted_replies),
               static_cast<unsigned long long>(s.duplicates));
   return 0;
 }
@@ -130,11 +125,12 @@ class Client {
     must(told.once == answers_.size() && told.more == 0, "each has run once");
     const RpcStats s = engine_.rpc_stats();
     const bool datagrams = engine_.config().rpc.transport != spinwire::RpcTransport::connection;
-    must((s.retransmits != 0) == datagrams, "something was sent again, by who it is for");
-    must(s.bulk_calls == (datagrams ? 0 : s.calls), "calls take the way that they are to");
+    must((s.retransmitted_requests != 0) == datagrams,
+         "something was sent again, by who it is for");
+    must(s.long_calls == (datagrams ? 0 : s.calls), "calls take the way that they are to");
     std::printf("%zu calls ran and were answered once each, %llu sent again, %llu late answers\n",
-                answers_.size(), static_cast<unsigned long long>(s.retransmits),
-                static_cast<unsigned long long>(s.late));
+                answers_.size(), static_cast<unsigned long long>(s.retransmitted_requests),
+                static_cast<unsigned long long>(s.late_replies));
   }
   void close() {
     for (Session& s : sessions_) must(s.close() == Status::ok, "close");
@@ -172,7 +168,7 @@ class Client {
 };
 
 int call(const std::string& address, std::uint32_t count, bool connections) {
-  Config config = calls_config();
+  Config config = lossy_config();
   if (connections) config.rpc.transport = spinwire::RpcTransport::connection;
   Client client(config, address, count);
   client.call_all();

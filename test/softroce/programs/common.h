@@ -1,4 +1,4 @@
-// What the programs that run in machines with Soft-RoCE share.
+// Shared by the programs that run in machines with Soft-RoCE.
 #pragma once
 
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ namespace softroce {
 using namespace spinwire;  // NOLINT: programs of one file each
 using namespace std::chrono_literals;
 
-/// What must be so; else the program is over.
+/// Ends the program unless `good`.
 inline void must(bool good, const std::string& what) {
   if (good) return;
   std::fprintf(stderr, "failed: %s\n", what.c_str());
@@ -43,7 +43,7 @@ inline Config config() {
   c.memory.lease_bytes = 4u << 20;
   c.memory.rendezvous_bytes = 0;
   c.memory.windows = 0;
-  c.connections.max_message_bytes = c.connections.eager_bytes;  // no long messages
+  c.connections.max_message_bytes = c.connections.eager_bytes;  // no rendezvous messages
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;
   c.queues.completion_depth = 4096;
@@ -55,7 +55,19 @@ inline Config config() {
   return c;
 }
 
-/// Polls until `done`, for so long that only a defect lets the time run out.
+/// The same with remote calls.
+inline Config calls_config() {
+  Config c = config();
+  c.memory.receive_bytes = 8u << 20;
+  c.queues.completion_depth = 8192;
+  c.rpc.sessions = 64;
+  c.rpc.window = 8;
+  c.rpc.receive_depth = 512;
+  c.rpc.min_rto = 20ms;  // the machine is emulated
+  return c;
+}
+
+/// Polls until `done()`, with a limit that only a defect reaches.
 template <typename Poll, typename Done>
 bool until(Poll&& poll, Done&& done, std::chrono::seconds timeout = 30s) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -79,7 +91,7 @@ inline bool holds(std::span<const std::byte> bytes, std::uint32_t seed) {
   return true;
 }
 
-/// What a shell command prints.
+/// The output of a shell command.
 inline std::string output_of(const std::string& command) {
   std::string text;
   std::FILE* pipe = ::popen(command.c_str(), "r");

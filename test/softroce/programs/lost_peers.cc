@@ -1,12 +1,15 @@
-// softroce-lost-peers serve ADDRESS: three servers in processes of their own, which send messages
-//   back and answer calls. One stops (SIGSTOP) when it is told to, one dies (SIGKILL), one cuts its
-//   machine off the network; that one notices the loss of its client, and so ends the program.
-// softroce-lost-peers client ADDRESS DEVICE: has a connection and a session with each. Each of them
-//   ends with peer_lost within the configured time, and nothing tells but the peer's silence.
+// softroce-lost-peers serve ADDRESS: four servers in processes of their own, which send messages
+// back and answer calls. On order, one stops (SIGSTOP), one dies (SIGKILL), one dies and is
+// replaced at its address, and one cuts its machine off the network. The last one then notices the
+// loss of its client and ends the program.
+// softroce-lost-peers client ADDRESS DEVICE: has a connection and a session with each server. Each
+// must end with peer_lost within the configured time, and the error must name the cause.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -18,32 +21,29 @@ using namespace softroce;
 using Clock = std::chrono::steady_clock;
 
 constexpr Method kEcho = 1;
-// A processor that the machine shares may be away for a second or two, which is no loss yet.
-constexpr auto kPeerTimeout = 6s;
-// From the order on: until it is carried out, the silence, and what is needed to say so.
-constexpr auto kLongest = kPeerTimeout + 4s;
+// A processor that the machine shares may be away for seconds, which is no loss yet.
+constexpr auto kPeerTimeout = 10s;
+// From the order on: until it is carried out, the silence, and what is needed to say so. Nobody
+// waits for a second time-out.
+constexpr auto kLongest = 2 * kPeerTimeout - 1s;
 
-/// What a server does, told by a message as long as its number.
-enum class Order : std::size_t { stop = 1, die = 2, cut = 3 };
+/// An order to a server: a message whose length is the number.
+enum class Order : std::size_t { stop = 1, die = 2, restart = 3, cut = 4 };
+constexpr std::size_t kServers = 4;
 constexpr std::size_t kMessage = 100;
 
 std::string port_of(Order order) { return ":747" + std::to_string(static_cast<int>(order)); }
 
 Config lost_config() {
-  Config c = config();
+  Config c = calls_config();
   c.connections.keepalive_interval = 200ms;
   c.connections.peer_timeout = kPeerTimeout;
-  c.connections.handshake_timeout = 2s;  // a probe that nobody answers is over before
-  c.memory.receive_bytes = 8u << 20;
-  c.queues.completion_depth = 8192;
-  c.rpc.sessions = 64;
-  c.rpc.window = 8;
-  c.rpc.receive_depth = 512;
-  c.rpc.min_rto = 20ms;  // the machine is emulated
+  c.connections.handshake_timeout = 30s;  // four engines start at once on an emulated machine
+  c.connections.connect_timeout = 30s;
   return c;
 }
 
-/// Nothing leaves the machine any more, whichever way it comes.
+/// Drops all outgoing packets of the machine.
 void cut(const std::string& device) {
   (void)output_of("tc qdisc replace dev " + device + " root netem loss 100%");
 }
@@ -51,8 +51,13 @@ void mend(const std::string& device) { (void)output_of("tc qdisc del dev " + dev
 
 long long ms_since(Clock::time_point begun) { return (Clock::now() - begun) / 1ms; }
 
-int serve_one(const std::string& address, Order order, int tell) {
+/// Listens at once or, as the successor of a server, after a byte at `turn`.
+int serve_one(const std::string& address, Order order, int tell, int turn = -1) {
   Engine engine = must(Engine::open(lost_config()), "open");
+  if (turn >= 0) {
+    char byte = 0;
+    must(::write(tell, "o", 1) == 1 && ::read(turn, &byte, 1) == 1, "the successor's turn");
+  }
   const auto served = engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); });
   must(served.has_value(), served ? "" : served.error().message());
   Clock::time_point cut_at;
@@ -62,7 +67,7 @@ int serve_one(const std::string& address, Order order, int tell) {
     if (m.size() == kMessage) return static_cast<void>(c.send(m.take()));
     must(m.size() == static_cast<std::size_t>(order), "another's order");
     if (order == Order::stop) ::raise(SIGSTOP);
-    if (order == Order::die) ::raise(SIGKILL);
+    if (order == Order::die || order == Order::restart) ::raise(SIGKILL);
     cut_at = Clock::now();
     cut("eth0");
   };
@@ -82,25 +87,36 @@ int serve_one(const std::string& address, Order order, int tell) {
   return 0;
 }
 
+template <typename Run>
+pid_t begin_process(Run&& run) {
+  const pid_t pid = ::fork();
+  must(pid >= 0, "fork");
+  if (pid != 0) return pid;
+  (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::exit(run());
+}
+
 int serve(const std::string& address) {
-  std::array<pid_t, 3> pids{};
-  std::array<int, 2> pipe{};
-  must(::pipe(pipe.data()) == 0, "pipe");
-  for (const Order order : {Order::stop, Order::die, Order::cut}) {
-    pid_t& pid = pids[static_cast<std::size_t>(order) - 1];
-    pid = ::fork();
-    must(pid >= 0, "fork");
-    if (pid != 0) continue;
-    (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    std::exit(serve_one(address, order, pipe[1]));
+  std::array<int, 2> ready{}, turn{};
+  must(::pipe(ready.data()) == 0 && ::pipe(turn.data()) == 0, "pipe");
+  std::array<pid_t, kServers> pids{};
+  for (const Order order : {Order::stop, Order::die, Order::restart, Order::cut}) {
+    pids[static_cast<std::size_t>(order) - 1] =
+        begin_process([&] { return serve_one(address, order, ready[1]); });
   }
-  (void)::close(pipe[1]);
-  std::array<char, 1> ready{};
-  for (int i = 0; i < 3; ++i) must(::read(pipe[0], ready.data(), 1) == 1, "a server is missing");
+  const pid_t successor =
+      begin_process([&] { return serve_one(address, Order::restart, ready[1], turn[0]); });
+  std::array<char, 1> byte{};
+  for (std::size_t i = 0; i < kServers + 1; ++i)
+    must(::read(ready[0], byte.data(), 1) == 1, "a server is missing");
   std::puts("all serve");
   int status = 0;
-  must(::waitpid(pids[2], &status, 0) == pids[2], "wait");
-  for (const pid_t pid : {pids[0], pids[1]}) (void)::kill(pid, SIGKILL);
+  for (pid_t pid = 0; pid != pids[3];) {
+    pid = ::waitpid(-1, &status, 0);
+    must(pid > 0, "wait");
+    if (pid == pids[2]) must(::write(turn[1], "t", 1) == 1, "the successor");
+  }
+  for (const pid_t pid : {pids[0], successor}) (void)::kill(pid, SIGKILL);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
@@ -117,7 +133,6 @@ class Peer {
     session.on_closed = [this](Session, const Error& e) { note(session_end_, e); };
     session_ = must(engine_.open_session(address + port_of(order), session), "open_session");
     data_ = engine_.allocate(kMessage);
-    data_.resize(kMessage);
   }
   void poll() { (void)engine_.poll(); }
   [[nodiscard]] bool ready() const { return connection_.ready() && session_.ready(); }
@@ -136,7 +151,12 @@ class Peer {
   }
   [[nodiscard]] bool sent() const { return sent_; }
   [[nodiscard]] bool over() const { return connection_end_ && session_end_; }
-  void expect_lost(const char* what) const {
+  void print_ends() const {
+    for (const auto* end : {&connection_end_, &session_end_})
+      if (end->has_value()) std::printf("over: %s\n", (*end)->error.message().c_str());
+  }
+  /// Checks the status, the time, and the words in the error that name the cause.
+  void expect_lost(const char* what, std::string_view words) const {
     for (const auto& [kind, end] :
          {std::pair{"connection", &connection_end_}, std::pair{"session", &session_end_}}) {
       must(end->has_value(), std::string("the ") + kind + " goes on: the peer is " + what);
@@ -145,6 +165,8 @@ class Peer {
                   std::string(to_string((*end)->error.status)).c_str(),
                   static_cast<long long>(after), (*end)->error.message().c_str());
       must((*end)->error.status == Status::peer_lost, "another status is expected");
+      must((*end)->error.message().find(words) != std::string::npos,
+           "the error does not say: " + std::string(words));
       must((*end)->at - begun_ <= kLongest, "that took too long");
     }
     must(engine_.stats().peers_lost > 0 && engine_.stats().operations == 0, "what is left");
@@ -174,30 +196,38 @@ class Peer {
 };
 
 int client(const std::string& address, const std::string& device) {
-  Peer stopped(address, Order::stop), killed(address, Order::die), away(address, Order::cut);
+  Peer stopped(address, Order::stop), killed(address, Order::die);
+  Peer restarted(address, Order::restart), away(address, Order::cut);
+  const std::array<Peer*, kServers> peers{&stopped, &killed, &restarted, &away};
   const auto wait = [&](const char* what, auto&& done) {
     const auto poll = [&] {
-      for (Peer* p : {&stopped, &killed, &away}) p->poll();
+      for (Peer* p : peers) p->poll();
     };
-    must(until(poll, done, 60s), std::string("waiting for ") + what);
+    const bool came = until(poll, done, 60s);
+    for (const Peer* p : peers) {
+      if (!came) p->print_ends();
+    }
+    must(came, std::string("waiting for ") + what);
   };
-  const auto all = [&](auto&& holds) { return holds(stopped) && holds(killed) && holds(away); };
+  const auto all = [&](auto&& holds) {
+    return std::all_of(peers.begin(), peers.end(), [&](Peer* p) { return holds(*p); });
+  };
   wait("connections and sessions", [&] { return all([](const Peer& p) { return p.ready(); }); });
-  for (Peer* p : {&stopped, &killed, &away}) p->exchange_once();
+  for (Peer* p : peers) p->exchange_once();
   wait("answers", [&] { return all([](const Peer& p) { return p.heard(); }); });
 
-  stopped.order();
-  killed.order();
-  wait("two losses", [&] { return stopped.over() && killed.over(); });
-  stopped.expect_lost("stopped");
-  killed.expect_lost("killed");
+  for (Peer* p : {&stopped, &killed, &restarted}) p->order();
+  wait("three losses", [&] { return stopped.over() && killed.over() && restarted.over(); });
+  stopped.expect_lost("stopped", "hangs");
+  killed.expect_lost("killed", "nobody listens at its address");
+  restarted.expect_lost("restarted", "another engine, or the next incarnation");
 
-  must(away.ready(), "the third is there");
+  must(away.ready(), "the last is there");
   away.order();
   wait("the last order", [&] { return away.sent(); });
   cut(device);
-  wait("the third loss", [&] { return away.over(); });
-  away.expect_lost("cut off");
+  wait("the last loss", [&] { return away.over(); });
+  away.expect_lost("cut off", "its host does not answer");
   mend(device);
   std::puts("all were noticed");
   return 0;

@@ -1,9 +1,8 @@
-// softroce-two-way-exchange serve ADDRESS [NAME]: sends messages back and opens memory to the peer,
-// through
-//   both ways to connect (ports 7471 and 7472), until two clients have come and gone.
-// softroce-two-way-exchange connect ADDRESS: over each way sends messages of all lengths to the
-// longest,
-//   writes and reads; every one comes back, arrives or reads once, in order and as it was.
+// softroce-two-way-exchange serve ADDRESS [NAME]: sends messages back and exposes memory, over both
+// ways to connect (ports 7471 and 7472), until two clients have come and gone.
+// softroce-two-way-exchange connect ADDRESS: over each way sends messages of all lengths up to the
+// longest, and writes and reads. Every message returns, and every write and read has the right
+// bytes, once and in order.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -77,7 +76,7 @@ class Client {
     connection_ = must(engine_.connect(address + port_of(via), options), "connect");
     wait("the region", [&] { return region_.length != 0; });
   }
-  /// Every length to 70, those around powers of two, and the longest; twice, many on the way.
+  /// All lengths to 70, those around powers of two, and the longest; each twice, many in flight.
   void send_messages() {
     const std::size_t longest = connection_.max_message();
     must(longest == exchange_config().connections.eager_bytes, "max_message");
@@ -127,7 +126,7 @@ class Client {
   [[nodiscard]] bool send(std::size_t i) {
     Buffer b = engine_.allocate(std::max<std::size_t>(lengths_[i], 1));
     if (!b) return false;
-    b.resize(lengths_[i]);
+    (void)b.resize(lengths_[i]);
     const auto seed = static_cast<std::uint32_t>(i);
     fill({b.data(), lengths_[i]}, seed);
     const auto done = [this](const Completion& c) {
@@ -163,7 +162,7 @@ class Client {
 };
 
 int connect(const std::string& address) {
-  std::vector<std::unique_ptr<Client>> clients;  // callbacks name them until the engine is gone
+  std::vector<std::unique_ptr<Client>> clients;  // callbacks use them until the engine is gone
   Engine engine = must(Engine::open(exchange_config()), "open");
   for (const Via via : {Via::tcp, Via::rdma_cm}) {
     clients.push_back(std::make_unique<Client>(engine));

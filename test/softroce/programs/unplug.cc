@@ -1,10 +1,9 @@
-// softroce-unplug serve ADDRESS: sends messages back to peers that connect to port 7471, until it
-// is
-//   told to take its machine with it.
-// softroce-unplug client ADDRESS DEVICE: takes away the network below its own RDMA device, then the
-//   RDMA device, then the peer's machine, each with operations under way. Every operation completes
-//   once, the connection ends, an event tells (but of the peer), the loop goes on, and with what
-//   has come back everything works again.
+// softroce-unplug serve ADDRESS: sends messages back on port 7471 until ordered to kill its
+// machine.
+// softroce-unplug client ADDRESS DEVICE: removes the network below its RDMA device, then the
+// device, then the peer's machine, each with operations in flight. Every operation completes once,
+// the connection ends, an event reports the loss (except the peer's), the loop goes on, and
+// everything works again with what has returned.
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ using namespace softroce;
 
 constexpr std::string_view kPort = ":7471";
 constexpr std::size_t kMessage = 3000;
-constexpr std::size_t kDie = 2;  // length of the message that is an order
+constexpr std::size_t kDie = 2;  // length of the message that orders the death
 
 Config unplug_config() {
   Config c = config();
@@ -30,7 +29,7 @@ Config unplug_config() {
   return c;
 }
 
-/// The machine stops as if its power had failed.
+/// Stops the machine as after a power failure.
 void die() {
   std::ofstream("/proc/sysrq-trigger") << 'b';
   ::pause();
@@ -40,7 +39,7 @@ int serve(const std::string& address) {
   Engine engine = must(Engine::open(unplug_config()), "open");
   ListenOptions options;
   options.handlers.on_message = [](Connection c, Message& m) {
-    // In the midst of the messages that follow the order.
+    // Dies amid the messages that follow the order.
     static int left = 0;
     if (m.size() == kDie) left = 200;
     if (left != 0 && --left == 0) die();
@@ -54,7 +53,7 @@ int serve(const std::string& address) {
   return 0;
 }
 
-/// An engine with one connection that has as much under way as it may.
+/// An engine with one connection that has as much in flight as it may.
 class Traffic {
  public:
   explicit Traffic(const std::string& address)
@@ -64,7 +63,6 @@ class Traffic {
              [this](const DeviceEvent& e) { events_.push_back(e.kind); }) == Status::ok,
          "set_device_event_handler");
     data_ = engine_.allocate(kMessage);
-    data_.resize(kMessage);
   }
   void connect() {
     closed_ = false;
@@ -85,9 +83,9 @@ class Traffic {
       return back_ >= enough;
     });
   }
-  /// Runs `command` while messages flow, and goes on until the connection has ended of it.
+  /// Runs `command` while messages flow, until the connection has ended because of it.
   void lose(const std::string& command) {
-    // All may have been answered, and what is to be sent next waits for the peer's credit.
+    // All messages may be answered, and the next ones may wait for credit.
     wait("something under way", [&] {
       send_all();
       return completions_.size() > ended_;
@@ -100,7 +98,7 @@ class Traffic {
     expect_end();
     finish_ = std::move(outside);
   }
-  void lose_the_peer() {
+  void await_peer_loss() {
     flow();
     wait("credit for the order", [&] { return send(kDie); });
     wait("the loss", [&] {
@@ -114,7 +112,7 @@ class Traffic {
          [&] { return std::find(events_.begin(), events_.end(), kind) != events_.end(); });
     std::printf("event: %s\n", std::string(to_string(kind)).c_str());
   }
-  /// A lost device is given back only when nobody has it open.
+  /// A lost device returns only when no process has it open.
   std::thread command() { return std::move(finish_); }
   void join() {
     if (finish_.joinable()) finish_.join();
@@ -193,7 +191,7 @@ int client(const std::string& address, const std::string& device) {
   traffic->flow();
 
   std::puts("the peer goes");
-  traffic->lose_the_peer();
+  traffic->await_peer_loss();
   must(traffic->cause().status == Status::peer_lost, traffic->cause().message());
   std::puts("all survived");
   return 0;

@@ -1,0 +1,92 @@
+// Messages of 32 bytes over many connections, each on one at random, with both ends on one thread;
+// and the memory that an idle connection takes.
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+
+#include "common/setup.h"
+
+namespace connections_bench {
+namespace {
+
+using namespace spinwire;
+
+/// Pages of this process in memory, in bytes.
+std::int64_t resident_bytes() {
+  long size = 0, resident = 0;
+  std::FILE* const file = std::fopen("/proc/self/statm", "re");
+  if (file == nullptr || std::fscanf(file, "%ld %ld", &size, &resident) != 2)
+    bench::give_up("/proc/self/statm cannot be read");
+  (void)std::fclose(file);
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+/// The memory of one end of an idle connection.
+double bytes_of_an_end(std::uint32_t count) {
+  const auto resident_with = [&](std::uint32_t connections) {
+    const bench::Pair pair(bench::many_connections_config(count), connections);
+    return resident_bytes();
+  };
+  const std::int64_t least = resident_with(1);
+  return static_cast<double>(resident_with(count) - least) / (2.0 * (count - 1));
+}
+
+class ManyConnections {
+ public:
+  explicit ManyConnections(std::uint32_t count)
+      : pair_(bench::many_connections_config(count), count) {}
+
+  /// Sends `window` messages, each on a connection at random, and waits until they have arrived.
+  void exchange(std::uint32_t window) {
+    static constexpr std::array<std::byte, 32> kBytes{};
+    const std::uint64_t end = pair_.arrived + window;
+    for (std::uint32_t i = 0; i < window; ++i) {
+      while (pair_.connections[pick()].send_copy(std::span(kBytes)) != Status::ok) poll();
+    }
+    while (pair_.arrived < end) poll();
+  }
+
+ private:
+  void poll() {
+    (void)pair_.near.poll();
+    (void)pair_.far.poll();
+  }
+  std::uint32_t pick() {
+    random_ ^= random_ << 13;
+    random_ ^= random_ >> 7;
+    random_ ^= random_ << 17;
+    return static_cast<std::uint32_t>((random_ >> 32) * pair_.connections.size() >> 32);
+  }
+
+  bench::Pair pair_;
+  std::uint64_t random_ = 88172645463325252;
+};
+
+void BM_messages(benchmark::State& state) {
+  const auto connections = static_cast<std::uint32_t>(state.range(0));
+  const auto window = static_cast<std::uint32_t>(state.range(1));
+  const auto many = std::make_unique<ManyConnections>(connections);
+  for (std::uint32_t i = 0; i < 4 * connections; i += window) many->exchange(window);
+  for (auto _ : state) many->exchange(window);
+  state.SetItemsProcessed(state.iterations() * window);
+}
+BENCHMARK(BM_messages)
+    ->ArgsProduct({{1, 100, 1000, 10000}, {1, 32}})
+    ->ArgNames({"connections", "window"});
+
+void BM_idle_connections(benchmark::State& state) {
+  const auto connections = static_cast<std::uint32_t>(state.range(0));
+  double bytes = 0;
+  for (auto _ : state) bytes = bytes_of_an_end(connections);
+  state.counters["bytes/end"] = bytes;
+}
+BENCHMARK(BM_idle_connections)->Arg(1000)->Arg(10000)->ArgName("connections")->Iterations(1);
+
+}  // namespace
+}  // namespace connections_bench

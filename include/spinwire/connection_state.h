@@ -1,0 +1,80 @@
+// The state of a connection, what it has done, and what blocks it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "spinwire/clock.h"
+#include "spinwire/export.h"
+
+namespace spinwire {
+
+enum class ConnectionState : std::uint8_t {
+  resolving,   ///< the TCP connection is being made
+  exchanging,  ///< handshake and set-up of the queue pair
+  ready,       ///< operations are accepted, until close(), the peer's close, or an error
+  draining,    ///< outstanding operations end, for up to connections.close_timeout
+  closed,      ///< nothing is outstanding; the handle answers `not_connected`
+};
+SPINWIRE_API std::string_view to_string(ConnectionState state) noexcept;
+
+/// The state of a queue pair (IBV_QPS_*).
+enum class QueuePairState : std::uint8_t { reset, init, rtr, rts, sqd, sqe, err, unknown };
+SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
+
+struct ConnectionStats {
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t reads = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t atomics = 0;
+  /// Accepted operations that have not ended, including cancelled ones that the device still has.
+  /// Excludes the connection's own requests; see ConnectionSnapshot::control.
+  std::uint32_t outstanding = 0;
+  std::uint32_t send_credits = 0;     ///< messages that we may send now
+  std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
+};
+
+/// The reason why the next send() would not be accepted.
+enum class Blocker : std::uint8_t {
+  nothing,
+  not_ready,   ///< the state is not `ready`
+  send_queue,  ///< the send queue (queues.send_depth) is full; the peer or its device is slow
+  operations,  ///< all operations of the engine (queues.operations) are under way
+  credit,      ///< the peer grants no credit until its application polls
+  /// Blocks only messages longer than connections.eager_bytes: the engine can offer no more of them
+  /// now, or no memory window is free (memory.windows).
+  windows,
+};
+SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
+
+/// The activity of a connection.
+struct ConnectionSnapshot {
+  ConnectionState state = ConnectionState::closed;
+  Blocker blocked_by = Blocker::not_ready;
+  /// Time from the last sign of life of the peer's process to the last poll(). Messages are signs
+  /// of life, and so are keepalives, which each end sends at least every
+  /// connections.keepalive_interval while it polls. Completions by the peer's device are not.
+  Nanoseconds since_last_heard{0};
+  // Outstanding operations by kind, including cancelled ones that the device still has.
+  std::uint32_t messages = 0;
+  std::uint32_t writes = 0;
+  std::uint32_t reads = 0;
+  std::uint32_t atomics = 0;
+  /// The connection's own requests: credit and keepalives, goodbye, binding of memory windows,
+  /// control messages, and READs of the peer's rendezvous messages.
+  std::uint32_t control = 0;
+  std::uint32_t receives = 0;  ///< posted receives of a raw connection
+  // Leases that have not ended.
+  std::uint32_t leased_out = 0;  ///< to the peer, including keys of KeyScope::connection
+  std::uint64_t leased_out_bytes = 0;
+  std::uint32_t leases_held = 0;  ///< of the peer's memory
+  std::uint64_t leases_held_bytes = 0;
+  ConnectionStats stats;
+};
+
+}  // namespace spinwire

@@ -1,0 +1,300 @@
+#include "agent/connecting.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+Error refused_by_application() {
+  return {Status::refused, "connect", "the application refused", "ask its operator"};
+}
+
+/// A new record with a reserved receive; null if either is used up.
+Agent* acquire(EngineContext& ctx) noexcept {
+  const std::uint32_t index = ctx.agents.acquire();
+  if (index == kNone) return nullptr;
+  Agent& a = ctx.agents.at(index);
+  a.~Agent();
+  new (&a) Agent();
+  a.index = index;
+  a.generation = ctx.agents.generation(index);
+  prepare_timers(a);
+  if (reserve_first_receive(ctx, a)) return &a;
+  a.generation = 0;
+  ctx.agents.release(index);
+  return nullptr;
+}
+
+}  // namespace
+
+Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
+  auto raw = make_raw(ctx, what.attributes);
+  if (!raw) return tl::unexpected(raw.error());
+  Agent* const made = acquire(ctx);
+  if (made == nullptr) return tl::unexpected(no_more_connections(ctx, std::move(asked)));
+  Agent& a = *made;
+  name_peer(a, what.peer);
+  set_attributes(a, what.attributes);
+  (void)use_raw(ctx, a, std::move(*raw));
+  a.setup.outbound = what.outbound;
+  a.setup.handshake = what.handshake;
+  a.setup.timeout = what.timeout.count() != 0 ? what.timeout
+                    : what.outbound           ? ctx.config.connections.connect_timeout
+                                              : ctx.config.connections.handshake_timeout;
+  if (what.handlers != nullptr) a.handlers = *what.handlers;
+  a.reconnect = std::move(what.reconnect);
+  if (what.out_of_band != nullptr) {
+    a.setup.out_of_band = true;
+    a.setup.on_endpoint = what.out_of_band->on_endpoint;
+  }
+  set_stage(a, Stage::domain);
+  enter(ctx, a, what.state);
+  queue_setup(ctx, a);
+  return made;
+}
+
+bool is_full(const EngineContext& ctx) noexcept {
+  const bool lacks_receives = ctx.device->srq() != nullptr
+                                  ? ctx.reserved_receives >= ctx.reservable_receives
+                                  : ctx.own_queues->queues.full();
+  return lacks_receives || ctx.agents.full();
+}
+
+Error no_more_connections(const EngineContext& ctx, std::string asked) {
+  if (ctx.device->srq() == nullptr && !ctx.agents.full()) {
+    const std::uint32_t count = ctx.agents.size() + 1;
+    return {Status::limit, std::move(asked),
+            base::format("asked {} receives for {} connections, have {}",
+                         ctx.own_queues->share.slots * count, count,
+                         ctx.receives.size() - ctx.receive_shortage),
+            "without a shared receive queue each connection has its own: raise "
+            "queues.receive_depth there; messages that are kept count, too"};
+  }
+  return {Status::limit, std::move(asked),
+          base::format("{} connections, {} of {} receives reserved", ctx.agents.size(),
+                       ctx.reserved_receives, ctx.reservable_receives),
+          "raise connections.maximum or queues.receive_depth there"};
+}
+
+Result<void> configure(EngineContext& ctx, Agent& a, const ConnectionSettings& settings) {
+  constexpr const char* kAsked = "configure a connection";
+  if (a.qp != nullptr || a.stage > Stage::create) {
+    return base::fail(Status::invalid_argument, kAsked, "its queue pair is being made already",
+                      "configure it in on_accept, or give settings to connect() or prepare()");
+  }
+  if (settings.own_domain != a.attributes.own_domain && a.stage > Stage::domain) {
+    return base::fail(Status::invalid_argument, kAsked, "its protection domain is settled already",
+                      "give own_domain in on_accept, to connect() or to prepare()");
+  }
+  const auto attributes = config::resolve(ctx.config, *ctx.device, settings, is_through_cm(a));
+  if (!attributes) return tl::unexpected(attributes.error());
+  const GidType type = attributes->queue_pair.place.gid_type;
+  if (type != a.attributes.queue_pair.place.gid_type) {
+    return base::fail(
+        Status::unsupported, kAsked,
+        base::format("that place has a GID of type {}, the peer's is of type {}", to_string(type),
+                     to_string(a.attributes.queue_pair.place.gid_type)),
+        "give a place with a GID of the peer's type");
+  }
+  if (a.raw != nullptr && a.raw->accepted != a.raw->completed) {
+    return base::fail(Status::invalid_argument, kAsked, "it has receives already",
+                      "configure it before post_receive()");
+  }
+  auto raw = make_raw(ctx, *attributes, a.raw.get());
+  if (!raw) return tl::unexpected(raw.error());
+  if (!use_raw(ctx, a, std::move(*raw))) return tl::unexpected(no_more_connections(ctx, kAsked));
+  set_attributes(a, *attributes);
+  return {};
+}
+
+void name_peer(Agent& a, std::string_view text) noexcept {
+  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.name.begin());
+  a.peer.name[n] = '\0';
+}
+
+Error closed_by_application() {
+  return {Status::refused, "connect", "the application closed the connection", "try again"};
+}
+
+Error reason_for_peer(const Agent& a) {
+  return a.cause.status != Status::ok ? a.cause : closed_by_application();
+}
+
+// ---- the handshake ----
+
+HandshakeStep next_handshake_step(const Agent& a) noexcept {
+  const bool by_cm = is_through_cm(a);
+  if (is_ending(a) || was_ready(a))
+    return a.setup.handshake ? HandshakeStep::end : HandshakeStep::none;
+  if (!by_cm && !a.setup.handshake) return HandshakeStep::none;
+  const bool outbound = a.setup.outbound;
+  if (outbound && a.stage == Stage::up) return HandshakeStep::confirm;
+  if (a.stage != (outbound ? Stage::wait : Stage::up) || (by_cm && a.setup.cm->handshake_sent))
+    return HandshakeStep::none;
+  return outbound ? HandshakeStep::ask : HandshakeStep::answer;
+}
+
+void on_asked(EngineContext& ctx, Agent& a) noexcept {
+  if (a.state == ConnectionState::resolving) enter(ctx, a, ConnectionState::exchanging);
+}
+
+Result<void> receive_endpoint(EngineContext& ctx, Agent& a, const Result<Endpoint>& peer) {
+  if (is_ending(a)) return tl::unexpected(closed_by_application());
+  Result<void> taken =
+      peer ? accept_endpoint(ctx, a, *peer) : Result<void>(tl::unexpected(peer.error()));
+  taken ? advance(ctx, a, Event::endpoint_received) : fail(ctx, a, taken.error());
+  return taken;
+}
+
+Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
+                         const ListenOptions* options) {
+  auto good = accept_endpoint(ctx, a, peer);
+  if (good && options != nullptr) {
+    a.handlers = options->handlers;
+    if (options->on_accept) options->on_accept(handle(ctx, a));
+  }
+  if (is_ending(a)) return tl::unexpected(refused_by_application());
+  if (good) good = agree_on_raw(a, a.peer.is_raw);
+  if (!good) fail(ctx, a, good.error());
+  return good;
+}
+
+void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
+  if (is_ending(a)) return;
+  // A full peer may have room later. Any other refusal is final.
+  if (a.reconnect != nullptr) a.reconnect->permanent = refusal.status != Status::limit;
+  const bool asked = a.setup.outbound;
+  fail(ctx, a,
+       {refusal.status,
+        base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a)),
+        base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
+        "see the peer's reason"});
+}
+
+void on_cm_disconnected(EngineContext& ctx, Agent& a) {
+  if (a.closing) return;
+  peer_lost(ctx, a, base::format("the connection to {}", peer_name(a)),
+            "rdma_cm reports that the peer disconnected", "the peer has ended");
+}
+
+// ---- out-of-band ----
+
+Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
+  if (!a.setup.out_of_band || !is_peers_qp(a, 0)) {
+    return base::fail(Status::invalid_argument, "join a peer's endpoint",
+                      a.setup.out_of_band ? "the connection has its peer already"
+                                          : "the connection was not made by prepare()",
+                      "prepare one connection for each peer");
+  }
+  if (auto valid = wire::check(peer); !valid) return valid;
+  if (auto taken = accept_endpoint(ctx, a, peer); !taken) return taken;
+  std::array<char, INET6_ADDRSTRLEN> gid{};
+  ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
+  name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
+  a.setup.address_pending = true;
+  return {};
+}
+
+void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome) noexcept {
+  a.setup.address_pending = false;
+  outcome ? advance(ctx, a, Event::endpoint_received) : fail(ctx, a, outcome.error());
+}
+
+Result<Endpoint> own_endpoint(const EngineContext& ctx, const Agent& a) {
+  if (a.setup.endpoint_delivered) return endpoint(ctx, a);
+  return base::fail(Status::not_connected, "get a connection's endpoint",
+                    "its queue pair does not exist yet", "wait for on_endpoint");
+}
+
+void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept {
+  if (!a.setup.out_of_band || a.state != ConnectionState::exchanging) return;
+  const bool at_init = a.stage == Stage::wait || a.stage == Stage::rtr;
+  if (!at_init || a.setup.endpoint_delivered) return advance(ctx, a, Event::peer_ready);
+  a.setup.endpoint_delivered = true;
+  const auto run = a.setup.on_endpoint;
+  if (run) run(handle(ctx, a), endpoint(ctx, a));
+}
+
+// ---- the set-up queue ----
+
+Agent*& next_in_setup_queue(Agent& a) noexcept { return a.setup.next; }
+
+void queue_setup(EngineContext& ctx, Agent& a) noexcept {
+  if (!std::exchange(a.setup.in_queue, true)) ctx.setup_queue.push_back(a);
+}
+
+Agent* pop_setup_queue(EngineContext& ctx) noexcept {
+  if (ctx.setup_queue.empty()) return nullptr;
+  Agent& a = ctx.setup_queue.pop_front();
+  a.setup.in_queue = false;
+  return &a;
+}
+
+bool continue_setup(EngineContext& ctx, Agent& a) noexcept {
+  const Stage before = a.stage;
+  const bool verb = run_setup_step(ctx, a);
+  // A step of an agent that waits for its peer does nothing.
+  if ((verb || a.stage != before) && !is_over(a)) queue_setup(ctx, a);
+  run_out_of_band_step(ctx, a);
+  return verb;
+}
+
+// ---- the end ----
+
+void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept {
+  if (a.reconnect != nullptr) a.reconnect->permanent = true;
+  fail(ctx, a, std::move(cause));
+}
+
+void begin_end(EngineContext& ctx, Agent& a) noexcept {
+  const bool speaks = is_ready(a) || (a.closing && !a.goodbye_sent);
+  if (speaks && a.stage == Stage::up && a.raw == nullptr) {
+    // Saves the peer from waiting for its time-out.
+    a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+    (void)flush(ctx, a);
+  }
+  close(ctx, a);
+  if (a.qp != nullptr) (void)ctx.device->to_error(a.qp);
+}
+
+void complete_end(EngineContext& ctx, Agent& a) noexcept {
+  // A peer that was stopped during an access must not block this engine.
+  constexpr std::uint32_t kMostSteps = 64;
+  advance(ctx, a, Event::aborted);
+  const std::uint32_t steps = kMostSteps + ctx.registrations->size() + a.rendezvous.send_count;
+  for (std::uint32_t i = 0; i < steps && a.stage != Stage::over; ++i) (void)run_setup_step(ctx, a);
+}
+
+// ---- probes ----
+
+bool wants_loss_probe(const EngineContext& ctx, const Agent& a) noexcept {
+  // The embedded device itself distinguishes a dead process from one that hangs.
+  return a.setup.probe == LossProbe::none && a.cause.status == Status::peer_lost && !a.closing &&
+         a.setup.outbound && was_ready(a) && a.setup.handshake &&
+         ctx.device->place().gid_type != GidType::embedded;
+}
+
+void end_loss_probe(EngineContext& ctx, std::uint64_t incarnation, const char* found,
+                    const char* remedy) noexcept {
+  for (Agent& a : ctx.agents) {
+    if (a.setup.probe != LossProbe::under_way || a.peer.incarnation != incarnation) continue;
+    a.setup.probe = LossProbe::over;
+    queue_setup(ctx, a);
+    if (found == nullptr) continue;
+    try {
+      a.cause.found.append("; ").append(found);
+      if (remedy != nullptr) a.cause.remedy = remedy;
+    } catch (...) {  // without memory, keep the device's text
+    }
+  }
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,36 @@
+// The end of a poll, and the agents' part of the control step. Hot.
+#include "agent/agent.h"
+#include "agent/credit.h"
+#include "agent/in_place.h"
+#include "agent/raw_queue.h"
+#include "agent/receive_slots.h"
+#include "agent/rendezvous.h"
+
+namespace spinwire::agent {
+
+void run_deferred_work(EngineContext& ctx) noexcept {
+  if (ctx.receive_shortage != 0) [[unlikely]]
+    fill_empty_slots(ctx);
+  // Post receives first: credit is advertised for them.
+  if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
+  if (ctx.queued_agents != 0) [[unlikely]] {
+    if (ctx.raw != nullptr) post_queued_raw_receives(ctx);
+    post_rendezvous_reads(ctx);
+  }
+  flush_queued_agents(ctx);
+  if (ctx.end_of_poll_list.count() != 0) {
+    visit_listed_agents(ctx);
+    // Run callbacks last, so that operations that they cancel are listed for the next poll.
+    if (!ctx.cancellations.empty()) run_cancel_callbacks(ctx);
+    if (ctx.raw != nullptr) run_posted_callbacks(ctx);
+    flush_queued_agents(ctx);
+  }
+}
+
+void run_upkeep(EngineContext& ctx) noexcept {
+  if (ctx.receive_shortage != 0) run_deferred_work(ctx);
+  renew_spare_blocks(ctx);
+  end_lost_connections(ctx);
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,52 @@
+#include "agent/in_place.h"
+
+#include <cstring>
+
+#include "agent/agent.h"
+#include "spinwire/message.h"
+
+namespace spinwire {
+
+Buffer Message::take_copy() noexcept {
+  auto& ctx = *static_cast<agent::EngineContext*>(std::exchange(engine_, nullptr));
+  detail::Block* const block = agent::block_for_kept(ctx);
+  if (block == nullptr) return {};
+  std::memcpy(block->payload, data_, size_);
+  return Buffer(block, size_);
+}
+
+namespace agent {
+
+void open_in_place(EngineContext& ctx) noexcept {
+  if (ctx.config.connections.direct_messages == DirectPath::off) return;
+  ctx.direct = ctx.device->provider().direct_messages;
+  if (ctx.direct == nullptr) return;
+  fill_spare_blocks(ctx);
+  release_in_place(ctx);
+}
+
+void fill_spare_blocks(EngineContext& ctx) noexcept {
+  SpareBlocks& spare = ctx.spare_blocks;
+  while (spare.count < SpareBlocks::kMost) {
+    Block* const block =
+        ctx.arena->allocate(memory::PoolId::receive, ctx.config.connections.eager_bytes);
+    if (block == nullptr) return;
+    spare.blocks[spare.count++] = block;
+  }
+}
+
+void renew_spare_blocks(EngineContext& ctx) noexcept {
+  if (ctx.direct != nullptr && ctx.spare_blocks.count != SpareBlocks::kMost) release_in_place(ctx);
+}
+
+Block* block_for_kept(EngineContext& ctx) noexcept {
+  Block* const block =
+      ctx.arena->allocate(memory::PoolId::receive, ctx.config.connections.eager_bytes);
+  if (block != nullptr) [[likely]]
+    return block;
+  SpareBlocks& spare = ctx.spare_blocks;
+  return spare.count != 0 ? spare.blocks[--spare.count] : nullptr;
+}
+
+}  // namespace agent
+}  // namespace spinwire

@@ -1,0 +1,124 @@
+// What the application asks about a connection and an engine. Cold.
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+using Kinds = std::initializer_list<OperationKind>;
+constexpr Kinds kMessages = {OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
+                             OperationKind::raw_send_imm};
+constexpr Kinds kWrites = {OperationKind::write, OperationKind::write_imm,
+                           OperationKind::raw_write_imm};
+constexpr Kinds kReads = {OperationKind::read};
+constexpr Kinds kAtomics = {OperationKind::compare_swap, OperationKind::fetch_add};
+
+/// Operations of the kinds from `first` to `last` that have not ended.
+std::uint32_t outstanding(const Agent& a, OperationKind first, OperationKind last) noexcept {
+  std::uint64_t sum = 0;
+  for (auto i = static_cast<std::size_t>(first); i <= static_cast<std::size_t>(last); ++i)
+    sum += outstanding(a.traffic.tallies[i]);
+  return static_cast<std::uint32_t>(sum);
+}
+template <typename Of>
+std::uint64_t sum(const Agent& a, Kinds kinds, Of of) noexcept {
+  std::uint64_t all = 0;
+  for (const OperationKind kind : kinds) all += std::invoke(of, tally(a, kind));
+  return all;
+}
+std::uint32_t outstanding(const Agent& a, Kinds kinds) noexcept {
+  return static_cast<std::uint32_t>(sum(a, kinds, [](const Tally& t) { return outstanding(t); }));
+}
+
+}  // namespace
+
+ConnectionStats stats(const Agent& a) noexcept {
+  ConnectionStats stats;
+  stats.messages_sent = messages_sent(a);
+  stats.bytes_sent = sum(a, kMessages, &Tally::bytes);
+  stats.messages_received = a.traffic.messages_received;
+  stats.bytes_received = a.traffic.bytes_received;
+  stats.writes = sum(a, kWrites, &Tally::done);
+  stats.bytes_written = sum(a, kWrites, &Tally::bytes);
+  stats.reads = sum(a, kReads, &Tally::done);
+  stats.bytes_read = sum(a, kReads, &Tally::bytes);
+  stats.atomics = sum(a, kAtomics, &Tally::done);
+  // A rendezvous message counts as a SEND; its parts have other kinds.
+  stats.outstanding = outstanding(a, OperationKind::send, OperationKind::raw_write_imm);
+  stats.send_credits = visible_credits(a);
+  stats.granted_credits = peer_credits(a);
+  return stats;
+}
+
+namespace {
+
+/// Whether only rendezvous messages are refused.
+bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept {
+  if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
+  const auto& sends = ctx.rendezvous->sends;
+  const bool by_window = a.domain == nullptr && ctx.windows.size() != 0;
+  return sends.size() == sends.capacity() || (by_window && ctx.windows.free() == 0);
+}
+
+Blocker blocker_of(const EngineContext& ctx, const Agent& a) noexcept {
+  if (a.state != ConnectionState::ready) return Blocker::not_ready;
+  const std::uint32_t room = send_limit_of(a);
+  if (room == 0) return Blocker::credit;  // control messages also wait for credit
+  if (a.send_queue.used >= room) return Blocker::send_queue;
+  if (a.raw == nullptr && visible_credits(a) == 0) return Blocker::credit;
+  if (ctx.operations.empty()) return Blocker::operations;
+  return lacks_window(ctx, a) ? Blocker::windows : Blocker::nothing;
+}
+
+}  // namespace
+
+ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept {
+  ConnectionSnapshot now;
+  now.state = a.state;
+  now.blocked_by = blocker_of(ctx, a);
+  now.since_last_heard = ctx.clock.duration(ctx.now - std::min(a.liveness.last_heard, ctx.now));
+  now.messages = outstanding(a, kMessages);
+  now.writes = outstanding(a, kWrites);
+  now.reads = outstanding(a, kReads);
+  now.atomics = outstanding(a, kAtomics);
+  now.control = outstanding(a, {OperationKind::rendezvous_bind}) + a.control_queue.waiting +
+                outstanding(a, OperationKind::credit_return, OperationKind::lease_unbind);
+  now.leased_out = a.leases.granted_count;
+  now.leased_out_bytes = a.leases.granted_bytes;
+  now.leases_held = a.leases.held_count;
+  now.leases_held_bytes = a.leases.held_bytes;
+  if (a.raw != nullptr) now.receives = a.raw->accepted - a.raw->completed;
+  now.stats = stats(a);
+  return now;
+}
+
+EngineStats stats(const EngineContext& ctx) noexcept {
+  EngineStats all = ctx.stats;
+  for (const Agent& a : ctx.agents) {  // ended connections are counted already
+    all.operations += outstanding(a);
+    all.messages_sent += messages_sent(a);
+    all.messages_received += a.traffic.messages_received;
+  }
+  all.connections = ctx.agents.size();
+  all.own_domains = static_cast<std::uint32_t>(ctx.device->domains());
+  all.registrations = ctx.registrations->size();
+  all.receives = ctx.posted_receives;
+  all.windows_free = ctx.windows.free();
+  all.reserved_receives =
+      ctx.reserved_receives + (ctx.own_queues != nullptr ? ctx.own_queues->reserved_receives : 0);
+  return all;
+}
+
+Result<QueuePairState> query_state(const EngineContext& ctx, const Agent& a) {
+  return ctx.device->query_state(a.qp).map([](ibv_qp_state state) {
+    const auto number = static_cast<unsigned>(state);
+    const bool known = number <= static_cast<unsigned>(QueuePairState::err);
+    return known ? static_cast<QueuePairState>(number) : QueuePairState::unknown;
+  });
+}
+
+}  // namespace spinwire::agent

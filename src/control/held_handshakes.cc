@@ -1,0 +1,168 @@
+// Inbound requests that wait at the port for room: for a resolution of their address, or for a
+// connection of their listener. Held requests give way to new peers as all other handshakes do.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log_message.h"
+#include "control/control_port.h"
+#include "wire/cm_data.h"
+
+namespace spinwire::control {
+
+/// Nothing is read meanwhile: the frame stays where it is.
+void ControlPort::hold(Handshake& h, HeldFor what) noexcept {
+  if (h.held_for == HeldFor::nothing) held_.push_back(h.id.index);  // has capacity for all
+  h.held_for = what;
+  if (what == HeldFor::connection) ++held_for_connections_;
+  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
+}
+
+void ControlPort::unhold(Handshake& h) noexcept {
+  if (h.held_for == HeldFor::nothing) return;
+  if (h.held_for == HeldFor::connection) --held_for_connections_;
+  h.held_for = HeldFor::nothing;
+  std::erase(held_, h.id.index);
+}
+
+bool ControlPort::admit(Handshake& h, ListenerOwner& owner) {
+  const auto room = owner.admit(h.peer());
+  if (!room) {
+    refuse(h, room.error());
+    return false;
+  }
+  if (room->now) return true;
+  hold(h, HeldFor::connection);
+  // One half-open connection ends for each request that waits.
+  if (room->ending < held_for_connections_) {
+    if (Handshake* const victim = find_half_open_victim(); victim != nullptr) evict(*victim);
+  }
+  return false;
+}
+
+/// The request that goes on next: of the source with the fewest handshakes, the oldest. Null: none
+/// can.
+Handshake* ControlPort::next_held(bool with_connections) noexcept {
+  Handshake* found = nullptr;
+  for (const std::uint32_t index : held_) {
+    Handshake& h = handshakes_.at(index);
+    const bool can_go_on = h.held_for == HeldFor::connection
+                               ? with_connections
+                               : resolution_limits_.may_begin(h.source->first);
+    if (!can_go_on) continue;
+    const auto ahead = [&] {
+      const std::uint32_t fewest = found->source->second;
+      return h.source->second != fewest ? h.source->second < fewest
+                                        : h.waits_since < found->waits_since;
+    };
+    if (found == nullptr || ahead()) found = &h;
+  }
+  return found;
+}
+
+void ControlPort::resume(Handshake& h) noexcept {
+  with_dialogue(h, [&](auto& dialogue) {
+    if constexpr (requires { dialogue.resume(*this, h); }) dialogue.resume(*this, h);
+  });
+}
+
+void ControlPort::resume_held() noexcept {
+  constexpr int kMostPerPoll = 4;
+  bool with_connections = true;
+  for (int i = 0; i < kMostPerPoll; ++i) {
+    Handshake* h = next_held(with_connections);
+    if (h == nullptr) return;
+    const HandshakeId id = h->id;
+    unhold(*h);
+    resume(*h);
+    h = find(id);
+    if (h == nullptr) continue;
+    if (h->held_for == HeldFor::connection) with_connections = false;
+    if (h->held_for == HeldFor::nothing && h->address != AddressState::pending) watch(*h);
+  }
+}
+
+// ---- requests through rdma_cm that have no handshake yet ----
+
+// As long as the backlog of a TCP listener, which the kernel keeps for us.
+constexpr std::size_t kKeptRequests = 512;
+
+void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
+  request->came_at = clock_.now();
+  if (inbound_ >= options_.handshakes) {
+    Handshake* last = find_victim();
+    if (last == nullptr) last = find_request_victim(request->peer);
+    if (last != nullptr) evict(*last);
+  }
+  if (begin_request(request)) return;
+  kept_requests_.push_back(std::move(request));
+  if (kept_requests_.size() > kKeptRequests) reject_kept_request();
+}
+
+/// False: there is no handshake for it.
+bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
+  Handshake* const h = begin_inbound(request->peer);
+  if (h == nullptr) return false;
+  h->dialogue = CmIncoming{request->listener};
+  h->request = std::move(request);
+  schedule_timeout(*h);
+  resume(*h);
+  return true;
+}
+
+void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
+  count_refusal();
+  base::log(LogLevel::info, "{} is refused: {}", request.peer.text().view(), why.message());
+  const auto refusal = wire::make_refuse(why.status, why.message());
+  if (request.id) request.id.reject(wire::encode_cm_refusal(refusal).bytes());
+}
+
+/// Goes on with the kept requests as long as there are handshakes: of the source with the fewest
+/// handshakes, the oldest. Rejects those that have waited for too long.
+void ControlPort::begin_kept_requests() noexcept {
+  const auto handshakes_of = [this](const std::unique_ptr<CmRequest>& request) {
+    const auto source = sources_.find(request->peer.source());
+    return source != sources_.end() ? source->second : 0;
+  };
+  const std::uint64_t timeout = clock_.ticks(options_.handshake_timeout);
+  while (!kept_requests_.empty() && clock_.now() - kept_requests_.front()->came_at >= timeout) {
+    reject(*kept_requests_.front(),
+           {Status::limit, "accept a connection through rdma_cm",
+            base::format("connections.handshakes = {} were under way for the whole "
+                         "connections.handshake_timeout",
+                         options_.handshakes),
+            "try again, or raise connections.handshakes there"});
+    kept_requests_.erase(kept_requests_.begin());
+  }
+  constexpr int kMostPerPoll = 4;
+  for (int i = 0; i < kMostPerPoll && !kept_requests_.empty(); ++i) {
+    if (inbound_ >= options_.handshakes) {
+      Handshake* const last = find_victim();
+      if (last == nullptr) return;
+      evict(*last);
+    }
+    const auto next = std::min_element(
+        kept_requests_.begin(), kept_requests_.end(),
+        [&](const auto& a, const auto& b) { return handshakes_of(a) < handshakes_of(b); });
+    if (!begin_request(*next)) return;
+    kept_requests_.erase(next);
+  }
+}
+
+/// Makes room among the kept requests: of the source with the most of them, the newest goes.
+void ControlPort::reject_kept_request() {
+  SourceCounts kept;
+  for (const auto& each : kept_requests_) ++kept[each->peer.source()];
+  const auto most = std::max_element(
+      kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto found =
+      std::find_if(kept_requests_.rbegin(), kept_requests_.rend(),
+                   [&](const auto& each) { return each->peer.source() == most->first; })
+          .base() -
+      1;
+  reject(**found, {Status::limit, "accept a connection through rdma_cm",
+                   base::format("{} requests wait already, most of them from there", kKeptRequests),
+                   "try again later"});
+  kept_requests_.erase(found);
+}
+
+}  // namespace spinwire::control

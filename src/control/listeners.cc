@@ -1,0 +1,89 @@
+#include "control/listeners.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "control/tokens.h"
+
+namespace spinwire::control {
+
+namespace {
+
+constexpr int kBacklog = 512;
+
+}  // namespace
+
+template <typename Open>
+Result<ListenerId> Listeners::add(std::shared_ptr<ListenerOwner> owner, Open&& open) {
+  generation_ = std::max((generation_ + 1) & kGenerationBits, 1u);
+  auto listener = std::make_unique<Listener>();
+  listener->owner = std::move(owner);
+  listener->generation = generation_;
+  auto free = std::find(listeners_.begin(), listeners_.end(), nullptr);
+  if (free == listeners_.end()) free = listeners_.insert(listeners_.end(), nullptr);
+  const auto index = static_cast<std::uint32_t>(free - listeners_.begin());
+  if (Result<void> opened = open(*listener, index); !opened) return tl::unexpected(opened.error());
+  *free = std::move(listener);
+  return ListenerId{index, generation_};
+}
+
+Result<ListenerId> Listeners::listen(const Address& at, std::shared_ptr<ListenerOwner> owner,
+                                     Network* network) {
+  return add(std::move(owner), [&](Listener& listener, std::uint32_t index) -> Result<void> {
+    auto socket = ListenSocket::open(at, kBacklog, network);
+    if (!socket) return tl::unexpected(socket.error());
+    listener.socket = std::move(*socket);
+    return epoll_.add(listener.socket.fd(), token(TokenKind::listener, index, listener.generation),
+                      Interest::read);
+  });
+}
+
+Result<ListenerId> Listeners::listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner,
+                                        CmChannel& channel) {
+  return add(std::move(owner), [&](Listener& listener, std::uint32_t index) -> Result<void> {
+    const std::uint64_t name = token(TokenKind::handshake, index, listener.generation);
+    auto id = CmId::create(channel, cm_context(kCmListenerBit | name));
+    if (!id) return tl::unexpected(id.error());
+    if (auto bound = id->listen(at, kBacklog); !bound) return bound;
+    listener.cm = std::move(*id);
+    return {};
+  });
+}
+
+void Listeners::unwatch(const Listener& listener) noexcept {
+  if (!listener.cm) epoll_.remove(listener.socket.fd());
+}
+
+void Listeners::stop(ListenerId id) noexcept {
+  const Listener* const listener = find(id);
+  if (listener == nullptr) return;
+  unwatch(*listener);
+  listeners_[id.index].reset();
+}
+
+void Listeners::stop_all() noexcept {
+  for (const auto& listener : listeners_) {
+    if (listener != nullptr) unwatch(*listener);
+  }
+  listeners_.clear();
+}
+
+Listeners::Listener* Listeners::find(ListenerId id) const noexcept {
+  if (id.index >= listeners_.size() || listeners_[id.index] == nullptr) return nullptr;
+  return listeners_[id.index]->generation == id.generation ? listeners_[id.index].get() : nullptr;
+}
+
+std::shared_ptr<ListenerOwner> Listeners::owner_of(ListenerId id) const noexcept {
+  const Listener* const listener = find(id);
+  return listener != nullptr ? listener->owner : nullptr;
+}
+
+std::string Listeners::address_of(ListenerId id) const {
+  const Listener* const listener = find(id);
+  if (listener == nullptr) return {};
+  if (!listener->cm) return listener->socket.local().str();
+  const auto bound = listener->cm.local_address();
+  return bound ? bound->str() : std::string();
+}
+
+}  // namespace spinwire::control

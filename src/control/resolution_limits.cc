@@ -1,0 +1,49 @@
+#include "control/resolution_limits.h"
+
+#include <algorithm>
+
+namespace spinwire::control {
+
+bool ResolutionLimits::has_room(const Account& account, const Limit& limit) const noexcept {
+  return account.pending < limit.at_once &&
+         account.spent_until <= clock_.now() + clock_.ticks(limit.interval * (limit.burst - 1));
+}
+
+void ResolutionLimits::charge(Account& account, const Limit& limit) noexcept {
+  ++account.pending;
+  account.spent_until = std::max(account.spent_until, clock_.now()) + clock_.ticks(limit.interval);
+}
+
+void ResolutionLimits::settle(Account& account, const Limit& limit, bool answered) noexcept {
+  --account.pending;
+  if (answered) account.spent_until -= clock_.ticks(limit.interval);
+}
+
+bool ResolutionLimits::may_begin(const Source& source) const noexcept {
+  const auto found = sources_.find(source);
+  return has_room(all_, kOfAll) && (found == sources_.end() || has_room(found->second, kOfSource));
+}
+
+bool ResolutionLimits::try_begin(const Source& source) {
+  forget_settled();
+  if (!may_begin(source)) return false;
+  charge(sources_[source], kOfSource);
+  charge(all_, kOfAll);
+  return true;
+}
+
+void ResolutionLimits::end(const Source& source, bool answered) noexcept {
+  settle(all_, kOfAll, answered);
+  const auto found = sources_.find(source);
+  if (found != sources_.end()) settle(found->second, kOfSource, answered);
+}
+
+/// The limit of all bounds how many there are to look at.
+void ResolutionLimits::forget_settled() noexcept {
+  const std::uint64_t now = clock_.now();
+  std::erase_if(sources_, [now](const auto& each) {
+    return each.second.pending == 0 && each.second.spent_until <= now;
+  });
+}
+
+}  // namespace spinwire::control

@@ -1,0 +1,52 @@
+// Bounds how many addresses strangers make this host resolve. Each address that nobody answers for
+// leaves an entry in the kernel's neighbour table, which has room for 1,024 by default, and is
+// shared by all processes. Cold.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "control/address.h"
+#include "spinwire/clock.h"
+
+namespace spinwire::control {
+
+/// Resolutions of each source and of all together: at once, and unanswered ones per time. Answered
+/// ones cost nothing, so that the rate does not limit honest peers.
+class ResolutionLimits {
+ public:
+  struct Limit {
+    std::uint32_t at_once;
+    std::uint32_t burst;   ///< unanswered ones that may come at once
+    Nanoseconds interval;  ///< between further ones
+  };
+  static constexpr Limit kOfSource{8, 16, std::chrono::milliseconds(500)};
+  static constexpr Limit kOfAll{64, 64, std::chrono::milliseconds(125)};
+
+  explicit ResolutionLimits(const Clock& clock) noexcept : clock_(clock) {}
+
+  /// Whether a resolution may begin now.
+  [[nodiscard]] bool may_begin(const Source& source) const noexcept;
+  /// Counts a resolution, if it may begin. May throw std::bad_alloc.
+  [[nodiscard]] bool try_begin(const Source& source);
+  /// The resolution is over. `answered`: it has left no unanswered entry in the kernel.
+  void end(const Source& source, bool answered) noexcept;
+
+ private:
+  /// `spent_until`: the tick at which all unanswered resolutions are forgiven.
+  struct Account {
+    std::uint32_t pending = 0;
+    std::uint64_t spent_until = 0;
+  };
+
+  [[nodiscard]] bool has_room(const Account& account, const Limit& limit) const noexcept;
+  void charge(Account& account, const Limit& limit) noexcept;
+  void settle(Account& account, const Limit& limit, bool answered) noexcept;
+  void forget_settled() noexcept;
+
+  const Clock& clock_;
+  Account all_;
+  std::map<Source, Account> sources_;  ///< those with something pending or spent
+};
+
+}  // namespace spinwire::control

@@ -1,0 +1,55 @@
+// The connections that peers have asked for, by where they come from: no host has more than its
+// share, and half-open ones have a share of all records. Cold.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "control/address.h"
+#include "control/owners.h"
+#include "spinwire/config.h"
+
+namespace spinwire::engine {
+
+class AcceptedConnections {
+ public:
+  /// May throw std::bad_alloc.
+  explicit AcceptedConnections(const Config::Connections& limits);
+
+  /// Whether one more can be accepted from there. `is_full`: no record or receive is left. Errors:
+  /// limit (connections.maximum_per_source).
+  [[nodiscard]] Result<control::Admission> admit(const control::Address& peer, bool is_full) const;
+  /// Counts a half-open connection; `subject` names it until remove().
+  void add(std::uint64_t subject, const control::Address& peer) noexcept;
+  // Each does nothing for a record that is not, or no more, half-open.
+  void on_ready(std::uint64_t subject) noexcept;
+  /// It is torn down before it was ready.
+  void on_ending(std::uint64_t subject) noexcept;
+  /// Its record becomes free. Does nothing for one that was not added.
+  void remove(std::uint64_t subject) noexcept;
+
+  [[nodiscard]] std::uint32_t half_open() const noexcept { return half_open_; }
+  [[nodiscard]] std::uint32_t ending() const noexcept { return ending_; }
+
+ private:
+  enum class Part : std::uint8_t { none, half_open, ending, ready };
+  struct Record {
+    Part part = Part::none;
+    bool is_counted = false;  ///< `source` is valid
+    control::SourceCounts::iterator source;
+  };
+  void enter(Record& record, Part part) noexcept;
+  Record& record_of(std::uint64_t subject) noexcept {
+    return records_[static_cast<std::uint32_t>(subject)];
+  }
+
+  std::uint32_t maximum_;
+  std::uint32_t share_of_source_;
+  std::uint32_t half_open_share_;
+  std::uint32_t half_open_ = 0;
+  std::uint32_t ending_ = 0;
+  control::SourceCounts sources_;  ///< without this host's
+  std::vector<Record> records_;    ///< by the index in the subject
+};
+
+}  // namespace spinwire::engine

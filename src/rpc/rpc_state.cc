@@ -1,0 +1,204 @@
+// Remote calls as a whole: opening, serving, statistics, end.
+#include "rpc/rpc_state.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "config/queue_sizing.h"
+#include "rpc/backlog.h"
+#include "rpc/call_cancel.h"
+#include "rpc/client_call.h"
+#include "rpc/client_session.h"
+#include "rpc/retransmission.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+/// Q_Keys with the top bit are reserved for the operating system.
+static constexpr std::uint32_t kQkeyMask = 0x7fffffff;
+Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
+         control::ConnectionOwner& connections, Host& host)
+    : context(ctx),
+      clients(ctx.config.rpc.sessions),
+      servers(ctx.config.rpc.sessions),
+      // The last quarter is for sessions without a reservation, which have one call at a time.
+      receive_budget(ctx.config.rpc.receive_depth - ctx.config.rpc.receive_depth / 4),
+      retransmission_queue(receive_budget),
+      dialogues(*this, control, connections, host),
+      numbers(base::random_seed()) {
+  const Config& c = ctx.config;
+  retransmission_timer.kind = kRetransmissionTimer;
+  min_rto = ctx.clock.ticks(c.rpc.min_rto);
+  share_of_source = c.rpc.sessions_per_source != 0 ? c.rpc.sessions_per_source
+                                                   : c.rpc.sessions - c.rpc.sessions / 4;
+  timeouts = {ctx.clock.ticks(c.connections.credit_idle_timeout),
+              ctx.clock.ticks(c.connections.keepalive_interval),
+              ctx.clock.ticks(c.connections.peer_timeout),
+              ctx.clock.ticks(c.connections.close_timeout), ctx.clock.ticks(c.rpc.call_timeout)};
+  if (c.rpc.target_rtt.count() != 0) target_rtt = ctx.clock.ticks(c.rpc.target_rtt);
+}
+
+Rpc::~Rpc() {
+  context.timers.cancel(retransmission_timer);
+  port.reset();
+  for (const auto& peer_address : peer_addresses) {
+    if (peer_address->transport == Transport::datagram)
+      context.device->destroy_ah(peer_address->destination.ah);
+  }
+}
+
+namespace {
+
+Result<void> check_transport(const agent::EngineContext& ctx) {
+  const DeviceInfo& device = ctx.device->info();
+  if (ctx.config.rpc.transport != RpcTransport::datagram || device.datagrams) return {};
+  return base::fail(Status::unsupported,
+                    "make remote calls possible with rpc.transport = \"datagram\"",
+                    base::format("device {} has no unreliable datagrams", device.name),
+                    "set rpc.transport to \"automatic\" or \"connection\", or open another device");
+}
+
+Result<void> check_completion_depth(const agent::EngineContext& ctx) {
+  if (!uses_datagrams(ctx)) return {};
+  const Config& c = ctx.config;
+  const std::uint64_t needed =
+      config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  if (needed <= c.queues.completion_depth) return {};
+  return base::fail(
+      Status::limit, "make remote calls possible",
+      base::format("queues.completion_depth = {}, and {} can complete at once with "
+                   "rpc.send_depth = {} and rpc.receive_depth = {}",
+                   c.queues.completion_depth, needed, c.rpc.send_depth, c.rpc.receive_depth),
+      base::format("give at least {}, or lower one of the others", needed));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
+                                  control::ConnectionOwner& connections, Host& host) {
+  if (auto present = host.check_device("make remote calls possible"); !present)
+    return tl::unexpected(present.error());
+  if (auto transport = check_transport(ctx); !transport) return tl::unexpected(transport.error());
+  if (auto depth = check_completion_depth(ctx); !depth) return tl::unexpected(depth.error());
+  auto r = std::make_unique<Rpc>(ctx, control, connections, host);
+  base::Random random(ctx.incarnation ^ ctx.clock.now());
+  r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
+  r->local.mtu = std::min(ctx.device->place().mtu, kLongestDatagram);
+  if (!uses_datagrams(ctx)) return r;
+  auto port = DatagramPort::open(
+      ctx, {ctx.config.rpc.send_depth, ctx.config.rpc.receive_depth, r->local.qkey});
+  if (!port) return tl::unexpected(port.error());
+  r->port = std::move(*port);
+  r->local.qp_num = r->port->qp_num();
+  post_reserved_receives(*r);
+  return r;
+}
+
+void serve(Rpc& r, Method method, const MethodHandler& handler) {
+  if (method >= r.handlers.size()) r.handlers.resize(method + std::size_t{1});
+  r.handlers[method] = handler;
+  r.method_count = static_cast<std::uint32_t>(r.handlers.size());
+}
+
+Result<Session> open_session(Rpc& r, std::string_view address, const SessionOptions& options) {
+  return r.dialogues.open(address, options).map([&r](const ClientSession* c) {
+    return handle(r, *c);
+  });
+}
+
+Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address& from,
+                                                 const wire::SessionEnd& client) {
+  return r.dialogues.accept(from, client);
+}
+
+Result<control::AcceptedConnection> on_join_session(Rpc& r, control::HandshakeId handshake,
+                                                    const control::Address& from,
+                                                    const wire::JoinSession& join) {
+  return r.dialogues.accept_join(handshake, from.text().view(), join);
+}
+
+void end(Rpc& r) noexcept {
+  r.clients.for_each([&r](ClientSession& c) {
+    if (c.state == SessionState::ready) send_session_datagram(r, c, RpcKind::close);
+    flush(r);
+    end_session_in_order(r, c);
+  });
+  r.servers.for_each([&r](ServerSession& s) {
+    send_session_datagram(r, s, RpcKind::closed);
+    flush(r);
+    release_server_session(r, s);
+  });
+}
+
+bool run_deferred_work(Rpc& r) noexcept {
+  run_cancel_callbacks(r);
+  resume_blocked_sessions(r);
+  if (!r.connection_queue.empty()) run_connection_queue(r);
+  return !r.pending_cancellations.empty() || !r.connection_queue.empty();
+}
+
+bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
+          const Payload& payload) noexcept {
+  return send_datagram(r, to, wire::pack(header), header.length, payload);
+}
+
+bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords words,
+                        std::uint16_t length, const Payload& payload) noexcept {
+  if (r.port->full()) return ++r.stats.send_queue_full, false;
+  post_datagram(r, to, words, length, payload);
+  return true;
+}
+
+void upkeep(Rpc& r) noexcept {
+  if (r.port != nullptr) r.port->upkeep();
+  if (r.connections_wanted != 0) r.dialogues.begin_connections();
+  review_tombstone(r);
+}
+
+void on_timer(Rpc& r, base::Timer& timer) noexcept {
+  if (timer.kind == kRetransmissionTimer) return on_retransmission_timer(r);
+  if (timer.kind == kClientTimer) return on_client_timer(r, r.clients.at(timer.index));
+  on_server_timer(r, r.servers.at(timer.index));
+}
+
+Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
+  Block* const block =
+      r.context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(size, 1));
+  if (block != nullptr && size != 0) std::memcpy(block->payload, data, size);
+  return block;
+}
+
+wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                                   std::uint32_t first, bool datagrams) noexcept {
+  wire::SessionEnd end;
+  if (datagrams && r.local.qp_num != 0) {
+    const verbs::Place& place = r.context.device->place();
+    std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
+    end.gid_type = place.gid_type;
+    end.lid = place.lid;
+    end.qp_num = r.local.qp_num;
+    end.qkey = r.local.qkey;
+  }
+  end.name = name;
+  end.window = static_cast<std::uint16_t>(window);
+  end.mtu = static_cast<std::uint16_t>(r.local.mtu);
+  end.incarnation = r.context.incarnation;
+  end.first = first;
+  return end;
+}
+
+RpcStats stats(const Rpc& r) noexcept {
+  RpcStats stats = r.stats;
+  if (r.port != nullptr) stats.send_queue_full += r.port->send_failures;
+  stats.sessions = r.clients.size();
+  stats.served_sessions = r.servers.size();
+  return stats;
+}
+
+}  // namespace spinwire::rpc

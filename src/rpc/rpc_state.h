@@ -1,0 +1,201 @@
+// Remote calls of one engine: the state that its sessions share, and the functions between files of
+// rpc/. Hot fields first.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "agent/engine_context.h"
+#include "base/intrusive_list.h"
+#include "base/random.h"
+#include "base/timer_wheel.h"
+#include "control/owners.h"
+#include "rpc/retransmission_queue.h"
+#include "rpc/session.h"
+#include "rpc/session_dialogues.h"
+#include "rpc/session_table.h"
+#include "rpc/transport/datagram_port.h"
+#include "spinwire/rpc.h"
+#include "wire/handshake.h"
+#include "wire/rpc_datagram.h"
+
+namespace spinwire::rpc {
+
+/// A session's name holds the generation of its record modulo these. That of a server's session
+/// must fit into a CallRef.
+inline constexpr std::uint32_t kClientGenerations = ~0u >> wire::RpcName::kIndexBits;
+inline constexpr std::uint32_t kServerGenerations =
+    (1u << (CallRef::kSessionBits - wire::RpcName::kIndexBits)) - 1;
+/// The name of a session; never 0, which is a free record.
+constexpr std::uint32_t make_name(std::uint32_t index, std::uint32_t generation,
+                                  std::uint32_t generations) noexcept {
+  return wire::RpcName::make(index, generation % generations + 1);
+}
+
+/// Timers of sessions, by Timer::kind; the kinds of agents and handshakes are lower.
+inline constexpr std::uint16_t kClientTimer = 32;
+inline constexpr std::uint16_t kServerTimer = 33;
+inline constexpr std::uint16_t kRetransmissionTimer =
+    34;  ///< one for the engine, see retransmission.cc
+
+/// This engine's address for the peers of its sessions.
+struct LocalAddress {
+  std::uint32_t qp_num = 0;  ///< 0: no datagrams
+  std::uint32_t qkey = 0;
+  std::uint32_t mtu = 0;
+};
+
+/// In ticks.
+struct Timeouts {
+  std::uint64_t idle = 0;  ///< then a server takes back its reservations
+  std::uint64_t keepalive = 0;
+  std::uint64_t peer = 0;
+  std::uint64_t close = 0;
+  std::uint64_t call = 0;
+};
+
+struct Rpc {
+  Rpc(agent::EngineContext& ctx, control::ControlPort& control,
+      control::ConnectionOwner& connections, Host& host);
+  Rpc(const Rpc&) = delete;
+  Rpc& operator=(const Rpc&) = delete;
+  ~Rpc();
+
+  agent::EngineContext& context;
+  std::unique_ptr<DatagramPort> port;  ///< null: this engine has no datagrams
+  std::vector<MethodHandler> handlers;
+  std::uint32_t method_count = 0;  ///< handlers.size(), without a division
+  SessionTable<ClientSession, ClientSlot> clients;
+  SessionTable<ServerSession, ServerSlot> servers;
+  /// Earliest arrival of this poll's datagrams: the poll's own tick unless the process was
+  /// descheduled.
+  std::uint64_t oldest_arrival = 0;
+  std::uint64_t target_rtt = ~std::uint64_t{0};  ///< ticks; longer round trips are congestion
+  std::uint64_t min_rto = 0;                     ///< ticks
+  std::uint32_t reserved_receives = 0;           ///< for expected replies and requests
+  std::uint32_t posted_receives = 0;             ///< reservations covered by posted receives
+  std::uint32_t receive_budget = 0;              ///< receives that may be reserved
+  std::uint32_t server_reserved_receives = 0;    ///< the part for served sessions
+  // Work for the end of a poll; see finish_poll().
+  /// Sessions whose backlog waits for receives or send entries.
+  base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
+  /// Sessions with cancelled calls whose callbacks have not run.
+  base::IntrusiveQueue<&ClientSession::next_pending> pending_cancellations;
+  base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
+  CurrentCall current_call;
+  RpcStats stats;
+  RetransmissionQueue retransmission_queue;
+  base::Timer retransmission_timer;
+  // Cold.
+  std::uint32_t connections_wanted = 0;  ///< sessions that want a connection
+  SessionDialogues dialogues;
+  LocalAddress local;
+  base::Random numbers;  ///< source of first call numbers
+  std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
+  SessionTombstones tombstones;
+  std::map<control::Source, SessionSource> sources;  ///< of the served sessions
+  std::uint32_t share_of_source = 0;  ///< served sessions that one other host may have
+  Timeouts timeouts;
+};
+
+/// The first call number of a session is random: names repeat after some thousand sessions, and an
+/// old PendingCall must not match a call of another session.
+inline std::uint32_t random_call_number(Rpc& r) noexcept {
+  return static_cast<std::uint32_t>(r.numbers.next()) & ~(kWindowMax - 1);
+}
+
+/// Whether this engine uses datagrams.
+inline bool uses_datagrams(const agent::EngineContext& ctx) noexcept {
+  return ctx.config.rpc.transport != RpcTransport::connection && ctx.device->info().datagrams;
+}
+/// Opens the datagram port if the engine uses datagrams. `connections` owns the handshakes of the
+/// sessions' connections. Errors: unsupported, limit, no_device, and those of DatagramPort::open().
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
+                                  control::ConnectionOwner& connections, Host& host);
+/// Sets the handler of a method. May throw.
+void serve(Rpc& r, Method method, const MethodHandler& handler);
+/// Opens a session. Errors: those of Engine::open_session().
+Result<Session> open_session(Rpc& r, std::string_view address, const SessionOptions& options);
+// For listeners: a peer opens a session, or connects for the calls of one. Errors are sent to it.
+Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address& from,
+                                                 const wire::SessionEnd& client);
+Result<control::AcceptedConnection> on_join_session(Rpc& r, control::HandshakeId handshake,
+                                                    const control::Address& from,
+                                                    const wire::JoinSession& join);
+/// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are notified.
+void end(Rpc& r) noexcept;
+/// Drops all of the application's callbacks, as if its process had died. Cold.
+void abort(Rpc& r) noexcept;
+/// Whether the end of the poll has work besides posting datagrams.
+[[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
+  return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
+         !r.connection_queue.empty();
+}
+/// Runs the callbacks of cancelled calls and sends calls that waited for room. Returns whether work
+/// is left for the next poll.
+[[gnu::cold]] bool run_deferred_work(Rpc& r) noexcept;
+/// Posts the datagrams sent since the last flush. Hot; the engine must use datagrams.
+inline void post_datagrams(Rpc& r) noexcept { r.port->flush(); }
+inline void flush(Rpc& r) noexcept {
+  if (r.port != nullptr) post_datagrams(r);
+}
+/// Sends deferred calls while there is room. Runs no callback.
+void post_connection_queue(Rpc& r) noexcept;
+/// Posts what calls have deferred to the end of the poll. Runs no callback.
+inline void post_deferred_calls(Rpc& r) noexcept {
+  if (!r.connection_queue.empty()) [[unlikely]]
+    post_connection_queue(r);
+  flush(r);
+}
+/// The beginning of a poll; see Rpc::oldest_arrival. Hot.
+inline void begin_poll(Rpc& r, std::uint64_t oldest_arrival) noexcept {
+  r.oldest_arrival = oldest_arrival;
+}
+/// The end of a poll. Returns like run_deferred_work(). Hot.
+inline bool finish_poll(Rpc& r) noexcept {
+  const bool more = has_deferred_work(r) && run_deferred_work(r);
+  flush(r);
+  return more;
+}
+/// Posts receives for all reservations and one more, within the budget. Cold, because each time at
+/// least doubles the posted receives.
+void post_reserved_receives(Rpc& r) noexcept;
+/// The sessions' part of the control step.
+void upkeep(Rpc& r) noexcept;
+/// Whether the next control step begins connections.
+inline bool wants_connections(const Rpc& r) noexcept { return r.connections_wanted != 0; }
+inline bool is_session_timer(const base::Timer& timer) noexcept {
+  return timer.kind >= kClientTimer && timer.kind <= kRetransmissionTimer;
+}
+void on_timer(Rpc& r, base::Timer& timer) noexcept;
+/// Number of the queue pair of datagrams; 0: none.
+inline std::uint32_t datagram_qp_num(const Rpc& r) noexcept { return r.local.qp_num; }
+[[nodiscard]] Result<void> audit(Rpc& r);
+[[nodiscard]] RpcStats stats(const Rpc& r) noexcept;
+
+/// Our end of a session, for the peer. Without datagrams it contains no address.
+wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                                   std::uint32_t first, bool datagrams = true) noexcept;
+
+/// Copies bytes into a block of the send pool; null if the pool is empty.
+Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
+/// Sends header and payload. Returns false, and sends nothing, if the port is full.
+bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
+          const Payload& payload) noexcept;
+/// Sends the peer a datagram about the session itself, if the session uses datagrams.
+template <typename Session>
+void send_session_datagram(Rpc& r, const Session& s, wire::RpcKind kind,
+                           std::uint32_t number = 0) noexcept {
+  if (s.transport == Transport::datagram)
+    (void)send(r, s.peer_address->destination, {s.peer_session, number, 0, kind, 0, 0, 0}, {});
+}
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,143 @@
+// Reads and writes the bytes of packets in a lane, and of scatter/gather lists. Hot.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/copy.h"
+#include "softverbs/lane/segment.h"
+#include "softverbs/objects.h"
+
+namespace spinwire::softverbs {
+
+using base::copy_small;
+
+inline std::byte* pointer(std::uint64_t address) noexcept {
+  return reinterpret_cast<std::byte*>(address);  // verbs carry addresses as integers
+}
+
+/// Selects the messages of a loop: only those that fit into a line, which takes few registers, or
+/// also longer ones.
+enum class Sizes : std::uint8_t { line, any };
+
+/// Makes room for a packet's bytes in the lane's data, as far as acknowledgements are known; false
+/// if there is none. Cold: one call frees all that the peer has consumed.
+bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept;
+
+/// Whether the lane has room for a packet's bytes, in the line or in the data.
+inline bool has_data_room(OutLane& out, std::uint32_t bytes) noexcept {
+  return bytes <= kLinePayload || out.data_next + bytes <= out.data_bound ||
+         make_data_room(out, bytes);
+}
+
+/// Returns the place for the bytes of the packet whose line is at `position`, after
+/// has_data_room(). Writes the offset of bytes in the data to the line.
+inline std::byte* place_packet(OutLane& out, Line& line, std::uint64_t position,
+                               std::uint32_t bytes) noexcept {
+  if (bytes <= kLinePayload) return line.payload;
+  constexpr std::uint32_t kAligned = 64;
+  const std::uint32_t begin = out.data_next;
+  // With as many records as lines, the oldest record is of a consumed line.
+  if (out.placed_last - out.placed_first == kLaneLines) ++out.placed_first;
+  out.placed[out.placed_last++ % kLaneLines] = {position, begin};
+  out.data_next = (begin + bytes + kAligned - 1) & ~(kAligned - 1);
+  std::memcpy(line.payload, &begin, sizeof begin);
+  return out.data + begin;
+}
+
+/// The bytes of a received packet; null if a hostile sender's line names none.
+inline const std::byte* packet_bytes(const InLane& lane, const Line& line,
+                                     std::uint32_t length) noexcept {
+  return length <= kLinePayload ? line.payload : packet_data(lane.data, line, length);
+}
+
+/// Reads the bytes of a packet from front to back.
+struct PacketBytes {
+  const std::byte* at;
+
+  void read(void* to, std::size_t n) noexcept {
+    std::memcpy(to, at, n);
+    at += n;
+  }
+};
+
+/// Walks a scatter list piece by piece.
+class ScatterCursor {
+ public:
+  ScatterCursor(const ibv_sge* sges, std::uint32_t count) noexcept
+      : sge_(sges), end_(sges + count) {
+    skip_empty();
+  }
+  /// The next piece of at most n bytes; length 0 at the end of the list.
+  struct Piece {
+    std::byte* data;
+    std::size_t length;
+  };
+  Piece next(std::size_t n) noexcept {
+    if (sge_ == end_) return {nullptr, 0};
+    const std::size_t part = std::min<std::size_t>(n, sge_->length - used_);
+    const Piece piece{pointer(sge_->addr) + used_, part};
+    used_ += part;
+    skip_empty();
+    return piece;
+  }
+
+ private:
+  void skip_empty() noexcept {
+    while (sge_ != end_ && used_ == sge_->length) {
+      ++sge_;
+      used_ = 0;
+    }
+  }
+  const ibv_sge* sge_;
+  const ibv_sge* end_;
+  std::size_t used_ = 0;
+};
+
+/// Writes bytes into the elements of a list, as far as there is room.
+inline void scatter_bytes(ScatterCursor& to, const std::byte* from, std::size_t n) noexcept {
+  while (n != 0) {
+    const ScatterCursor::Piece piece = to.next(n);
+    if (piece.length == 0) return;
+    std::memcpy(piece.data, from, piece.length);
+    from += piece.length;
+    n -= piece.length;
+  }
+}
+
+/// Copies the bytes of all elements.
+inline void gather_bytes(std::byte* to, const ibv_sge* sges, std::uint32_t count) noexcept {
+  for (const ibv_sge* const end = sges + count; sges != end; ++sges) {
+    if (sges->length <= kLinePayload) {
+      copy_small(to, pointer(sges->addr), sges->length);
+    } else {
+      std::memcpy(to, pointer(sges->addr), sges->length);
+    }
+    to += sges->length;
+  }
+}
+
+/// Copies an inline work request's bytes beside the queue: the user may reuse the memory at once.
+inline void keep_inline(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  std::byte* const at =
+      &qp.sq_inline[static_cast<std::size_t>(&kept - qp.sq.get()) * qp.max_inline];
+  kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
+  kept.sge_count = 1;
+  gather_bytes(at, wr.sg_list, static_cast<std::uint32_t>(wr.num_sge));
+}
+/// Stores the elements of a work request that is not inline.
+inline void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
+  if (wr.num_sge == 1) {
+    kept.first = *wr.sg_list;
+  } else {
+    std::copy_n(wr.sg_list, wr.num_sge,
+                &qp.sq_sges[static_cast<std::size_t>(&kept - qp.sq.get()) * qp.max_sge]);
+  }
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,97 @@
+// The two lanes between a context and a peer, as the context keeps them.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "softverbs/lane/direct_lane.h"
+#include "softverbs/lane/segment.h"
+#include "softverbs/ud/ud_direct.h"
+
+namespace spinwire::softverbs {
+
+struct Cq;
+struct Peer;
+struct Qp;
+
+/// Twice the lane's lines: records of consumed packets may still be pending while their lines are
+/// written again.
+inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
+
+/// Consecutive unacknowledged packets of one queue pair, up to the first signaled one. They
+/// complete together.
+struct InFlight {
+  std::uint64_t end;  ///< lane position after the last packet
+  std::uint32_t qpn;
+  std::uint32_t sq_end;  ///< send-queue position after the last packet
+  std::uint16_t epoch;   ///< of the transmission; a retransmission increments the queue pair's
+};
+
+/// The place of a packet's bytes in a lane's data.
+struct PlacedBytes {
+  std::uint64_t line;  ///< position
+  std::uint32_t begin;
+};
+/// Initial size of the part of a lane's data in use. It holds several datagrams, so that one can be
+/// written while another is read.
+inline constexpr std::uint32_t kLeastData = 16 * 1024;
+
+/// The lane to a peer, in the peer's segment.
+struct OutLane : DirectLane {
+  LaneControl* control = nullptr;
+  std::uint64_t head = 0;   ///< lines consumed by the peer, as far as applied
+  std::uint64_t acked = 0;  ///< `head` as packets carried it; the next poll applies it
+  /// Bound of `tail`: head + kLaneLines, or less while queue pairs wait for room, so that no other
+  /// overtakes them.
+  std::uint64_t limit = kLaneLines;
+  std::uint64_t message_end = 0;  ///< position after the last direct message
+  std::uint32_t in_flight_head = 0;
+  std::uint32_t in_flight_tail = 0;
+  std::uint32_t index = 0;
+  std::uint64_t own_access_serial = 0;    ///< as in `control`
+  std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
+  // For the lane's data, see lane_data.cc.
+  std::byte* data = nullptr;
+  std::uint32_t data_next = 0;           ///< offset of the next packet's bytes
+  std::uint32_t data_bound = 0;          ///< bound of their end
+  std::uint32_t data_size = kLeastData;  ///< the part in use
+  bool data_was_short = false;           ///< a packet did not fit since the part in use grew
+  std::uint32_t placed_first = 0;
+  std::uint32_t placed_last = 0;
+  std::unique_ptr<PlacedBytes[]> placed;  ///< kLaneLines entries, oldest first
+};
+
+/// The lane from a peer, in this context's segment.
+struct InLane {
+  Line* next = nullptr;        ///< line at `position`
+  std::uint64_t mark = 1;      ///< mark of a new line at `position`
+  Line* end = nullptr;         ///< of `lines`
+  std::uint64_t position = 0;  ///< lines taken
+  /// Lines that the sender may write again: publish_head() sets it to `position`.
+  std::uint64_t head = 0;
+  /// While `head` is below this position, an acknowledgement could cover a refused packet. So
+  /// packets carry none, and the sender reads the lane's control words.
+  std::uint64_t no_ack_until = 0;
+  Line* lines = nullptr;
+  std::byte* data = nullptr;
+  LaneControl* control = nullptr;
+  Peer* peer = nullptr;  ///< null until the sender is attached
+  std::uint32_t index = 0;
+  std::uint32_t idle_rounds = 0;       ///< control steps without a packet
+  std::uint64_t control_position = 0;  ///< position at the last control step
+  bool awake = false;
+  bool batch_reported = false;  ///< the lines at `position` are in a DirectBatch
+  bool in_use = false;          ///< listed in Context::in_use: messages are read in place
+  InLane* next_in_use = nullptr;
+  // The last batch of direct datagrams. One that begins with the same word needs no further checks.
+  const Cq* batch_cq = nullptr;  ///< the queue that reported it; null: none, see forget_batches()
+  const Qp* batch_qp = nullptr;
+  DirectBatch batch;
+  ibv_grh route{};           ///< route header of a plain datagram, without its length
+  std::uint64_t serial = 0;  ///< unique among all lanes of the context, past and present
+};
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,147 @@
+#include "softverbs/rc/rc_direct.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "softverbs/lane/lane_data.h"
+#include "softverbs/queues.h"
+#include "softverbs/ud/ud_datagram.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Messages above this are references: one copy out of the sender's memory costs less than two.
+constexpr std::uint32_t kLongest = 8 * 1024;
+
+/// Sets DirectLane::direct_limit, if the queue pair can send direct messages.
+[[gnu::cold, gnu::noinline]] bool open_limit(Qp& qp) noexcept {
+  if (!qp.open || !is_served(qp, remote_entry(qp)) || !open_direct_limit(*qp.peer)) return false;
+  qp.direct_open = true;
+  return true;
+}
+
+/// Whether the queue pair sends and no work request waits: those come first.
+inline bool may_send(const Qp& qp) noexcept { return qp.open && qp.sq_next == qp.sq_head; }
+
+inline bool is_below_limit(const Qp& qp) noexcept {
+  return qp.peer->out.tail < qp.peer->out.direct_limit && qp.direct_open;
+}
+
+/// Whether the lane takes a message of so many bytes now. Acknowledgements, which polls do not
+/// watch for, may make room, but may also refuse a work request, which then comes first.
+inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
+  if (!may_send(qp)) [[unlikely]]
+    return false;
+  if (!is_below_limit(qp)) [[unlikely]] {
+    if (!open_limit(qp) || !may_send(qp)) return false;
+  }
+  if (has_data_room(qp.peer->out, bytes)) [[likely]]
+    return true;
+  apply_peer_acks(*qp.peer);
+  return may_send(qp) && is_below_limit(qp) && has_data_room(qp.peer->out, bytes);
+}
+
+/// Queues the completion of a message. False: the queue has no room, or completions of earlier work
+/// requests are missing, which must come first.
+[[gnu::noinline]] bool complete(Qp& qp, std::uint64_t wr_id, std::uint32_t length) noexcept {
+  Cq& cq = *static_cast<Cq*>(qp.send_cq);
+  if (qp.sq_tail != qp.sq_head || cq.tail - cq.head > cq.mask) return false;
+  CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*ring_slot(cq), wr_id, length);
+  return true;
+}
+
+Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uint32_t length,
+          std::uint64_t wr_id) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  const std::uint32_t bytes = kDirectMessageHeader + length;
+  if (!has_room(qp, bytes)) [[unlikely]]
+    return Sent::refused;
+  if (wr_id != kNoCompletion && !complete(qp, wr_id, length)) [[unlikely]]
+    return Sent::refused;
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& line = out.lines[position % kLaneLines];
+  if (bytes <= kLinePayload) [[likely]] {
+    std::memcpy(line.payload, &header, sizeof header);
+    copy_small(line.payload + kDirectMessageHeader, payload, length);
+  } else {
+    std::byte* const to = place_packet(out, line, position, bytes);
+    std::memcpy(to, &header, sizeof header);
+    std::memcpy(to + kDirectMessageHeader, payload, length);
+  }
+  line.set_trailer(bytes, out.ack_on_top);
+  out.tail = out.message_end = qp.direct_end = position + 1;
+  const std::uint64_t word = lane_mark(position) << 56 | packet_kind(Packet::send, 0) << 48 |
+                             std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (out.held != nullptr) {
+    line.word.store(word, std::memory_order_release);
+    return Sent::queued;
+  }
+  hold_line(peer, line, word);
+  return Sent::first;
+}
+
+bool publish(ibv_context* base) noexcept { return publish_held(context_of(base)); }
+
+void receive_in_place(ibv_qp* base) noexcept { static_cast<Qp*>(base)->in_place = true; }
+
+void release(ibv_context* base, std::uint32_t budget) noexcept {
+  Context& c = context_of(base);
+  c.in_place_budget = budget;
+  while (!c.in_use.empty()) {
+    InLane& lane = c.in_use.pop_front();
+    lane.in_use = false;
+    publish_head(lane);
+  }
+}
+
+/// Finds refusals, for polls do not watch for acknowledgements of direct messages. A bounded number
+/// of peers per call.
+void find_refusals(Context& c) noexcept {
+  constexpr std::size_t kPeersPerCall = 64;
+  for (std::size_t i = std::min(kPeersPerCall, c.peers.size()); i != 0; --i) {
+    Peer& peer = *c.peers[c.direct_scan++ % c.peers.size()];
+    if (peer.out.message_end > peer.out.head && !peer.gone) apply_peer_acks(peer);
+  }
+}
+
+std::uint32_t take_lost(ibv_context* base) noexcept {
+  Context& c = context_of(base);
+  find_refusals(c);
+  for (Qp& qp : c.lost) {
+    const Cq& cq = *static_cast<const Cq*>(qp.recv_cq);
+    // A goodbye may be among what the peer has sent.
+    if (cq.head != cq.tail) continue;
+    if (qp.peer->in != nullptr && has_packet(*qp.peer->in)) continue;
+    c.lost.erase(qp);
+    qp.lost = false;
+    return qp.qp_num;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const DirectMessages& direct_messages() noexcept {
+  static constexpr DirectMessages calls{send,    publish,  kLongest, receive_in_place,
+                                        release, take_lost};
+  return calls;
+}
+
+void fail_direct_messages(Qp& qp) noexcept {
+  qp.direct_end = 0;
+  qp.direct_lost = true;
+  qp.open = false;
+  if (!std::exchange(qp.lost, true)) context_of(qp.context).lost.push_front(qp);
+}
+
+void forget_direct_messages(Qp& qp) noexcept {
+  qp.direct_open = qp.direct_lost = false;
+  qp.direct_end = 0;
+  if (std::exchange(qp.lost, false)) context_of(qp.context).lost.erase(qp);
+}
+
+}  // namespace spinwire::softverbs

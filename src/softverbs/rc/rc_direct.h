@@ -1,0 +1,58 @@
+// Direct messages bypass the verbs, as direct datagrams (ud/ud_direct.h) do. The sender writes a
+// SEND of a connected queue pair into the lane without a work request: the message is in the peer's
+// memory when the call returns, so no acknowledgement is awaited. The receiver reads plain messages
+// where they lie, without a receive. Both are packets like any other, so either end may do without.
+// The layers above use this through verbs/direct_messages.h. Hot unless marked.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "softverbs/lane/direct_lane.h"
+
+namespace spinwire::softverbs {
+
+/// In the wr_id of a direct message: no completion.
+inline constexpr std::uint64_t kNoCompletion = ~std::uint64_t{0};
+
+/// The wr_id of a message that is read in place: its address, marked as no receive has it.
+inline constexpr std::uint64_t kInPlace = std::uint64_t{1} << 62 | 1;
+constexpr bool is_in_place(std::uint64_t wr_id) noexcept {
+  return (wr_id & (std::uint64_t{3} << 62)) == std::uint64_t{1} << 62;
+}
+inline const std::byte* in_place_bytes(std::uint64_t wr_id) noexcept {
+  return reinterpret_cast<const std::byte*>(wr_id & ~kInPlace);  // completions carry integers
+}
+
+/// A message begins with a header of one word, which the sender has in a register.
+inline constexpr std::uint32_t kDirectMessageHeader = 8;
+
+struct DirectMessages {
+  /// Sends a message, unless work requests wait, the lane has no room, or the peer's queue pair is
+  /// not known to receive. A peer that refuses a work request before it ends the connection. The
+  /// payload may be reused at once. Others see the message after publish(). With a `wr_id` a
+  /// completion is queued at once.
+  Sent (*send)(ibv_qp* qp, std::uint64_t header, const std::byte* payload, std::uint32_t length,
+               std::uint64_t wr_id) noexcept;
+  /// Publishes what was sent through the context. False: nothing was.
+  bool (*publish)(ibv_context* context) noexcept;
+  /// Longest message, with its header.
+  std::uint32_t longest;
+  /// From now on polls report the queue pair's plain messages by completions whose wr_id says where
+  /// they lie. Their bytes stay until release(). Set-up.
+  void (*receive_in_place)(ibv_qp* qp) noexcept;
+  /// Returns the lines of all messages that were reported in place to their senders. Until the next
+  /// call no more than `budget` others are reported; 0 at first.
+  void (*release)(ibv_context* context, std::uint32_t budget) noexcept;
+  /// The number of a queue pair whose peer refused a direct message, or ended without having taken
+  /// it; 0: there is none. The queue pair sends nothing more: a work request that is posted to it
+  /// fails. A caller that polls first finds everything that the peer has sent. Cold.
+  std::uint32_t (*take_lost)(ibv_context* context) noexcept;
+};
+
+/// The device's calls for direct messages.
+[[nodiscard]] const DirectMessages& direct_messages() noexcept;
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,230 @@
+// Requests that wait at the control port until their listener has room for a connection, and
+// requests through rdma_cm, which the tests make without an identifier.
+#include <netinet/in.h>
+
+#include "control/control_port_fixture.h"
+
+namespace control_port_test {
+namespace {
+
+class HeldHandshakes : public ControlPortTest {
+ protected:
+  void steps(int count = 20) {
+    for (int i = 0; i < count; ++i) server_.step();
+  }
+  /// A peer that is silent after its hello, which has been answered.
+  void half_open(const char* source = nullptr) {
+    peers_.push_back(plain_peer(source));
+    say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    listener_->handshake = {};
+    ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+    server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+    listener_->handshake = {};
+  }
+  /// A peer whose hello finds no room.
+  void held(const char* source = nullptr) {
+    const std::size_t before = listener_->asked.size();
+    peers_.push_back(plain_peer(source));
+    say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    ASSERT_TRUE(until([&] { return listener_->asked.size() > before; }));
+  }
+  void request(const char* from) {
+    auto made = std::make_unique<control::CmRequest>();
+    made->peer = *control::Address::parse(from);
+    made->listener = listening_;
+    server_.port.take_request(std::move(made));
+  }
+
+  std::vector<UniqueFd> peers_;
+};
+
+TEST_F(HeldHandshakes, ANewcomerWithoutRoomEndsAHalfOpenConnectionAndGoesOn) {
+  half_open();
+  listener_->has_room = false;
+  hello();
+  ASSERT_TRUE(until([&] { return listener_->asked.size() > 1; }));
+  steps();
+  EXPECT_TRUE(server_owner_.events.empty()) << "it has not had its time";
+  server_.pass(100ms);
+  server_.step();
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  EXPECT_EQ(server_owner_.error.status, Status::limit);
+  EXPECT_FALSE(listener_->handshake);
+  EXPECT_EQ(server_.port.handshakes(), 1u);  // the newcomer
+  listener_->has_room = true;
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+  EXPECT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
+}
+
+TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
+  half_open();
+  half_open();
+  listener_->has_room = false;
+  hello();
+  ASSERT_TRUE(until([&] { return listener_->asked.size() > 2; }));
+  server_.pass(100ms);
+  server_.step();
+  EXPECT_EQ(server_owner_.events.size(), 1u);
+  listener_->ending = 1;  // its record takes some steps to become free
+  steps();
+  EXPECT_EQ(server_owner_.events.size(), 1u);
+}
+
+TEST_F(HeldHandshakes, OneThatWaitsForOurOwnVerbsStays) {
+  peers_.push_back(plain_peer());
+  say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  listener_->has_room = false;
+  hello();
+  ASSERT_TRUE(until([&] { return listener_->asked.size() > 1; }));
+  server_.pass(200ms);
+  steps();
+  EXPECT_TRUE(server_owner_.events.empty());
+}
+
+TEST_F(HeldHandshakes, TheSourceWithTheFewestGoesFirst) {
+  listener_->has_room = false;
+  for (int i = 0; i < 3; ++i) held("127.0.0.2:0");
+  held("127.0.0.3:0");
+  listener_->asked.clear();
+  server_.step();
+  ASSERT_FALSE(listener_->asked.empty());
+  EXPECT_EQ(listener_->asked[0].substr(0, 10), "127.0.0.3:");
+  EXPECT_EQ(listener_->asked.size(), 1u) << "where it finds no room, no other does";
+  listener_->has_room = true;
+  listener_->asked.clear();
+  server_.step();
+  EXPECT_EQ(listener_->asked.size(), 4u);
+}
+
+TEST_F(HeldHandshakes, HeldOnesGiveWayToNewPeers) {
+  listener_->has_room = false;
+  for (int i = 0; i < 4; ++i) held("127.0.0.2:0");
+  server_.pass(20ms);
+  held("127.0.0.3:0");
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_F(HeldHandshakes, OneThatWaitsForTooLongIsRefused) {
+  listener_->has_room = false;
+  hello();
+  ASSERT_TRUE(until([&] { return !listener_->asked.empty(); }));
+  server_.pass(600ms);
+  ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
+  EXPECT_EQ(client_owner_.error.status, Status::limit);
+  EXPECT_NE(client_owner_.error.found.find("half-open"), std::string::npos);
+}
+
+TEST_F(HeldHandshakes, APeerThatClosesMeanwhileIsSeenOnceThereIsRoom) {
+  listener_->has_room = false;
+  held();
+  peers_.clear();
+  steps();
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+  listener_->has_room = true;
+  ASSERT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+}
+
+TEST_F(HeldHandshakes, ARequestIsAnInboundHandshakeUntilItIsDropped) {
+  request("10.0.0.1:5");
+  EXPECT_EQ(listener_->asked, std::vector<std::string>{"10.0.0.1:5"});
+  ASSERT_TRUE(listener_->handshake);
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+  server_.port.drop(listener_->handshake);
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_TRUE(server_owner_.events.empty());
+}
+
+TEST_F(HeldHandshakes, RequestsOfOneSourceAreLimitedAndTheOldestGivesWay) {
+  for (int i = 0; i < 4; ++i) {
+    request("10.0.0.1:5");
+    server_.port.on_cm_answered(listener_->handshake);
+    server_.pass(1ms);
+  }
+  const HandshakeId last = listener_->handshake;
+  request("10.0.0.1:6");
+  server_.step();
+  EXPECT_TRUE(server_owner_.events.empty()) << "none has had its time";
+  EXPECT_EQ(listener_->handshake, last);
+  server_.pass(5ms);
+  server_.step();
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  EXPECT_EQ(server_owner_.error.status, Status::limit);
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_NE(listener_->handshake, last);
+}
+
+TEST_F(HeldHandshakes, RequestsWithoutAHandshakeWaitInABacklog) {
+  for (int i = 0; i < 4 + 512; ++i) request("10.0.0.1:5");  // none is answered
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_EQ(server_.port.refusals(), 0u);
+  request("10.0.0.1:5");
+  EXPECT_EQ(server_.port.refusals(), 1u) << "the backlog is full";
+  listener_->asked.clear();
+  server_.port.drop(listener_->handshake);
+  server_.step();
+  EXPECT_EQ(listener_->asked.size(), 1u);
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  server_.pass(600ms);
+  server_.step();
+  EXPECT_EQ(server_.port.refusals(), 1u + 511u) << "they have waited for too long";
+}
+
+TEST_F(HeldHandshakes, TheBacklogGoesOnWithTheSourceThatHasTheFewest) {
+  for (int i = 0; i < 2; ++i) request("10.0.0.1:5");
+  for (int i = 0; i < 2; ++i) request("10.0.0.2:5");
+  const HandshakeId last = listener_->handshake;
+  for (int i = 0; i < 3; ++i) request("10.0.0.1:6");
+  request("10.0.0.2:6");
+  server_.port.drop(last);  // of the second source
+  listener_->asked.clear();
+  server_.step();
+  EXPECT_EQ(listener_->asked, std::vector<std::string>{"10.0.0.2:6"});
+}
+
+TEST_F(HeldHandshakes, ARequestOfAnotherSourceIsTakenAtOnce) {
+  for (int i = 0; i < 4; ++i) request("10.0.0.1:5");  // all wait for our own verbs
+  const HandshakeId before = listener_->handshake;
+  request("10.0.0.2:5");
+  EXPECT_NE(listener_->handshake, before);
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  // Sources with as much as the newcomer would have keep what they have.
+  request("10.0.0.2:6");
+  request("10.0.0.2:7");
+  EXPECT_EQ(server_owner_.events.size(), 2u);
+  EXPECT_EQ(server_.port.refusals(), 2u);
+}
+
+TEST_F(HeldHandshakes, ARequestWithoutRoomIsHeldAndEndsAHalfOpenOne) {
+  request("10.0.0.1:5");
+  server_.port.on_cm_answered(listener_->handshake);
+  listener_->handshake = {};
+  listener_->has_room = false;
+  request("10.0.0.2:5");
+  EXPECT_FALSE(listener_->handshake);
+  server_.pass(100ms);
+  server_.step();
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  listener_->has_room = true;
+  server_.step();
+  EXPECT_TRUE(listener_->handshake);
+  listener_->has_room = false;
+  request("10.0.0.3:5");
+  server_.pass(600ms);
+  server_.step();
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+}
+
+TEST_F(HeldHandshakes, ARequestForAListenerThatIsGoneIsRefused) {
+  server_.port.stop_listening(listening_);
+  request("10.0.0.1:5");
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+}  // namespace
+}  // namespace control_port_test

@@ -1,0 +1,128 @@
+// What one host, and what half-open connections, may have of an engine's connections.
+#include "engine/accepted_connections.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/harness.h"
+#include "sim/serving_nodes.h"
+#include "spinwire/log.h"
+
+namespace accepted_connections_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+using spinwire::control::Address;
+using spinwire::engine::AcceptedConnections;
+
+Address address(const char* text) { return *Address::parse(text); }
+
+class EngineAcceptedConnections : public testing::Test {
+ protected:
+  static AcceptedConnections make(std::uint32_t maximum, std::uint32_t per_source = 0) {
+    Config::Connections limits;
+    limits.maximum = maximum;
+    limits.maximum_per_source = per_source;
+    return AcceptedConnections(limits);
+  }
+};
+
+TEST_F(EngineAcceptedConnections, AHostHasThreeQuartersAndOthersTheRest) {
+  AcceptedConnections all = make(8);
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    ASSERT_TRUE(all.admit(address("10.0.0.1:5"), false)) << i;
+    all.add(i, address("10.0.0.1:5"));
+    all.on_ready(i);
+  }
+  const auto refused = all.admit(address("10.0.0.1:6"), false);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, Status::limit);
+  const std::string why = refused.error().message();
+  EXPECT_NE(why.find("6 of connections.maximum = 8 are of 10.0.0.1:6"), std::string::npos) << why;
+  EXPECT_NE(why.find("connections.maximum_per_source"), std::string::npos) << why;
+  EXPECT_TRUE(all.admit(address("10.0.0.2:5"), false));
+  all.remove(3);
+  EXPECT_TRUE(all.admit(address("10.0.0.1:6"), false));
+}
+
+TEST_F(EngineAcceptedConnections, TheShareIsASettingAndThisHostHasNone) {
+  AcceptedConnections all = make(8, 1);
+  all.add(0, address("[2001:db8::1]:5"));
+  EXPECT_FALSE(all.admit(address("[2001:db8::2]:5"), false)) << "one host may have all of a /64";
+  for (std::uint32_t i = 1; i < 8; ++i) {
+    all.add(i, address("127.0.0.1:5"));
+    all.on_ready(i);
+    EXPECT_TRUE(all.admit(address("[::1]:5"), false));
+  }
+}
+
+TEST_F(EngineAcceptedConnections, HalfOpenOnesHaveAQuarter) {
+  AcceptedConnections all = make(8);
+  all.add(0, address("127.0.0.1:5"));
+  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), false)->now);
+  all.add(1, address("127.0.0.1:5"));
+  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), false)->now);
+  EXPECT_EQ(all.admit(address("127.0.0.1:5"), false)->ending, 0u);
+  all.on_ending(0);
+  all.on_ending(0);
+  EXPECT_EQ(all.admit(address("127.0.0.1:5"), false)->ending, 1u);
+  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), false)->now);
+  all.remove(0);
+  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), false)->now);
+  all.on_ready(1);
+  all.on_ending(1);  // too late: it is no half-open one
+  EXPECT_EQ(all.half_open() + all.ending(), 0u);
+}
+
+TEST_F(EngineAcceptedConnections, AFullEngineWaitsForHalfOpenOnesOnly) {
+  AcceptedConnections all = make(8);
+  all.add(0, address("127.0.0.1:5"));
+  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), true)->now);
+  all.on_ready(0);
+  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), true)->now) << "to be refused at once";
+}
+
+TEST_F(EngineAcceptedConnections, AHostThatConnectsTooOftenIsRefusedAndAnotherIsNot) {
+  using namespace sim_test;  // NOLINT: a test's helpers
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a simulation";
+  ServingNodes world(11, 3);
+  const std::uint32_t maximum = spinwire::Simulation::config().connections.maximum;
+  std::vector<spinwire::Connection> open;
+  for (std::uint32_t i = 0; i < maximum - maximum / 4; ++i) open.push_back(world.connect(0, 1));
+  ConnectOptions options;
+  std::optional<Error> why;
+  options.handlers.on_closed = [&](Connection, const Error& e) { why = e; };
+  ASSERT_TRUE(world.sim.engine(0).connect(spinwire::Simulation::address(1), options));
+  ASSERT_TRUE(world.sim.run_until([&] { return why.has_value(); }, 1s));
+  EXPECT_EQ(why->status, Status::limit);
+  EXPECT_NE(why->message().find("connections.maximum_per_source"), std::string::npos)
+      << why->message();
+  EXPECT_TRUE(world.connect(2, 1).ready());
+  // What ends makes room for its host.
+  EXPECT_EQ(open[0].close(), Status::ok);
+  ASSERT_TRUE(world.sim.run_until(
+      [&] { return world.sim.engine(1).stats().connections == maximum - maximum / 4; }, 1s));
+  EXPECT_TRUE(world.connect(0, 1).ready());
+}
+
+TEST_F(EngineAcceptedConnections, AnEngineLogsThatFewerConnectionsThanHandshakesMayBeHalfOpen) {
+  static std::vector<std::string> lines;
+  const auto keep = [](spinwire::LogLevel, std::string_view text) {
+    if (text.find("connections.handshakes") != std::string_view::npos) lines.emplace_back(text);
+  };
+  spinwire::set_log(keep, spinwire::LogLevel::info);
+  Config config = small_config();
+  config.connections.handshakes = config.connections.maximum / 4;
+  { const Node quiet(config); }
+  EXPECT_EQ(lines.size(), 0u) << lines.front();
+  ++config.connections.handshakes;
+  { const Node logged(config); }
+  spinwire::set_log({});
+  EXPECT_EQ(lines.size(), 1u);
+}
+
+}  // namespace
+}  // namespace accepted_connections_test

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Installs into a temporary DESTDIR and uses the result as an outside user would. A consumer is compiled
+# by pkg-config and by CMake, against the shared and the static library, and run.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/../.."
+
+make=${MAKE:-make}
+cxx=${CXX:-g++}
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+prefix=/opt/spinwire
+root=$stage$prefix
+
+die() {
+  echo "install test: $*" >&2
+  exit 1
+}
+
+$make --no-print-directory install DESTDIR="$stage" PREFIX=$prefix LIBDIR=$prefix/lib
+
+for file in lib/libspinwire.a lib/libspinwire.so lib/libspinwire-sim.a \
+  lib/pkgconfig/spinwire.pc lib/pkgconfig/spinwire-sim.pc \
+  lib/cmake/Spinwire/SpinwireConfig.cmake lib/cmake/Spinwire/SpinwireConfigVersion.cmake; do
+  [[ -e "$root/$file" ]] || die "$file was not installed"
+done
+for file in include/spinwire/*.h; do
+  [[ -e "$root/$file" ]] || die "$file was not installed"
+done
+for file in conf/*; do
+  [[ ! -e "$file" || -e "$root/share/spinwire/$file" ]] || die "$file was not installed"
+done
+if grep -rlF "$stage" "$root/lib/pkgconfig" "$root/lib/cmake"; then
+  die "DESTDIR leaked into the files above"
+fi
+
+# The shared library may export Spinwire's own names only.
+foreign=$(nm -DC --defined-only "$root/lib/libspinwire.so" |
+  awk '{ $1 = $2 = ""; print }' | grep -vE '^ +((vtable|typeinfo|typeinfo name) for )?spinwire::' ||
+  true)
+[[ -z "$foreign" ]] || die "the shared library exports foreign symbols: $foreign"
+
+export PKG_CONFIG_PATH=$root/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
+version=$(pkg-config --modversion spinwire)
+
+# run_consumer NAME PROGRAM: runs it and compares its version with that of pkg-config.
+run_consumer() {
+  local said
+  said=$(LD_LIBRARY_PATH=$root/lib "$2") || die "$1: the consumer failed"
+  [[ "$said" == "$version" ]] || die "$1: the consumer says '$said', pkg-config '$version'"
+  echo "  ok: $1"
+}
+
+# shellcheck disable=SC2046  # pkg-config answers words
+compile() {
+  local out=$1 source=${SOURCE:-consumer.cc}
+  shift
+  "$cxx" -std=c++20 -Wall -Werror "$here/$source" -o "$out" "$@"
+}
+# shellcheck disable=SC2046
+compile "$stage/shared" $(pkg-config --cflags --libs spinwire)
+readelf -d "$stage/shared" | grep -q 'libspinwire\.so\.' ||
+  die 'pkg-config: the consumer does not load the shared library'
+run_consumer 'pkg-config, shared' "$stage/shared"
+
+# Only Spinwire itself is linked statically: its dependencies may lack archives.
+# shellcheck disable=SC2046
+compile "$stage/static" $(pkg-config --cflags spinwire) \
+  $(pkg-config --libs --static spinwire | sed 's/-lspinwire/-l:libspinwire.a/')
+readelf -d "$stage/static" | grep -q 'libspinwire' &&
+  die 'pkg-config: the static consumer loads the shared library'
+run_consumer 'pkg-config, static' "$stage/static"
+if nm -C "$stage/static" | grep -q 'spinwire::Simulation'; then
+  die 'a program that does not simulate carries the simulator'
+fi
+# shellcheck disable=SC2046
+SOURCE=consumer_sim.cc compile "$stage/sim" $(pkg-config --cflags --libs spinwire-sim)
+run_consumer 'pkg-config, simulator' "$stage/sim"
+
+if command -v cmake >/dev/null; then
+  cmake_quiet() {
+    cmake "$@" >"$stage/cmake.log" 2>&1 || { cat "$stage/cmake.log" >&2 && die 'CMake failed'; }
+  }
+  cmake_quiet -S "$here" -B "$stage/cmake" -DCMAKE_CXX_COMPILER="$cxx" \
+    -DCMAKE_PREFIX_PATH="$root" -DWANTED_VERSION="$version"
+  cmake_quiet --build "$stage/cmake"
+  run_consumer 'CMake, shared' "$stage/cmake/consumer_shared"
+  run_consumer 'CMake, static' "$stage/cmake/consumer_static"
+  run_consumer 'CMake, simulator' "$stage/cmake/consumer_sim"
+  if cmake -S "$here" -B "$stage/newer" -DCMAKE_PREFIX_PATH="$root" -DWANTED_VERSION=999 \
+    >/dev/null 2>&1; then
+    die 'CMake: the package claims to be version 999'
+  fi
+else
+  echo '  skipped: CMake is not installed'
+fi
+
+for tool in "$root"/bin/*; do
+  [[ -e "$tool" ]] || continue
+  "$tool" --help >/dev/null || die "$(basename "$tool") --help failed"
+done

@@ -1,0 +1,194 @@
+// softroce-unresolved-addresses serve ADDRESS: serves calls and connections on port 7471 until a
+// client tells
+//   it to end. Prints the longest poll of each phase and how often polls slept; fails if they slept
+//   more often under attack than before.
+// softroce-unresolved-addresses attack ADDRESS: strangers name RDMA addresses that answer no ARP;
+// an honest
+//   engine connects and calls meanwhile, and again once the strangers are refused.
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "control/socket.h"
+#include "softroce/programs/common.h"
+#include "wire/handshake.h"
+
+namespace {
+
+using namespace softroce;
+using Clock = std::chrono::steady_clock;
+
+constexpr Method kEcho = 1;
+// Lengths of the messages that end a phase at the server, and say which it was.
+constexpr std::size_t kWarm = 2;      // what comes for the first time may take long
+constexpr std::size_t kBaseline = 3;  // the same without an attack
+constexpr std::size_t kAttacked = 4;
+constexpr std::size_t kEnd = 5;  // ends the server, too
+constexpr const char* kPort = ":7471";
+constexpr int kStrangersOfAKind = 8;
+constexpr int kBaselines = 4;
+
+/// Voluntary context switches of this thread. A poll that waits for ARP sleeps in the kernel; one
+/// that is only kept from running does not.
+long sleeps() {
+  rusage usage{};
+  must(::getrusage(RUSAGE_THREAD, &usage) == 0, "getrusage");
+  return usage.ru_nvcsw;
+}
+
+/// Sleeps that have another cause, such as a lock that another processor of a busy host holds. An
+/// address that is resolved inside of a poll costs one sleep or more, and there are many of them.
+constexpr long kByChance = 3;
+
+/// Of the polls of one phase that slept.
+struct Sleeps {
+  long count = 0;  ///< voluntary context switches
+  Clock::duration longest{0};
+  void add(long times, Clock::duration took) {
+    count += times;
+    longest = std::max(longest, took);
+  }
+};
+
+int serve(const std::string& address) {
+  Engine engine = must(Engine::open(calls_config()), "open");
+  const auto served = engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); });
+  must(served.has_value(), served ? "" : served.error().message());
+  std::size_t order = 0;
+  ListenOptions options;
+  options.handlers.on_message = [&order](Connection, Message& m) { order = m.size(); };
+  const Listener listener = must(engine.listen(address + kPort, options), "listen");
+  std::puts("serving");
+  std::fflush(stdout);
+  long most = 0;  // sleeps of a phase without attack
+  while (order != kEnd) {
+    order = 0;
+    Sleeps now;
+    Clock::duration longest{0};
+    const auto poll = [&] {
+      const long before = sleeps();
+      const auto begun = Clock::now();
+      (void)engine.poll();
+      const auto took = Clock::now() - begun;
+      longest = std::max(longest, took);
+      if (const long slept = sleeps() - before; slept != 0) now.add(slept, took);
+    };
+    must(until(
+             poll, [&] { return order != 0; }, 120s),
+         "nobody ended the server");
+    std::printf("longest poll: %lld us; slept %ld times, for %lld us at most\n",
+                static_cast<long long>(longest / 1us), now.count,
+                static_cast<long long>(now.longest / 1us));
+    if (order == kBaseline) most = std::max(most, now.count);
+    must(order < kAttacked || now.count <= most + kByChance,
+         "strangers made polls sleep more often");
+  }
+  return 0;
+}
+
+/// An address of the network without a host.
+std::array<std::uint8_t, 16> nobody(int number) {
+  return {0, 0, 0,    0,    0,  0,  0, 0,
+          0, 0, 0xff, 0xff, 10, 77, 0, static_cast<std::uint8_t>(100 + number)};
+}
+
+wire::Frame hello(int number) {
+  Endpoint e;
+  e.gid = nobody(number);
+  e.gid_type = GidType::roce_v2;
+  e.qp_num = 17;
+  e.mtu = 1024;
+  e.max_message = e.eager_bytes = 4096;
+  e.credits = 1;
+  e.incarnation = 9;
+  e.credit_cell_address = 4096;
+  e.credit_cell_rkey = 9;
+  e.credit_cell_token = 9;
+  e.peer_timeout_ms = 10000;
+  e.max_rd_atomic = 1;
+  return wire::encode(wire::Hello{e});
+}
+
+wire::Frame open_session(int number) {
+  wire::SessionEnd end;
+  end.gid = nobody(number);
+  end.gid_type = GidType::roce_v2;
+  end.qp_num = 17;
+  end.qkey = 1;
+  end.name = 1;
+  end.window = 8;
+  end.mtu = 1024;
+  end.incarnation = 9;
+  return wire::encode(wire::OpenSession{end});
+}
+
+base::UniqueFd stranger(const control::Address& to, const wire::Frame& frame) {
+  base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
+  must(::connect(fd.get(), to.data(), to.size()) == 0, "a stranger connects");
+  must(::send(fd.get(), frame.bytes().data(), frame.bytes().size(), 0) ==
+           static_cast<ssize_t>(frame.bytes().size()),
+       "a stranger speaks");
+  return fd;
+}
+
+/// Whether the server has refused the stranger or closed its connection.
+bool is_over(const base::UniqueFd& fd) {
+  std::byte first{};
+  return ::recv(fd.get(), &first, 1, MSG_DONTWAIT | MSG_PEEK) >= 0 || errno != EAGAIN;
+}
+
+/// Connects, calls, and gives the server an order.
+void call_and_connect(Engine& engine, const std::string& address, const char* when,
+                      std::size_t order) {
+  const auto begun = Clock::now();
+  const auto wait = [&](const char* what, auto&& done) {
+    must(until([&] { (void)engine.poll(); }, done), std::string(what) + ", " + when);
+  };
+  Connection connection = must(engine.connect(address, {}), "connect");
+  Session session = must(engine.open_session(address, {}), "open_session");
+  wait("the connection", [&] { return connection.ready() && session.ready(); });
+  Buffer bytes = engine.allocate(32);
+  must(bytes.resize(32), "resize");
+  bool answered = false, sent = false;
+  const auto on_reply = [&answered](const Reply& r) { answered = r.status() == Status::ok; };
+  must(session.call(kEcho, bytes.slice(), on_reply) == Status::ok, "call");
+  wait("the answer", [&] { return answered; });
+  std::printf("%s: connected and answered after %lld ms\n", when,
+              static_cast<long long>((Clock::now() - begun) / 1ms));
+  const auto on_sent = [&sent](const Completion& c) { sent = c.status == Status::ok; };
+  must(connection.send(bytes.slice(0, order), on_sent) == Status::ok, "send");
+  wait("the order", [&] { return sent; });
+  (void)session.close();  // the server may have ended after the last order
+  (void)connection.close();
+  wait("the end", [&] { return engine.stats().connections == 0; });
+}
+
+int attack(const std::string& host) {
+  const std::string address = host + kPort;
+  const control::Address to = must(control::Address::parse(address), "the address");
+  Engine engine = must(Engine::open(calls_config()), "open");
+  call_and_connect(engine, address, "before", kWarm);
+  for (int i = 0; i < kBaselines; ++i)
+    call_and_connect(engine, address, "before, again", kBaseline);
+  std::vector<base::UniqueFd> strangers;
+  for (int i = 0; i < kStrangersOfAKind; ++i) {
+    strangers.push_back(stranger(to, hello(2 * i)));
+    strangers.push_back(stranger(to, open_session(2 * i + 1)));
+  }
+  call_and_connect(engine, address, "during the attack", kAttacked);
+  const auto over = [&] { return std::all_of(strangers.begin(), strangers.end(), is_over); };
+  must(until([&] { (void)engine.poll(); }, over), "a stranger is not refused");
+  call_and_connect(engine, address, "afterwards", kEnd);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  must(argc == 3, "usage: softroce-unresolved-addresses serve|attack ADDRESS");
+  return std::string_view(argv[1]) == "serve" ? serve(argv[2]) : attack(argv[2]);
+}

@@ -1,0 +1,114 @@
+#include "common/perf_report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "common/json_line.h"
+
+namespace spinwire::tools {
+
+void PerfReport::print() const {
+  if (options_.json) return print_json();
+  options_.all_sizes ? print_row() : print_text();
+  if (options_.histogram) print_histogram();
+}
+
+void PerfReport::print_json() const {
+  JsonLine json;
+  json.add("test", to_string(options_.test))
+      .add("op", to_string(options_.op))
+      .add("size_bytes", options_.size)
+      .add("window", options_.window)
+      .add("count", options_.count)
+      .add("seconds", seconds_)
+      .add("rate_mops", rate_mops())
+      .add("gbit_per_s", gbit_per_s())
+      .add("min_ns", ns(durations_.min()))
+      .add("p50_ns", percentile(50))
+      .add("p90_ns", percentile(90))
+      .add("p99_ns", percentile(99))
+      .add("p999_ns", percentile(99.9))
+      .add("max_ns", ns(durations_.max()))
+      .add("device", device_);
+  if (is_rpc()) {
+    json.add("reply_size_bytes", options_.reply_size)
+        .add("batch", options_.batch)
+        .add("sessions", options_.sessions)
+        .add("served_mops", served_mops());
+  }
+  fmt::print("{}\n", json.str());
+}
+
+void PerfReport::print_text() const {
+  const std::string more =
+      is_rpc() ? fmt::format(", replies of {}, {} session{}, batches of {}", options_.reply_size,
+                             options_.sessions, options_.sessions == 1 ? "" : "s", options_.batch)
+               : "";
+  fmt::print("{} {}, {} bytes{}, window {}, {} operations in {:.3f} s on {}{}\n",
+             to_string(options_.test), to_string(options_.op), options_.size, more, options_.window,
+             options_.count, seconds_, device_, options_.one_thread ? ", one thread" : "");
+  fmt::print("  {:.3f} million/s, {:.3f} Gbit/s{}\n", rate_mops(), gbit_per_s(),
+             options_.symmetric ? fmt::format("; {:.3f} million/s served", served_mops()) : "");
+  fmt::print("  {}: min {:.0f}  p50 {:.0f}  p90 {:.0f}  p99 {:.0f}  p99.9 {:.0f}  max {:.0f} ns\n",
+             is_latency(options_) || is_rpc() ? "round trip" : "completion", ns(durations_.min()),
+             percentile(50), percentile(90), percentile(99), percentile(99.9),
+             ns(durations_.max()));
+}
+
+void PerfReport::print_head(const PerfOptions& options) {
+  fmt::print("{} {}{}\n", to_string(options.test), to_string(options.op),
+             options.one_thread ? ", one thread" : "");
+  if (is_latency(options)) {
+    fmt::print("{:>9} {:>10} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n", "bytes", "operations",
+               "min[ns]", "p50[ns]", "p90[ns]", "p99[ns]", "p99.9[ns]", "max[ns]");
+  } else {
+    fmt::print("{:>9} {:>10} {:>7} {:>11} {:>11} {:>11} {:>11}\n", "bytes", "operations", "window",
+               "million/s", "Gbit/s", "p50[ns]", "p99[ns]");
+  }
+}
+
+void PerfReport::print_row() const {
+  if (is_latency(options_)) {
+    fmt::print("{:>9} {:>10} {:>11.0f} {:>11.0f} {:>11.0f} {:>11.0f} {:>11.0f} {:>11.0f}\n",
+               options_.size, options_.count, ns(durations_.min()), percentile(50), percentile(90),
+               percentile(99), percentile(99.9), ns(durations_.max()));
+  } else {
+    fmt::print("{:>9} {:>10} {:>7} {:>11.4f} {:>11.3f} {:>11.0f} {:>11.0f}\n", options_.size,
+               options_.count, options_.window, rate_mops(), gbit_per_s(), percentile(50),
+               percentile(99));
+  }
+}
+
+/// Four bars for each doubling of the time, without the empty ones.
+void PerfReport::print_histogram() const {
+  constexpr double kBarsPerOctave = 4;
+  constexpr double kWidth = 50;
+  std::map<int, std::uint64_t> bars;
+  durations_.for_each([&](std::uint64_t ticks, std::uint64_t count) {
+    const double time = std::max(ns(ticks), 1.0);
+    bars[static_cast<int>(std::floor(std::log2(time) * kBarsPerOctave))] += count;
+  });
+  if (bars.empty()) return;
+  std::uint64_t most = 0;
+  for (const auto& [bar, count] : bars) most = std::max(most, count);
+  std::uint64_t seen = 0;
+  fmt::print("{:>11}  {:>8}  {:>8}\n", "from[ns]", "share", "so far");
+  int last = bars.begin()->first;
+  for (const auto& [bar, count] : bars) {
+    if (bar > last + 1) fmt::print("{:>11}\n", "...");
+    last = bar;
+    seen += count;
+    const double total = static_cast<double>(durations_.count());
+    const auto length = static_cast<std::size_t>(
+        std::ceil(static_cast<double>(count) / static_cast<double>(most) * kWidth));
+    fmt::print("{:>11.0f}  {:>7.3f}%  {:>7.3f}%  {}\n", std::exp2(bar / kBarsPerOctave),
+               100 * static_cast<double>(count) / total, 100 * static_cast<double>(seen) / total,
+               std::string(length, '#'));
+  }
+}
+
+}  // namespace spinwire::tools
