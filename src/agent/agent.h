@@ -21,6 +21,9 @@ namespace spinwire::agent {
 inline Connection handle(const EngineContext& ctx, const Agent& a) noexcept {
   return detail::make<Connection>(ctx.slot, a.index, a.generation);
 }
+inline Connection handle(const EngineContext& ctx, AgentId id) noexcept {
+  return detail::make<Connection>(ctx.slot, id.index, id.generation);
+}
 
 // Counts of operations.
 
@@ -250,6 +253,29 @@ void end_lost_connections(EngineContext& ctx) noexcept;
 /// The peer is dead, hung or out of reach: ends the connection with Status::peer_lost.
 void peer_lost(EngineContext& ctx, Agent& a, std::string asked, std::string found,
                const char* remedy) noexcept;
+
+// Where an agent stands.
+
+inline AgentId id_of(const Agent& a) noexcept { return {a.index, a.generation}; }
+/// Null: the agent is gone.
+inline Agent* find(EngineContext& ctx, AgentId id) noexcept {
+  return id ? ctx.find(id.index, id.generation) : nullptr;
+}
+inline bool is_ready(const Agent& a) noexcept { return a.state == ConnectionState::ready; }
+/// Whether the connection is being taken down.
+inline bool is_ending(const Agent& a) noexcept { return a.state == ConnectionState::draining; }
+/// Longest eager message, and longest message, bytes. From the handshake on.
+inline std::uint32_t max_eager(const Agent& a) noexcept { return a.send_queue.max_eager; }
+inline std::uint32_t max_message(const Agent& a) noexcept { return a.max_message; }
+/// Gives the connection to remote calls: these handlers, and messages that come in blocks.
+inline void give_to_calls(Agent& a, const ConnectionHandlers& handlers) noexcept {
+  a.handlers = handlers;
+  deliver_in_blocks(a);
+}
+/// Replaces the handlers of a connection that has none running.
+inline void replace_handlers(Agent& a, const ConnectionHandlers& handlers) noexcept {
+  a.handlers = handlers;
+}
 
 // For the public API: statistics.cc and peer_access.cc.
 

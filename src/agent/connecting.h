@@ -42,9 +42,6 @@ inline std::uint64_t subject_of(const Agent& a) noexcept {
 }
 /// The agent's handshake at the control port; may be over, or none.
 inline control::HandshakeId handshake_of(const Agent& a) noexcept { return a.setup.handshake; }
-inline bool is_ready(const Agent& a) noexcept { return a.state == ConnectionState::ready; }
-/// Whether the connection is being taken down.
-inline bool is_ending(const Agent& a) noexcept { return a.state == ConnectionState::draining; }
 /// Whether the connection is, or was, ready.
 inline bool was_ready(const Agent& a) noexcept { return a.setup.was_ready; }
 inline bool is_through_cm(const Agent& a) noexcept { return a.setup.cm != nullptr; }

@@ -42,6 +42,13 @@ using detail::Block;
 
 inline constexpr std::uint32_t kNone = ~0u;
 
+/// Names an agent for good: a later agent in the same place has another generation.
+struct AgentId {
+  std::uint32_t index = kNone;
+  std::uint32_t generation = 0;
+  explicit operator bool() const noexcept { return index != kNone; }
+};
+
 /// Where a connection stands between its first set-up step and its end. The public state is derived
 /// from it. set_stage() is the only writer.
 enum class Stage : std::uint8_t {

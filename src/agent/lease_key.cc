@@ -171,6 +171,10 @@ Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access 
   return Status::ok;
 }
 
+std::uint32_t newest_lease_granted(const Agent& a) noexcept { return a.leases.granted.front()->id; }
+
+std::uint32_t leases_granted(const Agent& a) noexcept { return a.leases.granted_count; }
+
 Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
   LeaseGranted* const lease = find_exposure(a, rkey);
   if (lease == nullptr) return Status::invalid_argument;

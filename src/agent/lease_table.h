@@ -267,6 +267,10 @@ void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status sta
 /// would_block, no_memory.
 Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
                 RemoteRegion& region) noexcept;
+/// The id of the lease granted last; there is one.
+std::uint32_t newest_lease_granted(const Agent& a) noexcept;
+/// Leases granted that have not ended, keys of open_key() included.
+std::uint32_t leases_granted(const Agent& a) noexcept;
 /// Closes a key of open_key(); on_returned follows. Errors: invalid_argument.
 Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Connection::revoke(), which documents the answers.

@@ -38,7 +38,7 @@ int post(EngineContext& ctx, OwnQueue& queue) noexcept {
   return error;
 }
 
-std::uint32_t missing(EngineContext& ctx, std::uint32_t queue) noexcept {
+std::uint32_t receive_shortage(EngineContext& ctx, std::uint32_t queue) noexcept {
   const Range slots = slots_of(*ctx.own_queues, queue);
   std::uint32_t count = 0;
   for (std::uint32_t i = slots.begin; i != slots.end; ++i)
@@ -132,12 +132,12 @@ int post_own_receives(EngineContext& ctx, Agent& a) noexcept {
 }
 
 bool has_own_receive_shortage(EngineContext& ctx, const Agent& a) noexcept {
-  return missing(ctx, a.own_queue) != 0;
+  return receive_shortage(ctx, a.own_queue) != 0;
 }
 
 std::uint32_t own_receives_posted(EngineContext& ctx, const Agent& a) noexcept {
   return ctx.own_queues->share.slots - ctx.own_queues->queues.at(a.own_queue).back.count() -
-         missing(ctx, a.own_queue);
+         receive_shortage(ctx, a.own_queue);
 }
 
 void stop_own_receives(EngineContext& ctx, const Agent& a) noexcept {

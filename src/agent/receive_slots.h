@@ -14,6 +14,10 @@ namespace spinwire::agent {
 Result<void> post_first_receives(EngineContext& ctx);
 /// Fills the slots that lack a block while the pool has blocks.
 void fill_empty_slots(EngineContext& ctx) noexcept;
+/// Receives that are posted together.
+inline std::uint32_t receive_list_length(const EngineContext& ctx) noexcept {
+  return ctx.list_length;
+}
 /// Posts the chain of waiting receives.
 void post_receives(EngineContext& ctx) noexcept;
 

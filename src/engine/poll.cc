@@ -9,7 +9,7 @@ inline std::uint32_t EngineCore::handle_batch(int count) noexcept {
   context.stats.completions += static_cast<std::uint64_t>(count);
   if (rpc_qp_num == 0) return agent::process_completions(context, completions.data(), count);
   if (count == 1 && completions[0].qp_num == rpc_qp_num &&
-      calls->port->is_batch_completion(completions[0].wr_id)) [[likely]] {
+      rpc::datagram_port(*calls)->is_batch_completion(completions[0].wr_id)) [[likely]] {
     return rpc::process_batches(*calls);
   }
   return handle_mixed_batch(count);

@@ -42,6 +42,17 @@ inline void prefetch_session(const Rpc& r, std::uint64_t id) noexcept {
   r.clients.prefetch(wire::RpcName::index(static_cast<std::uint32_t>(id)),
                      0);  // slot 0: most sessions have no call in flight
 }
+inline SessionState state_of(const ClientSession& c) noexcept { return c.state; }
+/// Whether all calls travel over the session's connection.
+inline bool uses_connection(const ClientSession& c) noexcept {
+  return c.transport == Transport::connection;
+}
+/// Longest request or reply of an inline call, bytes; 0 unless the session is ready.
+inline std::size_t max_inline_call(const ClientSession& c) noexcept {
+  return c.state == SessionState::ready ? c.max_inline_call : 0;
+}
+/// The id of the newest call; empty if there was none.
+inline CallId last_call(const ClientSession& c) noexcept { return {c.last_call_id}; }
 inline Session handle(const Rpc& r, const ClientSession& c) noexcept {
   return detail::make<Session>(r.context.slot, id_of(c));
 }

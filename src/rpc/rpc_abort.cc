@@ -14,7 +14,7 @@ void abort(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) drop_callback(b.slots[slot].call);
   for (std::uint32_t i = 0; i < b.backlog_count; ++i) drop_callback(backlog_at(r, b, i));
   // The session's own handlers are gone with the application's.
-  if (agent::Agent* const a = agent_of(r, b); a != nullptr) set_closed_handler(r, b.session, *a);
+  if (agent::Agent* const a = agent_of(r, b); a != nullptr) keep_closed_handler(r, b.session, *a);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class RpcAuditor : public base::Auditor {
       expect(!active || a != nullptr, "slot {} has no connection", slot);
       keys_open += k.key_open ? 1 : 0;
     }
-    const std::uint32_t granted = a != nullptr ? a->leases.granted_count : keys_open;
+    const std::uint32_t granted = a != nullptr ? agent::leases_granted(*a) : keys_open;
     expect(granted == keys_open, "{} replies have keys, the connection has {}", keys_open, granted);
     expect(b.backlog_count <= r_.context.config.rpc.backlog, "{} calls wait", b.backlog_count);
   }

@@ -132,6 +132,10 @@ Result<control::AcceptedConnection> on_join_session(Rpc& r, control::HandshakeId
                                                     const wire::JoinSession& join);
 /// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are notified.
 void end(Rpc& r) noexcept;
+/// The time-out of calls that give none, in ticks.
+[[nodiscard]] inline std::uint64_t call_timeout(const Rpc& r) noexcept { return r.timeouts.call; }
+/// Null: the device has no datagrams.
+[[nodiscard]] inline DatagramPort* datagram_port(const Rpc& r) noexcept { return r.port.get(); }
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
 /// Whether the end of the poll has work besides posting datagrams.

@@ -157,7 +157,8 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
 }
 
 std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
-  const auto& qp = *static_cast<const softverbs::Qp*>(core.calls->port->queue_pair());
+  const auto& qp =
+      *static_cast<const softverbs::Qp*>(rpc::datagram_port(*core.calls)->queue_pair());
   const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
   std::uint32_t count = qp.receives->count();
   for (std::uint32_t i = cq.head; i != cq.tail; ++i) {
@@ -176,10 +177,10 @@ Result<void> Simulation::State::audit() const {
     };
     if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
     const detail::EngineCore& core = *detail::core_of(nodes[i]->engine);
-    if (core.calls == nullptr || core.calls->port == nullptr) continue;
-    const rpc::DatagramPort& port = *core.calls->port;
+    if (core.calls == nullptr || rpc::datagram_port(*core.calls) == nullptr) continue;
+    const rpc::DatagramPort& port = *rpc::datagram_port(*core.calls);
     const std::uint32_t have =
-        sim::datagram_receives(core) + port.receives_waiting() + port.missing();
+        sim::datagram_receives(core) + port.receives_waiting() + port.receive_shortage();
     if (have != port.posted_receives())
       return fails({Status::system, "audit the receives of remote calls",
                     base::format("{} are posted, taken, waiting or missing, of {}", have,

@@ -260,7 +260,7 @@ TEST_F(RpcDirect, WhatIsKeptStaysAsItWas) {
   }));
   keeper.check();
   EXPECT_NE(port_of(t.server).spare(), nullptr);
-  EXPECT_EQ(port_of(t.server).missing() + port_of(t.client).missing(), 0u);
+  EXPECT_EQ(port_of(t.server).receive_shortage() + port_of(t.client).receive_shortage(), 0u);
   t.server.expect_clean();
   t.client.expect_clean();
   keeper.requests.clear();
@@ -376,21 +376,22 @@ TEST_F(RpcDirect, WithADryPoolCallsComeByReceivesUntilThereIsABlock) {
     ASSERT_EQ(t.call(kEcho, filled(20, i)).bytes, filled(20, i));
     ASSERT_GE(receives.head, i);  // more if the client retransmits on a busy machine
   }
-  EXPECT_EQ(port.missing(), 0u);
-  for (std::uint32_t i = 0; port.missing() < 20; ++i) ASSERT_NO_FATAL_FAILURE(keeper.call(20, i));
+  EXPECT_EQ(port.receive_shortage(), 0u);
+  for (std::uint32_t i = 0; port.receive_shortage() < 20; ++i)
+    ASSERT_NO_FATAL_FAILURE(keeper.call(20, i));
   EXPECT_EQ(port.spare(), nullptr);
   EXPECT_EQ(t.call(kEcho, filled(20, 1)).bytes, filled(20, 1));
   keeper.check();
   t.server.expect_clean();
   keeper.requests.clear();
-  ASSERT_TRUE(t.until([&] { return port.missing() == 0 && port.spare() != nullptr; }));
+  ASSERT_TRUE(t.until([&] { return port.receive_shortage() == 0 && port.spare() != nullptr; }));
   const std::uint32_t head = receives.head;
   for (std::uint32_t i = 0; i < 100; ++i)
     ASSERT_EQ(t.call(kEcho, filled(20, i)).bytes, filled(20, i));
   EXPECT_EQ(receives.head, head);
   keeper.replies.clear();
   const spinwire::rpc::DatagramPort& own = port_of(t.client);
-  ASSERT_TRUE(t.until([&] { return own.missing() == 0 && own.spare() != nullptr; }));
+  ASSERT_TRUE(t.until([&] { return own.receive_shortage() == 0 && own.spare() != nullptr; }));
   t.finish();
 }
 

@@ -113,7 +113,8 @@ class RpcLongCallsHostile : public testing::Test {
     join_session(*server_->core->calls, served(), *a);
     // Replaces the connection that the client may have had.
     ASSERT_TRUE(run([&] {
-      return opened().connection == nullptr || opened().connection->agent == spinwire::rpc::kNone;
+      return opened().connection == nullptr ||
+             opened().connection->agent.index == spinwire::agent::kNone;
     }));
   }
   /// The raw peer poses as the server and has received a call.
@@ -122,7 +123,7 @@ class RpcLongCallsHostile : public testing::Test {
     if (opened().connection != nullptr) {  // of the last test
       if (Agent* const a = agent_of(r, *opened().connection); a != nullptr)
         spinwire::agent::close(client_->core->context, *a);
-      ASSERT_TRUE(run([&] { return opened().connection->agent == spinwire::rpc::kNone; }));
+      ASSERT_TRUE(run([&] { return opened().connection->agent.index == spinwire::agent::kNone; }));
     }
     Agent* const a = attack(*client_);
     ASSERT_NE(a, nullptr);

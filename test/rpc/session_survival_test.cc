@@ -147,7 +147,8 @@ struct Crowd {
   /// the application keeps.
   void take_receives(std::uint32_t count) {
     const Bytes one = filled(1, 1);
-    for (std::uint32_t i = 0; sends_directly() ? port().missing() < count : i < count; ++i) {
+    for (std::uint32_t i = 0; sends_directly() ? port().receive_shortage() < count : i < count;
+         ++i) {
       bool done = false;
       const auto set = [&done](Reply&) { done = true; };
       ASSERT_EQ(sessions[0].call(kEcho, std::span<const std::byte>(one), set), Status::ok);

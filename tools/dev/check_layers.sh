@@ -2,7 +2,7 @@
 # Checks that includes inside src/ point down only, and that no folder names the namespace of a folder
 # that it may not include, as a forward declaration would:
 #   sim -> engine -> rpc -> agent -> {config, control} -> {memory, verbs, wire} -> base
-# Also checks that the engine asks agents by the functions of agent/'s headers, never through their fields.
+# Also checks that engine/ and rpc/ ask agents by the functions of agent/'s headers, never through their fields.
 #
 #   tools/dev/check_layers.sh [ROOT]        checks ROOT/src (default: this tree)
 #   tools/dev/check_layers.sh --self-test   plants violations and checks that each is found
@@ -30,8 +30,8 @@ sees_softverbs() {
     "$1 $2" == 'src/verbs/direct_messages.h softverbs/rc/rc_direct.h' ]]
 }
 
-# What the engine may name of an EngineContext: its base EngineParts, which the engine makes and gives to its
-# agents; and the pool of agents, to visit or find one. All else is agent/'s own.
+# What engine/ and rpc/ may name of an EngineContext: its base EngineParts, which the engine makes and gives to
+# its agents; and the pool of agents, to visit or find one. All else is agent/'s own.
 engine_parts='config|clock|slot|now|device|arena|registrations|stats|windows|timers|attributes|incarnation'
 engine_parts+='|keys|owns|agents|find'
 
@@ -99,23 +99,26 @@ check_tree() {
   return $bad
 }
 
-# Prints "FILE:LINE: ..." for each line of src/engine that reaches into an agent, a lease or the agents' part of
+# Prints "FILE:LINE: ..." for each line of src/engine and src/rpc that reaches into an agent, a lease or the agents' part of
 # the context. Variables are known by their declaration; `a` and `h` are agents and leases by convention.
 reached_fields() {
-  local file names
-  [[ -d src/engine ]] || return 0
+  local file names folders=()
+  for file in src/engine src/rpc; do
+    [[ ! -d "$file" ]] || folders+=("$file")
+  done
+  ((${#folders[@]} != 0)) || return 0
   while read -r file; do
     names=$(sed -nE 's/.*\b(Agent|LeaseHeld|LeaseGranted)( const)?[&*]( const)? ([a-z_]+)\b.*/\4/p' "$file" |
       sort -u | paste -sd '|')
     # Neither comments nor strings count.
     sed -E 's://.*::; s/"[^"]*"/""/g' "$file" | { grep -nE \
-      "\b(a|h${names:+|$names})(\.|->)[a-z]|\(\*+[a-z_]+\)(\.|->)[a-z]|(\.|->)agent(\.|->)[a-z]" || true; } |
+      "\b(a|h${names:+|$names})(\.|->)[a-z]|(^|[^A-Za-z_])\(\*+[a-z_]+\)(\.|->)[a-z]|(\.|->)agent(\.|->)[a-z]" || true; } |
       sed "s|^\([0-9]*\):|$file:\1: reaches into a record of agent/, which has functions: |"
     sed -E 's://.*::; s/"[^"]*"/""/g' "$file" |
       { grep -noE '\b(context_?|ctx)\.[a-z_]+' || true; } |
       { grep -vE "\.($engine_parts)\$" || true; } |
       sed "s|^\([0-9]*\):|$file:\1: reaches into the agents' part of the context: |"
-  done < <(find src/engine -type f \( -name '*.h' -o -name '*.cc' \) | sort)
+  done < <(find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cc' \) | sort)
 }
 
 # Prints "FILE:LINE: ..." for each namespace, and each type of named_by, that the folder of $1 may not name.
@@ -218,6 +221,9 @@ self_test() {
   expect_text ok src/engine/connector.cc '  if (agent::is_ending(*a)) return;  // else a->setup is there'
   expect_text ok src/engine/connector.cc '  fail(context_, *a, "a->setup.cm");'
   expect_text ok src/engine/poll.cc '  context.stats.completions += context_.now;'
+  expect_text bad src/rpc/transport/replies.cc '  if (a->state == ConnectionState::ready) return;'
+  expect_text bad src/rpc/rpc_state.cc '  r.context.flush_queue.cut(0);'
+  expect_text ok src/rpc/rpc_state.cc '  if (agent::is_ready(*a)) r.context.timers.cancel(t);'
   expect_text ok src/agent/liveness.cc '  a.setup.probe = LossProbe::over;'
   [[ $failed -eq 0 ]] && echo 'check_layers: self-test passed'
   return $failed

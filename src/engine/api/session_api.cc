@@ -72,7 +72,7 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
                                                         const CallOptions* options,
                                                         const ReplyCallback& done,
                                                         bool polling) noexcept {
-  if (c.transport == rpc::Transport::connection) [[unlikely]]
+  if (rpc::uses_connection(c)) [[unlikely]]
     return begin_long_call(core, c, call, options, done);
   const Status status = rpc::enqueue_call(*core.calls, c, call, done);
   if (status == Status::ok)
@@ -107,11 +107,11 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
   // The longest time-outs must not overflow when added to the current tick.
   constexpr std::uint64_t kMost = ~std::uint64_t{0} / 2;
   const std::uint64_t timeout =
-      has_timeout ? std::min(ctx.clock.ticks(options->timeout), kMost) : r.timeouts.call;
+      has_timeout ? std::min(ctx.clock.ticks(options->timeout), kMost) : rpc::call_timeout(r);
   const rpc::CallRequest asked{method, data, size, block, now, now + timeout};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
-  if (c->backlog_count != 0 || !rpc::can_send(r, *c)) [[unlikely]]
+  if (!rpc::can_send_at_once(r, *c)) [[unlikely]]
     return begin_blocked_call(*core, *c, asked, options, done, polling);
   const Status status = rpc::send_call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]
@@ -123,17 +123,17 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
 
 SessionState Session::state() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr ? c->state : SessionState::closed;
+  return c != nullptr ? rpc::state_of(*c) : SessionState::closed;
 }
 
 std::size_t Session::max_inline_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr && c->state == SessionState::ready ? c->max_inline_call : 0;
+  return c != nullptr ? rpc::max_inline_call(*c) : 0;
 }
 
 std::size_t Session::max_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr && c->state == SessionState::ready
+  return c != nullptr && rpc::state_of(*c) == SessionState::ready
              ? rpc::max_call(*detail::core_at(slot_)->calls, *c)
              : 0;
 }
@@ -162,7 +162,7 @@ Status Session::submit_call(Method method, std::span<const std::byte> request,
 
 CallId Session::last_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr ? CallId{c->last_call_id} : CallId{};
+  return c != nullptr ? rpc::last_call(*c) : CallId{};
 }
 
 void Session::prefetch() const noexcept {

@@ -27,7 +27,7 @@ Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept
   if (status != Status::ok) return status;
   k.key_open = true;
   k.rkey = region.rkey;
-  k.lease = a.leases.granted.front()->id;  // the newest
+  k.lease = agent::newest_lease_granted(a);
   return status;
 }
 
@@ -129,7 +129,7 @@ ConnectionClientSlot* start_backlogged(const Rpc& r, ConnectionClient& b) noexce
 template <typename OnFailed>
 void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
   agent::Agent* const a = agent_of(r, b);
-  if (a == nullptr || a->state != ConnectionState::ready) return;
+  if (a == nullptr || !agent::is_ready(*a)) return;
   const auto push = [&](ConnectionClientSlot& k) {
     const auto [step, status] = advance_call(r, b, *a, k);
     if (step == Step::waiting) queue_connection(r, b);
@@ -200,7 +200,7 @@ void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status stat
 void advance(Rpc& r, ConnectionClient& b) noexcept {
   const std::uint32_t session = b.session;
   advance_calls(r, b, [&r, &b, session](ConnectionClientSlot& k, agent::Agent& a, Status status) {
-    if (k.call.outcome || a.state != ConnectionState::ready) return false;  // the connection ends
+    if (k.call.outcome || !agent::is_ready(a)) return false;  // the connection ends
     k.call.outcome = status;
     try_finish(r, b, k);
     return is_ready(r, session);

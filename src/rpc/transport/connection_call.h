@@ -44,7 +44,7 @@ inline ConnectionClientSlot& occupy_slot(ConnectionClient& b, std::uint32_t slot
 }
 
 inline void request_connection(Rpc& r, ConnectionClient& b) noexcept {
-  if (b.wants_connection || b.agent != kNone) return;
+  if (b.wants_connection || b.agent) return;
   b.wants_connection = true;
   ++r.connections_wanted;
   r.dialogues.request_connection();

@@ -54,7 +54,7 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
   std::uint32_t connection = ctx.config.connections.max_message_bytes;
   if (!allows(ctx.attributes.access, Access::remote_read))
     connection = ctx.config.connections.eager_bytes;
-  if (a != nullptr && a->state == ConnectionState::ready) connection = a->max_message;
+  if (a != nullptr && agent::is_ready(*a)) connection = agent::max_message(*a);
   return std::max<std::size_t>(connection, c.max_inline_call);
 }
 
@@ -70,7 +70,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   if (c.connection == nullptr && !make_connection_client(r, c)) return Status::no_memory;
   ConnectionClient& b = *c.connection;
   agent::Agent* const a = agent_of(r, b);
-  const bool connected = a != nullptr && a->state == ConnectionState::ready;
+  const bool connected = a != nullptr && agent::is_ready(*a);
   const std::uint32_t slot = free_slot(b);
   const bool waits = !connected || b.backlog_count != 0 || slot >= b.window;
   if (waits && b.backlog_count == r.context.config.rpc.backlog) return Status::would_block;
@@ -79,7 +79,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   schedule_check(r, c, call.deadline);
   ++r.stats.long_calls;
   if (reply_into != nullptr) w.reply = *reply_into;
-  if (b.agent == kNone) request_connection(r, b);
+  if (!b.agent) request_connection(r, b);
   ConnectionClientSlot* k = nullptr;
   if (waits) {
     backlog_at(r, b, b.backlog_count++) = std::move(w);
@@ -136,14 +136,14 @@ bool close_client_connection(Rpc& r, ClientSession& c) noexcept {
       k.call.outcome = Status::flushed;
   }
   agent::Agent* const a = agent_of(r, b);
-  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
+  if (a != nullptr && !agent::is_ending(*a)) agent::close(r.context, *a);
   return a != nullptr;
 }
 
 bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   ConnectionClient& b = *c.connection;
   if (b.is_ending) {
-    if (b.agent != kNone) return false;
+    if (b.agent) return false;
   } else {
     b.is_ending = true;
     c.state = SessionState::closing;
@@ -155,7 +155,7 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
     b.why = why;
     if (why) {
       agent::fail(r.context, *a, *why);
-    } else if (a->state != ConnectionState::draining) {
+    } else if (!agent::is_ending(*a)) {
       agent::close(r.context, *a);
     }
     return false;

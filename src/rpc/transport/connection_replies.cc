@@ -172,7 +172,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   ClientSession& c = *find_client(r, session);
   const EndReason why =  // none: the server has closed the connection
       error.status != Status::ok ? EndReason(error) : EndReason();
-  b->agent = kNone;
+  b->agent = {};
   const bool was_ready = std::exchange(b->was_ready, false);
   const bool wanted = c.state == SessionState::ready;
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
@@ -198,17 +198,20 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
 void attach_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept {
   ConnectionClient& b = *c.connection;
   withdraw_connection_request(r, b);
-  attach(b, a);
   b.was_ready = false;
-  a.handlers.on_ready = session_handler<on_client_ready>(r, c.name);
-  a.handlers.on_message = session_handler<on_client_message>(r, c.name);
-  a.handlers.on_offer = session_handler<on_client_offer>(r, c.name);
-  a.handlers.on_returned = session_handler<on_reply_returned>(r, c.name);
-  set_closed_handler(r, c.name, a);
+  ConnectionHandlers handlers;
+  handlers.on_ready = session_handler<on_client_ready>(r, c.name);
+  handlers.on_message = session_handler<on_client_message>(r, c.name);
+  handlers.on_offer = session_handler<on_client_offer>(r, c.name);
+  handlers.on_returned = session_handler<on_reply_returned>(r, c.name);
+  handlers.on_closed = session_handler<on_client_closed>(r, c.name);
+  attach(b, a, handlers);
 }
 
-void set_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept {
-  a.handlers.on_closed = session_handler<on_client_closed>(r, session);
+void keep_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept {
+  ConnectionHandlers handlers;
+  handlers.on_closed = session_handler<on_client_closed>(r, session);
+  agent::replace_handlers(a, handlers);
 }
 
 }  // namespace spinwire::rpc

@@ -118,7 +118,7 @@ Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, s
 
 /// The longest reply of a call that names no memory.
 std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
-  const std::uint32_t message = std::max(a.send_queue.max_eager, a.max_message);
+  const std::uint32_t message = std::max(agent::max_eager(a), agent::max_message(a));
   return std::min<std::size_t>(wire::rpc_payload(s.mtu), message - wire::kRpcMessageHeaderBytes);
 }
 
@@ -225,7 +225,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
                       const Error& why) noexcept {
   ServerSession* const s = session_of(r, name, gone);
   if (s == nullptr) return;
-  s->connection->agent = kNone;
+  s->connection->agent = {};
   // A client without datagrams ends its session with its connection. A client that lost the
   // connection makes another; otherwise its session is forgotten after connections.peer_timeout.
   const bool over = why.status == Status::ok && s->transport == Transport::connection;
@@ -254,12 +254,13 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   b->window = s.window;
   b->session = s.name;
   b->is_server = true;
-  attach(*b, a);
   release_server_connection(r, s);
+  ConnectionHandlers handlers;
+  handlers.on_message = session_handler<on_server_message>(r, s.name);
+  handlers.on_offer = session_handler<on_server_offer>(r, s.name);
+  handlers.on_closed = session_handler<on_server_closed>(r, s.name);
+  attach(*b, a, handlers);
   s.connection = std::move(b);
-  a.handlers.on_message = session_handler<on_server_message>(r, s.name);
-  a.handlers.on_offer = session_handler<on_server_offer>(r, s.name);
-  a.handlers.on_closed = session_handler<on_server_closed>(r, s.name);
 }
 
 void release_server_connection(Rpc& r, ServerSession& s) noexcept {
@@ -267,12 +268,12 @@ void release_server_connection(Rpc& r, ServerSession& s) noexcept {
   unqueue_connection(r, *s.connection);
   agent::Agent* const a = agent_of(r, *s.connection);
   s.connection.reset();
-  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
+  if (a != nullptr && !agent::is_ending(*a)) agent::close(r.context, *a);
 }
 
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept {
   const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
-  return a != nullptr && a->state == ConnectionState::ready;
+  return a != nullptr && agent::is_ready(*a);
 }
 
 ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept {
@@ -310,7 +311,7 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
 
 void advance(Rpc& r, ConnectionServer& b) noexcept {
   agent::Agent* const a = agent_of(r, b);
-  if (a == nullptr || a->state != ConnectionState::ready) return;
+  if (a == nullptr || !agent::is_ready(*a)) return;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if (!advance_slot(r, *a, b.slots[slot])) return queue_connection(r, b);
   }

@@ -17,15 +17,12 @@ config::ConnectionAttributes connection_attributes(const agent::EngineContext& c
 }
 
 bool is_connection_of(const Rpc& r, const ConnectionEnd& e, const Connection& named) noexcept {
-  return e.agent != kNone &&
-         detail::make<Connection>(r.context.slot, e.agent, e.agent_generation) == named;
+  return e.agent && agent::handle(r.context, e.agent) == named;
 }
 
-void attach(ConnectionEnd& e, agent::Agent& a) noexcept {
-  e.agent = a.index;
-  e.agent_generation = a.generation;
-  a.handlers = {};
-  agent::deliver_in_blocks(a);
+void attach(ConnectionEnd& e, agent::Agent& a, const ConnectionHandlers& handlers) noexcept {
+  e.agent = agent::id_of(a);
+  agent::give_to_calls(a, handlers);
 }
 
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.next_queued; }

@@ -24,9 +24,8 @@ namespace spinwire::rpc {
 struct ConnectionEnd {
   std::uint32_t session = 0;  ///< our name of the session
   bool is_server = false;
-  bool queued = false;          ///< in Rpc::connection_queue
-  std::uint32_t agent = kNone;  ///< kNone: not connected
-  std::uint32_t agent_generation = 0;
+  bool queued = false;   ///< in Rpc::connection_queue
+  agent::AgentId agent;  ///< empty: not connected
   ConnectionEnd* next_queued = nullptr;
 };
 
@@ -91,12 +90,12 @@ struct ConnectionServer : ConnectionEnd {
 // In connection_transport.cc.
 /// The agent of an end; null if there is none.
 inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
-  return e.agent == kNone ? nullptr : r.context.find(e.agent, e.agent_generation);
+  return agent::find(r.context, e.agent);
 }
 /// Whether a handle names the connection of an end.
 bool is_connection_of(const Rpc& r, const ConnectionEnd& e, const Connection& named) noexcept;
-/// Gives an end its agent, without handlers.
-void attach(ConnectionEnd& e, agent::Agent& a) noexcept;
+/// Gives an end its agent.
+void attach(ConnectionEnd& e, agent::Agent& a, const ConnectionHandlers& handlers) noexcept;
 /// A callback of an agent that runs Handler(rpc, session, connection, event).
 template <auto Handler>
 auto session_handler(Rpc& r, std::uint32_t session) noexcept {
@@ -122,7 +121,7 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
                     std::span<const std::byte> payload) noexcept;
 /// Whether a message with this payload is sent eagerly.
 inline bool is_eager(const agent::Agent& a, std::size_t payload) noexcept {
-  return wire::kRpcMessageHeaderBytes + payload <= a.send_queue.max_eager;
+  return wire::kRpcMessageHeaderBytes + payload <= agent::max_eager(a);
 }
 /// What became of a step of a call.
 enum class Step : std::uint8_t {
@@ -170,7 +169,7 @@ void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 /// Gives the session the agent of its connection, which is being made.
 void attach_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
 /// Leaves only the handler for the connection's end, because the session's end waits for that.
-void set_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
+void keep_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
 
 // In connection_call.cc.
 /// Advances the client's calls.

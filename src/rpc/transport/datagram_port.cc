@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "agent/receive_slots.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -25,7 +26,7 @@ DatagramPort::DatagramPort(agent::EngineContext& ctx, const DatagramPortOptions&
       depth_(options.send_depth),
       mask_(options.send_depth - 1),
       entry_mask_(mask_),
-      list_length_(ctx.list_length),
+      list_length_(agent::receive_list_length(ctx)),
       receive_depth_(options.receive_depth),
       context_(ctx),
       mtu_(std::min(ctx.device->place().mtu, kLongestDatagram)) {}
@@ -74,7 +75,7 @@ Result<void> DatagramPort::make_sends() {
 }
 
 Result<void> DatagramPort::make_receives() {
-  missing_.reserve(receive_depth_);
+  empty_slots_.reserve(receive_depth_);
   receives_.make(receive_depth_, agent::receive_id);
   std::uint32_t there = 0;
   while (there < receive_depth_ && fill(there)) ++there;
@@ -215,7 +216,7 @@ bool DatagramPort::fill(std::uint32_t slot) noexcept {
 
 void DatagramPort::replace(std::uint32_t slot) noexcept {
   detail::release(receives_.memory(slot));  // the slice that keeps it holds a reference
-  if (!fill(slot)) return missing_.push_back(slot);
+  if (!fill(slot)) return empty_slots_.push_back(slot);
   give_back(slot, false);
 }
 
@@ -226,9 +227,9 @@ void DatagramPort::post_receives() noexcept {
 
 void DatagramPort::upkeep() noexcept {
   if (sends_directly() && spare_ == nullptr) (void)renew_spare();
-  while (!missing_.empty() && fill(missing_.back())) {
-    receives_.add(missing_.back());
-    missing_.pop_back();
+  while (!empty_slots_.empty() && fill(empty_slots_.back())) {
+    receives_.add(empty_slots_.back());
+    empty_slots_.pop_back();
   }
   post_receives();
   if (failed_ && context_.device->restart_sends(qp_)) failed_ = false;

@@ -179,8 +179,8 @@ class DatagramPort {
   /// Work of the control step: finds blocks for receives without one, and restarts a failed queue
   /// pair.
   void upkeep() noexcept;
-  [[nodiscard]] std::uint32_t missing() const noexcept {
-    return static_cast<std::uint32_t>(missing_.size());
+  [[nodiscard]] std::uint32_t receive_shortage() const noexcept {
+    return static_cast<std::uint32_t>(empty_slots_.size());
   }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
@@ -257,7 +257,7 @@ class DatagramPort {
   std::uint32_t receives_posted_ = 0;  ///< slots in use: the first ones
   agent::EngineContext& context_;
   Block* lines_block_ = nullptr;
-  std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all
+  std::vector<std::uint32_t> empty_slots_;  ///< slots without a block; has room for all
   std::uint32_t mtu_ = 0;
   bool failed_ = false;  ///< sends nothing until upkeep() has restarted it
 };
