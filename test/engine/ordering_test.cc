@@ -355,7 +355,7 @@ class Run {
       b.send(a);
       return (a.done() && b.done()) || !a.first_fault.empty() || !b.first_fault.empty();
     };
-    return until(passed, 60s) && a.first_fault.empty() && b.first_fault.empty();
+    return until(passed, 600s) && a.first_fault.empty() && b.first_fault.empty();
   }
   void expect_all_came(std::uint64_t seed) {
     const bool done = go();
@@ -435,7 +435,7 @@ class RunOnTwoThreads {
   /// Polls until `done()`. Returns false after a time limit.
   template <typename Done>
   static bool until(Side& own, Done&& done) {
-    const auto deadline = std::chrono::steady_clock::now() + 60s * slowness();
+    const auto deadline = std::chrono::steady_clock::now() + 600s * slowness();
     unsigned idle = 0;
     for (unsigned i = 0; !done(); ++i) {
       idle = own.core->poll() == 0 ? idle + 1 : 0;

@@ -17,7 +17,7 @@ namespace preload_engine_test {
 
 using Words = std::vector<std::string>;
 
-constexpr auto kLimit = std::chrono::seconds(60);
+constexpr auto kLimit = std::chrono::minutes(10);
 
 std::string bin() {
   const char* folder = std::getenv("SPINWIRE_BIN");

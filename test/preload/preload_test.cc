@@ -161,7 +161,7 @@ Outcome run_pair(const Words& command, std::chrono::seconds limit) {
 
 void expect_good(const Words& command, const std::string& said = {}) {
   SCOPED_TRACE(testing::PrintToString(command));
-  const Outcome outcome = run_pair(command, std::chrono::seconds(60));
+  const Outcome outcome = run_pair(command, std::chrono::minutes(10));
   EXPECT_EQ(outcome.server, 0) << outcome.server_output;
   EXPECT_EQ(outcome.client, 0) << outcome.client_output;
   EXPECT_NE(outcome.client_output.find(said), std::string::npos) << outcome.client_output;
@@ -216,7 +216,7 @@ TEST(SlowPreload, TwoThatEndWithMessagesOnTheWayDoNotDisturbEachOther) {
 
 TEST(Preload, ThreadsChannelsAndLeftovers) {
   Program program({bin() + "/preload-many-threads"});
-  EXPECT_EQ(program.wait(Clock::now() + std::chrono::seconds(60)), 0) << program.output();
+  EXPECT_EQ(program.wait(Clock::now() + std::chrono::minutes(10)), 0) << program.output();
   EXPECT_EQ(program.output(), "done\n");
 }
 
@@ -267,14 +267,14 @@ TEST(Preload, NoNameReachesLibibverbsWithAnObjectOfOurs) {
 
 TEST(Preload, EveryCallAnswersOrIsRefused) {
   Program program({bin() + "/preload-every-call"});
-  EXPECT_EQ(program.wait(Clock::now() + std::chrono::seconds(60)), 0) << program.output();
+  EXPECT_EQ(program.wait(Clock::now() + std::chrono::minutes(10)), 0) << program.output();
   EXPECT_EQ(program.output(), "done\n");
 }
 
 TEST(Preload, UcxUsesTheDevice) {
   SKIP_UNLESS_INSTALLED("ucx_info", "ucx-utils");
   Program info({"ucx_info", "-d"});
-  ASSERT_EQ(info.wait(Clock::now() + std::chrono::seconds(60)), 0) << info.output();
+  ASSERT_EQ(info.wait(Clock::now() + std::chrono::minutes(10)), 0) << info.output();
   EXPECT_NE(info.output().find("Device: softverbs:1"), std::string::npos) << info.output();
   for (const char* transport : {"rc_verbs", "ud_verbs"}) {
     expect_good({"ucx_perftest", "-d", "softverbs:1", "-x", transport, "-t", "am_lat", "-n", "1000",

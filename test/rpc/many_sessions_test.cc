@@ -77,7 +77,7 @@ class ManySessions {
           return client_.engine.rpc_stats().sessions == 0 &&
                  server_.engine.rpc_stats().served_sessions == 0;
         },
-        30s));
+        600s));
     client_.expect_clean();
     server_.expect_clean();
   }

@@ -251,7 +251,7 @@ inline bool all_are(std::span<const std::byte> bytes, int value) {
 
 /// Repeats `step` until `done()`. Returns false after a deadline that only a failure reaches.
 template <typename Step, typename Done>
-bool until(Step&& step, Done&& done, std::chrono::seconds limit = std::chrono::seconds(60)) {
+bool until(Step&& step, Done&& done, std::chrono::seconds limit = std::chrono::minutes(10)) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (!done()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
