@@ -221,16 +221,9 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept;
 /// The peer's end of the handshake. Errors: unsupported, protocol.
 Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer);
 
-/// The map that the agent's queue pair is in.
-inline QpnMap& qpn_map_of(EngineContext& ctx, const Agent& a) noexcept {
-  if (a.raw != nullptr) return ctx.raw->by_qpn;
-  return a.own_queue != kNone ? ctx.own_queues->by_qpn : ctx.by_qpn;
-}
 /// The agent of a queue pair; null if the queue pair is gone.
-inline Agent* find_by_qpn(EngineContext& ctx, std::uint32_t qp_num) noexcept {
-  Agent* a = ctx.by_qpn.find(qp_num);
-  if (a == nullptr && ctx.own_queues != nullptr) a = ctx.own_queues->by_qpn.find(qp_num);
-  return a == nullptr && ctx.raw != nullptr ? ctx.raw->by_qpn.find(qp_num) : a;
+inline Agent* find_by_qpn(const EngineContext& ctx, std::uint32_t qp_num) noexcept {
+  return ctx.by_qpn.find(qp_num);
 }
 /// The registrations of the agent's own domain; null: the keys are in the engine's domain.
 inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexcept {

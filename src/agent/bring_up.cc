@@ -14,6 +14,11 @@
 namespace spinwire::agent {
 namespace {
 
+ReceiveSource receive_source_of(const Agent& a) noexcept {
+  if (a.raw != nullptr) return ReceiveSource::raw;
+  return a.own_queue != kNone ? ReceiveSource::own : ReceiveSource::shared;
+}
+
 constexpr std::size_t kCellBytes = 64;
 
 /// A set-up verb failed: ends the connection.
@@ -28,7 +33,8 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
     const auto qp = ctx.device->create_qp(a.attributes.queue_pair, domain);
     if (!qp) return tl::unexpected(qp.error());
     a.qp = *qp;
-    qpn_map_of(ctx, a).set(a.qp->qp_num, &a);
+    a.receives = receive_source_of(a);
+    ctx.by_qpn.set(a.qp->qp_num, &a);
     if (ctx.direct != nullptr && a.raw == nullptr) ctx.direct->receive_in_place(a.qp);
     return {};
   });

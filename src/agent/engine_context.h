@@ -213,6 +213,13 @@ struct CreditCells {
   std::uint8_t sequence = 0;  ///< of the last word written
 };
 
+/// Where an agent's receives are posted. Chosen when its queue pair is made.
+enum class ReceiveSource : std::uint8_t {
+  shared,  ///< the shared receive queue
+  own,     ///< a receive queue of its own, filled from the pools: Agent::own_queue
+  raw,     ///< the application posts them: Agent::raw
+};
+
 /// One connection. The fields that every operation touches are in the first two cache lines.
 struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
@@ -223,6 +230,7 @@ struct alignas(64) Agent {
   bool goodbye_received = false;
   bool closing = false;                ///< either application closes: errors are no fault any more
   std::uint8_t slow_path = kNotReady;  ///< 0: messages go straight to the handler
+  ReceiveSource receives = ReceiveSource::shared;
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
   SendQueue send_queue;
@@ -342,7 +350,7 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   // Hot.
   base::IndexPool<Agent> agents;
   OperationPool operations;
-  QpnMap by_qpn;  ///< agents that share the receive queue
+  QpnMap by_qpn;  ///< agents with a queue pair
   Work work;
   std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
   AgentList flush_queue;            ///< with deferred operations

@@ -29,7 +29,7 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   // Windows go before their queue pair.
   if (!end_rendezvous_sends(ctx, a) || !end_leases(ctx, a)) return true;
   end_cm(a);
-  qpn_map_of(ctx, a).clear(a.qp->qp_num);
+  ctx.by_qpn.clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_all_operations(ctx, a);

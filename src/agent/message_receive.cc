@@ -212,7 +212,7 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
     ctx.in_place_seen = true;
     return;
   }
-  if (is_own_slot(ctx, slot_of(wc.wr_id))) return;
+  if (is_raw_receive(wc.wr_id) || is_own_slot(ctx, slot_of(wc.wr_id))) return;
   --ctx.posted_receives;
   recycle_slot<false>(ctx, slot_of(wc.wr_id));
 }
@@ -298,20 +298,19 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
   return wc;
 }
 
-/// Handles receives of a queue pair that does not share the receive queue, or is gone.
-[[gnu::noinline]] const ibv_wc* process_other_receives(EngineContext& ctx, const ibv_wc* wc,
+/// Handles receives of a queue pair that does not share the receive queue, or is gone: null.
+[[gnu::noinline]] const ibv_wc* process_other_receives(EngineContext& ctx, Agent* a,
+                                                       const ibv_wc* wc,
                                                        const ibv_wc* end) noexcept {
-  Agent* const a = ctx.own_queues != nullptr ? ctx.own_queues->by_qpn.find(wc->qp_num) : nullptr;
-  if (a != nullptr) return process_receives_of<true>(ctx, *a, wc, end);
-  if (is_raw_receive(wc->wr_id)) return process_raw_receives(ctx, wc, end);
-  on_stale_receive(ctx, *wc);
-  return wc + 1;
+  if (a == nullptr) return on_stale_receive(ctx, *wc), wc + 1;
+  return a->receives == ReceiveSource::raw ? process_raw_receives(ctx, *a, wc, end)
+                                           : process_receives_of<true>(ctx, *a, wc, end);
 }
 
 const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
   Agent* const a = ctx.by_qpn.find(wc->qp_num);
-  if (a == nullptr) [[unlikely]]
-    return process_other_receives(ctx, wc, end);
+  if (a == nullptr || a->receives != ReceiveSource::shared) [[unlikely]]
+    return process_other_receives(ctx, a, wc, end);
   return process_receives_of<false>(ctx, *a, wc, end);
 }
 

@@ -40,7 +40,6 @@ struct OwnQueue {
 struct OwnQueues {
   OwnQueues(const OwnShare& each, std::uint32_t count) : share(each), queues(count) {}
   OwnShare share;
-  QpnMap by_qpn;                        ///< the agents that have a queue
   std::uint32_t first = 0;              ///< slot of the first queue; slots before it are shared
   std::uint32_t reserved_receives = 0;  ///< receives of these queues reserved for all peers
   base::IndexPool<OwnQueue> queues;

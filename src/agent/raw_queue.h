@@ -33,7 +33,6 @@ Agent*& next_in_raw_queue(Agent& a) noexcept;
 
 /// State that all raw connections of an engine share.
 struct RawShared {
-  QpnMap by_qpn;
   std::uint32_t reserved = 0;  ///< entries of the completion queue for raw receives
   /// Agents with receives to post, or callbacks `on_posted` to run.
   base::IntrusiveQueue<next_in_raw_queue> queue;
@@ -170,9 +169,9 @@ void post_raw_receives_now(EngineContext& ctx, Agent& a) noexcept;
 void post_queued_raw_receives(EngineContext& ctx) noexcept;
 /// Runs the callbacks `on_posted`, and posts the receives that they have deferred.
 void run_posted_callbacks(EngineContext& ctx) noexcept;
-/// Handles consecutive completions of one raw queue pair's receives, or one of a queue pair that is
-/// gone. Returns the first completion after them.
-const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
+/// Handles consecutive completions of a raw agent's receives. Returns the first completion after
+/// them.
+const ibv_wc* process_raw_receives(EngineContext& ctx, Agent& a, const ibv_wc* wc,
                                    const ibv_wc* end) noexcept;
 
 /// Detaches an operation's element list from its record, which may then be reused; kNone: there is

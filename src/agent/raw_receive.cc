@@ -201,16 +201,11 @@ inline void on_raw_receive(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexc
 
 }  // namespace
 
-const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
+const ibv_wc* process_raw_receives(EngineContext& ctx, Agent& a, const ibv_wc* wc,
                                    const ibv_wc* end) noexcept {
-  Agent* const a = ctx.raw->by_qpn.find(wc->qp_num);
-  if (a == nullptr) [[unlikely]] {
-    ++ctx.stats.stale_completions;
-    return wc + 1;
-  }
   const std::uint32_t qp_num = wc->qp_num;
   do {
-    on_raw_receive(ctx, *a, *wc);
+    on_raw_receive(ctx, a, *wc);
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
   return wc;
 }
