@@ -23,10 +23,8 @@ namespace spinwire::rpc {
   return r.reserved_receives < r.posted_receives || try_post_more_receives(r);
 }
 
-/// Whether a call can go out now; else it waits behind others, or for room.
-[[gnu::always_inline]] inline bool can_send_at_once(Rpc& r, const ClientSession& c) noexcept {
-  return c.backlog_count == 0 && can_send(r, c);
-}
+/// Whether earlier calls wait for the window.
+inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_count != 0; }
 
 [[gnu::always_inline]] inline wire::RpcHeader header_of(const ClientSession& c,
                                                         const ClientSlot& call) noexcept {

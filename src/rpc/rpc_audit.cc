@@ -31,8 +31,10 @@ class RpcAuditor : public base::Auditor {
     check_receives();
     const auto queued = std::distance(r_.connection_queue.begin(), r_.connection_queue.end());
     expect(queued == due_, "{} sessions are due, {} listed", due_, queued);
-    expect(connections_wanted_ == r_.connections_wanted, "{} want a connection, {} counted",
-           connections_wanted_, r_.connections_wanted);
+    const auto requests =
+        std::distance(r_.connection_requests.begin(), r_.connection_requests.end());
+    expect(requests == connections_wanted_, "{} want a connection, {} listed", connections_wanted_,
+           requests);
     return take_fault();
   }
 
@@ -115,7 +117,7 @@ class RpcAuditor : public base::Auditor {
   std::uint32_t reserved_ = 0;  ///< receives
   std::uint32_t granted_ = 0;   ///< the part that servers have granted
   std::uint32_t due_ = 0;       ///< sessions in the connection queue
-  std::uint32_t connections_wanted_ = 0;
+  std::ptrdiff_t connections_wanted_ = 0;
 };
 
 }  // namespace

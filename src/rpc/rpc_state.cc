@@ -157,7 +157,7 @@ bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords
 
 void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
-  if (r.connections_wanted != 0) r.dialogues.begin_connections();
+  if (wants_connections(r)) r.dialogues.begin_connections();
   review_tombstone(r);
 }
 

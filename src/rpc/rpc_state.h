@@ -95,7 +95,7 @@ struct Rpc {
   RetransmissionQueue retransmission_queue;
   base::Timer retransmission_timer;
   // Cold.
-  std::uint32_t connections_wanted = 0;  ///< sessions that want a connection
+  base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet
   SessionDialogues dialogues;
   LocalAddress local;
   base::Random numbers;  ///< source of first call numbers
@@ -175,7 +175,7 @@ void post_reserved_receives(Rpc& r) noexcept;
 /// The sessions' part of the control step.
 void upkeep(Rpc& r) noexcept;
 /// Whether the next control step begins connections.
-inline bool wants_connections(const Rpc& r) noexcept { return r.connections_wanted != 0; }
+inline bool wants_connections(const Rpc& r) noexcept { return !r.connection_requests.empty(); }
 inline bool is_session_timer(const base::Timer& timer) noexcept {
   return timer.kind >= kClientTimer && timer.kind <= kRetransmissionTimer;
 }

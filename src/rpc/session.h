@@ -100,6 +100,7 @@ struct BackloggedCall {
 struct ConnectionEnd;
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept;
 struct ConnectionClient;
+base::IntrusiveLinks<ConnectionClient>& request_links(ConnectionClient& client) noexcept;
 struct ConnectionServer;
 struct ConnectionDeleter {
   void operator()(ConnectionClient* connection) const noexcept;

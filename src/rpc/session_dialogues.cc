@@ -146,13 +146,13 @@ void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opene
 // ---- connections for long calls ----
 
 void SessionDialogues::begin_connections() noexcept {
-  // Callbacks of failing calls may make calls that want a connection again: not in this step.
-  for (std::uint32_t left = rpc_.connections_wanted; left != 0 && port_.outbound_room() != 0;
+  // Callbacks of failing calls may make calls that want a connection again, so the step is limited.
+  for (std::uint32_t left = port_.outbound_room(); left != 0 && port_.outbound_room() != 0;
        --left) {
-    ClientSession* const c = next_session_to_connect(rpc_);
-    if (c == nullptr) return;
-    const auto begun = base::no_throw("connect a session", [&] { return connect(*c); });
-    if (!begun) fail_connecting(rpc_, *c, begun.error());
+    if (!wants_connections(rpc_)) return;
+    ClientSession& c = next_session_to_connect(rpc_);
+    const auto begun = base::no_throw("connect a session", [&] { return connect(c); });
+    if (!begun) fail_connecting(rpc_, c, begun.error());
   }
 }
 

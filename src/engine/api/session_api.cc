@@ -111,7 +111,7 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
   const rpc::CallRequest asked{method, data, size, block, now, now + timeout};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
-  if (!rpc::can_send_at_once(r, *c)) [[unlikely]]
+  if (rpc::has_backlog(*c) || !rpc::can_send(r, *c)) [[unlikely]]
     return begin_blocked_call(*core, *c, asked, options, done, polling);
   const Status status = rpc::send_call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]

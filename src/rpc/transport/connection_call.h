@@ -46,11 +46,11 @@ inline ConnectionClientSlot& occupy_slot(ConnectionClient& b, std::uint32_t slot
 inline void request_connection(Rpc& r, ConnectionClient& b) noexcept {
   if (b.wants_connection || b.agent) return;
   b.wants_connection = true;
-  ++r.connections_wanted;
+  r.connection_requests.push_back(b);
   r.dialogues.request_connection();
 }
 inline void withdraw_connection_request(Rpc& r, ConnectionClient& b) noexcept {
-  if (std::exchange(b.wants_connection, false)) --r.connections_wanted;
+  if (std::exchange(b.wants_connection, false)) r.connection_requests.erase(b);
 }
 
 /// Advances the calls after an event, unless a callback has ended the session. A ready session

@@ -193,13 +193,8 @@ std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now
   return next;
 }
 
-ClientSession* next_session_to_connect(Rpc& r) noexcept {
-  for (std::uint32_t i = 0; r.connections_wanted != 0 && i < r.clients.capacity(); ++i) {
-    if (!r.clients.in_use(i)) continue;
-    ClientSession& c = r.clients.at(i);
-    if (c.connection != nullptr && c.connection->wants_connection) return &c;
-  }
-  return nullptr;
+ClientSession& next_session_to_connect(Rpc& r) noexcept {
+  return *find_client(r, r.connection_requests.front()->session);
 }
 
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept {

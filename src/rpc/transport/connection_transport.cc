@@ -26,6 +26,9 @@ void attach(ConnectionEnd& e, agent::Agent& a, const ConnectionHandlers& handler
 }
 
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.next_queued; }
+base::IntrusiveLinks<ConnectionClient>& request_links(ConnectionClient& client) noexcept {
+  return client.request_links;
+}
 
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept {
   if (!std::exchange(e.queued, true)) r.connection_queue.push_back(e);

@@ -58,7 +58,8 @@ struct ConnectionClient : ConnectionEnd {
   std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring of rpc.backlog
   std::uint32_t backlog_first = 0;
   std::uint32_t backlog_count = 0;
-  bool wants_connection = false;  ///< counted in Rpc::connections_wanted
+  bool wants_connection = false;  ///< in Rpc::connection_requests
+  base::IntrusiveLinks<ConnectionClient> request_links;
   bool was_ready = false;
   std::uint64_t ready_at = 0;   ///< tick
   bool had_connection = false;  ///< one was ready before; peer_lost if no other can be made
@@ -160,8 +161,8 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
 /// Ends calls that timed out. Returns the tick of the next check. The session may be gone
 /// afterwards.
 std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
-/// A session that wants a connection; null if there is none.
-ClientSession* next_session_to_connect(Rpc& r) noexcept;
+/// The session that has wanted a connection for longest; one does.
+ClientSession& next_session_to_connect(Rpc& r) noexcept;
 /// The attempt to connect failed at its start.
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 
