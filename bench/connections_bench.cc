@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 
+#include "common/random.h"
 #include "common/setup.h"
 
 namespace connections_bench {
@@ -47,7 +48,7 @@ class ManyConnections {
     static constexpr std::array<std::byte, 32> kBytes{};
     const std::uint64_t end = pair_.arrived + window;
     for (std::uint32_t i = 0; i < window; ++i) {
-      while (pair_.connections[pick()].send_copy(std::span(kBytes)) != Status::ok) poll();
+      while (pick().send_copy(std::span(kBytes)) != Status::ok) poll();
     }
     while (pair_.arrived < end) poll();
   }
@@ -57,15 +58,10 @@ class ManyConnections {
     (void)pair_.near.poll();
     (void)pair_.far.poll();
   }
-  std::uint32_t pick() {
-    random_ ^= random_ << 13;
-    random_ ^= random_ >> 7;
-    random_ ^= random_ << 17;
-    return static_cast<std::uint32_t>((random_ >> 32) * pair_.connections.size() >> 32);
-  }
+  Connection& pick() { return pair_.connections[random_.below(pair_.connections.size())]; }
 
   bench::Pair pair_;
-  std::uint64_t random_ = 88172645463325252;
+  bench::Random random_;
 };
 
 void BM_messages(benchmark::State& state) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/random.h"
 #include "common/setup.h"
 
 namespace spinwire::bench {
@@ -27,16 +28,11 @@ class ManySessions {
   void open(std::uint32_t sessions);
   void call_next() noexcept;
   void take(const Reply& reply) noexcept;
-  [[nodiscard]] std::uint32_t pick() noexcept {
-    random_ ^= random_ << 13;
-    random_ ^= random_ >> 7;
-    random_ ^= random_ << 17;
-    return static_cast<std::uint32_t>((random_ >> 32) * sessions_.size() >> 32);
-  }
+  [[nodiscard]] std::uint32_t pick() noexcept { return random_.below(sessions_.size()); }
 
   bool ending_ = false;
   std::uint64_t done_ = 0;
-  std::uint64_t random_ = 88172645463325252;
+  Random random_;
   std::vector<Session> sessions_;
   Session next_;  ///< called next; prefetched one call ahead
   std::uint32_t ready_ = 0;

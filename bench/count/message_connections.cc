@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "common/random.h"
 #include "common/setup.h"
 
 using namespace spinwire;
@@ -15,16 +16,13 @@ int main(int argc, char** argv) {
   if (count == 0 || count > 10000) bench::give_up("arguments: CONNECTIONS (1 to 10000) OPERATIONS");
   bench::Pair pair(bench::many_connections_config(static_cast<std::uint32_t>(count)),
                    static_cast<std::uint32_t>(count));
-  std::uint64_t random = 88172645463325252;
+  bench::Random random;
   const auto work = [&] {
     static constexpr std::array<std::byte, 32> kBytes{};
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^= random << 17;
+    Connection& connection = pair.connections[random.below(count)];
     const std::uint64_t end = pair.arrived + 1;
     bench::advance_time();
-    while (pair.connections[(random >> 32) * count >> 32].send_copy(std::span(kBytes)) !=
-           Status::ok)
+    while (connection.send_copy(std::span(kBytes)) != Status::ok)
       bench::drive(pair.far), bench::drive(pair.near);
     while (pair.arrived < end) {
       (void)pair.far.poll();

@@ -47,11 +47,12 @@ class HostileDirect : public HostilePeer {
     ++o.tail;
     qp().next_psn = sv::psn_add(qp().next_psn, 1);
   }
-  /// The victim's connection has ended in some way; the other goes on, and nothing is left.
+  /// The device has refused a line, which ends the victim's connection; the other goes on, and
+  /// nothing is left.
   void expect_ended() {
     ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
     EXPECT_EQ(t.node.closed.size(), 1u);
-    EXPECT_NE(t.node.closed[0].status, Status::ok);
+    EXPECT_EQ(t.node.closed[0].status, Status::remote_error) << t.node.closed[0].message();
     EXPECT_EQ(t.victim.state(), ConnectionState::closed);
     t.peer.close();
     ASSERT_NO_FATAL_FAILURE(t.talk());
@@ -141,6 +142,7 @@ TEST_F(HostileDirect, AHeaderThatChangesAfterThePoll) {
     ASSERT_TRUE(t.until([&] { return line == nullptr; }));
     t.node.on_message = before;
     ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
+    EXPECT_EQ(t.node.closed[0].status, Status::protocol) << t.node.closed[0].message();
     EXPECT_EQ(t.delivered, 2u);
     t.peer.close();
     ASSERT_NO_FATAL_FAILURE(t.talk());

@@ -27,6 +27,16 @@ void pass(std::uint64_t& ticks, std::uint64_t ms, std::initializer_list<Node*> n
   }
 }
 
+/// Closes the end of the server, which the client has lost.
+void close_server(Pair& p, std::uint64_t& ticks) {
+  p.server.stale_allowed = p.client.stale_allowed = true;
+  (void)p.ends.server.close();
+  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
+    ticks += kMillisecond / 10;
+    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
+  }));
+}
+
 TEST(PeerLoss, SilentPeerThatPollsStays) {
   std::uint64_t ticks = kMillisecond;
   Pair p(timed_config(), &ticks);
@@ -86,12 +96,7 @@ TEST(PeerLoss, AnIdlePeerThatStopsPollingIsLostThoughItsDeviceAnswers) {
   EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
   EXPECT_NE(p.client.closed[0].message().find("has not polled for 1000 ms"), std::string::npos)
       << p.client.closed[0].message();
-  p.server.stale_allowed = p.client.stale_allowed = true;
-  (void)p.ends.server.close();
-  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
-    ticks += kMillisecond / 10;
-    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
-  }));
+  ASSERT_NO_FATAL_FAILURE(close_server(p, ticks));
   p.finish();
 }
 
@@ -105,12 +110,7 @@ TEST(PeerLoss, IsNoticedThoughTheClockHasSteppedBack) {
   pass(ticks, 1400, {&p.client});
   ASSERT_EQ(p.client.closed.size(), 1u);
   EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
-  p.server.stale_allowed = p.client.stale_allowed = true;
-  (void)p.ends.server.close();
-  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
-    ticks += kMillisecond / 10;
-    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
-  }));
+  ASSERT_NO_FATAL_FAILURE(close_server(p, ticks));
   p.finish();
 }
 
@@ -130,12 +130,7 @@ TEST(PeerLoss, OneSidedOperationsThatSucceedAreNoSignOfThePeersProcess) {
   EXPECT_GT(done, 800u);
   ASSERT_EQ(p.client.closed.size(), 1u);
   EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
-  p.server.stale_allowed = p.client.stale_allowed = true;
-  (void)p.ends.server.close();
-  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
-    ticks += kMillisecond / 10;
-    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
-  }));
+  ASSERT_NO_FATAL_FAILURE(close_server(p, ticks));
   there.reset();
   b.reset();
   EXPECT_EQ(p.server.engine.revoke(*region), Status::ok);

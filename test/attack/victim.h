@@ -23,6 +23,7 @@
 #include "control/loopback.h"
 #include "rpc/rpc_ends.h"
 #include "softverbs/context_gid.h"
+#include "wire/endpoints.h"
 #include "wire/handshake.h"
 
 namespace attack_test {
@@ -161,33 +162,17 @@ class Stream {
 
 /// A client's end of a session, with a GID that names its device.
 inline wire::SessionEnd session_end(const ibv_gid& gid) {
-  wire::SessionEnd end;
+  wire::SessionEnd end = wire_test::valid_session_end();
   std::memcpy(end.gid.data(), gid.raw, sizeof gid.raw);
   end.gid_type = spinwire::GidType::embedded;
-  end.qp_num = 77;
-  end.qkey = 1;
-  end.name = 1;
-  end.window = 8;
-  end.mtu = 4096;
-  end.incarnation = 5;
   return end;
 }
 
 /// An endpoint of a connection, with a GID that names its device.
 inline spinwire::Endpoint endpoint(const ibv_gid& gid) {
-  spinwire::Endpoint e;
+  spinwire::Endpoint e = wire_test::valid_endpoint();
   std::memcpy(e.gid.data(), gid.raw, sizeof gid.raw);
   e.gid_type = spinwire::GidType::embedded;
-  e.qp_num = 77;
-  e.mtu = 4096;
-  e.max_message = e.eager_bytes = 4096;
-  e.credits = 1;
-  e.incarnation = 5;
-  e.credit_cell_address = 4096;
-  e.credit_cell_rkey = 9;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
-  e.max_rd_atomic = 1;
   return e;
 }
 

@@ -13,7 +13,7 @@
 #include "engine/harness.h"
 #include "spinwire/connection_settings.h"
 
-namespace connection_settings_test {
+namespace connection_attributes_test {
 namespace {
 
 using namespace engine_test;  // the names of a test namespace
@@ -65,7 +65,7 @@ std::uint32_t accepted_at_once(Node& node, Connection c) {
   return n;
 }
 
-TEST(EngineConnectionSettings, ReachTheDevice) {
+TEST(ConfigConnectionAttributes, ReachTheDevice) {
   const auto config = small_config();
   auto device =
       spinwire::verbs::Device::open(spinwire::engine::device_options(config, Clock::real()));
@@ -129,7 +129,7 @@ TEST(EngineConnectionSettings, ReachTheDevice) {
   (*device)->destroy_qp(*qp);
 }
 
-TEST(EngineConnectionSettings, AreThoseOfOneConnectionOnly) {
+TEST(ConfigConnectionAttributes, AreThoseOfOneConnectionOnly) {
   Pair p;
   ConnectionSettings narrow;
   narrow.send_depth = 16;
@@ -160,7 +160,7 @@ TEST(EngineConnectionSettings, AreThoseOfOneConnectionOnly) {
   p.finish();
 }
 
-TEST(EngineConnectionSettings, OutOfRangeNamesAskedAndAvailable) {
+TEST(ConfigConnectionAttributes, OutOfRangeNamesAskedAndAvailable) {
   Pair p;
   const struct {
     Member member;
@@ -221,7 +221,7 @@ TEST(EngineConnectionSettings, OutOfRangeNamesAskedAndAvailable) {
   p.finish();
 }
 
-TEST(EngineConnectionSettings, MoreThanTheDeviceHasIsRefusedWithBoth) {
+TEST(ConfigConnectionAttributes, MoreThanTheDeviceHasIsRefusedWithBoth) {
   Pair p;
   const struct {
     Member member;
@@ -248,7 +248,7 @@ TEST(EngineConnectionSettings, MoreThanTheDeviceHasIsRefusedWithBoth) {
   p.finish();
 }
 
-TEST(EngineConnectionSettings, OfTheEndpoint) {
+TEST(ConfigConnectionAttributes, OfTheEndpoint) {
   Node node;
   Endpoint told;
   PrepareOptions options;
@@ -273,7 +273,7 @@ TEST(EngineConnectionSettings, OfTheEndpoint) {
   EXPECT_EQ(told.mtu, std::min(4096u, node.engine.device().mtu));
 }
 
-TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
+TEST(ConfigConnectionAttributes, OfAListenerAndOfOneThatIsAccepted) {
   Node server, client;
   ListenOptions options;
   options.handlers = server.handlers();
@@ -316,7 +316,7 @@ TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
   finish(client, server);
 }
 
-TEST(EngineConnectionSettings, WithoutTheRightToReadNoKeyReads) {
+TEST(ConfigConnectionAttributes, WithoutTheRightToReadNoKeyReads) {
   Config c = small_config();
   Node server(c), client(c);
   ListenOptions options;
@@ -353,7 +353,7 @@ TEST(EngineConnectionSettings, WithoutTheRightToReadNoKeyReads) {
   finish(client, server);
 }
 
-TEST(EngineConnectionSettings, TheEnginesAccessBoundsEveryKey) {
+TEST(ConfigConnectionAttributes, TheEnginesAccessBoundsEveryKey) {
   Config c = small_config();
   c.queue_pair.access = Access::remote_read;
   Node node(c);
@@ -369,7 +369,7 @@ TEST(EngineConnectionSettings, TheEnginesAccessBoundsEveryKey) {
   EXPECT_EQ(node.engine.revoke(*region), Status::ok);
 }
 
-TEST(EngineConnectionSettings, StayWhenTheConnectionIsMadeAgain) {
+TEST(ConfigConnectionAttributes, StayWhenTheConnectionIsMadeAgain) {
   Node server, client;
   server.listen();
   const std::string address = server.listener.address();
@@ -393,7 +393,7 @@ TEST(EngineConnectionSettings, StayWhenTheConnectionIsMadeAgain) {
   finish(client, server);
 }
 
-TEST(EngineConnectionSettings, ATimeOutOfItsOwn) {
+TEST(ConfigConnectionAttributes, ATimeOutOfItsOwn) {
   // A listener that never answers.
   std::uint64_t ticks = 1;
   Node client(small_config(), &ticks);
@@ -414,4 +414,4 @@ TEST(EngineConnectionSettings, ATimeOutOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace connection_settings_test
+}  // namespace connection_attributes_test

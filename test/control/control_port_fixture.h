@@ -13,6 +13,7 @@
 
 #include "control/control_port.h"
 #include "control/loopback.h"
+#include "wire/endpoints.h"
 
 namespace control_port_test {
 
@@ -34,31 +35,17 @@ using spinwire::base::UniqueFd;
 constexpr Nanoseconds kNoLimit = std::chrono::hours(1);
 
 inline Endpoint endpoint(std::uint32_t qp_num, std::uint64_t incarnation) {
-  Endpoint e;
-  e.gid.fill(0xfe);
+  Endpoint e = wire_test::valid_endpoint();
   e.gid_type = GidType::embedded;
   e.qp_num = qp_num;
-  e.mtu = 4096;
-  e.max_message = e.eager_bytes = 4096;
-  e.credits = 1;
   e.incarnation = incarnation;
-  e.credit_cell_address = 4096;
-  e.credit_cell_rkey = 9;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
-  e.max_rd_atomic = 1;
   return e;
 }
 
 inline wire::SessionEnd session_end(std::uint32_t name, std::uint64_t incarnation) {
-  wire::SessionEnd end;
-  end.gid.fill(0xfe);
+  wire::SessionEnd end = wire_test::valid_session_end();
   end.gid_type = GidType::embedded;
-  end.qp_num = 5;
-  end.qkey = 7;
   end.name = name;
-  end.window = 8;
-  end.mtu = 4096;
   end.incarnation = incarnation;
   return end;
 }

@@ -11,6 +11,7 @@
 
 #include "loopback.h"
 #include "wire/codec.h"
+#include "wire/endpoints.h"
 
 namespace exchange_test {
 
@@ -26,24 +27,12 @@ using spinwire::control::ListenSocket;
 using spinwire::control::Progress;
 using wire::FrameKind;
 
-constexpr std::size_t kBodyLengthAt = 10;  // in a header
 constexpr wire::KindSet kHelloOnly = wire::kinds(FrameKind::hello);
 constexpr wire::KindSet kAnswer = wire::kinds(FrameKind::accept, FrameKind::refuse);
 
 Endpoint endpoint(std::uint32_t qp_num) {
-  Endpoint e;
-  e.gid[0] = 0xfe;
-  e.gid_type = GidType::embedded;
+  Endpoint e = wire_test::valid_endpoint();
   e.qp_num = qp_num;
-  e.psn = 7;
-  e.mtu = 4096;
-  e.max_message = e.eager_bytes = 4096;
-  e.credits = 1;
-  e.incarnation = 0x1234;
-  e.credit_cell_address = 0x1000;
-  e.credit_cell_rkey = 9;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
   return e;
 }
 
@@ -210,7 +199,7 @@ TEST(Exchange, StrangersFailAtTheirFirstBytes) {
 TEST(Exchange, OverlongLengthFailsAtTheHeader) {
   Fixture f;
   wire::Frame frame = wire::encode(wire::Hello{endpoint(5)});
-  wire::put_number<std::uint16_t>(frame.storage.data() + kBodyLengthAt, 65535);
+  wire::put_number<std::uint16_t>(frame.storage.data() + wire_test::header_at::body_length, 65535);
   f.write(frame.bytes().first(wire::kHeaderBytes));
   ASSERT_EQ(f.exchange.advance(), Progress::failed);
   EXPECT_TRUE(contains(f.exchange.error().found, "body length is 65535"));
@@ -221,7 +210,7 @@ TEST(Exchange, LongestFrameOfANewerPeerIsTaken) {
   std::vector<std::byte> bytes(wire::kFrameBytesMax, std::byte{0xee});
   const wire::Frame hello = wire::encode(wire::Hello{endpoint(5)}, {{1, 2}, 0});
   std::copy(hello.bytes().begin(), hello.bytes().end(), bytes.begin());
-  wire::put_number<std::uint16_t>(bytes.data() + kBodyLengthAt, 512 - 16);
+  wire::put_number<std::uint16_t>(bytes.data() + wire_test::header_at::body_length, 512 - 16);
   f.write(bytes);
   ASSERT_EQ(f.exchange.advance(), Progress::frame) << f.exchange.error().message();
   EXPECT_EQ(std::get<wire::Hello>(f.exchange.received().body).endpoint, endpoint(5));

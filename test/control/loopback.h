@@ -1,4 +1,4 @@
-// Shared by the tests of sockets: loopback listeners, plain peers, and waiting with a deadline.
+// Shared by the tests of sockets: loopback listeners, plain peers, and waiting for the kernel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -18,18 +17,11 @@
 #include "base/unique_fd.h"
 #include "control/address.h"
 #include "control/socket.h"
+#include "eventually.h"
 
 namespace loopback {
 
-/// Repeats `attempt` until it returns true. Returns false after ten seconds.
-template <typename Attempt>
-bool eventually(Attempt&& attempt) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!attempt()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-  }
-  return true;
-}
+using waiting::eventually;
 
 /// Waits until `fd` reports one of `events`. Waits for the kernel only, never for a period of time.
 inline bool wait_ready(int fd, short events) {

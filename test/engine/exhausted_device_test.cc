@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cerrno>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "engine/own_domain_config.h"
+#include "own_process.h"
 #include "verbs/providers.h"
 
 namespace exhausted_device_test {
@@ -186,15 +186,6 @@ TEST_F(EngineExhaustedDevice, AnAcceptWithoutAQueuePairIsToldToTheClient) {
   ASSERT_TRUE(s.until(client, [&] { return next.ready(); }));
 }
 
-/// A field of /proc/self/status, in bytes.
-std::uint64_t status_bytes(const char* field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field, 0) == 0) return std::stoull(line.substr(line.find(':') + 1)) << 10;
-  }
-  return 0;
-}
-
 /// From here on limits of locked memory hold for this process, even if it is root's. Call it before
 /// a device is opened: the kernel takes no work requests from a process whose credentials have
 /// changed since (ib_safe_file_access()).
@@ -233,7 +224,8 @@ TEST(EngineLockedMemory, AConnectThatPinsTooMuchFailsAlone) {
     if (!obey_memory_limit()) return 2;
     Pair p(config);
     // Queue pairs and small registrations still fit, the pools a second time do not.
-    const std::uint64_t pinned = status_bytes("VmPin");
+    const std::uint64_t pinned = own_process::number_in("/proc/self/status", "VmPin").value_or(0)
+                                 << 10;
     if (pinned < config.memory.send_bytes) return 3;
     if (!limit_locked_memory(pinned + (4u << 20))) return 1;
     ConnectOptions options;

@@ -2,7 +2,6 @@
 // record their callbacks; tallies of operations; child processes.
 #pragma once
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -18,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <optional>
@@ -27,6 +25,7 @@
 #include <vector>
 
 #include "base/sanitizers.h"
+#include "own_process.h"
 #include "spinwire/spinwire.h"
 
 namespace engine_test {
@@ -382,20 +381,8 @@ inline void use_own_domains(Pair& p) {
   p.ends = {*made, p.server.ready.back()};
 }
 
-inline std::size_t open_descriptors() {
-  std::size_t n = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (dir != nullptr && readdir(dir) != nullptr) ++n;
-  if (dir != nullptr) closedir(dir);
-  return n;
-}
-
-inline std::size_t mappings() {
-  std::ifstream maps("/proc/self/maps");
-  std::size_t n = 0;
-  for (std::string line; std::getline(maps, line);) ++n;
-  return n;
-}
+using own_process::mappings;
+using own_process::open_descriptors;
 
 /// Memory mappings that the C library's heap may have added meanwhile; a sanitizer's adds many.
 #if SPINWIRE_ASAN || SPINWIRE_TSAN

@@ -14,6 +14,7 @@
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
+#include "wire/endpoints.h"
 #include "wire/handshake.h"
 
 namespace handshakes_test {
@@ -51,19 +52,8 @@ bool ended(const UniqueFd& fd) {
 }
 
 Endpoint plausible() {
-  Endpoint e;
-  e.gid.fill(0xfe);
+  Endpoint e = wire_test::valid_endpoint();
   e.gid_type = GidType::embedded;
-  e.qp_num = 77;
-  e.mtu = 4096;
-  e.max_message = e.eager_bytes = 4096;
-  e.credits = 1;
-  e.incarnation = 5;
-  e.credit_cell_address = 4096;
-  e.credit_cell_rkey = 9;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
-  e.max_rd_atomic = 1;
   return e;
 }
 

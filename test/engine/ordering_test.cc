@@ -379,14 +379,14 @@ class Run {
     options.handlers = b.handlers();
     listener_ = b.core->listen("127.0.0.1:0", options).value();
     (void)a.core->connect(listener_.address(), {a.handlers()}).value();
-    ASSERT_TRUE(until([this] { return a.connection.ready() && b.connection.ready(); }, 10s));
+    ASSERT_TRUE(until([this] { return a.connection.ready() && b.connection.ready(); }, 60s));
     a.expose_ring();
     b.expose_ring();
   }
   void finish(bool done) {
     for (Side* each : {&a, &b}) each->ending = true;
     (void)a.connection.close();
-    EXPECT_TRUE(until([this] { return a.closed && b.closed; }, 10s) || !done);
+    EXPECT_TRUE(until([this] { return a.closed && b.closed; }, 60s) || !done);
     for (Side* each : {&a, &b}) {
       each->drop_memory();
       const auto audit = each->core->audit();

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "engine/harness.h"
+#include "own_process.h"
 
 namespace shipped_config_test {
 namespace {
@@ -34,11 +33,7 @@ std::vector<std::string> shipped() {
 }
 
 std::uint64_t available_bytes() {
-  std::ifstream info("/proc/meminfo");
-  std::uint64_t kib = 0;
-  for (std::string line; std::getline(info, line);)
-    (void)std::sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kib);
-  return kib << 10;
+  return own_process::number_in("/proc/meminfo", "MemAvailable").value_or(0) << 10;
 }
 
 class EngineShippedConfig : public testing::TestWithParam<std::string> {};

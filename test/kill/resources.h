@@ -2,7 +2,6 @@
 // died.
 #pragma once
 
-#include <dirent.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "kill/victim_orders.h"
+#include "own_process.h"
 #include "softverbs/lane/segment.h"
 
 namespace kill_test {
@@ -113,10 +113,7 @@ inline void touch_hugepages() {
 
 inline Resources count_resources(const spinwire::Engine& engine) {
   Resources r;
-  if (DIR* list = opendir("/proc/self/fd"); list != nullptr) {
-    while (readdir(list) != nullptr) ++r.descriptors;
-    closedir(list);
-  }
+  r.descriptors = static_cast<long>(own_process::open_descriptors());
   count_mappings(r);
   r.hugepages = hugepages_mapped();
   r.send_blocks = static_cast<long>(engine.memory_stats(spinwire::Pool::send).blocks_used);

@@ -1,7 +1,6 @@
 // Peers die by SIGKILL during datagrams, atomics (also while they hold a lock) and window
 // operations. The survivor's work must end once and soon, counters must be right, and nothing may
 // stay behind.
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,12 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
 
 #include "kill/verbs_victim.h"
+#include "own_process.h"
 #include "softverbs/memory/atomic_lock.h"
 
 namespace verbs_kill_test {
@@ -29,12 +28,8 @@ struct Held {
 };
 Held held_by(const Node& node) {
   Held held;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir) != nullptr) ++held.files;
-  closedir(dir);
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);)
-    held.mappings += line.find("memfd:spinwire") != std::string::npos ? 1 : 0;
+  held.files = own_process::open_descriptors();
+  held.mappings = own_process::mappings("memfd:spinwire");
   const sv::Context& c = node.internals();
   for (const sv::LaneEntry& entry : c.segment->directory)
     held.lanes += sv::lane_state(entry.state.load()) != sv::LaneState::free ? 1 : 0;

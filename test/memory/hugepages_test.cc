@@ -23,6 +23,7 @@
 #include "base/unique_fd.h"
 #include "memory/hugepage_setting.h"
 #include "memory/poison.h"
+#include "own_process.h"
 #include "spinwire/log.h"
 
 namespace hugepages_test {
@@ -165,9 +166,7 @@ TEST(HugepagesTest, ListsTheSizesThatTheSystemHas) {
                              [](const auto& a, const auto& b) { return a.bytes < b.bytes; }));
   const HugepageSize* standard = default_size(sizes);
   ASSERT_NE(standard, nullptr);
-  const std::string line = "Hugepagesize:";
-  const std::string meminfo = read_text("/proc/meminfo");
-  EXPECT_EQ(standard->bytes, std::stoul(meminfo.substr(meminfo.find(line) + line.size())) * 1024);
+  EXPECT_EQ(standard->bytes, own_process::number_in("/proc/meminfo", "Hugepagesize").value() << 10);
 }
 
 HugepageSize size_of(std::size_t bytes, std::uint64_t free, bool is_default) {

@@ -164,7 +164,7 @@ TEST(RpcCalls, NoCallbackRunsInsideCancelOrClose) {
     ids.push_back(id);
   }
   ASSERT_GT(ids.size(), 3u);
-  EXPECT_EQ(id, ids.back()) << "a call that was refused has no id";
+  EXPECT_EQ(id, ids.back()) << "a call that was refused leaves the id as it was";
   EXPECT_EQ(t.session.cancel({}), Status::invalid_argument);
   EXPECT_EQ(t.session.cancel(ids.front()), Status::ok);  // in flight
   EXPECT_EQ(t.session.cancel(ids.back()), Status::ok);   // in the backlog

@@ -66,11 +66,20 @@ class RpcHostile : public testing::Test {
                                       spinwire::detail::Internals::name(theirs_))
         ->peer_address->destination;
   }
-  /// The server's record of the client's session.
+  /// The client's record of its session, and the server's.
+  [[nodiscard]] const ClientSession& ours() {
+    return *spinwire::rpc::find_client(*client_.core->calls,
+                                       spinwire::detail::Internals::name(session_));
+  }
   [[nodiscard]] ServerSession& victim() {
-    const ClientSession& c = *spinwire::rpc::find_client(
-        *client_.core->calls, spinwire::detail::Internals::name(session_));
-    return *spinwire::rpc::find_server(*server_.core->calls, c.peer_session);
+    return *spinwire::rpc::find_server(*server_.core->calls, ours().peer_session);
+  }
+  /// Sends the client a datagram without a payload from the server's port.
+  void send_from_server(const RpcHeader& header) {
+    static const std::byte nothing[kSlotPayloadBytes]{};
+    spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
+    port.send(victim().peer_address->destination, spinwire::wire::pack(header), 0, nothing);
+    port.flush();
   }
   /// Checks that the first call is still answered.
   void expect_unharmed() {
@@ -203,67 +212,43 @@ TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
 
 TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kSlotPayloadBytes]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
-                                                 spinwire::detail::Internals::name(session_));
-  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
-  port.send(victim().peer_address->destination,
-            spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 0}), 0,
-            nothing);
-  port.flush();
+  const ClientSession& to = ours();
+  send_from_server({to.name, to.slots[0].number, 0, RpcKind::reply, 0, 0, 0});
   ASSERT_TRUE(run([&] { return ended_ != 0 || bad(client_) == 1; }));
-  EXPECT_GE(ours.server_window, 1u);
+  EXPECT_GE(to.server_window, 1u);
   expect_unharmed();
 }
 
 TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kSlotPayloadBytes]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
-                                                 spinwire::detail::Internals::name(session_));
-  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
-  port.send(victim().peer_address->destination,
-            spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 65535}),
-            0, nothing);
-  port.flush();
+  const ClientSession& to = ours();
+  send_from_server({to.name, to.slots[0].number, 0, RpcKind::reply, 0, 0, 65535});
   ASSERT_TRUE(run([&] { return ended_ != 0; }));
   std::uint32_t more = 0;
   const auto done = [](Reply&) {};
   while (session_.call(kLater, Bytes(), done) == Status::ok) ++more;
-  EXPECT_EQ(ours.in_flight, ours.window);
-  EXPECT_EQ(more, ours.window + client_.core->context.config.rpc.backlog);
+  EXPECT_EQ(to.in_flight, to.window);
+  EXPECT_EQ(more, to.window + client_.core->context.config.rpc.backlog);
   for (const Bare* each : {&server_, &client_, &other_}) each->expect_clean();
 }
 
 TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
-  static const std::byte nothing[kSlotPayloadBytes]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
-                                                 spinwire::detail::Internals::name(session_));
-  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
-  ASSERT_EQ(ours.free_slots & 3, 2u);
-  for (const std::uint32_t number : {ours.slots[1].number, ours.slots[0].number + ours.window}) {
-    port.send(victim().peer_address->destination,
-              spinwire::wire::pack({ours.name, number, 0, RpcKind::reply, 0, 0, 1}), 0, nothing);
-  }
-  port.flush();
+  const ClientSession& to = ours();
+  ASSERT_EQ(to.free_slots & 3, 2u);
+  for (const std::uint32_t number : {to.slots[1].number, to.slots[0].number + to.window})
+    send_from_server({to.name, number, 0, RpcKind::reply, 0, 0, 1});
   ASSERT_TRUE(run(
       [&] { return ended_ != 0 || spinwire::rpc::stats(*client_.core->calls).late_replies == 2; }));
-  EXPECT_EQ(ours.in_flight, 1u);
+  EXPECT_EQ(to.in_flight, 1u);
   expect_unharmed();
 }
 
 TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();
-  static const std::byte nothing[kSlotPayloadBytes]{};
-  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
-    port.send(
-        victim().peer_address->destination,
-        spinwire::wire::pack({spinwire::detail::Internals::name(opening), 0, 0, kind, 0, 0, 1}), 0,
-        nothing);
-  port.flush();
+    send_from_server({spinwire::detail::Internals::name(opening), 0, 0, kind, 0, 0, 1});
   while (bad(client_) != 3) (void)client_.core->poll();
   EXPECT_EQ(opening.state(), spinwire::SessionState::opening);
   ASSERT_TRUE(run([&] { return opening.ready(); }));

@@ -9,7 +9,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 /// More than the payload of any direct datagram.
 constexpr std::size_t kBehind = 32;
 
-TEST(RpcLeftovers, NobodySeesWhereALongerPayloadLay) {
+TEST(RpcKeptReplies, NobodySeesWhereALongerPayloadLay) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "what lies behind a datagram";
   if (over_connections() || by_work_requests()) GTEST_SKIP() << "datagrams without work requests";
   Node server(rpc_config()), client(rpc_config());

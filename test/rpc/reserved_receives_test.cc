@@ -4,7 +4,7 @@
 
 #include "rpc/rpc_ends.h"
 
-namespace rpc_shares_test {
+namespace rpc_reserved_receives_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
@@ -146,4 +146,4 @@ TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
 }
 
 }  // namespace
-}  // namespace rpc_shares_test
+}  // namespace rpc_reserved_receives_test

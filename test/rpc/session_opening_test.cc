@@ -162,6 +162,18 @@ struct ByHand {
     EXPECT_EQ(stream.advance(), Progress::waiting);
   }
 
+  /// The server closes the stream.
+  void expect_stream_closed() {
+    Progress came = Progress::waiting;
+    EXPECT_TRUE(until([&] { return (came = stream.advance()) != Progress::waiting; }));
+    EXPECT_EQ(came, Progress::closed);
+  }
+  /// The server keeps nothing of the session.
+  void expect_forgotten() {
+    EXPECT_TRUE(until([&] { return served() == 0; }));
+    server.expect_clean();
+  }
+
   std::uint64_t now = 1'000'000'000;
   Bare server, client;
   Listener listener;
@@ -179,11 +191,8 @@ TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
   (void)t.challenge();  // it is repeated
   ASSERT_EQ(t.stream.send(wire::encode(wire::PathResponse{1})), Status::ok);
   t.now += 3'000'000'000;  // longer than connections.handshake_timeout
-  Progress now = Progress::waiting;
-  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
-  EXPECT_EQ(now, Progress::closed);
-  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
-  t.server.expect_clean();
+  t.expect_stream_closed();
+  t.expect_forgotten();
 }
 
 TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
@@ -191,8 +200,7 @@ TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
   ByHand t;
   t.open();
   t.stream.reset();
-  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
-  t.server.expect_clean();
+  t.expect_forgotten();
 }
 
 TEST(RpcSessionOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
@@ -200,8 +208,7 @@ TEST(RpcSessionOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation ^ 1);
-  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
-  t.server.expect_clean();
+  t.expect_forgotten();
 }
 
 TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
@@ -209,9 +216,7 @@ TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation);
-  Progress now = Progress::waiting;  // the server closes the stream
-  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
-  EXPECT_EQ(now, Progress::closed);
+  t.expect_stream_closed();
   t.stream.reset();
   int left = 50;
   EXPECT_TRUE(t.until([&] { return left-- == 0; }));
@@ -224,11 +229,8 @@ TEST(RpcSessionOpening, AConfirmationThatNeverComesEndsTheSession) {
   ByHand t;
   t.open();
   t.now += 3'000'000'000;  // longer than connections.handshake_timeout
-  Progress now = Progress::waiting;
-  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
-  EXPECT_EQ(now, Progress::closed);
-  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
-  t.server.expect_clean();
+  t.expect_stream_closed();
+  t.expect_forgotten();
 }
 
 TEST(RpcSessionOpening, NamesThatComeAgainNameNothingOfBefore) {

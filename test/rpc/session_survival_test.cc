@@ -9,7 +9,7 @@ namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 
-TEST(RpcEndures, AHandlerThatIsSlowerThanTheTimeOut) {
+TEST(RpcSessionSurvival, AHandlerThatIsSlowerThanTheTimeOut) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now);
   ASSERT_EQ(t.begin(kLater, filled(30, 1)), Status::ok);
@@ -27,7 +27,7 @@ TEST(RpcEndures, AHandlerThatIsSlowerThanTheTimeOut) {
   t.finish();
 }
 
-TEST(RpcEndures, ASessionThatIsRefused) {
+TEST(RpcSessionSurvival, ASessionThatIsRefused) {
   Config c = rpc_config();
   c.rpc.sessions = 1;
   Calls t(c);
@@ -47,7 +47,7 @@ TEST(RpcEndures, ASessionThatIsRefused) {
   t.finish();
 }
 
-TEST(RpcEndures, AnAnswerToTheSetUpThatIsLost) {
+TEST(RpcSessionSurvival, AnAnswerToTheSetUpThatIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
@@ -76,7 +76,7 @@ TEST(RpcEndures, AnAnswerToTheSetUpThatIsLost) {
   server.expect_clean();
 }
 
-TEST(RpcEndures, MoreRequestsThanThereAreReceivesFor) {
+TEST(RpcSessionSurvival, MoreRequestsThanThereAreReceivesFor) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   Config slow = rpc_config();
@@ -181,7 +181,7 @@ struct Crowd {
   std::vector<BufferSlice> kept;
 };
 
-TEST(RpcEndures, RequestsThatFindNoReceiveEndOnceAllTheSame) {
+TEST(RpcSessionSurvival, RequestsThatFindNoReceiveEndOnceAllTheSame) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Crowd t;
   for (std::uint32_t wave = 0; wave < 3; ++wave) {
@@ -258,7 +258,7 @@ class HeldBack {
   ibv_context_ops& ops_;
 };
 
-TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
+TEST(RpcSessionSurvival, ARequestThatIsSentAgainBeforeItHasLeft) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
@@ -326,7 +326,7 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
   server.expect_clean();
 }
 
-TEST(RpcEndures, OneRequestThatGoesToMany) {
+TEST(RpcSessionSurvival, OneRequestThatGoesToMany) {
   Node client(rpc_config());
   std::deque<Node> servers;
   std::vector<Session> sessions;

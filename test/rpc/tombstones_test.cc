@@ -17,7 +17,7 @@ namespace wire = spinwire::wire;
 constexpr std::uint64_t kMillisecond = 1'000'000;
 
 /// A server and a client with a clock of the test.
-class RpcForgottenSessions : public testing::Test {
+class RpcTombstones : public testing::Test {
  protected:
   void SetUp() override {
     if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
@@ -96,7 +96,7 @@ class RpcForgottenSessions : public testing::Test {
   Session session_;
 };
 
-TEST_F(RpcForgottenSessions, AClientThatWasStoppedIsToldByTheFirstCall) {
+TEST_F(RpcTombstones, AClientThatWasStoppedIsToldByTheFirstCall) {
   stop_client(15'000 * kMillisecond);
   ASSERT_EQ(served(), 0u);
   EXPECT_TRUE(session_.ready());
@@ -110,7 +110,7 @@ TEST_F(RpcForgottenSessions, AClientThatWasStoppedIsToldByTheFirstCall) {
   expect_lost("dropped the session");
 }
 
-TEST_F(RpcForgottenSessions, AClientThatOnlyWaitsIsToldByItsPing) {
+TEST_F(RpcTombstones, AClientThatOnlyWaitsIsToldByItsPing) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
@@ -120,7 +120,7 @@ TEST_F(RpcForgottenSessions, AClientThatOnlyWaitsIsToldByItsPing) {
 }
 
 // The record of a client keeps its process's memory mapped.
-TEST_F(RpcForgottenSessions, AClientWhoseProcessHasEndedIsNotRemembered) {
+TEST_F(RpcTombstones, AClientWhoseProcessHasEndedIsNotRemembered) {
   const auto& addresses = server_->core->calls->peer_addresses;
   for (int i = 0; i < 3; ++i) {
     Child child([address = listener_.address()](int, int) -> int {
@@ -139,7 +139,7 @@ TEST_F(RpcForgottenSessions, AClientWhoseProcessHasEndedIsNotRemembered) {
   EXPECT_EQ(ended_[1], Status::ok);
 }
 
-TEST_F(RpcForgottenSessions, AreRememberedForTenMinutes) {
+TEST_F(RpcTombstones, AreRememberedForTenMinutes) {
   const auto& addresses = server_->core->calls->peer_addresses;
   stop_client(15'000 * kMillisecond);
   ASSERT_EQ(served(), 0u);
@@ -154,7 +154,7 @@ TEST_F(RpcForgottenSessions, AreRememberedForTenMinutes) {
   EXPECT_EQ(closed_[0].status, Status::peer_lost);
 }
 
-TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
+TEST_F(RpcTombstones, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;
   EXPECT_EQ(session_.close(), Status::ok);
@@ -164,7 +164,7 @@ TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
 }
 
 // As on a slow machine: none of these datagrams counts as bad.
-TEST_F(RpcForgottenSessions, ARepeatedCloseIsLateAtBothEnds) {
+TEST_F(RpcTombstones, ARepeatedCloseIsLateAtBothEnds) {
   EXPECT_EQ(session_.close(), Status::ok);
   for (int i = 0; i < 1000; ++i, now_ += kMillisecond) (void)client_->core->poll();
   ASSERT_TRUE(until([&] { return !closed_.empty(); }));
@@ -174,7 +174,7 @@ TEST_F(RpcForgottenSessions, ARepeatedCloseIsLateAtBothEnds) {
   EXPECT_EQ(rpc::stats(*client_->core->calls).bad_datagrams, 0u);
 }
 
-TEST_F(RpcForgottenSessions, AServerWhoseAnswerToACloseWasLostAnswersAgain) {
+TEST_F(RpcTombstones, AServerWhoseAnswerToACloseWasLostAnswersAgain) {
   silence();
   EXPECT_EQ(session_.close(), Status::ok);
   ASSERT_TRUE(until([&] { return served() == 0; }));
@@ -185,7 +185,7 @@ TEST_F(RpcForgottenSessions, AServerWhoseAnswerToACloseWasLostAnswersAgain) {
   EXPECT_EQ(closed_[0].status, Status::ok);
 }
 
-TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
+TEST_F(RpcTombstones, AnswersAreAsRareAsRepeatedRequests) {
   const spinwire::verbs::DatagramAddress to = ours().peer_address->destination;
   const std::uint32_t name = ours().peer_session;
   stop_client(15'000 * kMillisecond);
@@ -203,7 +203,7 @@ TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
   EXPECT_EQ(rpc::stats(*client_->core->calls).bad_datagrams, heard);
 }
 
-TEST_F(RpcForgottenSessions, OnlyTheServerOfASessionHasForgottenIt) {
+TEST_F(RpcTombstones, OnlyTheServerOfASessionHasForgottenIt) {
   const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // A message about an earlier session of that name.
   say(s.peer_address->destination, {spinwire::detail::Internals::name(session_), s.name ^ 0x100000,
@@ -232,7 +232,7 @@ TEST_F(RpcForgottenSessions, OnlyTheServerOfASessionHasForgottenIt) {
   client_->expect_clean();
 }
 
-TEST_F(RpcForgottenSessions, AServerThatLivesAgainIsAnotherOne) {
+TEST_F(RpcTombstones, AServerThatLivesAgainIsAnotherOne) {
   const Session second = client_->core->open_session(listener_.address(), {}).value();
   ASSERT_TRUE(until([&] { return second.ready(); }));
   const std::string address(listener_.address());
@@ -249,7 +249,7 @@ TEST_F(RpcForgottenSessions, AServerThatLivesAgainIsAnotherOne) {
   expect_lost("next incarnation");
 }
 
-TEST_F(RpcForgottenSessions, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
+TEST_F(RpcTombstones, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   rpc::Rpc& calls = *client_->core->calls;
   const std::uint64_t incarnation = ours().peer_address->incarnation;
   constexpr auto kRestarted = spinwire::control::ProbeOutcome::restarted;
@@ -262,7 +262,7 @@ TEST_F(RpcForgottenSessions, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirst
   expect_lost("next incarnation");
 }
 
-TEST_F(RpcForgottenSessions, ASilentServerThatIsStillThereIsWaitedFor) {
+TEST_F(RpcTombstones, ASilentServerThatIsStillThereIsWaitedFor) {
   silence();
   begin();
   const std::uint64_t from = now_;
@@ -280,7 +280,7 @@ TEST_F(RpcForgottenSessions, ASilentServerThatIsStillThereIsWaitedFor) {
   server_->expect_clean();
 }
 
-TEST_F(RpcForgottenSessions, WhereNobodyIsOnlySilenceTells) {
+TEST_F(RpcTombstones, WhereNobodyIsOnlySilenceTells) {
   silence();
   server_.reset();
   const auto descriptors = engine_test::open_descriptors();

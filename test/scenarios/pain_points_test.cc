@@ -11,7 +11,7 @@
 //   11 shutdown                  EngineClose.PeerThatDoesNotPollIsWaitedForUpToTheDeadline, here
 //   13 MTU not negotiated        here
 //   14 reconnect storms          EngineReconnect.*
-//   19 device limits differ      DeviceLimits.*, EngineConnectionSettings.*
+//   19 device limits differ      DeviceLimits.*, ConfigConnectionAttributes.*
 //   21 async events              EngineDeviceEvents.*
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.

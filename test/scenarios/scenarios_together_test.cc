@@ -26,7 +26,7 @@
 //   23 nothing moves unless polled                       async_rdma_test.cc
 //   24 a completion queue too small for a burst          async_rdma_test.cc
 //   25 more than there can be, of each capacity          async_rdma_test.cc, by connection in
-//                                EngineConnectionSettings.OutOfRangeNamesAskedAndAvailable
+//                                ConfigConnectionAttributes.OutOfRangeNamesAskedAndAvailable
 //   26 lengths, alignments, rights, two engines          scenarios_memory_test.cc
 //   27 a protection domain of a connection's own         scenarios_memory_test.cc, EngineOwnDomain
 //   28 remote calls by messages, and by leased memory    scenarios_messages_test.cc

@@ -1,9 +1,9 @@
 // Simulations: a seed repeats its run, and peers notice a death.
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
+#include "own_process.h"
 #include "sim/serving_nodes.h"
 
 namespace sim_life_test {
@@ -147,17 +147,11 @@ TEST(Sim, ANodeCanDieInItsOwnHandler) {
 }
 
 /// The number of engines' slabs mapped by this process.
-int slabs() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += line.find("spinwire-slab") != std::string::npos ? 1 : 0;
-  return count;
-}
+std::size_t slabs() { return own_process::mappings("spinwire-slab"); }
 
 TEST(Sim, WhoIsKilledInALongCallLeavesNoMemoryBehind) {
   ServingNodes world(19);
-  int had = 0;
+  std::size_t had = 0;
   for (int life = 0; life < 4; ++life) {
     {
       Session s = world.ready(0, 1);

@@ -10,7 +10,7 @@
 
 namespace softverbs_test::direct {
 
-class SoftverbsDirectLanes : public testing::Test {
+class SoftverbsDirectFairness : public testing::Test {
  protected:
   static constexpr std::size_t kPeers = 9;
   static constexpr std::uint32_t kMost = sv::DirectBatches::kMost;
@@ -18,7 +18,7 @@ class SoftverbsDirectLanes : public testing::Test {
   DirectEnd hub_{&now_};
   std::vector<std::unique_ptr<ThirdEnd>> others_;
 
-  SoftverbsDirectLanes() {
+  SoftverbsDirectFairness() {
     for (std::size_t i = 0; i < kPeers; ++i)
       others_.push_back(std::make_unique<ThirdEnd>(&now_, hub_));
   }
@@ -31,7 +31,7 @@ class SoftverbsDirectLanes : public testing::Test {
   }
 };
 
-TEST_F(SoftverbsDirectLanes, TheFifthWaitsAndIsTheFirstThen) {
+TEST_F(SoftverbsDirectFairness, TheFifthLaneWaitsAndIsTheFirstThen) {
   for (std::size_t i = 0; i < kPeers; ++i) ASSERT_NO_FATAL_FAILURE(send(i, i));
   Numbers all;
   std::size_t left = kPeers;
@@ -51,7 +51,7 @@ TEST_F(SoftverbsDirectLanes, TheFifthWaitsAndIsTheFirstThen) {
   EXPECT_EQ(hub_.steps(), Numbers{});
 }
 
-TEST_F(SoftverbsDirectLanes, OneThatAlwaysHasMoreStarvesNobody) {
+TEST_F(SoftverbsDirectFairness, ALaneThatAlwaysHasMoreStarvesNobody) {
   std::vector<std::uint64_t> turns(kPeers, 0), sent(kPeers, 0);
   for (int round = 0; round < 450; ++round) {
     for (std::size_t i = 0; i < kPeers; ++i) {
@@ -70,7 +70,7 @@ TEST_F(SoftverbsDirectLanes, OneThatAlwaysHasMoreStarvesNobody) {
   for (const std::uint64_t each : turns) EXPECT_EQ(each, 450 * kMost / kPeers);
 }
 
-TEST_F(SoftverbsDirectLanes, OneThatWaitsHasGivenWhatTakesReceives) {
+TEST_F(SoftverbsDirectFairness, ALaneThatWaitsHasGivenWhatTakesReceives) {
   // All but the first lane of the turn begin with a long one.
   const std::uint32_t turn = hub_.node.internals().turn % kPeers;
   for (std::size_t i = 0; i < kPeers; ++i) {

@@ -1,5 +1,4 @@
 // Two processes: mapped memory, memory that only the kernel reaches, and death.
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,13 +10,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "own_process.h"
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc_link.h"
@@ -119,21 +118,9 @@ INSTANTIATE_TEST_SUITE_P(All, SoftverbsProcesses, testing::Bool(), [](const auto
   return std::string(p.param ? "PrivateMemory" : "SharedMemory");
 });
 
-std::size_t open_files() {
-  std::size_t count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
-}
-std::size_t mappings() {
-  std::ifstream maps("/proc/self/maps");
-  std::size_t count = 0;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:spinwire") != std::string::npos) ++count;
-  }
-  return count;
-}
+using own_process::open_descriptors;
+/// Mappings of shared segments.
+std::size_t mappings() { return own_process::mappings("memfd:spinwire"); }
 
 /// A child that connects, does `more`, and then stays.
 std::unique_ptr<Child> guest(const std::function<void(Node&, ibv_qp*, const Card&)>& more = {}) {
@@ -151,7 +138,7 @@ TEST(SoftverbsDeath, NoticedReportedAndForgotten) {
   Link link;  // the others, which continue
   Node& node = link.a;
   const std::size_t peers = node.internals().peers.size();
-  const std::size_t files = open_files(), maps = mappings();
+  const std::size_t files = open_descriptors(), maps = mappings();
   for (const bool reaped : {true, false}) {
     SCOPED_TRACE(reaped);
     auto child = guest();
@@ -198,7 +185,7 @@ TEST(SoftverbsDeath, NoticedReportedAndForgotten) {
     EXPECT_EQ(sv::lane_state(node.internals().segment->directory[lane].state.load()),
               sv::LaneState::free);
     child.reset();
-    EXPECT_EQ(open_files(), files);
+    EXPECT_EQ(open_descriptors(), files);
     EXPECT_EQ(mappings(), maps);
   }
 }
@@ -292,7 +279,7 @@ TEST(SlowSoftverbsDeath, AtAnyInstruction) {
   // Children that send and write as fast as they can are killed; this process survives.
   Node node;
   for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(node.post_recv(i, i * 2048, 2048), 0);
-  const std::size_t files = open_files(), maps = mappings();
+  const std::size_t files = open_descriptors(), maps = mappings();
   for (int round = 0; round < 60; ++round) {
     Child child([](int socket) {
       Node theirs;
@@ -326,7 +313,7 @@ TEST(SlowSoftverbsDeath, AtAnyInstruction) {
     node.destroy(qp);
     ASSERT_TRUE(until(step, [&] { return node.internals().peers.empty(); }));
   }
-  EXPECT_EQ(open_files(), files);
+  EXPECT_EQ(open_descriptors(), files);
   EXPECT_EQ(mappings(), maps);
   EXPECT_EQ(node.internals().awake_count, 0u);
 }

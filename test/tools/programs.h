@@ -132,7 +132,8 @@ inline bool is_stopped(pid_t pid) {
   const std::size_t name_end = stat.rfind(") ");
   return name_end != std::string::npos && stat[name_end + 2] == 'T';
 }
-/// How long a process has run on processors so far; none once it is gone.
+/// How long a process's main thread has run on processors so far, without its other threads; none
+/// once it is gone.
 inline std::optional<std::chrono::nanoseconds> processor_time(pid_t pid) {
   const std::string stat = read_process_file(pid, "schedstat");
   if (stat.empty()) return std::nullopt;

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <stop_token>
 #include <string>
 #include <thread>
 
+#include "eventually.h"
 #include "tools/programs.h"
 
 namespace tools_test {
@@ -173,24 +175,15 @@ TEST_F(SlowTools, OneStoreTakesManyBenches) {
       << wrong.err;
 }
 
-/// Waits for a condition. False after the time limit.
-template <typename Condition>
-bool eventually(Condition&& condition) {
-  const auto end = Clock::now() + kLimit;
-  while (!condition()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
-/// Waits until a process has run for so long on processors, or has ended.
+/// Waits until a process's main thread has run for so long on processors, or has ended.
 bool runs_for(pid_t pid, std::chrono::nanoseconds time) {
   const auto begun = processor_time(pid);
-  return eventually([&] {
-    const auto now = processor_time(pid);
-    return !begun || !now || *now - *begun >= time;
-  });
+  return waiting::eventually(
+      [&] {
+        const auto now = processor_time(pid);
+        return !begun || !now || *now - *begun >= time;
+      },
+      kLimit);
 }
 
 /// How many READs a run of `kv-store bench` repeated.
@@ -203,12 +196,12 @@ int repeated_reads(const std::string& report) {
 TEST_F(SlowTools, AServerThatStopsAmidAPutIsWaitedFor) {
   Program server({bin() + "/kv-store", "serve", "--address", "127.0.0.1:0"});
   const std::string at = server.wait_for("listening on ");
-  std::atomic<bool> over = false;
   std::atomic<pid_t> client = -1;
-  const std::jthread stops([&] {
-    while (!over) {
+  // Its destructor ends it, also when an exception leaves the test.
+  const std::jthread stops([&](const std::stop_token& over) {
+    while (!over.stop_requested()) {
       server.signal(SIGSTOP);
-      EXPECT_TRUE(eventually([&] { return is_stopped(server.pid()); }));
+      EXPECT_TRUE(waiting::eventually([&] { return is_stopped(server.pid()); }, kLimit));
       EXPECT_TRUE(runs_for(client, std::chrono::milliseconds(2)));  // finds the server stopped
       server.signal(SIGCONT);
       EXPECT_TRUE(runs_for(server.pid(), std::chrono::milliseconds(1)));
@@ -229,7 +222,6 @@ TEST_F(SlowTools, AServerThatStopsAmidAPutIsWaitedFor) {
     repeated += more;
   }
   EXPECT_GT(repeated, 0);
-  over = true;
 }
 
 // ---- market-feed ------------------------------------------------------------------------------

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "wire/endpoints.h"
+
 namespace cm_data_test {
 namespace {
 
@@ -14,47 +16,31 @@ namespace wire = spinwire::wire;
 using spinwire::Endpoint;
 using spinwire::GidType;
 using spinwire::Status;
+using wire_test::valid_endpoint;
 
-Endpoint whole() {
-  Endpoint e;
-  e.gid.fill(0x11);
-  e.gid_type = GidType::roce_v2;
-  e.qp_num = 0x12345;
-  e.psn = 0x777;
-  e.mtu = 2048;
-  e.max_message = 70000;
-  e.eager_bytes = 5000;
-  e.credits = 3;
-  e.incarnation = 0x8877665544332211;
-  e.credit_cell_address = 0x7f1234567890;
-  e.credit_cell_rkey = 0xdeadbeef;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
-  e.max_rd_atomic = 16;
-  return e;
-}
 /// The fields that rdma_cm provides itself.
 Endpoint addressed() {
   Endpoint e;
-  e.gid = whole().gid;
-  e.gid_type = whole().gid_type;
-  e.qp_num = whole().qp_num;
-  e.psn = whole().psn;
+  e.gid = valid_endpoint().gid;
+  e.gid_type = valid_endpoint().gid_type;
+  e.lid = valid_endpoint().lid;
+  e.qp_num = valid_endpoint().qp_num;
+  e.psn = valid_endpoint().psn;
   return e;
 }
 
 TEST(CmData, TellsTheRestOfAnEndpoint) {
-  const auto data = wire::encode_cm(whole());
+  const auto data = wire::encode_cm(valid_endpoint());
   Endpoint e = addressed();
   const auto done = wire::decode_cm(data, e);
   ASSERT_TRUE(done) << done.error().message();
-  EXPECT_EQ(e, whole());
+  EXPECT_EQ(e, valid_endpoint());
 }
 
 TEST(CmData, ARawEndTellsNothingOfCredit) {
   Endpoint raw = addressed();
   raw.raw = true;
-  raw.mtu = whole().mtu;
+  raw.mtu = valid_endpoint().mtu;
   Endpoint e = addressed();
   const auto done = wire::decode_cm(wire::encode_cm(raw), e);
   ASSERT_TRUE(done) << done.error().message();
@@ -64,16 +50,16 @@ TEST(CmData, ARawEndTellsNothingOfCredit) {
 }
 
 TEST(CmData, PaddingIsSkipped) {
-  const auto data = wire::encode_cm(whole());
+  const auto data = wire::encode_cm(valid_endpoint());
   std::vector<std::byte> padded(data.begin(), data.end());
   padded.resize(wire::kCmRequestMax);
   Endpoint e = addressed();
   ASSERT_TRUE(wire::decode_cm(padded, e));
-  EXPECT_EQ(e, whole());
+  EXPECT_EQ(e, valid_endpoint());
 }
 
 TEST(CmData, EveryCutIsAnError) {
-  const auto data = wire::encode_cm(whole());
+  const auto data = wire::encode_cm(valid_endpoint());
   for (std::size_t n = 0; n < data.size(); ++n) {
     Endpoint e = addressed();
     const auto done = wire::decode_cm(std::span(data).first(n), e);
@@ -83,7 +69,7 @@ TEST(CmData, EveryCutIsAnError) {
 }
 
 TEST(CmData, FieldsAreChecked) {
-  Endpoint wrong = whole();
+  Endpoint wrong = valid_endpoint();
   wrong.credit_cell_address = 3;
   Endpoint e = addressed();
   auto done = wire::decode_cm(wire::encode_cm(wrong), e);
@@ -91,17 +77,17 @@ TEST(CmData, FieldsAreChecked) {
   EXPECT_NE(done.error().message().find("credit_cell_address is 0x3"), std::string::npos);
   e = addressed();
   e.qp_num = 0;  // the fields from rdma_cm are checked as well
-  EXPECT_FALSE(wire::decode_cm(wire::encode_cm(whole()), e));
+  EXPECT_FALSE(wire::decode_cm(wire::encode_cm(valid_endpoint()), e));
 }
 
 TEST(CmData, ForeignersAndOtherVersionsAreTold) {
-  auto data = wire::encode_cm(whole());
+  auto data = wire::encode_cm(valid_endpoint());
   data[0] = std::byte{'X'};
   Endpoint e = addressed();
   EXPECT_EQ(wire::decode_cm(data, e).error().status, Status::protocol);
   wire::Capabilities later;
   later.versions = {7, 9};
-  const auto done = wire::decode_cm(wire::encode_cm(whole(), later), e);
+  const auto done = wire::decode_cm(wire::encode_cm(valid_endpoint(), later), e);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().status, Status::unsupported);
   EXPECT_NE(done.error().message().find("7 to 9"), std::string::npos) << done.error().message();
@@ -112,7 +98,8 @@ TEST(CmData, RandomBytesAreRefusedQuietly) {
   std::vector<std::byte> data(wire::kCmRequestMax);
   for (int i = 0; i < 20000; ++i) {
     for (std::byte& b : data) b = static_cast<std::byte>(random());
-    if (i % 2 == 0) std::copy_n(wire::encode_cm(whole()).begin(), 4 + i % 40, data.begin());
+    if (i % 2 == 0)
+      std::copy_n(wire::encode_cm(valid_endpoint()).begin(), 4 + i % 40, data.begin());
     Endpoint e = addressed();
     const bool taken = wire::decode_cm(data, e).has_value();
     EXPECT_TRUE(!taken || wire::check(e));

@@ -6,11 +6,14 @@
 #include <string>
 
 #include "wire/cm_data.h"
+#include "wire/credit_word.h"
 #include "wire/handshake.h"
 #include "wire/lease_messages.h"
+#include "wire/message_header.h"
 #include "wire/region_token.h"
 #include "wire/rendezvous_messages.h"
 #include "wire/rpc_connection.h"
+#include "wire/rpc_datagram.h"
 
 namespace golden_bytes_test {
 namespace {
@@ -24,6 +27,12 @@ std::string hex(std::span<const std::byte> bytes) {
   std::string text;
   for (const std::byte b : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(b));
   return text;
+}
+
+/// The bytes of what is written as words.
+template <typename Words>
+std::string hex_of(const Words& words) {
+  return hex(std::as_bytes(std::span(&words, 1)));
 }
 
 /// Every byte of every field differs from its neighbours.
@@ -110,6 +119,38 @@ TEST(GoldenBytes, RegionTokens) {
                              0x2f2e2d2c, 0x30})),
             "5357525401300000101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f9512e9"
             "c0af233292");
+}
+
+TEST(GoldenBytes, HeadersOfMessages) {
+  EXPECT_EQ(hex_of(encode(MessageHeader{MessageKind::data, 0x11, 0x1312, 0x17161514})),
+            "0111121314151617");
+  std::string kinds;
+  for (const MessageKind kind :
+       {MessageKind::data, MessageKind::credit_return, MessageKind::goodbye,
+        MessageKind::rendezvous_offer, MessageKind::rendezvous_answer, MessageKind::lease_request,
+        MessageKind::lease_grant, MessageKind::lease_push, MessageKind::lease_call,
+        MessageKind::lease_reply, MessageKind::credit_ask, MessageKind::credit}) {
+    kinds += hex_of(encode(MessageHeader{kind, 0, 0, 0})).substr(0, 2);
+  }
+  EXPECT_EQ(kinds, "0102030405060708090a0b0c");
+  EXPECT_EQ(message_flag::kWantCredit, 1);
+}
+
+TEST(GoldenBytes, WordsOfCredit) {
+  EXPECT_EQ(hex_of(encode(CreditWord{0x121110, 0x13}, 0x17161514)), "10111213027934a9");
+}
+
+TEST(GoldenBytes, HeadersOfCalls) {
+  EXPECT_EQ(
+      hex_of(pack(RpcHeader{0x13121110, 0x17161514, 0x1918, RpcKind::reply, 0x1b, 0x1d1c, 0x1f1e})),
+      "10111213141516171819021b1c1d1e1f");
+  std::string kinds;
+  for (const RpcKind kind :
+       {RpcKind::request, RpcKind::reply, RpcKind::ping, RpcKind::pong, RpcKind::close,
+        RpcKind::closed, RpcKind::unknown, RpcKind::path_challenge}) {
+    kinds += hex_of(pack(RpcHeader{0, 0, 0, kind, 0, 0, 0})).substr(20, 2);
+  }
+  EXPECT_EQ(kinds, "0102030405060708");
 }
 
 TEST(GoldenBytes, LeaseMessages) {

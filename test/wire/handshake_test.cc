@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "wire/codec.h"
+#include "wire/endpoints.h"
 
 namespace handshake_test {
 
@@ -18,32 +19,12 @@ using spinwire::Endpoint;
 using spinwire::GidType;
 using spinwire::Status;
 using wire::FrameKind;
+using wire_test::decode_frame;
+using wire_test::valid_endpoint;
+namespace header_at = wire_test::header_at;
 
-namespace header_at {
-constexpr std::size_t kind = 8, body_length = 10, features = 12;
-}
 namespace refuse_at {
 constexpr std::size_t status = 0, text = 1;
-}
-
-Endpoint valid_endpoint() {
-  Endpoint e;
-  for (std::size_t i = 0; i < e.gid.size(); ++i) e.gid[i] = static_cast<std::uint8_t>(0xa0 + i);
-  e.gid_type = GidType::roce_v2;
-  e.lid = 0x1234;
-  e.qp_num = 0xabcdef;
-  e.psn = 0x123456;
-  e.mtu = 1024;
-  e.max_message = 8192;
-  e.eager_bytes = 4096;
-  e.credits = 64;
-  e.incarnation = 0x1122334455667788u;
-  e.credit_cell_address = 0x7fff00001008u;
-  e.credit_cell_rkey = 0xcafebabe;
-  e.credit_cell_token = 0x51de;
-  e.peer_timeout_ms = 10000;
-  e.max_rd_atomic = 16;
-  return e;
 }
 
 bool contains(const std::string& text, std::string_view part) {
@@ -52,14 +33,6 @@ bool contains(const std::string& text, std::string_view part) {
 
 std::vector<std::byte> copy_of(const wire::Frame& frame) {
   return {frame.bytes().begin(), frame.bytes().end()};
-}
-
-/// The header and body of a whole frame.
-spinwire::Result<wire::Received> decode(std::span<const std::byte> frame,
-                                        wire::VersionRange ours = wire::kVersions) {
-  auto header = wire::decode_header(frame, ours);
-  if (!header) return tl::make_unexpected(header.error());
-  return wire::decode_body(*header, frame.subspan(wire::kHeaderBytes), ours);
 }
 
 template <typename T>
@@ -71,7 +44,8 @@ std::vector<std::byte> with(std::vector<std::byte> bytes, std::size_t offset, T 
 
 TEST(Handshake, HelloAndAcceptComeBackAsSent) {
   const wire::Capabilities capabilities{wire::kVersions, 0xf00dbeeeu};
-  const auto hello = decode(wire::encode(wire::Hello{valid_endpoint()}, capabilities).bytes());
+  const auto hello =
+      decode_frame(wire::encode(wire::Hello{valid_endpoint()}, capabilities).bytes());
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(hello->header.kind, FrameKind::hello);
   EXPECT_EQ(hello->header.versions, wire::kVersions);
@@ -79,7 +53,7 @@ TEST(Handshake, HelloAndAcceptComeBackAsSent) {
   EXPECT_EQ(hello->header.features, 0xf00dbeeeu);
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
 
-  const auto accept = decode(wire::encode(wire::Accept{valid_endpoint()}).bytes());
+  const auto accept = decode_frame(wire::encode(wire::Accept{valid_endpoint()}).bytes());
   ASSERT_TRUE(accept) << accept.error().message();
   EXPECT_EQ(accept->header.kind, FrameKind::accept);
   EXPECT_EQ(std::get<wire::Accept>(accept->body).endpoint, valid_endpoint());
@@ -93,26 +67,26 @@ TEST(Handshake, ARawEndNeedsNoMoreThanItsAddress) {
   e.mtu = 256;
   e.raw = true;
   const auto frame = wire::encode(wire::Hello{e});
-  const auto received = decode(frame.bytes());
+  const auto received = decode_frame(frame.bytes());
   ASSERT_TRUE(received) << received.error().message();
   EXPECT_EQ(received->header.features, wire::feature::raw);
   EXPECT_EQ(std::get<wire::Hello>(received->body).endpoint, e);
   // Without the bit it is an ordinary endpoint, which lacks required fields.
-  const auto plain = decode(with<std::uint32_t>(copy_of(frame), header_at::features, 0));
+  const auto plain = decode_frame(with<std::uint32_t>(copy_of(frame), header_at::features, 0));
   ASSERT_FALSE(plain);
   EXPECT_EQ(plain.error().status, Status::protocol);
   e.mtu = 77;
-  EXPECT_FALSE(decode(wire::encode(wire::Hello{e}).bytes()));
+  EXPECT_FALSE(decode_frame(wire::encode(wire::Hello{e}).bytes()));
 }
 
 TEST(Handshake, ReadyAndRefuseComeBackAsSent) {
-  const auto ready = decode(wire::encode(wire::Ready{77}).bytes());
+  const auto ready = decode_frame(wire::encode(wire::Ready{77}).bytes());
   ASSERT_TRUE(ready) << ready.error().message();
   EXPECT_EQ(std::get<wire::Ready>(ready->body).incarnation, 77u);
 
   for (const std::size_t length : {std::size_t{0}, std::size_t{1}, wire::kRefuseTextMax}) {
     const std::string text(length, 'x');
-    const auto refuse = decode(wire::encode(wire::make_refuse(Status::limit, text)).bytes());
+    const auto refuse = decode_frame(wire::encode(wire::make_refuse(Status::limit, text)).bytes());
     ASSERT_TRUE(refuse) << refuse.error().message();
     EXPECT_EQ(std::get<wire::Refuse>(refuse->body).status, Status::limit);
     EXPECT_EQ(std::get<wire::Refuse>(refuse->body).message(), text);
@@ -180,13 +154,13 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
   for (const auto& c : cases) {
     auto e = valid_endpoint();
     c.set(e);
-    const auto hello = decode(wire::encode(wire::Hello{e}).bytes());
+    const auto hello = decode_frame(wire::encode(wire::Hello{e}).bytes());
     ASSERT_FALSE(hello) << c.name << " " << c.value;
     EXPECT_EQ(hello.error().status, Status::protocol);
     EXPECT_TRUE(contains(hello.error().found, c.name + " is " + c.value + ", allowed is "))
         << hello.error().message();
     EXPECT_FALSE(hello.error().remedy.empty());
-    EXPECT_FALSE(decode(wire::encode(wire::Accept{e}).bytes())) << c.name;
+    EXPECT_FALSE(decode_frame(wire::encode(wire::Accept{e}).bytes())) << c.name;
     EXPECT_FALSE(wire::check(e)) << c.name;
   }
 }
@@ -221,7 +195,7 @@ TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     auto e = valid_endpoint();
     cases[i](e);
-    const auto hello = decode(wire::encode(wire::Hello{e}).bytes());
+    const auto hello = decode_frame(wire::encode(wire::Hello{e}).bytes());
     ASSERT_TRUE(hello) << "case " << i << ": " << hello.error().message();
     EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, e) << "case " << i;
   }
@@ -231,7 +205,7 @@ TEST(Handshake, TruncationAtEveryByteIsRefused) {
   for (const auto& frame :
        {wire::encode(wire::Hello{valid_endpoint()}), wire::encode(wire::Accept{valid_endpoint()}),
         wire::encode(wire::Ready{5}), wire::encode(wire::make_refuse(Status::limit, "full"))}) {
-    ASSERT_TRUE(decode(frame.bytes()));
+    ASSERT_TRUE(decode_frame(frame.bytes()));
     for (std::size_t size = 0; size < wire::kHeaderBytes; ++size) {
       EXPECT_FALSE(wire::decode_header(frame.bytes().first(size))) << size;
     }
@@ -335,10 +309,10 @@ TEST(Handshake, FieldsAppendedByANewerPeerAreSkipped) {
   auto bytes = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 2}, 0}));
   bytes.resize(bytes.size() + 6, std::byte{0xee});
   bytes = with<std::uint16_t>(bytes, header_at::body_length, wire::kEndpointBytes + 6);
-  const auto hello = decode(bytes);
+  const auto hello = decode_frame(bytes);
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
-  EXPECT_FALSE(decode(bytes, {1, 2})) << "a peer of our own version appends nothing";
+  EXPECT_FALSE(decode_frame(bytes, {1, 2})) << "a peer of our own version appends nothing";
 
   // Even then a frame stays within its limit.
   const auto longest = static_cast<std::uint16_t>(wire::kFrameBytesMax - wire::kHeaderBytes);
@@ -351,7 +325,7 @@ TEST(Handshake, RefusalStatusIsChecked) {
   const auto frame = copy_of(wire::encode(wire::make_refuse(Status::limit, "no")));
   const std::size_t at = wire::kHeaderBytes + refuse_at::status;
   for (unsigned status = 0; status < 256; ++status) {
-    const auto refuse = decode(with(frame, at, static_cast<std::uint8_t>(status)));
+    const auto refuse = decode_frame(with(frame, at, static_cast<std::uint8_t>(status)));
     const bool known = status != 0 && status < static_cast<unsigned>(spinwire::kStatusCount);
     ASSERT_EQ(refuse.has_value(), known) << status;
     if (known) {
@@ -360,10 +334,10 @@ TEST(Handshake, RefusalStatusIsChecked) {
   }
   // A newer peer may know more statuses than we do, but success is none of them.
   auto newer = copy_of(wire::encode(wire::make_refuse(Status::limit, "no"), {{1, 2}, 0}));
-  const auto refuse = decode(with<std::uint8_t>(newer, at, 200));
+  const auto refuse = decode_frame(with<std::uint8_t>(newer, at, 200));
   ASSERT_TRUE(refuse) << refuse.error().message();
   EXPECT_EQ(std::get<wire::Refuse>(refuse->body).status, Status::refused);
-  EXPECT_FALSE(decode(with<std::uint8_t>(newer, at, 0)));
+  EXPECT_FALSE(decode_frame(with<std::uint8_t>(newer, at, 0)));
   EXPECT_EQ(wire::make_refuse(Status::ok, "").status, Status::refused);
 }
 
@@ -376,7 +350,7 @@ TEST(Handshake, RefusalTextIsCutAndMadePrintable) {
   auto frame = copy_of(wire::encode(wire::make_refuse(Status::limit, "abcd")));
   frame[wire::kHeaderBytes + refuse_at::text + 1] = std::byte{0x1b};
   frame[wire::kHeaderBytes + refuse_at::text + 3] = std::byte{0};
-  const auto decoded = decode(frame);
+  const auto decoded = decode_frame(frame);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(std::get<wire::Refuse>(decoded->body).message(), "a?c?");
 }
@@ -423,13 +397,7 @@ bool plausible_header(std::span<const std::byte> b) {
 
 /// A valid frame of each kind, in the order of their numbers.
 std::vector<std::vector<std::byte>> one_of_each_kind() {
-  wire::SessionEnd end;
-  end.gid[0] = 0xfe;
-  end.gid_type = GidType::embedded;
-  end.name = 5;
-  end.window = 8;
-  end.mtu = 1024;
-  end.incarnation = 9;
+  const wire::SessionEnd end = wire_test::valid_session_end();
   wire::SessionEnd of_server = end;
   of_server.token = 7;
   return {copy_of(wire::encode(wire::Hello{valid_endpoint()})),

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "wire/endpoints.h"
 #include "wire/handshake.h"
 
 namespace rpc_long_calls_wire_test {
@@ -69,45 +70,26 @@ TEST(RpcLongCallsHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
 
 JoinSession sample_join() {
   JoinSession join;
-  join.endpoint.gid[0] = 0xfe;
-  join.endpoint.gid_type = GidType::embedded;
-  join.endpoint.qp_num = 77;
-  join.endpoint.psn = 5;
-  join.endpoint.mtu = 4096;
-  join.endpoint.max_message = 1u << 26;
-  join.endpoint.eager_bytes = 4096;
-  join.endpoint.credits = 1;
-  join.endpoint.incarnation = 9;
-  join.endpoint.credit_cell_address = 64;
-  join.endpoint.credit_cell_rkey = 3;
-  join.endpoint.credit_cell_token = 4;
-  join.endpoint.peer_timeout_ms = 1000;
+  join.endpoint = wire_test::valid_endpoint();
   join.session = 0x100005;
   join.token = 0x1122334455667788;
   return join;
 }
 
-Result<Received> decode_frame(const Frame& frame) {
-  auto header = decode_header(frame.bytes());
-  if (!header) return tl::unexpected(header.error());
-  EXPECT_EQ(to_string(header->kind), "join session");
-  return decode_body(*header, frame.bytes().subspan(kHeaderBytes));
-}
-
 TEST(JoinFrame, ComesBackAsSent) {
   const JoinSession sent = sample_join();
-  const auto read = decode_frame(encode(sent));
+  const auto read = wire_test::decode_frame(encode(sent).bytes());
   ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ(to_string(read->header.kind), "join session");
   const auto& join = std::get<JoinSession>(read->body);
-  EXPECT_EQ(join.endpoint.qp_num, sent.endpoint.qp_num);
-  EXPECT_EQ(join.endpoint.credit_cell_rkey, sent.endpoint.credit_cell_rkey);
+  EXPECT_EQ(join.endpoint, sent.endpoint);
   EXPECT_EQ(join.session, sent.session);
   EXPECT_EQ(join.token, sent.token);
 }
 
 TEST(JoinFrame, WhatIsWrongInItIsNamed) {
   const auto refused = [](const JoinSession& join, const char* field) {
-    const auto read = decode_frame(encode(join));
+    const auto read = wire_test::decode_frame(encode(join).bytes());
     ASSERT_FALSE(read) << field;
     EXPECT_EQ(read.error().status, Status::protocol);
     EXPECT_NE(read.error().found.find(field), std::string::npos) << read.error().message();

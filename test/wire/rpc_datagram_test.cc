@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "wire/endpoints.h"
 #include "wire/handshake.h"
 
 namespace rpc_wire_test {
@@ -14,6 +15,7 @@ namespace {
 
 using namespace spinwire;
 using namespace spinwire::wire;
+using wire_test::valid_session_end;
 
 /// Whether a datagram with this header and `payload` bytes is decoded.
 bool taken(const RpcHeader& header, std::size_t payload) {
@@ -90,28 +92,10 @@ TEST(RpcHeader, ATruncatedOneIsRefused) {
   for (std::size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(decode(bytes.data(), n, read)) << n;
 }
 
-SessionEnd valid_session() {
-  SessionEnd e;
-  e.gid[0] = 0xfe;
-  e.gid_type = GidType::embedded;
-  e.qp_num = 77;
-  e.qkey = 0x7fffffff;
-  e.name = 5;
-  e.window = 64;
-  e.mtu = 4048;
-  e.incarnation = 0x1122334455667788;
-  e.first = 0xffffffc0;
-  return e;
-}
-
-Result<Received> decode_frame(const Frame& frame) {
-  auto header = decode_header(frame.bytes());
-  if (!header) return tl::unexpected(header.error());
-  return decode_body(*header, frame.bytes().subspan(kHeaderBytes));
-}
+Result<Received> decode_frame(const Frame& frame) { return wire_test::decode_frame(frame.bytes()); }
 
 TEST(SessionFrames, ComeBackAsSent) {
-  const SessionEnd e = valid_session();
+  const SessionEnd e = valid_session_end();
   const auto open = decode_frame(encode(OpenSession{e}));
   ASSERT_TRUE(open) << open.error().message();
   EXPECT_FALSE(decode_frame(encode(SessionOpened{e}))) << "a server gives a token";
@@ -146,7 +130,7 @@ TEST(SessionFrames, APathResponseComesBackAsSent) {
 }
 
 TEST(SessionFrames, TellOfAnEndWithoutDatagrams) {
-  SessionEnd e = valid_session();
+  SessionEnd e = valid_session_end();
   e.qp_num = 0;
   e.gid = {};
   e.gid_type = GidType::unknown;
@@ -163,35 +147,35 @@ TEST(SessionFrames, EveryFieldBeyondItsLimitIsRefusedByName) {
     EXPECT_EQ(read.error().status, Status::protocol);
     EXPECT_NE(read.error().found.find(field), std::string::npos) << read.error().message();
   };
-  SessionEnd e = valid_session();
+  SessionEnd e = valid_session_end();
   e.gid = {};
   refused(e, "gid");
-  e = valid_session();
+  e = valid_session_end();
   e.gid_type = static_cast<GidType>(9);
   refused(e, "gid_type");
-  e = valid_session();
+  e = valid_session_end();
   e.qp_num = 1;
   refused(e, "qp_num");
-  e = valid_session();
+  e = valid_session_end();
   e.qkey = 0x80000000;
   refused(e, "qkey");
-  e = valid_session();
+  e = valid_session_end();
   e.name = 0;
   refused(e, "name");
   for (const unsigned window : {0u, 3u, 65u, 128u}) {
-    e = valid_session();
+    e = valid_session_end();
     e.window = static_cast<std::uint16_t>(window);
     refused(e, "window");
   }
   for (const unsigned mtu : {0u, 255u, 4097u}) {
-    e = valid_session();
+    e = valid_session_end();
     e.mtu = static_cast<std::uint16_t>(mtu);
     refused(e, "mtu");
   }
-  e = valid_session();
+  e = valid_session_end();
   e.incarnation = 0;
   refused(e, "incarnation");
-  e = valid_session();
+  e = valid_session_end();
   e.first = 32;
   refused(e, "first");
 }
