@@ -129,9 +129,8 @@ struct Config {
   /// Remote calls; see rpc.h. They take effect at the engine's first method or session.
   struct Rpc {
     /// How calls travel.
-    ///   automatic   inline calls by datagram if both devices have datagrams; otherwise all calls
-    ///   of
-    ///               a session over a connection, which counts in `connections.maximum`
+    ///   automatic   inline calls by datagram if both devices have datagrams. Otherwise all calls
+    ///               of a session use a connection, which counts in `connections.maximum`
     ///   datagram    like automatic, but a device without datagrams is an error
     ///   connection  all calls over connections; the engine opens no datagram queue pair
     RpcTransport transport = RpcTransport::automatic;

@@ -363,11 +363,12 @@ class SPINWIRE_API Connection {
   ///   not_connected     not ready
   Status lease(const BufferSlice& memory, const LeaseOptions& options,
                const LeaseCallback& done = {}, LeaseId* id = nullptr);
-  /// Asks the peer to release memory that was leased to it. A lease that the peer has not been
-  /// offered yet ends at once, and its callback runs with lease_expired. If the peer does not
-  /// release the memory, the lease ends at the latest when the last operation of a correct peer
-  /// must have completed. on_returned reports the end; no callback runs inside the call. Errors:
-  /// invalid_argument (not a lease of this connection, or over).
+  /// Asks the peer to release memory that was leased to it. If the peer has not been offered the
+  /// lease yet, a control step ends the lease, and its callback runs with lease_expired. If the
+  /// peer does not release the memory, the lease ends at the latest when the last operation of a
+  /// correct peer must have completed. on_returned reports the end; no callback runs inside the
+  /// call. Errors:
+  ///   invalid_argument  not a lease of this connection, over, or recalled already
   Status recall(LeaseId lease);
 
   /// Registers memory like Engine::register_memory(), in the connection's domain. When the

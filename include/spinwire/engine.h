@@ -301,7 +301,7 @@ class SPINWIRE_API Engine {
   [[nodiscard]] const Clock& clock() const noexcept;
   /// Sums over all connections. Set-up.
   [[nodiscard]] EngineStats stats() const noexcept;
-  /// What a pool has and has done. Hot.
+  /// Size and counts of a pool. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;
   /// The name of the opened device, such as "softverbs". Hot.
   [[nodiscard]] std::string_view device_name() const noexcept;

@@ -21,8 +21,9 @@
 // Engine keeps its handles. An empty or moved-from Engine answers not_connected. Buffer,
 // BufferSlice and MemoryRegion keep their memory beyond their engine.
 //
-// Ownership. A call that does not answer ok has taken nothing. An accepted operation or call holds
-// a reference to its memory until its callback has run.
+// Ownership. A call that does not answer ok has taken nothing, except revoke(): when it answers
+// would_block or local_error, the key is closing. An accepted operation or call holds a reference
+// to its memory until its callback has run.
 //
 // Errors. Each function lists its errors, except wrong_thread, forked_child and not_connected (the
 // named object is gone), which every function may answer. A function that answers a Result may also

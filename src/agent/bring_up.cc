@@ -210,7 +210,7 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
     return agreed;
   if (peer.credits == 0 && !peer.raw) {
     return base::fail(Status::protocol, "accept the peer's endpoint", "it grants no credit",
-                      "the peer is broken");
+                      base::kProtocolRemedy);
   }
   std::copy(peer.gid.begin(), peer.gid.end(), a.peer.queue_pair.gid.raw);
   a.peer.queue_pair.lid = peer.lid;

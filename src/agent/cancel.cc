@@ -9,7 +9,8 @@
 namespace spinwire::agent {
 namespace {
 
-/// Schedules the callback for the end of the next poll, which visits the agent in the credit queue.
+/// Schedules the callback for the end of the next poll, which visits the agents in
+/// `end_of_poll_list`.
 void report_later(EngineContext& ctx, Agent& a, Cancellation& cancellation) noexcept {
   cancellation.due = true;
   cancellation.round = ctx.cancellation_round;
@@ -165,7 +166,7 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
 }
 
 void run_cancel_callbacks(EngineContext& ctx) noexcept {
-  // What callbacks cancel is due in the next poll.
+  // Operations that a callback cancels are due in the next poll.
   ctx.cancellation_round = !ctx.cancellation_round;
   while (!ctx.cancellations.empty() && ctx.cancellations.front()->round != ctx.cancellation_round) {
     Cancellation& next = ctx.cancellations.pop_front();

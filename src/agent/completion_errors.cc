@@ -72,13 +72,14 @@ const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcep
       return "the local device takes no message of that length: see its max_msg_sz";
     case IBV_WC_LOC_QP_OP_ERR:
     case IBV_WC_LOC_EEC_OP_ERR:
-      return "the local device could not execute it: some tell so of a wrong length, a dead key or "
-             "a queue pair in the wrong state; see that no memory is deregistered while in use";
+      return "the local device could not execute it: some devices report a wrong length, an "
+             "invalid key or a wrong queue-pair state this way; see that no memory is deregistered "
+             "while in use";
     case IBV_WC_MW_BIND_ERR:
       return "the local device could not bind a window: its memory lacks the rights, or is gone";
     case IBV_WC_WR_FLUSH_ERR:
-      return "the local queue pair had failed before, without a word: the peer asked for what it "
-             "may not do, or the device failed; see the device's events";
+      return "the local queue pair failed earlier and reported no error: the peer asked for what "
+             "it may not do, or the device failed; see the device's events";
     case IBV_WC_FATAL_ERR:
       return "the local device has failed: see the system's log, then open another engine";
     default:

@@ -38,7 +38,10 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   auto raw = make_raw(ctx, what.attributes);
   if (!raw) return tl::unexpected(raw.error());
   Agent* const made = acquire(ctx);
-  if (made == nullptr) return tl::unexpected(no_more_connections(ctx, std::move(asked)));
+  if (made == nullptr) {
+    return tl::unexpected(no_more_connections(ctx, std::move(asked),
+                                              what.outbound ? ErrorFor::caller : ErrorFor::peer));
+  }
   Agent& a = *made;
   name_peer(a, what.peer);
   set_attributes(a, what.attributes);
@@ -67,20 +70,22 @@ bool is_full(const EngineContext& ctx) noexcept {
   return lacks_receives || ctx.agents.full();
 }
 
-Error no_more_connections(const EngineContext& ctx, std::string asked) {
+Error no_more_connections(const EngineContext& ctx, std::string asked, ErrorFor reader) {
+  const char* const engine = reader == ErrorFor::peer ? "the server" : "this engine";
   if (ctx.device->srq() == nullptr && !ctx.agents.full()) {
     const std::uint32_t count = ctx.agents.size() + 1;
     return {Status::limit, std::move(asked),
             base::format("asked {} receives for {} connections, have {}",
                          ctx.own_queues->share.slots * count, count,
                          ctx.receives.size() - ctx.receive_shortage),
-            "without a shared receive queue each connection has its own: raise "
-            "queues.receive_depth there; messages that are kept count, too"};
+            base::format("without a shared receive queue each connection has its own: raise "
+                         "queues.receive_depth of {}; messages that are kept count, too",
+                         engine)};
   }
   return {Status::limit, std::move(asked),
           base::format("{} connections, {} of {} receives reserved", ctx.agents.size(),
                        ctx.reserved_receives, ctx.reservable_receives),
-          "raise connections.maximum or queues.receive_depth there"};
+          base::format("raise connections.maximum or queues.receive_depth of {}", engine)};
 }
 
 Result<void> configure(EngineContext& ctx, Agent& a, const ConnectionSettings& settings) {
@@ -109,7 +114,8 @@ Result<void> configure(EngineContext& ctx, Agent& a, const ConnectionSettings& s
   }
   auto raw = make_raw(ctx, *attributes, a.raw.get());
   if (!raw) return tl::unexpected(raw.error());
-  if (!use_raw(ctx, a, std::move(*raw))) return tl::unexpected(no_more_connections(ctx, kAsked));
+  if (!use_raw(ctx, a, std::move(*raw)))
+    return tl::unexpected(no_more_connections(ctx, kAsked, ErrorFor::caller));
   set_attributes(a, *attributes);
   return {};
 }
@@ -176,7 +182,7 @@ void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
        {refusal.status,
         base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a)),
         base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
-        "see the peer's reason"});
+        base::kRefusalRemedy});
 }
 
 void on_cm_disconnected(EngineContext& ctx, Agent& a) {

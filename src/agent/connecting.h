@@ -29,8 +29,13 @@ struct NewAgent {
 Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked);
 /// Whether no further agent can be made.
 [[nodiscard]] bool is_full(const EngineContext& ctx) noexcept;
+/// The reader of an error. Its remedy names the engine whose configuration to change.
+enum class ErrorFor : std::uint8_t {
+  caller,  ///< the application of this engine
+  peer,    ///< the peer, as a refusal
+};
 /// The error when no connection can be added: limit, which names the exhausted resource.
-Error no_more_connections(const EngineContext& ctx, std::string asked);
+Error no_more_connections(const EngineContext& ctx, std::string asked, ErrorFor reader);
 /// Gives other settings to an agent without a queue pair. Errors: those of Connection::configure().
 Result<void> configure(EngineContext& ctx, Agent& a, const ConnectionSettings& settings);
 

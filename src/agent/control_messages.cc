@@ -72,10 +72,11 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
                               2 * (a.leases.granted_count + a.leases.held_count);
   const std::uint32_t index = queue.waiting < limit ? ctx.control_messages.acquire() : kNone;
   if (index == kNone) {
-    return fail_protocol(ctx, a,
-                         {Status::protocol, "answer the peer",
-                          base::format("{} answers wait for its credit", queue.waiting),
-                          "the peer grants no credit for answers: it is broken or hostile"});
+    return fail_protocol(
+        ctx, a,
+        {Status::protocol, "answer the peer",
+         base::format("{} answers wait for credit, and the peer grants none", queue.waiting),
+         base::kProtocolRemedy});
   }
   ++queue.waiting;
   ControlMessage& message = ctx.control_messages.at(index);

@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/own_receives.h"
 #include "agent/receive_slots.h"
+#include "base/error.h"
 #include "wire/credit_word.h"
 
 namespace spinwire::agent {
@@ -13,7 +14,7 @@ namespace {
 [[gnu::cold, gnu::noinline]] void fail_credit(EngineContext& ctx, Agent& a) noexcept {
   fail_protocol(ctx, a,
                 {Status::protocol, "read the credit that the peer granted",
-                 "a count that no peer of this protocol writes", "the peer is broken or hostile"});
+                 "a count that no peer of this protocol writes", base::kProtocolRemedy});
 }
 
 /// Receives for each connection when there are too few for all.

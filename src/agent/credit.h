@@ -1,5 +1,25 @@
 // Credit: the number of messages that a peer may send. Each end grants the other as many as it has
 // reserved receives. Hot, except for the functions of credit.cc.
+//
+// Every connection starts with one reserved receive. A message that uses the last credit carries a
+// flag that asks for more; the shared receive queue gives more, in fair shares when it is short.
+// Idle connections return credit.
+//
+// Grants are cumulative counts. Messages carry them. When no message goes that way, the engine
+// writes the count into the peer's credit cell, 8 bytes in exposed memory. The write uses no
+// receive, so advertising credit never needs credit. Goodbyes need no credit either: they use
+// receives that are never reserved.
+//
+// The cell is opened to its own queue pair alone if the device can register memory so
+// (Provider::reg_mr_for_qp); the embedded device can. A memory window cannot replace that: it is
+// bound by a work request, so not before RTS, but the peer is told the key before RTR. On other
+// devices every peer of the engine can write the cell if it finds the key. So each word proves that
+// its writer knows the token, which the cell's owner gave to its own peer alone
+// (wire/credit_word.h). An end that finds any other word stops reading the cell and gets credit by
+// messages (CreditByMessages): it sends `credit_ask`, and the peer answers, once it has something
+// to report, with one `credit` in place of the next write; each `credit` is followed by the next
+// `credit_ask`. A forged or hidden word thus costs that connection a few messages, and no other
+// connection anything.
 #pragma once
 
 #include <cstdint>

@@ -49,8 +49,13 @@ struct AgentId {
   explicit operator bool() const noexcept { return index != kNone; }
 };
 
-/// Where a connection stands between its first set-up step and its end. The public state is derived
-/// from it. set_stage() is the only writer.
+/// Where a connection stands between its first set-up step and its end. set_stage() is the only
+/// writer. Agent::state holds the public state; enter() is its only writer:
+///   resolving   idle while a reconnect waits; then domain … wait
+///   exchanging  domain … up; inbound and out-of-band connections begin here
+///   ready       up
+///   draining    up until the outstanding operations have ended; then error … over
+///   closed      over
 enum class Stage : std::uint8_t {
   idle,
   domain,         ///< make its own protection domain, if it has one

@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/lease_table.h"
+#include "base/error.h"
 
 namespace spinwire::agent {
 namespace {
@@ -32,14 +33,14 @@ void on_granted_timer(EngineContext& ctx, LeaseGranted& lease) noexcept {
        {Status::peer_lost, "lease memory to the peer",
         lease.state == State::offered ? "no answer came in time"
                                       : "the window that it uses does not end in time",
-        "the peer's process hangs, or is hostile"});
+        base::kHangingPeerRemedy});
 }
 
 void on_held_timer(EngineContext& ctx, LeaseHeld& lease) noexcept {
   if (lease.state != LeaseHeld::State::released) {
     return fail(ctx, *lease.agent,
                 {Status::peer_lost, "ask the peer about a lease", "no answer came in time",
-                 "the peer's process hangs, or is hostile"});
+                 base::kHangingPeerRemedy});
   }
   LeaseReply reply;
   reply.status = Status::cancelled;

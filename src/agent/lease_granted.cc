@@ -57,7 +57,8 @@ void complete_grant(LeaseGranted& lease, LeaseVerdict verdict) noexcept {
   done(reply);
 }
 
-/// What the callback of grant_lease() reports of a lease that ended before the peer had it.
+/// The verdict that the callback of grant_lease() reports if the lease ended before the peer had
+/// it.
 LeaseVerdict verdict_of(ReturnedBy how) noexcept {
   return how == ReturnedBy::refusal  ? LeaseVerdict::unwanted
          : how == ReturnedBy::recall ? LeaseVerdict::over

@@ -3,6 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
+#include "base/error.h"
 
 namespace spinwire::agent {
 namespace {
@@ -21,9 +22,8 @@ void with_body(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes,
 }  // namespace
 
 void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept {
-  fail_protocol(
-      ctx, a,
-      {Status::protocol, "handle a message about a lease", found, "the peer is broken or hostile"});
+  fail_protocol(ctx, a,
+                {Status::protocol, "handle a message about a lease", found, base::kProtocolRemedy});
 }
 
 Status status_of(wire::LeaseVerdict verdict) noexcept {

@@ -1,6 +1,25 @@
 // Leases: memory that a peer may use for a limited time. The owner's record is a LeaseGranted, the
 // holder's a LeaseHeld. Each side measures time with its own clock. The holder's time starts no
 // later than the owner's.
+//
+// The holder counts from its request and stops leases.guard early. The owner counts from its grant
+// and adds the time for which a device may repeat an operation (lease_expiry.cc). After that no
+// operation of the holder can be under way, and the key is closed.
+//
+// A key is a window where one fits and is free, bound right before the grant; else a registration,
+// which control steps open and close (lease_key.cc). Requested memory comes from
+// memory.lease_bytes and is zeroed, long leases in several control steps. The owner gets the memory
+// back when the device reports that no access is possible.
+//
+// The holder returns a lease by a SEND that is fenced behind its READs and invalidates the window.
+// If the lease may have expired by then, the SEND invalidates nothing, because invalidating a
+// closed key would end the connection. The holder's engine releases a recalled lease in its next
+// poll. If the peer delays the unbinding of a window, the window ends with the connection, after
+// connections.close_timeout.
+//
+// RemoteMemory names a lease by index and generation. Only regions without a key are looked up as
+// leases, so leases cost other operations nothing. open_key() uses the same records for memory that
+// the application or rpc/ exposes to one peer.
 #pragma once
 
 #include <bit>

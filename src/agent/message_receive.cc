@@ -35,7 +35,7 @@ inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held)
 void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
   fail_protocol(ctx, a,
                 {Status::protocol, base::format("receive a message of {} bytes", bytes),
-                 "no valid header in front of it", "the peer is broken or hostile"});
+                 "no valid header in front of it", base::kProtocolRemedy});
 }
 
 /// Whether a message is a control message that uses credit.

@@ -1,5 +1,10 @@
-// A connection's own protection domain. Its queue pair, receives, exposed memory and a registration
-// of the pools are in a domain of no other connection, so the device refuses its keys to others.
+// A connection's own protection domain. Its queue pair, credit cell, receives, exposed memory and a
+// registration of the pools are in a domain of no other connection, so the device refuses its keys
+// to others. The connection has its own receives because devices differ in the domain of a shared
+// receive queue's memory (Soft-RoCE uses the queue pair's domain). Operations are built with the
+// engine's key to the pools, which use_own_key() then replaces. The domain ends after the queue
+// pair, one verb per step. If a peer's access delays the end, verbs/domain.cc finishes it.
+//
 // The hot path has no branch for own domains: SendQueue::limit stays 0, and the slow path accepts
 // the operations.
 #pragma once

@@ -1,6 +1,8 @@
 // Receives of connections with their own queue: all connections if there is no shared receive
 // queue, else those with their own protection domain. Each queue has an equal number of the
-// engine's slots, and a peer is granted no more than its queue holds.
+// engine's slots, and a peer is granted no more than its queue holds. The agents are in a second
+// map of queue-pair numbers, which is searched when the first map has no entry. So both kinds of
+// connection work in one engine, and the common path has one lookup.
 #pragma once
 
 #include <cstdint>

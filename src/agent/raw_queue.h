@@ -1,6 +1,13 @@
 // Raw connections: the device gets exactly the application's posts, without headers or credit. Each
 // connection has its own receive queue. The paths of other connections have no branch for raw ones;
 // see spinwire/raw.h.
+//
+// Receives complete in the order of posting, so a ring of slots and four counts describe them. They
+// are accepted as soon as there is a handle, and posted at INIT. Their work-request ids have the
+// top bit set and no slot. Deferred receives are posted before deferred operations, so that the
+// peer's answers find them. `on_posted` runs at the end of the poll, or right before the receive's
+// completion if that comes first. The handshake carries a `raw` bit; accept_endpoint() and
+// agree_on_raw() refuse a mismatch.
 #pragma once
 
 #include <infiniband/verbs.h>

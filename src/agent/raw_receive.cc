@@ -132,8 +132,8 @@ Error receive_error(const Agent& a, const ibv_wc& wc, Status status) {
   const bool flushed = status == Status::flushed;
   const char* const remedy =
       flushed
-          ? "the local queue pair had failed before, without a word: the peer asked for what it "
-            "may not do, or the device failed; see the device's events"
+          ? "the local queue pair failed earlier and reported no error: the peer asked for what "
+            "it may not do, or the device failed; see the device's events"
       : status == Status::message_too_long
           ? "give the receive as many bytes as the peer sends at once"
           : "the local memory of a receive is gone, or the device has failed: see its events";

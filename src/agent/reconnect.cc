@@ -96,8 +96,8 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
 Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   a.reconnect->backing_off = false;
   if (!reserve_first_receive(ctx, a)) {
-    return tl::unexpected(
-        no_more_connections(ctx, base::format("connect to {} again", peer_name(a))));
+    return tl::unexpected(no_more_connections(
+        ctx, base::format("connect to {} again", peer_name(a)), ErrorFor::caller));
   }
   set_stage(a, Stage::domain);
   enter(ctx, a, ConnectionState::resolving);

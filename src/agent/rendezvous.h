@@ -1,6 +1,24 @@
 // Rendezvous: messages above the eager limit. The sender opens the message to the peer and offers
 // it; the receiver fetches the message with READs and answers. Later arrivals wait until the
 // message is delivered, which keeps the order.
+//
+// The sender binds a window right before the offer, so the key costs no system call and no wait.
+// The application's own memory, and connections with their own domain, need a registration, made in
+// send(). The receiver's answer is a SEND that invalidates the window.
+//
+// A receiver without a block waits in `buffer_waiters`. Only the first waiter is served, so that
+// short messages cannot take the blocks that a long message needs. The receiver refuses a message
+// after connections.rendezvous_timeout.
+//
+// Each message that waits behind a rendezvous message keeps its credit, so a peer cannot have more
+// messages waiting than it was granted. Other connections are not blocked. Agent::slow_path is the
+// one field that the hot path checks for this.
+//
+// Offers and control messages cost a credit each, which submit_rendezvous() and
+// post_control_messages() count; uses_credit() is about other operations. The unbinding of a window
+// waits among the control messages and costs none. A connection that closes waits for the answers
+// to its offers. A connection that fails discards its windows before its queue pair, and the pool
+// makes new ones in control steps.
 #pragma once
 
 #include <infiniband/verbs.h>

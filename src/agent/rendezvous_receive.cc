@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/submit.h"
+#include "base/error.h"
 #include "base/internals.h"
 
 namespace spinwire::agent {
@@ -18,7 +19,7 @@ using wire::RendezvousVerdict;
 void fail_offer(EngineContext& ctx, Agent& a, const char* found) noexcept {
   fail_protocol(ctx, a,
                 {Status::protocol, "receive the offer of a rendezvous message", found,
-                 "the peer is broken or hostile"});
+                 base::kProtocolRemedy});
 }
 
 void enqueue(EngineContext& ctx, AgentQueue& queue, Agent& a) noexcept {

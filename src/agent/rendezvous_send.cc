@@ -9,6 +9,7 @@
 #include "agent/completion.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
+#include "base/error.h"
 #include "base/internals.h"
 #include "memory/window_requests.h"
 
@@ -174,7 +175,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
     return fail_protocol(
         ctx, a,
         {Status::protocol, "handle the answer to a rendezvous message",
-         "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});
+         "it is malformed, or answers none that is outstanding", base::kProtocolRemedy});
   }
   t->answered = true;
   t->verdict = answer.verdict;

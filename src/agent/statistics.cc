@@ -1,4 +1,4 @@
-// What the application asks about a connection and an engine. Cold.
+// Counters and snapshots of a connection and of an engine, for the application. Cold.
 #include <algorithm>
 #include <functional>
 #include <initializer_list>

@@ -320,7 +320,7 @@ struct Payload {
   return true;
 }
 
-/// As send_direct(), with a record, for the callback or the id of the operation.
+/// Does what send_direct() does, with a record for the callback or the id of the operation.
 bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
                           const CompletionCallback& done) noexcept;
 

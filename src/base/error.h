@@ -25,6 +25,16 @@ template <typename... Args>
   }
 }
 
+/// The remedy of an Error for a peer that violates the protocol.
+inline constexpr const char* kProtocolRemedy =
+    "check that the peer runs a compatible release; if it does, report a defect";
+/// The remedy of an Error for a peer whose device answers and whose process does not.
+inline constexpr const char* kHangingPeerRemedy =
+    "check that the peer's process runs and polls its engine, then connect again";
+/// The remedy of an Error for a refusal, whose reason may be cut.
+inline constexpr const char* kRefusalRemedy =
+    "correct what the peer names, then connect again; its log has the reason in full";
+
 /// Makes an Error of these parts; use format() for parts that hold values. Set-up.
 [[nodiscard]] Error make_error(Status status, ErrorText asked, ErrorText found,
                                ErrorText remedy) noexcept;

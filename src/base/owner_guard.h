@@ -16,7 +16,7 @@ namespace spinwire::detail {
 struct alignas(64) EngineSlot {
   /// The owning thread's id, plus one while it polls; 0 in a forked child.
   std::atomic<std::uintptr_t> word{0};
-  /// What handles lead to; null once it is closed. Only engine/ knows its type.
+  /// The object behind the handles; null once it is closed. Only engine/ knows its type.
   void* target = nullptr;
 };
 

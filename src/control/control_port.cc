@@ -381,8 +381,10 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
 
 void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept {
   if (incarnation != options_.incarnation) {
-    return refuse(h, {Status::peer_lost, "ask for an engine",
-                      "this is another engine, or its next incarnation", "open other sessions"});
+    return refuse(h, {Status::peer_lost,
+                      base::format("probe for the engine of incarnation {:#x}", incarnation),
+                      "another engine, or a later incarnation, runs at this address",
+                      "open the sessions again"});
   }
   send(h, wire::encode(wire::Ready{incarnation}));
   (void)h.exchange.advance();

@@ -28,7 +28,7 @@ Error held_too_long(const Handshake& h) {
   }
   return {Status::limit, "accept one more connection",
           "too many connections are half-open, and none has ended within the handshake time-out",
-          "try again, or raise connections.maximum there"};
+          "try again, or raise connections.maximum at the server"};
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The dialogues of the control port, each a type with its own state. A dialogue knows the frame
 // that it sends next and the frames that it may receive. ControlPort has the sockets, the limits
-// and the timers. To add a dialogue, add a type with the functions below, name it in Dialogue, and
-// begin it in ControlPort or in Incoming. Cold.
+// and the timers. To add a dialogue, follow "Add a handshake" in src/README.md. Cold.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +60,7 @@ struct Incoming {
   void pass_on(ControlPort& port, Handshake& h) const;
 };
 
-/// What dialogues of connections share. Each function ends the handshake, then tells the owner.
+/// The base of dialogues of connections. Each function ends the handshake, then tells the owner.
 struct OfConnection {
   ConnectionOwner* owner = nullptr;
   std::uint64_t subject = 0;
@@ -131,7 +130,7 @@ struct OpenSession {
   void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 };
 
-/// What dialogues of served sessions share.
+/// The base of dialogues of served sessions.
 struct OfServedSession {
   AcceptedSession session;
 
@@ -141,7 +140,9 @@ struct OfServedSession {
 };
 
 /// Inbound, after a request for a session: waits until the client has proved that it receives
-/// datagrams at the address that it names.
+/// datagrams at the address that it names. The owner sends a token there, and the client returns
+/// it in `path_response` (as in RFC 9000, section 8.2); only then session_opened reveals our
+/// address. Repeats the challenge after 2 ms, 4 ms and so on, until handshake_timeout.
 struct ValidatePath : OfServedSession {
   std::uint64_t challenged_at = 0;  ///< tick
   std::uint64_t interval = 0;       ///< ticks to the next challenge; doubled each time
@@ -200,7 +201,7 @@ struct CmRequest {
   std::uint64_t came_at = 0;  ///< tick
 };
 
-/// What an inbound request waits for at the port.
+/// Names the resource that an inbound request waits for at the port.
 enum class HeldFor : std::uint8_t {
   nothing,
   resolution,  ///< its source, or the port, has too many addresses resolved

@@ -1,5 +1,14 @@
-// When inbound handshakes or connections are used up, a silent peer gives way to a new one: which,
-// and when.
+// When inbound handshakes or connections are used up, a silent peer gives way to a new one,
+// whatever the silent peer has said before. The victim is the peer that has been silent for the
+// longest time, at the source (IPv4 address, IPv6 /64) that holds the most. A handshake that waits
+// for this engine's own verbs never gives way.
+//
+// Half-open connections have a quarter of connections.maximum. The port ends one of them for each
+// request that waits for a connection, by the same choice.
+//
+// A request through rdma_cm is an inbound handshake until the peer confirms the answer. If no
+// silent handshake is due, the oldest request of a source that has more of them than the newcomer
+// gives way at once, since the source is known before anything is done.
 #include <algorithm>
 #include <chrono>
 

@@ -1,5 +1,6 @@
 // Inbound requests that wait at the port for room: for a resolution of their address, or for a
 // connection of their listener. Held requests give way to new peers as all other handshakes do.
+// When room is free, the port goes on with the source that has the fewest handshakes.
 #include <algorithm>
 
 #include "base/error.h"
@@ -83,7 +84,7 @@ void ControlPort::resume_held() noexcept {
 
 // ---- requests through rdma_cm that have no handshake yet ----
 
-// As long as the backlog of a TCP listener, which the kernel keeps for us.
+// Equals the backlog of a TCP listener, which the kernel keeps.
 constexpr std::size_t kKeptRequests = 512;
 
 void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
@@ -130,7 +131,7 @@ void ControlPort::begin_kept_requests() noexcept {
             base::format("connections.handshakes = {} were under way for the whole "
                          "connections.handshake_timeout",
                          options_.handshakes),
-            "try again, or raise connections.handshakes there"});
+            "try again, or raise connections.handshakes at the server"});
     kept_requests_.erase(kept_requests_.begin());
   }
   constexpr int kMostPerPoll = 4;

@@ -35,7 +35,7 @@ class Listeners {
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept;
   /// Empty once the listener is stopped.
   [[nodiscard]] std::string address_of(ListenerId id) const;
-  /// As ListenSocket::accept(), for a listener that is there.
+  /// Calls ListenSocket::accept() of a listener that exists.
   Result<std::optional<Accepted>> accept(ListenerId id) { return find(id)->socket.accept(); }
 
  private:

@@ -79,7 +79,7 @@ enum class ProbeOutcome : std::uint8_t {
   unreachable,  ///< the host does not answer
 };
 
-/// What a probe has found about a lost peer, for the text of an Error.
+/// Describes a probe's outcome about a lost peer, for the text of an Error.
 struct ProbeFinding {
   const char* found;   ///< null: nothing
   const char* remedy;  ///< null: none of its own

@@ -19,11 +19,11 @@ Result<control::Admission> AcceptedConnections::admit(const control::Address& pe
   if (!peer.is_loopback()) {
     const auto found = sources_.find(peer.source());
     if (found != sources_.end() && found->second >= share_of_source_) {
-      return base::fail(
-          Status::limit, "accept one more connection",
-          base::format("{} of connections.maximum = {} are of {}, which is its share",
-                       found->second, maximum_, peer.str()),
-          "close some, or raise connections.maximum_per_source or connections.maximum there");
+      return base::fail(Status::limit, "accept one more connection",
+                        base::format("{} of connections.maximum = {} are of {}, which is its share",
+                                     found->second, maximum_, peer.str()),
+                        "close some, or raise connections.maximum_per_source or "
+                        "connections.maximum at the server");
     }
   }
   const std::uint32_t unready = half_open_ + ending_;

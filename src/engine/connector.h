@@ -64,7 +64,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override;
 
   // For listeners.
-  /// As ListenerOwner::admit().
+  /// Implements ListenerOwner::admit().
   Result<control::Admission> admit(const control::Address& peer) const;
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
                                              const control::Address& peer, const Endpoint& endpoint,

@@ -16,7 +16,7 @@ Result<Connection> Connector::prepare(const PrepareOptions& options) {
   if (!attributes) return tl::unexpected(attributes.error());
   const auto made = agent::make(context_,
                                 {.outbound = true,
-                                 .peer = "a peer that was not joined yet",
+                                 .peer = "a peer that has not joined yet",
                                  .attributes = *attributes,
                                  .timeout = options.timeout,
                                  .handlers = &options.handlers,

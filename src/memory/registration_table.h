@@ -85,8 +85,8 @@ class RegistrationTable {
   /// block until the key is revoked. Errors: those of register_memory(); invalid_argument also for
   /// Access::local and for an empty slice.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr);
-  /// As expose(), to the peer of one queue pair alone where the device can do that: see
-  /// opens_to_one(). Elsewhere to all peers of its domain.
+  /// Exposes to the peer of one queue pair alone if the device can do that: see opens_to_one().
+  /// Otherwise exposes to all peers of the queue pair's domain. Errors: those of expose().
   Result<RemoteRegion> expose_to(ibv_qp* qp, const BufferSlice& slice, Access access,
                                  Group* group = nullptr);
   [[nodiscard]] bool opens_to_one() const noexcept { return provider_.reg_mr_for_qp != nullptr; }

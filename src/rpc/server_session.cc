@@ -44,8 +44,8 @@ ServerSession* find_never_used(SessionSource& source) noexcept {
   return source.never_used.front();
 }
 
-/// Of the source that has the most sessions that were never used, the oldest one; null if there is
-/// none. So a host that opens many evicts its own.
+/// Finds the oldest session that was never used, at the source that has the most of them; null if
+/// there is none. So a host that opens many sessions evicts its own.
 ServerSession* find_victim(Rpc& r) noexcept {
   ServerSession* victim = nullptr;
   for (auto& [address, source] : r.sources) {

@@ -114,7 +114,7 @@ inline Status status_of_calls(const EndReason& why) noexcept {
   return why ? why->status : Status::flushed;
 }
 
-/// What a session's end knows about its silent peer, besides `last_heard`.
+/// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
   std::uint64_t last_ping_or_close = 0;  ///< tick of the last ping, pong or close
   std::uint64_t last_check = 0;          ///< tick
@@ -252,8 +252,8 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
   return std::max(s.last_heard, s.liveness.last_ping_or_close);
 }
 
-/// What stays of a session that the server released. The client is notified if it is heard again,
-/// until the device reports its process dead, or kRememberedFor has passed.
+/// Remembers a session that the server released. The server notifies the client if it is heard
+/// again, until the device reports the client's process dead, or kRememberedFor has passed.
 struct SessionTombstone {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;

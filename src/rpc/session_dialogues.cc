@@ -33,7 +33,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   if (c == nullptr) {
     return base::fail(Status::limit, base::format("open a session with {}", name),
                       base::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
-                      "close some, or raise it");
+                      "close some, or raise rpc.sessions");
   }
   const auto handshake = port_.open_session(
       *address, local_session_end(rpc_, c->name, c->window, first_call_number(*c)), *this, c->name);
@@ -66,7 +66,10 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
   const auto peer = base::no_throw("address a peer", [&]() -> Result<PeerAddress*> {
     if (server.window != c->window || server.first != first_call_number(*c)) {
       return base::fail(Status::protocol, base::format("open a session with {}", c->address),
-                        "the peer has another window than was asked for", "see the peer's version");
+                        base::format("asked for a window of {} calls from number {}, the server "
+                                     "answers {} from number {}",
+                                     c->window, first_call_number(*c), server.window, server.first),
+                        base::kProtocolRemedy);
     }
     return acquire_peer_address(rpc_, server);
   });
@@ -84,7 +87,7 @@ void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
   const Error why{refusal.status, base::format("open a session with {}", c->address),
-                  base::format("the peer refused: {}", refusal.message()), "see the peer's reason"};
+                  base::format("the peer refused: {}", refusal.message()), base::kRefusalRemedy};
   end_session(rpc_, *c, why);
 }
 
@@ -106,7 +109,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
           Status::limit, "open a session",
           base::format("{} of rpc.sessions = {} are of {}, which is its share",
                        rpc_.share_of_source, rpc_.context.config.rpc.sessions, from.str()),
-          "raise rpc.sessions_per_source there, or rpc.sessions");
+          "raise rpc.sessions_per_source or rpc.sessions at the server");
     }
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
@@ -116,7 +119,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
       return base::fail(
           Status::limit, "open a session",
           base::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
-          "raise it there");
+          "raise rpc.sessions at the server");
     }
     // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;

@@ -185,7 +185,7 @@ Result<void> Simulation::State::audit() const {
       return fails({Status::system, "audit the receives of remote calls",
                     base::format("{} are posted, taken, waiting or missing, of {}", have,
                                  port.posted_receives()),
-                    "a defect of the library"});
+                    "report this as a defect, with the seed"});
   }
   return {};
 }

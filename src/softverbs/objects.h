@@ -192,7 +192,7 @@ struct DatagramTurns {
   std::uint64_t full_in_pass = 0;  ///< Context::datagram_pass that found no room
 };
 
-/// What the contexts of one process share of each other.
+/// The part of a context that the other contexts of its process use.
 struct LocalSegment {
   std::shared_ptr<base::SharedMemory> segment;  ///< keeps the mapping
   std::shared_ptr<const OwnRegion[]> regions;   ///< what the context's keys open

@@ -374,7 +374,7 @@ TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
     EXPECT_GT(sent, 64u);
     EXPECT_LT(sent, 64u + 5 * 64u + 64u);  // what may wait, and what was granted meanwhile
     EXPECT_EQ(t.peer.heard.size(), 1u);
-    t.expect_ended(Status::protocol, "answers wait for its credit", 1);
+    t.expect_ended(Status::protocol, "answers wait for credit", 1);
   }
   t.finish();
 }

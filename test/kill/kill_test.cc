@@ -275,79 +275,112 @@ void kill_one_by_one(std::uint32_t kills, std::uint32_t warm_up, bool hugepages 
   EXPECT_GT(tally.failed, 0u) << "no kill struck while operations were outstanding";
 }
 
-/// Half of `count` victims die at the same moment; the others continue and close normally.
-void kill_half(std::uint32_t count) {
-  constexpr std::array<Phase, 4> kMix = {Phase::sending, Phase::one_sided, Phase::receiving,
-                                         Phase::idle};
-  spinwire::Config config = settings();
-  config.queues.receive_depth = 2048;
-  config.memory.receive_bytes = 32u << 20;
-  config.memory.send_bytes = 16u << 20;
-  config.memory.lease_bytes = 64u << 20;
-  Survivor survivor(count, config);
-  ASSERT_TRUE(survivor.open()) << survivor.faults();
-  const Resources before = survivor.resources(nullptr);
-  auto& targets = survivor.targets();
-  const std::uint64_t seed = number_from("SPINWIRE_TEST_SEED", 20240607);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    Plan plan;
-    plan.phase = kMix[i / 2 % kMix.size()];
-    plan.role = static_cast<Role>(i / 8 % 2);
-    plan.strike = i % 2 == 0 ? Strike::by_survivor : Strike::never;
-    plan.seed = mixed(seed + i);
-    plan.most_progress = 100;  // each of many processes gets little time
-    ASSERT_TRUE(targets[i]->start(plan)) << survivor.faults();
-    targets[i]->hold(true);
+/// Half of the victims, those with an even number, die at the same moment. The others continue and
+/// close normally.
+class HalfKill {
+ public:
+  explicit HalfKill(std::uint32_t count) : count_(count), survivor_(count, half_settings()) {}
+
+  void run() {
+    ASSERT_TRUE(survivor_.open()) << survivor_.faults();
+    const Resources before = survivor_.resources(nullptr);
+    ASSERT_NO_FATAL_FAILURE(start_victims());
+    kill_half();
+    ASSERT_NO_FATAL_FAILURE(close_others());
+    finish(before);
   }
-  const auto all = [&](bool ending, auto what) {
-    for (std::uint32_t i = ending ? 0 : 1; i < count; i += 2) {
-      if (!what(*targets[i])) return false;
+
+ private:
+  static constexpr std::uint32_t kDying = 0;
+  static constexpr std::uint32_t kLiving = 1;
+
+  static spinwire::Config half_settings() {
+    spinwire::Config config = settings();
+    config.queues.receive_depth = 2048;
+    config.memory.receive_bytes = 32u << 20;
+    config.memory.send_bytes = 16u << 20;
+    config.memory.lease_bytes = 64u << 20;
+    return config;
+  }
+
+  [[nodiscard]] Target& target(std::uint32_t i) { return *survivor_.targets()[i]; }
+
+  /// Whether a fact holds for all victims from `first` on, every other one.
+  template <typename Fact>
+  bool all(std::uint32_t first, Fact fact) {
+    for (std::uint32_t i = first; i < count_; i += 2) {
+      if (!fact(target(i))) return false;
     }
     return true;
-  };
-  const auto under_way = [](Target& t) { return t.ready_link() != nullptr && t.under_way(); };
-  ASSERT_TRUE(survivor.until(2 * kDetectionMax, [&] {
-    return all(true, under_way) && all(false, under_way);
-  })) << survivor.faults();
-
-  for (std::uint32_t i = 0; i < count; i += 2) targets[i]->hold(false);
-  for (std::uint32_t i = 0; i < count; i += 2) targets[i]->strike(true);
-  std::vector<std::uint64_t> counters;
-  for (auto& target : targets) counters.push_back(target->slot().counter.load());
-  EXPECT_TRUE(survivor.until(2 * kDetectionMax, [&] {
-    return all(true, [](Target& t) { return t.over(); });
-  })) << survivor.faults();
-  EXPECT_TRUE(survivor.until(kDetectionMax,
-                             [&] {
-                               bool moved = true;
-                               for (std::uint32_t i = 1; i < count; i += 2)
-                                 moved =
-                                     moved && targets[i]->slot().counter.load() > counters[i] + 10;
-                               return moved;
-                             }))
-      << "those that live stand still\n"
-      << survivor.faults();
-
-  for (std::uint32_t i = 1; i < count; i += 2) {
-    ASSERT_NE(targets[i]->ready_link(), nullptr) << "a living peer's connection is gone";
-    EXPECT_EQ(targets[i]->ready_link()->connection.close(), spinwire::Status::ok);
   }
-  EXPECT_TRUE(survivor.until(2 * kDetectionMax, [&] {
-    return all(false, [](Target& t) { return t.over(); });
-  })) << survivor.faults();
-  Tally tally;
-  for (auto& target : targets) {
-    target->finish();
-    if (target->plan().strike == Strike::by_survivor) {
-      tally.add(*target);
+
+  void start_victims() {
+    constexpr std::array<Phase, 4> kMix = {Phase::sending, Phase::one_sided, Phase::receiving,
+                                           Phase::idle};
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      Plan plan;
+      plan.phase = kMix[i / 2 % kMix.size()];
+      plan.role = static_cast<Role>(i / 8 % 2);
+      plan.strike = i % 2 == kDying ? Strike::by_survivor : Strike::never;
+      plan.seed = mixed(seed_ + i);
+      plan.most_progress = 100;  // each of many processes gets little time
+      ASSERT_TRUE(target(i).start(plan)) << survivor_.faults();
+      target(i).hold(true);
     }
+    const auto under_way = [](Target& t) { return t.ready_link() != nullptr && t.under_way(); };
+    ASSERT_TRUE(survivor_.until(2 * kDetectionMax, [&] {
+      return all(kDying, under_way) && all(kLiving, under_way);
+    })) << survivor_.faults();
   }
-  const Resources after = survivor.resources(&before);
-  EXPECT_TRUE(back_at(before, after)) << "before: " << before << "\nafter:  " << after;
-  tally.print();
-  survivor.echo().close();
-  EXPECT_EQ(survivor.faults(), "") << "seed " << seed;
-}
+
+  /// Kills, and waits until the living victims have continued.
+  void kill_half() {
+    for (std::uint32_t i = kDying; i < count_; i += 2) target(i).hold(false);
+    for (std::uint32_t i = kDying; i < count_; i += 2) target(i).strike(true);
+    std::vector<std::uint64_t> counters;
+    for (auto& each : survivor_.targets()) counters.push_back(each->slot().counter.load());
+    EXPECT_TRUE(survivor_.until(2 * kDetectionMax, [&] {
+      return all(kDying, [](Target& t) { return t.over(); });
+    })) << survivor_.faults();
+    EXPECT_TRUE(survivor_.until(kDetectionMax,
+                                [&] {
+                                  bool moved = true;
+                                  for (std::uint32_t i = kLiving; i < count_; i += 2)
+                                    moved =
+                                        moved && target(i).slot().counter.load() > counters[i] + 10;
+                                  return moved;
+                                }))
+        << "living victims do not continue\n"
+        << survivor_.faults();
+  }
+
+  void close_others() {
+    for (std::uint32_t i = kLiving; i < count_; i += 2) {
+      ASSERT_NE(target(i).ready_link(), nullptr) << "a living peer's connection is gone";
+      EXPECT_EQ(target(i).ready_link()->connection.close(), spinwire::Status::ok);
+    }
+    EXPECT_TRUE(survivor_.until(2 * kDetectionMax, [&] {
+      return all(kLiving, [](Target& t) { return t.over(); });
+    })) << survivor_.faults();
+  }
+
+  void finish(const Resources& before) {
+    Tally tally;
+    for (auto& each : survivor_.targets()) {
+      each->finish();
+      if (each->plan().strike == Strike::by_survivor) tally.add(*each);
+    }
+    const Resources after = survivor_.resources(&before);
+    EXPECT_TRUE(back_at(before, after)) << "before: " << before << "\nafter:  " << after;
+    tally.print();
+    survivor_.echo().close();
+    EXPECT_EQ(survivor_.faults(), "") << "seed " << seed_;
+  }
+
+  const std::uint32_t count_;
+  const std::uint64_t seed_ = number_from("SPINWIRE_TEST_SEED", 20240607);
+  Survivor survivor_;
+};
 
 }  // namespace
 
@@ -357,11 +390,11 @@ TEST(Kill, VictimsHugepagesComeBack) {
   if (!hugepages.there()) GTEST_SKIP() << "no hugepages can be reserved here";
   kill_one_by_one(6, 1, true);
 }
-TEST(Kill, HalfOfEightAtOnce) { kill_half(8); }
+TEST(Kill, HalfOfEightAtOnce) { HalfKill(8).run(); }
 
 TEST(SlowKill, TwoHundredVictims) {
   kill_one_by_one(static_cast<std::uint32_t>(number_from("SPINWIRE_TEST_KILLS", 200)), 2);
 }
-TEST(SlowKill, HalfOfTwentyAtOnce) { kill_half(20); }
+TEST(SlowKill, HalfOfTwentyAtOnce) { HalfKill(20).run(); }
 
 }  // namespace kill_test

@@ -49,7 +49,7 @@ struct Options {
   std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
   std::uint64_t count = 200'000;  // ticks
   std::uint64_t interval = 5000;  // ns between two ticks
-  std::uint32_t every = 1;        // the strategy orders on one tick in so many
+  std::uint32_t every = 1;        // the strategy places an order every so many ticks
   std::vector<int> cpus;          // exchange and strategy, or the one that runs; empty: any
 };
 
@@ -408,7 +408,7 @@ int main(int argc, char** argv) {
             std::map<std::string, std::uint64_t>{{"ns", 1}, {"us", 1000}, {"ms", 1'000'000}}))
         ->check(CLI::Range(std::uint64_t{100}, std::uint64_t{1'000'000'000}))
         ->capture_default_str();
-    one->add_option("--every", o.every, "order on one tick in so many")
+    one->add_option("--every", o.every, "place an order every N ticks")
         ->check(CLI::Range(1u, 1'000'000'000u))
         ->capture_default_str();
   }

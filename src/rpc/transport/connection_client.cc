@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/error.h"
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
@@ -175,10 +176,9 @@ std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now
     if (now >= k.call.deadline) {
       if (k.call.outcome) {  // the server does not release its memory
         if (agent::Agent* const a = agent_of(r, *b); a != nullptr)
-          agent::fail(
-              r.context, *a,
-              {Status::peer_lost, "end a long call", "the server does not let go of its memory",
-               "the peer's process hangs, or is hostile"});
+          agent::fail(r.context, *a,
+                      {Status::peer_lost, "end a long call",
+                       "the server does not let go of its memory", base::kHangingPeerRemedy});
         return next;
       }
       abandon_call(r, c, k, Status::timed_out);

@@ -79,9 +79,9 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
 
 void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept {
   ++r.stats.bad_long_calls;
-  agent::fail_protocol(r.context, a,
-                       {Status::protocol, "take a message about a long call", found,
-                        "the peer is broken or hostile"});
+  agent::fail_protocol(
+      r.context, a,
+      {Status::protocol, "take a message about a long call", found, base::kProtocolRemedy});
 }
 
 }  // namespace spinwire::rpc

@@ -124,13 +124,13 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
 inline bool is_eager(const agent::Agent& a, std::size_t payload) noexcept {
   return wire::kRpcMessageHeaderBytes + payload <= agent::max_eager(a);
 }
-/// What became of a step of a call.
+/// The outcome of a step of a call.
 enum class Step : std::uint8_t {
   done,
   waiting,  ///< for room or memory; it is taken again later
   failed,
 };
-/// What became of the step that a send was.
+/// Maps the status of a send to the outcome of its step.
 constexpr Step step_of(Status sent) noexcept {
   if (sent == Status::ok) return Step::done;
   return sent == Status::would_block || sent == Status::no_buffer ? Step::waiting : Step::failed;

@@ -61,7 +61,8 @@ struct DirectBatch {
       return line.payload;
     return length <= longest ? packet_data(data, line, length) : nullptr;
   }
-  /// As bytes(), for prefetching: the datagram may be for another Q_Key, or too long.
+  /// Returns bytes() without its checks, for prefetching: the datagram may be for another Q_Key, or
+  /// too long.
   [[nodiscard, gnu::always_inline]] const std::byte* unchecked_bytes(
       const Line& line) const noexcept {
     if (line.word.load(std::memory_order_acquire) != word) return nullptr;
