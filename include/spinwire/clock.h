@@ -35,7 +35,7 @@ class SPINWIRE_API Clock {
     const std::uint64_t read = now();
     if (read >= last) [[likely]]
       return read;
-    return go_on_from(last, read);
+    return resume_from(last, read);
   }
   /// Conversions round down and saturate.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
@@ -44,7 +44,7 @@ class SPINWIRE_API Clock {
 
  private:
   [[nodiscard]] std::uint64_t read_slow() const noexcept;
-  std::uint64_t go_on_from(std::uint64_t last, std::uint64_t read) noexcept;
+  std::uint64_t resume_from(std::uint64_t last, std::uint64_t read) noexcept;
 
   const std::uint64_t* source_ = nullptr;  ///< null: the time-stamp counter without steps back
   double ticks_per_ns_ = 1.0;

@@ -58,7 +58,7 @@ struct SimulationOptions {
 /// Number of a node, from 0 in the order of add().
 using NodeId = std::uint32_t;
 
-/// Counts since the simulation began, over all nodes and their lives.
+/// Counts since the simulation began, over all nodes and their incarnations.
 struct SimulationStats {
   std::uint64_t steps = 0;
   std::uint64_t polls = 0;
@@ -108,7 +108,7 @@ class SPINWIRE_API Simulation {
   /// The node's engine; an empty one if the node is dead. Only the simulation calls its poll(). The
   /// reference stays valid. Also from callbacks.
   [[nodiscard]] Engine& engine(NodeId node) noexcept;
-  /// The node's address, which all of its lives share, for Engine::listen(), connect() and
+  /// The node's address, which all of its incarnations share, for Engine::listen(), connect() and
   /// open_session(). Also from callbacks.
   [[nodiscard]] static std::string address(NodeId node, std::uint16_t port = 7000);
 
@@ -126,7 +126,7 @@ class SPINWIRE_API Simulation {
   /// Errors: invalid_argument (no such node, or longer than an hour).
   [[nodiscard]] Result<void> pause(NodeId node, Nanoseconds how_long);
 
-  // The network. Settings also hold for later lives.
+  // The network. Settings also hold for later incarnations.
   /// Sets the faults between all nodes, except pairs with their own. Errors: invalid_argument
   /// (names the field).
   [[nodiscard]] Result<void> set_faults(const NetworkFaults& faults);

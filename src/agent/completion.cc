@@ -21,8 +21,8 @@ bool is_atomic(OperationKind kind) noexcept {
 }
 
 /// Handles the end of one of the agent's own operations.
-void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t length,
-            Status status) noexcept {
+void on_internal_end(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t length,
+                     Status status) noexcept {
   switch (kind) {
     case OperationKind::credit_write:
       a.credit.write_pending = false;
@@ -75,7 +75,7 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) release_elements(a, list);
-  follow(ctx, a, kind, length, status);
+  on_internal_end(ctx, a, kind, length, status);
 }
 
 }  // namespace spinwire::agent

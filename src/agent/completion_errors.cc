@@ -107,15 +107,17 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
 /// Why a receive failed. A message longer than its receive is the peer's fault; other errors are
 /// local. Soft-RoCE reports both with one status.
 Error receive_error(const Agent& a, const ibv_wc& wc) {
-  const bool peers = wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR ||
-                     wc.status == IBV_WC_REM_INV_REQ_ERR;
+  const bool is_peers_fault = wc.status == IBV_WC_LOC_LEN_ERR ||
+                              wc.status == IBV_WC_LOC_QP_OP_ERR ||
+                              wc.status == IBV_WC_REM_INV_REQ_ERR;
   return base::make_error(
-      peers ? Status::protocol : status_of(wc.status),
+      is_peers_fault ? Status::protocol : status_of(wc.status),
       base::format("receive a message from {}", a.peer.name.data()),
       base::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
                    ibv_wc_status_str(wc.status), wc.vendor_err),
-      peers ? "the peer sent more than the limit it was told"
-            : "the local memory of a receive is gone, or the device has failed: see its events");
+      is_peers_fault
+          ? "the peer sent more than the limit it was told"
+          : "the local memory of a receive is gone, or the device has failed: see its events");
 }
 
 }  // namespace
@@ -140,8 +142,8 @@ void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept 
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   try {
     Error cause = receive_error(a, wc);
-    const bool peers = cause.status == Status::protocol;
-    peers ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
+    const bool is_peers_fault = cause.status == Status::protocol;
+    is_peers_fault ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
     fail(ctx, a, base::out_of_memory());
   }

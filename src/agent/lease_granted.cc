@@ -210,7 +210,7 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   Agent& a = *lease.agent;
   const memory::KeyTarget& target = lease.target;
   const bool was_granted = lease.key.state != memory::KeyState::none;
-  const bool tells = was_granted || lease.origin != Origin::requested;
+  const bool reports_return = was_granted || lease.origin != Origin::requested;
   const std::optional<std::uint32_t> reply_to = lease.reply_to;
   if (lease.revoked) ctx.registrations->remember_ended(lease.key.rkey);
   Returned returned;
@@ -223,7 +223,7 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   drop_lease_granted(ctx, lease);
   if (reply_to && a.stage == Stage::up) send_reply(ctx, a, *reply_to, LeaseVerdict::granted);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
-  if (tells && a.handlers.on_returned) a.handlers.on_returned(handle(ctx, a), returned);
+  if (reports_return && a.handlers.on_returned) a.handlers.on_returned(handle(ctx, a), returned);
 }
 
 void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r) noexcept {

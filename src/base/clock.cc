@@ -177,7 +177,7 @@ std::uint64_t Clock::read_slow() const noexcept {
   return __atomic_load_n(source_, __ATOMIC_RELAXED) + offset_;
 }
 
-std::uint64_t Clock::go_on_from(std::uint64_t last, std::uint64_t read) noexcept {
+std::uint64_t Clock::resume_from(std::uint64_t last, std::uint64_t read) noexcept {
   offset_ += last - read;
 #if defined(__x86_64__)
   if (source_ == nullptr) source_ = &kSteppedCounter;

@@ -139,13 +139,13 @@ class ControlPort {
 
  private:
   friend struct Incoming;
-  friend struct OfConnection;
+  friend struct ConnectionDialogue;
   friend struct Connect;
   friend struct Accept;
   friend struct CmIncoming;
   friend struct CmAccept;
   friend struct OpenSession;
-  friend struct OfServedSession;
+  friend struct ServedSessionDialogue;
   friend struct ValidatePath;
   friend struct ServeSession;
   friend struct ProbePeer;

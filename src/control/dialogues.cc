@@ -103,26 +103,27 @@ void Incoming::on_timeout(ControlPort& port, Handshake& h) {
 
 // Each function copies the dialogue, which the port replaces.
 
-void OfConnection::on_failed(ControlPort& port, Handshake& h, const Error& why) const {
-  const OfConnection over = *this;
+void ConnectionDialogue::on_failed(ControlPort& port, Handshake& h, const Error& why) const {
+  const ConnectionDialogue over = *this;
   port.refuse(h, why);
   over.owner->on_failed(over.subject, why);
 }
 
-void OfConnection::on_refused(ControlPort& port, Handshake& h, const wire::Refuse& refusal) const {
-  const OfConnection over = *this;
+void ConnectionDialogue::on_refused(ControlPort& port, Handshake& h,
+                                    const wire::Refuse& refusal) const {
+  const ConnectionDialogue over = *this;
   const wire::Refuse copy = refusal;
   port.drop(h);
   over.owner->on_refused(over.subject, copy);
 }
 
-void OfConnection::end(ControlPort& port, Handshake& h) const {
-  const OfConnection over = *this;
+void ConnectionDialogue::end(ControlPort& port, Handshake& h) const {
+  const ConnectionDialogue over = *this;
   port.drop(h);
   over.owner->on_confirmed(over.subject);
 }
 
-void OfConnection::give_up(ControlPort& port, Handshake& h) const {
+void ConnectionDialogue::give_up(ControlPort& port, Handshake& h) const {
   on_failed(port, h, gave_way());
 }
 
@@ -220,7 +221,7 @@ void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
   port.drop(id);  // unless it is confirmed
 }
 
-void OfServedSession::end_unconfirmed(ControlPort& port, Handshake& h) const {
+void ServedSessionDialogue::end_unconfirmed(ControlPort& port, Handshake& h) const {
   const AcceptedSession over = session;
   port.drop(h);
   over.owner->on_unconfirmed(over.subject, over.opened_at);

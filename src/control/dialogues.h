@@ -61,7 +61,7 @@ struct Incoming {
 };
 
 /// The base of dialogues of connections. Each function ends the handshake, then tells the owner.
-struct OfConnection {
+struct ConnectionDialogue {
   ConnectionOwner* owner = nullptr;
   std::uint64_t subject = 0;
 
@@ -73,7 +73,7 @@ struct OfConnection {
 
 /// Outbound: sends hello, receives accept, sends ready. For a session's calls, the hello joins the
 /// session.
-struct Connect : OfConnection {
+struct Connect : ConnectionDialogue {
   /// After the hello; before it, only a refusal.
   [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
     return wire::kinds(wire::FrameKind::accept, wire::FrameKind::refuse);
@@ -90,7 +90,7 @@ struct Connect : OfConnection {
 };
 
 /// Inbound, after the peer's hello: sends accept, receives ready.
-struct Accept : OfConnection {
+struct Accept : ConnectionDialogue {
   /// After our accept; before it, only a refusal.
   [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
     return wire::kinds(wire::FrameKind::ready, wire::FrameKind::refuse);
@@ -113,7 +113,7 @@ struct CmIncoming {
 
 /// Inbound, through rdma_cm: from the request until the peer confirms our answer. The owner has the
 /// identifier and its events.
-struct CmAccept : OfConnection {
+struct CmAccept : ConnectionDialogue {
   bool answered = false;
 
   [[nodiscard]] bool waits_for_peer() const noexcept { return answered; }
@@ -131,7 +131,7 @@ struct OpenSession {
 };
 
 /// The base of dialogues of served sessions.
-struct OfServedSession {
+struct ServedSessionDialogue {
   AcceptedSession session;
 
   [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
@@ -143,7 +143,7 @@ struct OfServedSession {
 /// datagrams at the address that it names. The owner sends a token there, and the client returns
 /// it in `path_response` (as in RFC 9000, section 8.2); only then session_opened reveals our
 /// address. Repeats the challenge after 2 ms, 4 ms and so on, until handshake_timeout.
-struct ValidatePath : OfServedSession {
+struct ValidatePath : ServedSessionDialogue {
   std::uint64_t challenged_at = 0;  ///< tick
   std::uint64_t interval = 0;       ///< ticks to the next challenge; doubled each time
   std::uint64_t deadline = 0;       ///< tick
@@ -155,7 +155,7 @@ struct ValidatePath : OfServedSession {
 };
 
 /// Inbound, after a session was opened: waits for the client's ready.
-struct ServeSession : OfServedSession {
+struct ServeSession : ServedSessionDialogue {
   /// A repeated challenge may be answered once more.
   [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
     return wire::kinds(wire::FrameKind::ready, wire::FrameKind::path_response,

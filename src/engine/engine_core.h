@@ -39,7 +39,7 @@ struct OpenOptions {
   bool sparse = false;
 };
 
-class EngineCore final : private engine::CompletionProcessor, private rpc::Host {
+class EngineCore final : private engine::CompletionProcessor, private rpc::EngineServices {
  public:
   EngineCore(const Config& config, const Clock& clock, base::OwnerGuard guard);
   EngineCore(const EngineCore&) = delete;
@@ -61,7 +61,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Host 
     ++polls;
     std::uint64_t now = context.clock.now();
     if (now < context.now) [[unlikely]]
-      now = go_on();
+      now = resume_clock();
     context.now = now;
     const int n = ibv_poll_cq(cq, poll_batch, completions.data());
     const bool found = (static_cast<std::uint64_t>(n) | agent::listed_work(context)) != 0;
@@ -116,7 +116,9 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Host 
   [[nodiscard]] Result<void> check_open(const char* asked) const;
   [[gnu::noinline]] int poll_busy(int count) noexcept;
   /// The tick of a poll whose clock has stepped back. Cold.
-  [[gnu::noinline]] std::uint64_t go_on() noexcept { return context.clock.now_from(context.now); }
+  [[gnu::noinline]] std::uint64_t resume_clock() noexcept {
+    return context.clock.now_from(context.now);
+  }
   std::uint32_t handle_batch(int count) noexcept;
   [[gnu::noinline]] std::uint32_t handle_mixed_batch(int count) noexcept;
   std::uint32_t handle_further_batches() noexcept;

@@ -23,14 +23,14 @@ using wire::RpcKind;
 /// Q_Keys with the top bit are reserved for the operating system.
 static constexpr std::uint32_t kQkeyMask = 0x7fffffff;
 Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
-         control::ConnectionOwner& connections, Host& host)
+         control::ConnectionOwner& connections, EngineServices& engine)
     : context(ctx),
       clients(ctx.config.rpc.sessions),
       servers(ctx.config.rpc.sessions),
       // The last quarter is for sessions without a reservation, which have one call at a time.
       receive_budget(ctx.config.rpc.receive_depth - ctx.config.rpc.receive_depth / 4),
       retransmission_queue(receive_budget),
-      dialogues(*this, control, connections, host),
+      dialogues(*this, control, connections, engine),
       numbers(base::random_seed()) {
   const Config& c = ctx.config;
   retransmission_timer.kind = kRetransmissionTimer;
@@ -81,12 +81,12 @@ Result<void> check_completion_depth(const agent::EngineContext& ctx) {
 }  // namespace
 
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
-                                  control::ConnectionOwner& connections, Host& host) {
-  if (auto present = host.check_device("make remote calls possible"); !present)
+                                  control::ConnectionOwner& connections, EngineServices& engine) {
+  if (auto present = engine.check_device("make remote calls possible"); !present)
     return tl::unexpected(present.error());
   if (auto transport = check_transport(ctx); !transport) return tl::unexpected(transport.error());
   if (auto depth = check_completion_depth(ctx); !depth) return tl::unexpected(depth.error());
-  auto r = std::make_unique<Rpc>(ctx, control, connections, host);
+  auto r = std::make_unique<Rpc>(ctx, control, connections, engine);
   base::Random random(ctx.incarnation ^ ctx.clock.now());
   r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
   r->local.mtu = std::min(ctx.device->place().mtu, kLongestDatagram);

@@ -64,7 +64,7 @@ struct Timeouts {
 
 struct Rpc {
   Rpc(agent::EngineContext& ctx, control::ControlPort& control,
-      control::ConnectionOwner& connections, Host& host);
+      control::ConnectionOwner& connections, EngineServices& engine);
   Rpc(const Rpc&) = delete;
   Rpc& operator=(const Rpc&) = delete;
   ~Rpc();
@@ -119,7 +119,7 @@ inline bool uses_datagrams(const agent::EngineContext& ctx) noexcept {
 /// Opens the datagram port if the engine uses datagrams. `connections` owns the handshakes of the
 /// sessions' connections. Errors: unsupported, limit, no_device, and those of DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
-                                  control::ConnectionOwner& connections, Host& host);
+                                  control::ConnectionOwner& connections, EngineServices& engine);
 /// Sets the handler of a method. May throw.
 void serve(Rpc& r, Method method, const MethodHandler& handler);
 /// Opens a session. Errors: those of Engine::open_session().

@@ -50,7 +50,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
                                   : rpc_.context.config.connections.connect_timeout;
   rpc_.context.timers.schedule(c->timer,
                                rpc_.context.clock.now() + rpc_.context.clock.ticks(timeout));
-  host_.step_soon();
+  engine_.step_soon();
   return c;
 }
 
@@ -80,7 +80,7 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
 
 void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t token) noexcept {
   port_.respond(c.handshake, token);
-  host_.step_soon();
+  engine_.step_soon();
 }
 
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
@@ -160,7 +160,7 @@ void SessionDialogues::begin_connections() noexcept {
 }
 
 Result<void> SessionDialogues::connect(ClientSession& c) {
-  if (auto present = host_.check_device("connect a session"); !present) return present;
+  if (auto present = engine_.check_device("connect a session"); !present) return present;
   auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
   const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.join_token});
@@ -195,7 +195,8 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
     if (s->transport == Transport::connection) release_server_session(rpc_, *s);
     return tl::unexpected(why);
   };
-  if (auto present = host_.check_device("join a session"); !present) return refuse(present.error());
+  if (auto present = engine_.check_device("join a session"); !present)
+    return refuse(present.error());
   const auto made = agent::make(
       rpc_.context,
       {.peer = peer, .attributes = connection_attributes(rpc_.context), .handshake = handshake},

@@ -13,9 +13,9 @@ namespace spinwire::rpc {
 struct Rpc;
 
 /// Services of the engine for its remote calls.
-class Host {
+class EngineServices {
  public:
-  virtual ~Host() = default;
+  virtual ~EngineServices() = default;
   /// Checks that the device works. Errors: no_device.
   [[nodiscard]] virtual Result<void> check_device(const char* asked) const = 0;
   /// Makes the next poll take a control step.
@@ -28,8 +28,8 @@ class SessionDialogues final : public control::SessionOwner,
  public:
   /// `connections` owns the handshakes of the sessions' connections.
   SessionDialogues(Rpc& rpc, control::ControlPort& port, control::ConnectionOwner& connections,
-                   Host& host) noexcept
-      : rpc_(rpc), port_(port), connections_(connections), host_(host) {}
+                   EngineServices& engine) noexcept
+      : rpc_(rpc), port_(port), connections_(connections), engine_(engine) {}
 
   /// Opens a session. Errors: those of Engine::open_session().
   Result<ClientSession*> open(std::string_view address, const SessionOptions& options);
@@ -40,7 +40,7 @@ class SessionDialogues final : public control::SessionOwner,
 
   // Connections for long calls, and for sessions without datagrams.
   /// A session wants a connection: the next control step starts it.
-  void request_connection() noexcept { host_.step_soon(); }
+  void request_connection() noexcept { engine_.step_soon(); }
   /// Starts wanted connections while the control port has room. Each control step.
   void begin_connections() noexcept;
 
@@ -72,7 +72,7 @@ class SessionDialogues final : public control::SessionOwner,
   Rpc& rpc_;
   control::ControlPort& port_;
   control::ConnectionOwner& connections_;
-  Host& host_;
+  EngineServices& engine_;
 };
 
 }  // namespace spinwire::rpc

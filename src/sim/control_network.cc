@@ -155,7 +155,7 @@ std::uint32_t ControlNetwork::host_of(const Address& address, std::uint32_t seen
   return host < hosts_.size() ? host : kMostHosts;
 }
 
-void ControlNetwork::look() {
+void ControlNetwork::poll_links() {
   if (links_.empty()) return;
   std::array<Event, EpollSet::kEventsMax> events;
   for (std::size_t i = ready_.wait(events); i-- != 0;) {
@@ -169,7 +169,7 @@ void ControlNetwork::look() {
 }
 
 void ControlNetwork::run(std::uint64_t now) {
-  look();
+  poll_links();
   for (const auto& link : links_) {
     advance(*link, now);
     if (link->over) {  // both ends are about to close

@@ -125,7 +125,7 @@ class ControlNetwork {
   [[nodiscard]] std::uint32_t host_of(const Address& address, std::uint32_t seen_by) const;
   Result<void> add(std::unique_ptr<Link> link);
   /// Finds the links with bytes to read, with one system call for up to 64 events.
-  void look();
+  void poll_links();
   void advance(Link& link, std::uint64_t now);
   /// Gives a new connection to its listener, if the listener still exists.
   void announce(Link& link, std::uint64_t now);

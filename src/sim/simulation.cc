@@ -82,7 +82,7 @@ Simulation::State::State(std::uint64_t of_seed, const SimulationOptions& given)
 
 Simulation::State::~State() {
   for (auto& node : nodes) {
-    if (node->engine) end_life(*node);
+    if (node->engine) end_node(*node);
   }
 }
 
@@ -101,7 +101,7 @@ Result<NodeId> Simulation::State::add(const Config& config) {
       std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
   first_stride = std::min(first_stride, static_cast<std::uint64_t>(interval.count()));
   const auto number = static_cast<NodeId>(nodes.size() - 1);
-  if (auto begun = begin_life(*nodes.back()); !begun) {
+  if (auto begun = start_node(*nodes.back()); !begun) {
     // The host and the dead node stay, so that their numbers still agree.
     return tl::unexpected(begun.error());
   }
@@ -109,7 +109,7 @@ Result<NodeId> Simulation::State::add(const Config& config) {
   return number;
 }
 
-Result<void> Simulation::State::begin_life(Node& node) {
+Result<void> Simulation::State::start_node(Node& node) {
   if (auto good = node.config.check(); !good) return good;
   auto guard = base::OwnerGuard::create();
   if (!guard) return tl::unexpected(guard.error());
@@ -120,7 +120,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   softverbs::keep_to_thread(core->context.device->context());
   end_quiet();
   node.engine = detail::make<Engine>(std::move(core));
-  ++node.life;
+  ++node.incarnation;
   const NodeId number = node.host->number();
   if (auto set = apply_faults(number); !set) return set;
   for (NodeId other = 0; other < nodes.size(); ++other) {
@@ -129,7 +129,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   return {};
 }
 
-void Simulation::State::end_life(Node& node) noexcept {
+void Simulation::State::end_node(Node& node) noexcept {
   detail::EngineCore& core = *detail::core_of(node.engine);
   end_quiet();
   note(core.polls ^ base::Random::mix(core.context.stats.completions));
@@ -203,7 +203,7 @@ bool Simulation::alive(NodeId node) const noexcept {
   return node < size() && state_->nodes[node]->alive();
 }
 std::uint32_t Simulation::incarnation(NodeId node) const noexcept {
-  return node < size() ? state_->nodes[node]->life : 0;
+  return node < size() ? state_->nodes[node]->incarnation : 0;
 }
 Engine& Simulation::engine(NodeId node) noexcept { return state_->nodes[node]->engine; }
 
@@ -221,7 +221,7 @@ Result<void> Simulation::kill(NodeId number) {
     (*node)->ends_after_poll = true;
     (void)softverbs::set_links((*node)->device(), softverbs::LinkState::down);
   } else {
-    state_->end_life(**node);
+    state_->end_node(**node);
   }
   return {};
 }
@@ -232,7 +232,7 @@ Result<void> Simulation::restart(NodeId number) {
   Node& node = *state_->nodes[number];
   if (node.engine) return no_such_node(kAsked, number, "is alive");
   return base::no_throw(kAsked, [&]() -> Result<void> {
-    if (auto begun = state_->begin_life(node); !begun) return begun;
+    if (auto begun = state_->start_node(node); !begun) return begun;
     ++state_->stats.restarts;
     return {};
   });

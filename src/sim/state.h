@@ -28,7 +28,7 @@ struct Node {
   Config config;
   Engine engine;  ///< empty while the node is dead
   SimulatedHost* host = nullptr;
-  std::uint32_t life = 0;
+  std::uint32_t incarnation = 0;
   std::uint64_t paused_until = 0;
   std::uint64_t polled_at = 0;
   bool ends_after_poll = false;  ///< the node dies when its poll has returned
@@ -92,8 +92,8 @@ struct Simulation::State {
   ~State();
 
   Result<NodeId> add(const Config& config);
-  Result<void> begin_life(sim::Node& node);
-  void end_life(sim::Node& node) noexcept;
+  Result<void> start_node(sim::Node& node);
+  void end_node(sim::Node& node) noexcept;
   [[nodiscard]] Result<sim::Node*> living(NodeId node, const char* asked);
   /// Sets a node's fault plan, and the plans of paths from and to it.
   Result<void> apply_faults(NodeId node);
@@ -113,7 +113,7 @@ struct Simulation::State {
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
   [[nodiscard]] std::uint64_t next_due() const;
   [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
-  void spend(std::uint64_t least, std::uint64_t most) noexcept;
+  void advance_time(std::uint64_t least, std::uint64_t most) noexcept;
   void note(std::uint64_t value) noexcept;
   [[nodiscard]] std::uint64_t trace_hash() const noexcept;
   [[nodiscard]] Result<void> audit() const;

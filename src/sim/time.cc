@@ -19,7 +19,7 @@ constexpr std::uint64_t kLongestStride = 1'000'000'000;
 
 }  // namespace
 
-void Simulation::State::spend(std::uint64_t least, std::uint64_t most) noexcept {
+void Simulation::State::advance_time(std::uint64_t least, std::uint64_t most) noexcept {
   now += least + order.below(most - least + 1);
 }
 
@@ -48,8 +48,8 @@ Status Simulation::State::step() {
 }
 
 void Simulation::State::poll(Node& node, NodeId number) {
-  spend(static_cast<std::uint64_t>(options.poll_time_min.count()),
-        static_cast<std::uint64_t>(options.poll_time_max.count()));
+  advance_time(static_cast<std::uint64_t>(options.poll_time_min.count()),
+               static_cast<std::uint64_t>(options.poll_time_max.count()));
   ++stats.polls;
   polling = number;
   node.polled_at = now;
@@ -64,7 +64,7 @@ void Simulation::State::poll(Node& node, NodeId number) {
   }
   // The device released a held packet, but the receiver may already have been polled in this step.
   if (due <= node.polled_at && next_of(node) != due) end_quiet();
-  if (node.ends_after_poll) end_life(node);
+  if (node.ends_after_poll) end_node(node);
 }
 
 void Simulation::State::run_due_actions() {

@@ -565,7 +565,7 @@ TEST_F(RpcDirect, AnAnswerWithinThePollIsNoRoundTrip) {
   t.calls.finish();
 }
 
-TEST(RpcDirectAgain, PassesTheSuitesByWorkRequests) {
+TEST(SlowRpcByWorkRequests, PassTheSuitesOfCalls) {
   if (device_name() != "softverbs" || by_work_requests() || over_connections())
     GTEST_SKIP() << "this is what the others do";
   const std::string text = engine_test::run_again(

@@ -56,8 +56,8 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   SimSession& s = sessions_.emplace_back();
   s.from = from;
   s.to = to;
-  s.life = sim_.incarnation(from);
-  s.to_life = sim_.incarnation(to);
+  s.incarnation = sim_.incarnation(from);
+  s.to_incarnation = sim_.incarnation(to);
   s.troubled = in_trouble(from, to);
   s.connected = actors_[from].connects || actors_[to].connects;
   SessionOptions options;
@@ -85,8 +85,8 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
   if (!good && !s.troubled && worst_loss_ <= 0.15 && !lost && !(s.closing && !s.ready))
     fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to, why.message());
   if (winding_up_) return;
-  const auto again = [this, from = s.from, to = s.to, life = s.life] {
-    if (lives(from, life) && !winding_up_) open_session(from, to);
+  const auto again = [this, from = s.from, to = s.to, incarnation = s.incarnation] {
+    if (is_incarnation(from, incarnation) && !winding_up_) open_session(from, to);
   };
   sim_.at(sim_.now() + below(pace_ * 8), again);
 }
@@ -380,20 +380,21 @@ void SimWorld::answer_later(std::uint64_t number, NodeId node, const PendingCall
     calls_[number].forgotten = true;
     return;
   }
-  sim_.at(sim_.now() + below(pace_ * 4), [this, number, node, call, life = sim_.incarnation(node)] {
-    if (!lives(node, life)) return;
-    const Status status = give_reply(number, node, call);
-    check_answered(number, status);
-    if (status == Status::ok && sim_.chance(0.2) &&
-        call.reply(std::span<const std::byte>()) != Status::not_connected)
-      fail("call {} was answered twice", number);
-  });
+  sim_.at(sim_.now() + below(pace_ * 4),
+          [this, number, node, call, incarnation = sim_.incarnation(node)] {
+            if (!is_incarnation(node, incarnation)) return;
+            const Status status = give_reply(number, node, call);
+            check_answered(number, status);
+            if (status == Status::ok && sim_.chance(0.2) &&
+                call.reply(std::span<const std::byte>()) != Status::not_connected)
+              fail("call {} was answered twice", number);
+          });
 }
 
 void SimWorld::on_nested(std::uint64_t inner, const PendingCall& outer) {
   const std::uint64_t number = calls_[inner].asked_for;
   const SimSession& s = sessions_[calls_[inner].session];
-  if (!lives(s.from, s.life)) return;
+  if (!is_incarnation(s.from, s.incarnation)) return;
   const Status status = calls_[inner].status == Status::ok
                             ? give_reply(number, s.from, outer)
                             : outer.refuse(to_string(calls_[inner].status));

@@ -29,8 +29,8 @@ void SimWorld::connect(NodeId from, NodeId to) {
   SimLink& l = links_.emplace_back();
   l.from = from;
   l.to = to;
-  l.life = sim_.incarnation(from);
-  l.to_life = sim_.incarnation(to);
+  l.incarnation = sim_.incarnation(from);
+  l.to_incarnation = sim_.incarnation(to);
   l.troubled = in_trouble(from, to) || actors_[from].shaky || actors_[to].shaky;
   ConnectOptions options;
   options.handlers.on_ready = [this, index](Connection) { links_[index].ready = true; };
@@ -57,8 +57,8 @@ void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
   if (why.status == Status::ok && !l.closing && !l.troubled)
     fail("connection {} closed without a request", index);
   if (winding_up_) return;
-  const auto again = [this, from = l.from, to = l.to, life = l.life] {
-    if (lives(from, life) && !winding_up_) connect(from, to);
+  const auto again = [this, from = l.from, to = l.to, incarnation = l.incarnation] {
+    if (is_incarnation(from, incarnation) && !winding_up_) connect(from, to);
   };
   sim_.at(sim_.now() + below(pace_ * 8), again);
 }
@@ -87,7 +87,7 @@ void SimWorld::send_message(std::uint32_t index) {
 void SimWorld::on_sent(std::uint64_t number, const Completion& completion) {
   SimMessage& m = messages_[number];
   const SimLink& l = links_[m.link];
-  if (!lives(l.from, l.life)) return;
+  if (!is_incarnation(l.from, l.incarnation)) return;
   sim_.note(number << 8 | static_cast<std::uint64_t>(completion.status));
   if (++m.ended != 1) return fail("message {} ends for the {}th time", number, m.ended);
   --unsent_;

@@ -121,11 +121,11 @@ void SimWorld::start_actor(NodeId node) {
 
 void SimWorld::plan_act(NodeId node) {
   sim_.at(sim_.now() + below(2 * pace_),
-          [this, node, life = sim_.incarnation(node)] { act(node, life); });
+          [this, node, incarnation = sim_.incarnation(node)] { act(node, incarnation); });
 }
 
-void SimWorld::act(NodeId node, std::uint32_t life) {
-  if (!lives(node, life) || winding_up_) return;
+void SimWorld::act(NodeId node, std::uint32_t incarnation) {
+  if (!is_incarnation(node, incarnation) || winding_up_) return;
   const auto usable = [](std::vector<std::uint32_t>& ours, const auto& paths) {
     std::erase_if(ours, [&](std::uint32_t i) { return paths[i].over || paths[i].closing; });
     std::vector<std::uint32_t> found;

@@ -33,8 +33,8 @@ enum SimMethod : Method {
 struct SimPath {
   NodeId from = 0;
   NodeId to = 0;
-  std::uint32_t life = 0;     ///< of the opening node
-  std::uint32_t to_life = 0;  ///< of the other node, when it was opened
+  std::uint32_t incarnation = 0;     ///< of the opening node
+  std::uint32_t to_incarnation = 0;  ///< of the other node, when it was opened
   bool ready = false;
   bool over = false;      ///< on_closed has run, or the opening node has died
   bool closing = false;   ///< by its own end
@@ -129,13 +129,13 @@ class SimWorld {
     return Nanoseconds(
         static_cast<std::int64_t>(sim_.random(static_cast<std::uint64_t>(most.count()) + 1)));
   }
-  [[nodiscard]] bool lives(NodeId node, std::uint32_t life) const {
-    return sim_.alive(node) && sim_.incarnation(node) == life;
+  [[nodiscard]] bool is_incarnation(NodeId node, std::uint32_t incarnation) const {
+    return sim_.alive(node) && sim_.incarnation(node) == incarnation;
   }
 
   // The run.
   void build();
-  void act(NodeId node, std::uint32_t life);
+  void act(NodeId node, std::uint32_t incarnation);
   void plan_act(NodeId node);
   void start_actor(NodeId node);
   void copy_statistics();

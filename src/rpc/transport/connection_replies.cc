@@ -185,9 +185,9 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
     return;
   }
   // A failed connection would fail again, so its waiting calls end with the reason.
-  const bool tells = wanted && !b->had_connection && why;
+  const bool reports_reason = wanted && !b->had_connection && why;
   b->had_connection = b->had_connection || was_ready;
-  if (!was_ready) end_backlog(r, *b, tells ? why->status : status);
+  if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
   if (connection_of(r, session) != b) return;
   if (b->is_ending) return end_session(r, c, EndReason(std::move(b->why)));
   if (b->backlog_count != 0 && c.state == SessionState::ready) request_connection(r, *b);
