@@ -182,7 +182,7 @@ void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
        {refusal.status,
         base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a)),
         base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
-        base::kRefusalRemedy});
+        asked ? base::kRefusalRemedy : "correct what the peer names; the peer must connect again"});
 }
 
 void on_cm_disconnected(EngineContext& ctx, Agent& a) {

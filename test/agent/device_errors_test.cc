@@ -104,7 +104,7 @@ TEST(EngineDeviceErrors, TellWhoseFaultASendWas) {
       {IBV_WC_LOC_EEC_OP_ERR, Status::local_error, Status::local_error, "could not execute"},
       {IBV_WC_LOC_PROT_ERR, Status::local_error, Status::local_error, "deregistered"},
       {IBV_WC_LOC_ACCESS_ERR, Status::local_error, Status::local_error, "lacks a right"},
-      {IBV_WC_WR_FLUSH_ERR, Status::flushed, Status::local_error, "failed before"},
+      {IBV_WC_WR_FLUSH_ERR, Status::flushed, Status::local_error, "failed earlier"},
       {IBV_WC_MW_BIND_ERR, Status::local_error, Status::local_error, "bind a window"},
       {IBV_WC_FATAL_ERR, Status::local_error, Status::local_error, "open another engine"},
       {IBV_WC_GENERAL_ERR, Status::local_error, Status::local_error, "completion's status"},
