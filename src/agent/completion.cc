@@ -21,30 +21,30 @@ bool is_atomic(OperationKind kind) noexcept {
 }
 
 /// Handles the end of one of the agent's own operations.
-void on_internal_end(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t length,
+void on_internal_end(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t subject,
                      Status status) noexcept {
   switch (kind) {
     case OperationKind::credit_write:
       a.credit.write_pending = false;
       break;
     case OperationKind::credit_message:
-      on_credit_message_sent(a, static_cast<wire::MessageKind>(length));
+      on_credit_message_sent(a, static_cast<wire::MessageKind>(subject));
       break;
     case OperationKind::rendezvous_read:
-      on_rendezvous_read(ctx, a, length, status);
+      on_rendezvous_read(ctx, a, subject, status);
       break;
     case OperationKind::control_message:
       on_control_message_done(ctx, a);
       break;
     case OperationKind::rendezvous_unbind:
       on_control_message_done(ctx, a);
-      on_rendezvous_unbound(ctx, a, length, status);
+      on_rendezvous_unbound(ctx, a, subject, status);
       break;
     case OperationKind::lease_bind:
       on_lease_bound(ctx, a);
       break;
     case OperationKind::lease_unbind:
-      on_lease_unbound(ctx, a, length, status);
+      on_lease_unbound(ctx, a, subject, status);
       break;
     default:
       break;
@@ -64,7 +64,7 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
     if (is_atomic(op.kind)) completion.value = found_by(ctx, op);
   }
   const OperationKind kind = op.kind;
-  const std::uint32_t length = op.length;
+  const std::uint32_t subject = op.subject;
   const std::uint32_t list = is_raw(kind) ? detach_elements(a, op) : kNone;
   Block* const block = op.block;
   if (op.header_in_headroom) block->header_in_use = 0;
@@ -75,7 +75,7 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) release_elements(a, list);
-  on_internal_end(ctx, a, kind, length, status);
+  on_internal_end(ctx, a, kind, subject, status);
 }
 
 }  // namespace spinwire::agent

@@ -69,7 +69,8 @@ struct alignas(64) Operation {
   ibv_sge sges[2];
   Agent* agent;
   detail::Block* block;
-  std::uint32_t length;  ///< payload, bytes
+  std::uint32_t length;   ///< payload, bytes; 0 of the agent's own operations
+  std::uint32_t subject;  ///< of the agent's own operations: what on_internal_end() needs
   OperationKind kind;
   bool header_in_headroom;  ///< one element holds header and payload
   bool calls_back;          ///< `done` is set

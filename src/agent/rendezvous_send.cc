@@ -102,14 +102,14 @@ void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSen
                  wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
                  static_cast<std::uint16_t>(a.credit.granted), wire::kRendezvousOfferBytes},
                 body);
-  op.length = t.id;
+  op.subject = t.id;
 }
 
 }  // namespace
 
 RendezvousSend* find_rendezvous_send(const EngineContext& ctx, const Agent& a,
                                      const Operation& offer) noexcept {
-  return find_send(*ctx.rendezvous, a, offer.length);
+  return find_send(*ctx.rendezvous, a, offer.subject);
 }
 
 void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& t,

@@ -167,13 +167,14 @@ inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
   if (op.calls_back) op.done = done;
 }
 
-/// Begins an operation of the agent's own, without a payload or a callback. `name` identifies its
-/// object when it ends.
+/// Begins an operation of the agent's own, without a payload or a callback. `subject`: the lease,
+/// the rendezvous message or the kind of message that on_internal_end() is about.
 inline void begin_internal(Agent& a, Operation& op, OperationKind kind,
-                           std::uint32_t name = 0) noexcept {
+                           std::uint32_t subject = 0) noexcept {
   count_begin(a, kind);
   op.block = nullptr;
-  op.length = name;
+  op.length = 0;
+  op.subject = subject;
   op.kind = kind;
   op.header_in_headroom = false;
   op.calls_back = false;

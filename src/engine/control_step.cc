@@ -1,4 +1,6 @@
 // The control step: sockets, liveness, timers, at most one control verb. Never blocks.
+#include <algorithm>
+
 #include "engine/engine_core.h"
 
 namespace spinwire::detail {
@@ -76,6 +78,17 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (schedule.next_control != engine::PollSchedule::kNever)
     schedule.next_control = more ? now : now + schedule.control_interval;
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
+}
+
+std::uint64_t EngineCore::next_timer_step() const noexcept {
+  const std::uint64_t due = context.timers.next_deadline();
+  const bool manual = schedule.next_control == engine::PollSchedule::kNever;
+  if (due == base::TimerWheel::kNever || manual) return due;
+  return std::max(due, schedule.next_control);
+}
+
+bool EngineCore::has_set_up_work() const noexcept {
+  return agent::has_setup_work(context) || (calls != nullptr && rpc::wants_connections(*calls));
 }
 
 }  // namespace spinwire::detail

@@ -73,6 +73,10 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   // In control_step.cc.
   int poll_control() noexcept;
   std::uint32_t control_step(std::uint64_t now) noexcept;
+  /// The tick of the control step that serves the next timer; PollSchedule::kNever if none is due.
+  [[nodiscard]] std::uint64_t next_timer_step() const noexcept;
+  /// Whether the next control step has work that no timer announces.
+  [[nodiscard]] bool has_set_up_work() const noexcept;
 
   // Requests of the public API. An engine that is being destroyed starts nothing.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);

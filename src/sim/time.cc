@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "sim/state.h"
-#include "softverbs/objects.h"
 
 namespace spinwire {
 
@@ -99,19 +98,13 @@ std::uint64_t Simulation::State::next_due() const {
 /// Tick of the control step that serves the engine's next timer.
 std::uint64_t Simulation::State::next_timer(const Node& node) const {
   if (!node.engine) return sim::kNever;
-  const detail::EngineCore& core = *detail::core_of(node.engine);
-  const std::uint64_t due = core.context.timers.next_deadline();
-  if (due == sim::kNever) return due;
-  const bool manual = core.schedule.next_control == sim::kNever;
-  return std::max({due, node.paused_until, manual ? 0 : core.schedule.next_control});
+  const std::uint64_t due = detail::core_of(node.engine)->next_timer_step();
+  return due == sim::kNever ? due : std::max(due, node.paused_until);
 }
 
 /// Whether control steps have work that no timer announces.
 bool Simulation::State::has_pending_work(const Node& node) noexcept {
-  if (!node.engine) return false;
-  const detail::EngineCore& core = *detail::core_of(node.engine);
-  return agent::has_setup_work(core.context) ||
-         (core.calls != nullptr && rpc::wants_connections(*core.calls));
+  return node.engine && detail::core_of(node.engine)->has_set_up_work();
 }
 
 void Simulation::State::end_quiet() noexcept {
@@ -157,15 +150,8 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
 }
 
 std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
-  const auto& qp =
-      *static_cast<const softverbs::Qp*>(rpc::datagram_port(*core.calls)->queue_pair());
-  const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
-  std::uint32_t count = qp.receives->count();
-  for (std::uint32_t i = cq.head; i != cq.tail; ++i) {
-    const ibv_wc& wc = cq.ring[i & cq.mask];
-    count += wc.qp_num == qp.qp_num && agent::is_receive(wc.wr_id) ? 1 : 0;
-  }
-  return count;
+  return softverbs::unreported_receives(*rpc::datagram_port(*core.calls)->queue_pair(),
+                                        agent::is_receive);
 }
 
 Result<void> Simulation::State::audit() const {

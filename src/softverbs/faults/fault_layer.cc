@@ -263,6 +263,18 @@ Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPl
   });
 }
 
+std::uint32_t unreported_receives(const ibv_qp& queue_pair,
+                                  bool (*is_receive)(std::uint64_t wr_id)) noexcept {
+  const auto& qp = static_cast<const Qp&>(queue_pair);
+  const auto& cq = *static_cast<const Cq*>(qp.recv_cq);
+  std::uint32_t count = qp.receives->count();
+  for (std::uint32_t i = cq.head; i != cq.tail; ++i) {
+    const ibv_wc& wc = cq.ring[i & cq.mask];
+    count += wc.qp_num == qp.qp_num && is_receive(wc.wr_id) ? 1 : 0;
+  }
+  return count;
+}
+
 std::uint64_t next_due(ibv_context* context) noexcept {
   const Context& c = context_of(context);
   std::uint64_t next = ~std::uint64_t{0};

@@ -110,6 +110,10 @@ void clear_faults(ibv_context* context) noexcept;
 /// The tick of the context's clock at which the next held packet or retry is due; UINT64_MAX if
 /// nothing waits.
 [[nodiscard]] std::uint64_t next_due(ibv_context* context) noexcept;
+/// Receives of a queue pair that its program has not got back: posted, or completed and not polled.
+/// `is_receive` tells them from the wr_id of other completions.
+[[nodiscard]] std::uint32_t unreported_receives(const ibv_qp& qp,
+                                                bool (*is_receive)(std::uint64_t wr_id)) noexcept;
 
 /// The next three cut or restore a link in both directions; the other end needs no plan. Messages
 /// sent before still reach the peer, unanswered. While the link is down, nothing passes:
