@@ -12,6 +12,11 @@
 
 namespace spinwire {
 
+namespace agent {
+struct Agent;
+struct EngineContext;
+}  // namespace agent
+
 /// An inbound message. Valid during its callback. Hot.
 ///
 /// A short message may lie where the peer has written it (connections.direct_messages), and a
@@ -55,7 +60,7 @@ class Message {
         has_immediate_(has_immediate),
         is_write_(is_write) {}
   /// A message in the device's memory.
-  Message(void* engine, const std::byte* data, std::size_t size) noexcept
+  Message(agent::EngineContext* engine, const std::byte* data, std::size_t size) noexcept
       : block_(nullptr),
         data_(data),
         size_(size),
@@ -72,7 +77,7 @@ class Message {
   std::uint32_t immediate_;
   bool has_immediate_;
   bool is_write_;
-  void* engine_ = nullptr;  ///< of a message in the device's memory: provides take() with a block
+  agent::EngineContext* engine_ = nullptr;  ///< of a message in the device's memory; for take()
 };
 
 /// A message longer than connections.eager_bytes, which the engine will read from its sender. Valid
@@ -94,12 +99,12 @@ class Offer {
  private:
   friend struct detail::Internals;
 
-  Offer(const void* engine, const void* connection, std::size_t size,
+  Offer(const agent::EngineContext* engine, const agent::Agent* connection, std::size_t size,
         std::optional<std::uint32_t> immediate) noexcept
       : engine_(engine), connection_(connection), size_(size), immediate_(immediate) {}
 
-  const void* engine_;      ///< whose memory place() takes
-  const void* connection_;  ///< that the message arrives on
+  const agent::EngineContext* engine_;  ///< whose memory place() takes
+  const agent::Agent* connection_;      ///< that the message arrives on
   std::size_t size_;
   std::optional<std::uint32_t> immediate_;
   BufferSlice to_;

@@ -36,12 +36,11 @@ bool submit_credit_message(EngineContext& ctx, Agent& a, wire::MessageKind kind)
     by.ask_due = false;
     by.ask_outstanding = by.awaits_message = true;
   }
-  begin_internal(a, *op, OperationKind::credit_message);
+  begin_internal(a, *op, OperationKind::credit_message, static_cast<std::uint32_t>(kind));
   op->wr.num_sge = 1;
   build_staged(ctx, a, *op,
                wire::encode({kind, 0, static_cast<std::uint16_t>(a.credit.granted), 0}), nullptr,
                0);
-  op->length = static_cast<std::uint32_t>(kind);  // for on_credit_message_sent()
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
   a.credit.advertised = a.credit.granted;
   append(a, *op);

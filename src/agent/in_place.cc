@@ -8,7 +8,7 @@
 namespace spinwire {
 
 Buffer Message::take_copy() noexcept {
-  auto& ctx = *static_cast<agent::EngineContext*>(std::exchange(engine_, nullptr));
+  auto& ctx = *std::exchange(engine_, nullptr);
   detail::Block* const block = agent::block_for_kept(ctx);
   if (block == nullptr) return {};
   std::memcpy(block->payload, data_, size_);

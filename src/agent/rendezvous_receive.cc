@@ -100,6 +100,7 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
   const std::uint32_t bytes = std::min(r.length - r.requested, kRendezvousReadBytes);
   begin<OperationKind::rendezvous_read>(a, *op, r.block, bytes, {});
   op->header_in_headroom = false;
+  op->subject = bytes;
   op->wr.send_flags = 0;
   op->sges[0] = {reinterpret_cast<std::uint64_t>(r.data + r.requested), bytes, r.block->lkey};
   op->wr.wr.rdma.remote_addr = r.remote + r.requested;
@@ -297,8 +298,8 @@ namespace spinwire {
 
 Status Offer::place(const BufferSlice& to) noexcept {
   if (!to || to.size() < size_) return Status::out_of_bounds;
-  const auto& ctx = *static_cast<const agent::EngineContext*>(engine_);
-  const auto& a = *static_cast<const agent::Agent*>(connection_);
+  const agent::EngineContext& ctx = *engine_;
+  const agent::Agent& a = *connection_;
   const detail::Block& block = *detail::block_of(to);
   if (!ctx.owns(block) || (a.domain != nullptr && !agent::reaches(ctx, *a.domain, block)))
     return Status::invalid_argument;
