@@ -317,10 +317,11 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
   ///                     that cannot be registered, or of another engine
   ///   unsupported       Access::remote_atomic, and the device has no atomics
-  ///   would_block       keys, records or work requests are used up
-  ///   limit             no more registrations (KeyScope::domain)
+  ///   would_block       leases.maximum is reached, or no work request is free
+  ///                     (KeyScope::connection)
+  ///   limit             no more registrations
   ///   no_memory         the registration failed
-  ///   system            the registration failed (KeyScope::domain)
+  ///   system            the registration failed
   ///   not_connected     not ready; for KeyScope::domain as for expose(slice, access)
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
                                             KeyScope scope);

@@ -94,6 +94,8 @@ class SPINWIRE_API Reply {
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
   ///                     connections.rendezvous_timeout
   ///   message_too_long  the server takes no request of that length
+  ///   invalid_argument, limit, no_memory, system
+  ///                     the registration of `reply_into` failed
   [[nodiscard]] Status status() const noexcept { return status_; }
   /// The reply. With CallOptions::reply_into, the first bytes of that memory.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }

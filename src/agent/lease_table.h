@@ -264,9 +264,10 @@ void on_lease_bound(EngineContext& ctx, Agent& a) noexcept;
 /// The device has unbound a window.
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
 /// Opens memory to the peer alone. The key is valid from the agent's next work request on. Errors:
-/// would_block, no_memory.
-Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
-                RemoteRegion& region) noexcept;
+/// would_block (without texts, so that it costs no allocation: records, windows or work requests
+/// are used up), and those of memory::open_key().
+Result<RemoteRegion> open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory,
+                              Access access) noexcept;
 /// The id of the lease granted last; there is one.
 std::uint32_t newest_lease_granted(const Agent& a) noexcept;
 /// Leases granted that have not ended, keys of open_key() included.

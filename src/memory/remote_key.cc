@@ -4,17 +4,14 @@
 
 namespace spinwire::memory {
 
-Status open_key(const KeySource& source, const KeyTarget& target, RegistrationTable::Group* group,
-                RemoteKey& key) noexcept {
-  try {
-    const auto region = source.registrations.expose(
-        detail::make<BufferSlice>(target.block, target.data, target.bytes), target.access, group);
-    if (!region) return region.error().status;
-    key = {region->rkey, WindowPool::kNone, KeyState::open};
-    return Status::ok;
-  } catch (...) {
-    return Status::no_memory;
-  }
+Result<void> open_key(const KeySource& source, const KeyTarget& target,
+                      RegistrationTable::Group* group, RemoteKey& key) noexcept {
+  return source.registrations
+      .expose(detail::make<BufferSlice>(target.block, target.data, target.bytes), target.access,
+              group)
+      .map([&key](const RemoteRegion& region) {
+        key = {region.rkey, WindowPool::kNone, KeyState::open};
+      });
 }
 
 void close_key(const KeySource& source, RemoteKey& key, detail::Block* block) noexcept {

@@ -1,6 +1,9 @@
 // When leases begin, what ends calls about them, and what the device is asked to do.
 #include <infiniband/verbs.h>
 
+#include <set>
+#include <string>
+
 #include "agent/agent.h"
 #include "base/internals.h"
 #include "base/owner_guard.h"
@@ -11,6 +14,7 @@ namespace lease_calls_test {
 namespace {
 
 using namespace leases;  // NOLINT: a test's helpers
+using spinwire::KeyScope;
 using spinwire::detail::EngineCore;
 
 constexpr Nanoseconds kOnTheWay = 100ms;
@@ -214,14 +218,47 @@ TEST(EngineRevoke, OfTheEngineAnswersAlike) {
   t.finish(b);
 }
 
+TEST(EngineExposeToPeer, TellsWhatIsWrongWithItsArguments) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  Connection& c = t.ends.server;
+  Connection early = t.client.begin(t.server);
+  const auto expose = [](Connection& to, const BufferSlice& slice, Access access) {
+    return to.expose(slice, access, KeyScope::connection).error();
+  };
+  Buffer ours = t.client.filled(64, 3);
+  std::set<std::string> found;
+  for (const Error& e :
+       {expose(c, {}, Access::remote_read), expose(c, b.slice(0, 0), Access::remote_read),
+        expose(c, b.slice(60, 5), Access::remote_read)}) {
+    EXPECT_EQ(e.status, Status::invalid_argument) << e.message();
+    found.insert(e.found);
+  }
+  EXPECT_EQ(found.size(), 1u) << "all three have no bytes";
+  const Error rights = expose(c, b.slice(), Access::local);
+  EXPECT_EQ(rights.status, Status::invalid_argument) << rights.message();
+  const Error not_ready = expose(early, ours.slice(), Access::remote_read);
+  EXPECT_EQ(not_ready.status, Status::not_connected) << not_ready.message();
+  found.insert(rights.found);
+  found.insert(not_ready.found);
+  EXPECT_EQ(found.size(), 3u) << "each has a text of its own";
+  ASSERT_TRUE(t.until([&] { return early.ready(); }));
+  const auto many = [&] { return c.expose(b.slice(), Access::remote_read, KeyScope::connection); };
+  for (std::uint32_t i = 0; i < t.server.engine.config().leases.maximum; ++i) {
+    if (!many()) break;
+    t.settle(4);
+  }
+  EXPECT_EQ(many().error().status, Status::would_block) << many().error().message();
+  t.finish(b, ours);
+}
+
 TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
   Leases t;
   if (!t.server.engine.device().memory_windows) GTEST_SKIP() << "the device has no windows";
   const auto free = [&] { return t.server.engine.stats().windows_free; };
   const std::uint32_t before = free();
   Buffer b = t.server.filled(64, 3);
-  const auto region =
-      t.ends.server.expose(b.slice(), Access::remote_write, spinwire::KeyScope::connection);
+  const auto region = t.ends.server.expose(b.slice(), Access::remote_write, KeyScope::connection);
   ASSERT_TRUE(region);
   EXPECT_EQ(free(), before - 1);
   t.settle();
