@@ -187,13 +187,19 @@ Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
+memory::RegistrationTable::Owner owner_of(const Agent& a) noexcept {
+  return memory::RegistrationTable::Owner{a.generation} << 32 | a.index;
+}
+
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
-  LeaseGranted* const lease = find_exposure(a, rkey);
-  // The key is of the engine's or the connection's domain, or was closed here before.
-  if (lease == nullptr) return ctx.registrations->revoke(rkey);
-  lease->revoked = true;
-  close_lease(ctx, *lease, ReturnedBy::recall);
-  return Status::would_block;
+  if (LeaseGranted* const lease = find_exposure(a, rkey); lease != nullptr) {
+    lease->revoked = true;
+    close_lease(ctx, *lease, ReturnedBy::recall);
+    return Status::would_block;
+  }
+  // The key was closed here before, or is of the engine's or a connection's domain.
+  const Status ended = ctx.registrations->revoke(rkey, owner_of(a));
+  return ended != Status::invalid_argument ? ended : ctx.registrations->revoke(rkey);
 }
 
 bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {

@@ -274,6 +274,8 @@ std::uint32_t newest_lease_granted(const Agent& a) noexcept;
 std::uint32_t leases_granted(const Agent& a) noexcept;
 /// Closes a key of open_key(); on_returned follows. Errors: invalid_argument.
 Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
+/// The owner in the registration table of keys that revoke_exposure() closes.
+memory::RegistrationTable::Owner owner_of(const Agent& a) noexcept;
 /// Connection::revoke(), which documents the answers.
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Whether open_key() has bound a window under this key for the agent, and the window is open.

@@ -173,10 +173,11 @@ TEST(EngineLeasesCalls, ALeaseIsRecalledBeforeItsCallback) {
   }
 }
 
-/// revoke() has one contract for every kind of key, whichever function exposed the memory.
+/// Connection::revoke() has one contract for every kind of key, whichever function exposed the
+/// memory.
 TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
   for (const By by : {By::window, By::registration, By::own_domain}) {
-    for (const auto scope : {spinwire::KeyScope::domain, spinwire::KeyScope::connection}) {
+    for (const auto scope : {KeyScope::domain, KeyScope::connection}) {
       Leases t(by);
       Buffer b = t.server.filled(64, 3);
       const auto region = t.ends.server.expose(b.slice(), Access::remote_write, scope);
@@ -198,6 +199,64 @@ TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
       t.server.on_returned = nullptr;
       t.finish(b);
     }
+  }
+}
+
+/// A key for one peer is closed through its own connection only, whatever opens it.
+TEST(EngineRevoke, OfAnotherHandleClosesNoKeyForOnePeer) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    for (const bool registered : {false, true}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(by) << registered);
+      Leases t(by);
+      Connection other = connect(t.client, t.server).server;
+      std::vector<std::byte> own(64);
+      MemoryRegion region;
+      Buffer b = t.server.filled(64, 3);
+      if (registered) {
+        auto made = by == By::own_domain ? t.ends.server.register_memory(own, Access::local)
+                                         : t.server.engine.register_memory(own, Access::local);
+        ASSERT_TRUE(made) << made.error().message();
+        region = std::move(*made);
+      }
+      const auto key = t.ends.server.expose(registered ? region.slice() : b.slice(),
+                                            Access::remote_write, KeyScope::connection);
+      ASSERT_TRUE(key) << key.error().message();
+      const auto expect_refused = [&] {
+        EXPECT_EQ(t.server.engine.revoke(*key), Status::invalid_argument);
+        EXPECT_EQ(other.revoke(*key), Status::invalid_argument);
+      };
+      expect_refused();
+      t.settle();
+      expect_refused();
+      EXPECT_EQ(t.write(*key, 4), Status::ok) << "it is still open";
+      EXPECT_EQ(t.ends.server.snapshot().leased_out, 1u);
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::would_block);
+      expect_refused();
+      ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+      expect_refused();  // nor do they take its ok
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::ok);
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::invalid_argument);
+      expect_refused();
+      region = {};
+      t.finish(b);
+    }
+  }
+}
+
+/// Keys of leases are the library's own: the application may know them, but does not close them.
+TEST(EngineRevoke, ClosesNoLease) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    SCOPED_TRACE(static_cast<int>(by));
+    Leases t(by);
+    Buffer b = t.server.filled(64, 3);
+    ASSERT_EQ(t.ends.server.lease(b, {}), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
+    t.settle();
+    const RemoteRegion key = t.leased[0].detach();
+    EXPECT_EQ(t.server.engine.revoke(key), Status::invalid_argument);
+    EXPECT_EQ(t.ends.server.revoke(key), Status::invalid_argument);
+    EXPECT_EQ(t.write(key, 4), Status::ok) << "it is still open";
+    t.finish(b);
   }
 }
 
