@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -264,14 +265,15 @@ struct CallOptions {
   /// When the request is posted. A call may have to wait for the window, credit or the session's
   /// connection; then the poll() that ends the wait posts it.
   Post post = Post::automatic;
-  /// Memory of this engine for a reply of up to its size. The server may write to the memory, and
-  /// its bytes are undefined, until `done` runs. A buffer uses a memory window (memory.windows).
-  /// Registered memory, or a buffer when no window is free, needs a registration for each call.
+  /// Memory of this engine for a reply of up to its size; none: the reply is a message. The server
+  /// may write to the memory, and its bytes are undefined, until `done` runs. A buffer uses a
+  /// memory window (memory.windows). Registered memory, or a buffer when no window is free, needs a
+  /// registration for each call.
   ///
   /// On softverbs, the server's process may be stopped during a write. If the call then ends with
   /// cancelled, timed_out, flushed or peer_lost, the server finishes that write when it continues,
   /// and the library keeps a reference until then. Drop such a buffer; do not use it again.
-  BufferSlice reply_into{};
+  std::optional<BufferSlice> reply_into{};
 };
 
 /// A client's session: a small value that may be copied. Hot unless marked otherwise.
@@ -292,8 +294,8 @@ class SPINWIRE_API Session {
   /// receives the call's id for cancel(). Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
-  ///   invalid_argument  no callback, a negative time-out, an empty `reply_into`, or memory of
-  ///                     another engine
+  ///   invalid_argument  no callback, a negative time-out, memory of another engine, or
+  ///                     `reply_into` without bytes (also: out of bounds) or of 4 GiB and more
   ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
   ///                     leases.maximum is 0
   ///   no_buffer         the call has to wait, and there is no memory to keep it
@@ -306,8 +308,8 @@ class SPINWIRE_API Session {
   /// Calls a method with a copy of the bytes. Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
-  ///   invalid_argument  no callback, a negative time-out, or `reply_into` is empty or memory of
-  ///                     another engine
+  ///   invalid_argument  no callback, a negative time-out, or `reply_into` without bytes (also:
+  ///                     out of bounds), of 4 GiB and more, or memory of another engine
   ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
   ///                     leases.maximum is 0
   ///   no_buffer         the send pool has no block for more than kSlotPayloadBytes

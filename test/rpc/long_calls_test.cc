@@ -110,6 +110,31 @@ TEST(RpcLongCalls, MemoryOfTheApplicationsOwnIsReadAndWritten) {
   t.finish_long_calls();
 }
 
+TEST(RpcLongCalls, ARoomForTheReplyHasBytes) {
+  LongCalls t;
+  Buffer b = t.room(100);
+  std::vector<std::byte> own(100);
+  MemoryRegion region = *t.client.engine.register_memory(own, Access::local);
+  const auto served = [&] { return t.server.engine.rpc_stats().served; };
+  const auto connections = t.client.engine.stats().connections;
+  for (const BufferSlice& bad : {BufferSlice(), b.slice(0, 0), b.slice(101, 1), b.slice(50, 51),
+                                 region.slice(100, 1), region.slice(0, 101)}) {
+    CallOptions options;
+    options.reply_into = bad;
+    for (const std::size_t size : {9u, 9000u})
+      EXPECT_EQ(t.begin(kEcho, filled(size, 1), options), Status::invalid_argument);
+  }
+  for (int i = 0; i < 100; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(t.client.engine.rpc_stats().calls, 0u);
+  EXPECT_EQ(t.client.engine.stats().connections, connections);
+  EXPECT_EQ(served(), 0u) << "nothing was sent";
+  EXPECT_TRUE(t.ended.empty());
+  EXPECT_EQ(t.call(kEcho, filled(9, 1), CallOptions{}).bytes, filled(9, 1)) << "no room: a message";
+  b.reset();
+  region = {};
+  t.finish_long_calls();
+}
+
 TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
   Config config = long_call_config();
   config.rpc.backlog = 64;

@@ -58,7 +58,7 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
   const bool names_memory = options != nullptr && options->reply_into;
   const Post when = options != nullptr ? options->post : Post::automatic;
   const Status status = rpc::call_over_connection(*core.calls, c, asked,
-                                                  names_memory ? &options->reply_into : nullptr,
+                                                  names_memory ? &*options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
   if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
