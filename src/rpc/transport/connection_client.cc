@@ -35,9 +35,7 @@ Status validate_reply_region(const Rpc& r, const BufferSlice& reply) noexcept {
   const agent::EngineContext& ctx = r.context;
   if (!reply || reply.size() == 0 || reply.size() > ~std::uint32_t{0})
     return Status::invalid_argument;
-  const std::span<std::byte> slab = ctx.arena->slab();
-  const bool within = reply.data() >= slab.data() && reply.data() < slab.data() + slab.size();
-  if (!within && !ctx.registrations->owns(detail::block_of(reply))) return Status::invalid_argument;
+  if (!ctx.owns(*detail::block_of(reply))) return Status::invalid_argument;
   const bool may_write = allows(ctx.attributes.access, Access::remote_write);
   return may_write && ctx.config.leases.maximum != 0 ? Status::ok : Status::unsupported;
 }
