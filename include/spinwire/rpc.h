@@ -328,8 +328,8 @@ class SPINWIRE_API Session {
               CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done), id);
   }
-  /// The id of the newest accepted call of the session. Before the first call, an id of no call.
-  /// Empty once the session is gone.
+  /// The id of the newest accepted call of the session that has neither ended nor been cancelled.
+  /// Empty if there is none. Takes time in proportion to the window and the backlog.
   [[nodiscard]] CallId last_call() const noexcept;
   /// Loads the session's records into the cache. With thousands of sessions, call it some hundred
   /// nanoseconds before you use the session.
@@ -363,9 +363,11 @@ class SPINWIRE_API Session {
   Status submit_call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
                      const CallOptions& options) noexcept;
   Status identify(Status accepted, CallId* id) const noexcept {
-    if (id != nullptr && accepted == Status::ok) *id = last_call();
+    if (id != nullptr && accepted == Status::ok) *id = accepted_call();
     return accepted;
   }
+  /// The id of the call that was accepted last.
+  [[nodiscard]] CallId accepted_call() const noexcept;
 
   detail::EngineSlot* slot_ = nullptr;
   std::uint64_t id_ = 0;

@@ -135,6 +135,33 @@ TEST(RpcLongCalls, ARoomForTheReplyHasBytes) {
   t.finish_long_calls();
 }
 
+TEST(RpcLongCalls, TheLastCallIsTheNewestThatIsNotOver) {
+  LongCalls t;
+  ASSERT_EQ(t.begin(kLater, filled(9, 1)), Status::ok);
+  const CallId inline_call = t.session.last_call();
+  std::vector<CallId> ids;
+  Buffer request = t.room(5000);
+  CallId id;
+  while (t.session.call(
+             kLater, request.slice(), [](Reply&) {}, &id) == Status::ok) {
+    EXPECT_TRUE(id && id == t.session.last_call());
+    ids.push_back(id);
+  }
+  ASSERT_TRUE(t.until([&] { return !t.later.empty() && t.later.back().bytes.size() == 5000; }));
+  EXPECT_GT(ids.size(), t.client.engine.config().rpc.window);
+  while (!ids.empty()) {
+    ASSERT_EQ(t.session.last_call(), ids.back());
+    ASSERT_EQ(t.session.cancel(ids.back()), Status::ok);
+    ids.pop_back();
+  }
+  EXPECT_EQ(t.session.last_call(), inline_call);
+  EXPECT_EQ(t.session.cancel(inline_call), Status::ok);
+  EXPECT_FALSE(t.session.last_call());
+  ASSERT_TRUE(t.until([&] { return request.unique() && t.all_ended(); }));
+  request.reset();
+  t.finish_long_calls();
+}
+
 TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
   Config config = long_call_config();
   config.rpc.backlog = 64;
