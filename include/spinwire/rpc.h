@@ -334,17 +334,18 @@ class SPINWIRE_API Session {
   /// Loads the session's records into the cache. With thousands of sessions, call it some hundred
   /// nanoseconds before you use the session.
   void prefetch() const noexcept;
-  /// Ends a call with `cancelled`. `done` runs by the end of the next poll(), never inside
-  /// cancel(). Until then the call keeps its place in the window or the backlog. A late reply is
-  /// dropped. Errors: invalid_argument (the call is over), not_connected (the session is gone).
+  /// Cancels a call: its callback runs with Status::cancelled in poll(), never inside this call,
+  /// and by the end of the next poll(). Until then the call keeps its place in the window or the
+  /// backlog. A late reply is dropped. Errors: invalid_argument (the call is not this session's,
+  /// has ended or was cancelled already), not_connected (the session is gone).
   ///
-  /// For a long call, `done` runs when the server no longer uses the call's memory. If the server
-  /// does not confirm that within connections.close_timeout, the connection for long calls is
-  /// closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
+  /// For a long call, the callback runs when the server no longer uses the call's memory. If the
+  /// server does not confirm that within connections.close_timeout, the connection for long calls
+  /// is closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
   Status cancel(CallId id) noexcept;
   /// Closes the session. Its calls end with `flushed` by the end of the next poll(), long ones as
-  /// soon as the server no longer uses their memory; no callback runs inside close(). The server is
-  /// notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
+  /// soon as the server no longer uses their memory; no callback runs inside the call. The server
+  /// is notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
   /// Set-up. Errors: not_connected (closing or closed already).
   Status close() noexcept;
 
