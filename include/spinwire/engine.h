@@ -146,7 +146,8 @@ class SPINWIRE_API Listener {
   ~Listener();
   /// The bound "address:port"; for port 0, with the port that the system chose.
   [[nodiscard]] std::string address() const;
-  explicit operator bool() const noexcept { return slot_ != nullptr; }
+  /// True while it listens.
+  explicit operator bool() const noexcept;
 
  private:
   friend struct detail::Internals;

@@ -186,10 +186,13 @@ Listener::~Listener() {
   if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
     core->control.stop_listening({index_, generation_});
 }
+Listener::operator bool() const noexcept {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr && core->control.listens({index_, generation_});
+}
 std::string Listener::address() const {
-  EngineCore* const core = engine::core_of(slot_);
-  if (core == nullptr) return {};
-  return core->control.address_of({index_, generation_});
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->control.address_of({index_, generation_}) : std::string();
 }
 
 }  // namespace spinwire
