@@ -407,8 +407,9 @@ class SPINWIRE_API Connection {
   /// Asks the device for the state of the queue pair. Set-up (a control verb). Errors:
   /// not_connected (there is no queue pair), system.
   [[nodiscard]] Result<QueuePairState> query_state() const;
-  /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Set-up.
-  [[nodiscard]] std::string peer() const;
+  /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
+  /// has run out. Set-up.
+  [[nodiscard]] std::string peer() const noexcept;
   /// A number below connections.maximum, unique among the engine's living connections. Use it to
   /// index arrays of per-connection state.
   [[nodiscard]] std::uint32_t index() const noexcept { return index_; }

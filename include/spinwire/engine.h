@@ -144,8 +144,9 @@ class SPINWIRE_API Listener {
   Listener(Listener&& other) noexcept;
   Listener& operator=(Listener&& other) noexcept;
   ~Listener();
-  /// The bound "address:port"; for port 0, with the port that the system chose.
-  [[nodiscard]] std::string address() const;
+  /// The bound "address:port"; for port 0, with the port that the system chose. Empty also if
+  /// memory has run out.
+  [[nodiscard]] std::string address() const noexcept;
   /// True while it listens.
   explicit operator bool() const noexcept;
 
