@@ -174,8 +174,8 @@ TEST(RpcCalls, TheLastCallIsTheNewestThatIsNotOver) {
   ASSERT_TRUE(t.until([&] { return t.session.call(kLater, kEmpty, done, &id) == Status::ok; }));
   EXPECT_EQ(t.session.last_call(), id);
   EXPECT_EQ(t.session.close(), Status::ok);
-  EXPECT_FALSE(t.session.last_call());
   t.finish();
+  EXPECT_FALSE(t.session.last_call());
 }
 
 TEST(RpcCalls, NoCallbackRunsInsideCancelOrClose) {
