@@ -183,7 +183,7 @@ constexpr bool allows(Access have, Access want) noexcept {
 /// Which peers can use a key.
 enum class KeyScope : std::uint8_t {
   domain,      ///< every peer of the engine; for a connection with its own domain, that peer only
-  connection,  ///< the peer of one connection; the device refuses the key to others
+  connection,  ///< the peer of one connection; a device with windows refuses the key to others
 };
 
 /// Exposed memory of a peer: its address and the key that opens it. Plain data: the owner sends it

@@ -312,27 +312,30 @@ class SPINWIRE_API Connection {
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
   /// With KeyScope::connection, makes a key for this connection's peer alone, if the device has
   /// memory windows. Needs no system call if `slice` is memory of the engine's pools. The peer can
-  /// use the key in messages that we send from now on. The key ends with the connection. Set-up.
-  /// Errors:
+  /// use the key in messages that we send from now on. The key ends with the connection, or by
+  /// revoke() of this connection; no other handle closes it. Set-up. Errors:
   ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
   ///                     that cannot be registered, or of another engine
   ///   unsupported       Access::remote_atomic, and the device has no atomics
-  ///   would_block       keys, records or work requests are used up
-  ///   limit             no more registrations (KeyScope::domain)
+  ///   would_block       leases.maximum is reached, or no work request is free
+  ///                     (KeyScope::connection)
+  ///   limit             no more registrations
   ///   no_memory         the registration failed
-  ///   system            the registration failed (KeyScope::domain)
+  ///   system            the registration failed
   ///   not_connected     not ready; for KeyScope::domain as for expose(slice, access)
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
                                             KeyScope scope);
-  /// Closes a key that expose() made. Call it, between polls, until it answers something other than
-  /// would_block. A key of KeyScope::connection always answers would_block first, and on_returned
-  /// also reports its end. The peer gets no notice, and loses the connection if it uses the key
-  /// again. Runs no callback. Set-up. Answers:
+  /// Closes a key that expose() made: of this connection, or of KeyScope::domain by any handle of
+  /// this engine. Call it, between polls, until it answers something other than would_block. A key
+  /// of KeyScope::connection always answers would_block first, and on_returned also reports its
+  /// end. The peer gets no notice, and loses the connection if it uses the key again. Runs no
+  /// callback. Set-up. Answers:
   ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
   ///                     answered once for each key
   ///   would_block       the key is closing, and an access may be under way; call again
   ///   local_error       the device refused to deregister the memory, which stays held; call again
-  ///   invalid_argument  not an exposure of this engine, or revoked already
+  ///   invalid_argument  no such key, one of KeyScope::connection of another connection, or one
+  ///                     revoked already; nothing is closed
   Status revoke(const RemoteRegion& region);
   /// Encodes a region that was exposed here as bytes, to be sent to the peer by any means. Errors:
   /// invalid_argument (empty, or part of a lease), not_connected (not ready).
@@ -405,8 +408,9 @@ class SPINWIRE_API Connection {
   /// Asks the device for the state of the queue pair. Set-up (a control verb). Errors:
   /// not_connected (there is no queue pair), system.
   [[nodiscard]] Result<QueuePairState> query_state() const;
-  /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Set-up.
-  [[nodiscard]] std::string peer() const;
+  /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
+  /// has run out. Set-up.
+  [[nodiscard]] std::string peer() const noexcept;
   /// A number below connections.maximum, unique among the engine's living connections. Use it to
   /// index arrays of per-connection state.
   [[nodiscard]] std::uint32_t index() const noexcept { return index_; }

@@ -144,9 +144,11 @@ class SPINWIRE_API Listener {
   Listener(Listener&& other) noexcept;
   Listener& operator=(Listener&& other) noexcept;
   ~Listener();
-  /// The bound "address:port"; for port 0, with the port that the system chose.
-  [[nodiscard]] std::string address() const;
-  explicit operator bool() const noexcept { return slot_ != nullptr; }
+  /// The bound "address:port"; for port 0, with the port that the system chose. Empty also if
+  /// memory has run out.
+  [[nodiscard]] std::string address() const noexcept;
+  /// True while it listens.
+  explicit operator bool() const noexcept;
 
  private:
   friend struct detail::Internals;
@@ -276,13 +278,14 @@ class SPINWIRE_API Engine {
   ///   no_memory         the registration failed
   ///   system            the registration failed
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
-  /// Closes the key of an exposure. Call it, between polls, until it answers something other than
-  /// would_block. Runs no callback. Set-up. Answers:
+  /// Closes a key that expose() made: of this engine, or of one of its connections with
+  /// KeyScope::domain. Connection::revoke() closes a key of KeyScope::connection. Call it, between
+  /// polls, until it answers something other than would_block. Runs no callback. Set-up. Answers:
   ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
   ///                     answered once for each key
   ///   would_block       the key is closing, and an access may be under way; call again
   ///   local_error       the device refused to deregister the memory, which stays held; call again
-  ///   invalid_argument  not an exposure of this engine, or revoked already
+  ///   invalid_argument  no such key of this engine, or revoked already; nothing is closed
   Status revoke(const RemoteRegion& region);
 
   /// Sets the callback for events of the device; an empty callback drops events. An event of a

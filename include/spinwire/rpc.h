@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -94,6 +95,8 @@ class SPINWIRE_API Reply {
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
   ///                     connections.rendezvous_timeout
   ///   message_too_long  the server takes no request of that length
+  ///   invalid_argument, limit, no_memory, system
+  ///                     the registration of `reply_into` failed
   [[nodiscard]] Status status() const noexcept { return status_; }
   /// The reply. With CallOptions::reply_into, the first bytes of that memory.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
@@ -262,14 +265,15 @@ struct CallOptions {
   /// When the request is posted. A call may have to wait for the window, credit or the session's
   /// connection; then the poll() that ends the wait posts it.
   Post post = Post::automatic;
-  /// Memory of this engine for a reply of up to its size. The server may write to the memory, and
-  /// its bytes are undefined, until `done` runs. A buffer uses a memory window (memory.windows).
-  /// Registered memory, or a buffer when no window is free, needs a registration for each call.
+  /// Memory of this engine for a reply of up to its size; none: the reply is a message. The server
+  /// may write to the memory, and its bytes are undefined, until `done` runs. A buffer uses a
+  /// memory window (memory.windows). Registered memory, or a buffer when no window is free, needs a
+  /// registration for each call.
   ///
   /// On softverbs, the server's process may be stopped during a write. If the call then ends with
   /// cancelled, timed_out, flushed or peer_lost, the server finishes that write when it continues,
   /// and the library keeps a reference until then. Drop such a buffer; do not use it again.
-  BufferSlice reply_into{};
+  std::optional<BufferSlice> reply_into{};
 };
 
 /// A client's session: a small value that may be copied. Hot unless marked otherwise.
@@ -290,8 +294,8 @@ class SPINWIRE_API Session {
   /// receives the call's id for cancel(). Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
-  ///   invalid_argument  no callback, a negative time-out, an empty `reply_into`, or memory of
-  ///                     another engine
+  ///   invalid_argument  no callback, a negative time-out, memory of another engine, or
+  ///                     `reply_into` without bytes (also: out of bounds) or of 4 GiB and more
   ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
   ///                     leases.maximum is 0
   ///   no_buffer         the call has to wait, and there is no memory to keep it
@@ -304,8 +308,8 @@ class SPINWIRE_API Session {
   /// Calls a method with a copy of the bytes. Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
-  ///   invalid_argument  no callback, a negative time-out, or `reply_into` is empty or memory of
-  ///                     another engine
+  ///   invalid_argument  no callback, a negative time-out, or `reply_into` without bytes (also:
+  ///                     out of bounds), of 4 GiB and more, or memory of another engine
   ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
   ///                     leases.maximum is 0
   ///   no_buffer         the send pool has no block for more than kSlotPayloadBytes
@@ -324,23 +328,24 @@ class SPINWIRE_API Session {
               CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done), id);
   }
-  /// The id of the newest accepted call of the session. Before the first call, an id of no call.
-  /// Empty once the session is gone.
+  /// The id of the newest accepted call of the session that has neither ended nor been cancelled.
+  /// Empty if there is none. Takes time in proportion to the window and the backlog.
   [[nodiscard]] CallId last_call() const noexcept;
   /// Loads the session's records into the cache. With thousands of sessions, call it some hundred
   /// nanoseconds before you use the session.
   void prefetch() const noexcept;
-  /// Ends a call with `cancelled`. `done` runs by the end of the next poll(), never inside
-  /// cancel(). Until then the call keeps its place in the window or the backlog. A late reply is
-  /// dropped. Errors: invalid_argument (the call is over), not_connected (the session is gone).
+  /// Cancels a call: its callback runs with Status::cancelled in poll(), never inside this call,
+  /// and by the end of the next poll(). Until then the call keeps its place in the window or the
+  /// backlog. A late reply is dropped. Errors: invalid_argument (the call is not this session's,
+  /// has ended or was cancelled already), not_connected (the session is gone).
   ///
-  /// For a long call, `done` runs when the server no longer uses the call's memory. If the server
-  /// does not confirm that within connections.close_timeout, the connection for long calls is
-  /// closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
+  /// For a long call, the callback runs when the server no longer uses the call's memory. If the
+  /// server does not confirm that within connections.close_timeout, the connection for long calls
+  /// is closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
   Status cancel(CallId id) noexcept;
   /// Closes the session. Its calls end with `flushed` by the end of the next poll(), long ones as
-  /// soon as the server no longer uses their memory; no callback runs inside close(). The server is
-  /// notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
+  /// soon as the server no longer uses their memory; no callback runs inside the call. The server
+  /// is notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
   /// Set-up. Errors: not_connected (closing or closed already).
   Status close() noexcept;
 
@@ -359,9 +364,11 @@ class SPINWIRE_API Session {
   Status submit_call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
                      const CallOptions& options) noexcept;
   Status identify(Status accepted, CallId* id) const noexcept {
-    if (id != nullptr && accepted == Status::ok) *id = last_call();
+    if (id != nullptr && accepted == Status::ok) *id = accepted_call();
     return accepted;
   }
+  /// The id of the call that was accepted last.
+  [[nodiscard]] CallId accepted_call() const noexcept;
 
   detail::EngineSlot* slot_ = nullptr;
   std::uint64_t id_ = 0;

@@ -165,7 +165,8 @@ class SPINWIRE_API Simulation {
     (void)run_until([] { return false; }, time);
   }
   /// Runs `what` at that time, between polls; at equal times, in the order of the calls. `what` may
-  /// call everything but step(). Also from callbacks.
+  /// call everything but step(). Also from callbacks. An exception that leaves `what` leaves the
+  /// step() that ran it. The next step() goes on with what was due behind it.
   void at(Nanoseconds when, std::function<void()> what);
 
   // Chance and the trace. Also from callbacks.

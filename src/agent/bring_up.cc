@@ -62,8 +62,8 @@ bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   a.credit.cell->word.store(a.liveness.cell_word, std::memory_order_relaxed);
   const BufferSlice cell = detail::make<BufferSlice>(
       a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
-  auto exposed =
-      ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a));
+  auto exposed = ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a),
+                                              memory::RegistrationTable::kLibrary);
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.credit_cells.region = *exposed;
   return true;

@@ -212,7 +212,7 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   const bool was_granted = lease.key.state != memory::KeyState::none;
   const bool reports_return = was_granted || lease.origin != Origin::requested;
   const std::optional<std::uint32_t> reply_to = lease.reply_to;
-  if (lease.revoked) ctx.registrations->remember_ended(lease.key.rkey);
+  if (lease.revoked) ctx.registrations->remember_ended(lease.key.rkey, owner_of(a));
   Returned returned;
   returned.lease.value = lease.id;
   returned.how = lease.how;

@@ -2,6 +2,7 @@
 // registration, which a control step opens and closes.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/lease_table.h"
@@ -35,7 +36,8 @@ void post_window_request(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   queue_flush(ctx, a);
 }
 
-KeyStep open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
+/// Opens the lease's key, or answers `later`. Errors: those of memory::open_key().
+Result<KeyStep> open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
   Agent& a = *lease.agent;
   const memory::KeySource keys = ctx.keys();
   if (a.domain == nullptr && a.raw == nullptr && keys.can_bind(*lease.target.block) &&
@@ -47,8 +49,9 @@ KeyStep open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcep
     return KeyStep::done;
   }
   if (!verb_allowed) return KeyStep::later;
-  const Status opened = memory::open_key(keys, lease.target, registrations_of(a), lease.key);
-  return opened == Status::ok ? KeyStep::used_verb : KeyStep::failed;
+  return memory::open_key(keys, lease.target, registrations_of(a), lease.key).map([] {
+    return KeyStep::used_verb;
+  });
 }
 
 /// The exposure to the peer under this key, open or closing; null if there is none.
@@ -76,13 +79,13 @@ KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t mos
     lease.zeroed += part;
     if (lease.zeroed != target.bytes) return KeyStep::later;
   }
-  const KeyStep step = open(ctx, lease, verb_allowed);
-  if (step == KeyStep::failed) {
+  const auto step = open(ctx, lease, verb_allowed);
+  if (!step) {
     refuse_lease(ctx, lease);
-  } else if (step != KeyStep::later) {
-    announce_lease(ctx, lease);
+    return KeyStep::failed;
   }
-  return step;
+  if (*step != KeyStep::later) announce_lease(ctx, lease);
+  return *step;
 }
 
 KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
@@ -155,20 +158,22 @@ void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status sta
   finish_lease(ctx, *lease);
 }
 
-Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
-                RemoteRegion& region) noexcept {
+Result<RemoteRegion> open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory,
+                              Access access) noexcept {
+  const auto blocked = [] { return tl::unexpected(Error(Status::would_block, {}, {}, {})); };
   LeaseGranted* const lease =
       make_lease_granted(ctx, a, {detail::block_of(memory), memory.data(), memory.size(), access},
                          LeaseGranted::Origin::exposed);
-  if (lease == nullptr) return Status::would_block;
-  const KeyStep step = open(ctx, *lease, true);
-  if (step == KeyStep::later || step == KeyStep::failed) {
+  if (lease == nullptr) return blocked();
+  auto step = open(ctx, *lease, true);
+  if (!step || *step == KeyStep::later) {
     drop_lease_granted(ctx, *lease);
-    return step == KeyStep::later ? Status::would_block : Status::no_memory;
+    if (step) return blocked();
+    return tl::unexpected(std::move(step.error()));
   }
   lease->state = State::open;
-  region = {reinterpret_cast<std::uint64_t>(memory.data()), memory.size(), lease->key.rkey, access};
-  return Status::ok;
+  return RemoteRegion{reinterpret_cast<std::uint64_t>(memory.data()), memory.size(),
+                      lease->key.rkey, access};
 }
 
 std::uint32_t newest_lease_granted(const Agent& a) noexcept { return a.leases.granted.front()->id; }
@@ -182,13 +187,19 @@ Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
+memory::RegistrationTable::Owner owner_of(const Agent& a) noexcept {
+  return memory::RegistrationTable::Owner{a.generation} << 32 | a.index;
+}
+
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
-  LeaseGranted* const lease = find_exposure(a, rkey);
-  // The key is of the engine's or the connection's domain, or was closed here before.
-  if (lease == nullptr) return ctx.registrations->revoke(rkey);
-  lease->revoked = true;
-  close_lease(ctx, *lease, ReturnedBy::recall);
-  return Status::would_block;
+  if (LeaseGranted* const lease = find_exposure(a, rkey); lease != nullptr) {
+    lease->revoked = true;
+    close_lease(ctx, *lease, ReturnedBy::recall);
+    return Status::would_block;
+  }
+  // The key was closed here before, or is of the engine's or a connection's domain.
+  const Status ended = ctx.registrations->revoke(rkey, owner_of(a));
+  return ended != Status::invalid_argument ? ended : ctx.registrations->revoke(rkey);
 }
 
 bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {

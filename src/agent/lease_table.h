@@ -283,15 +283,18 @@ void on_lease_bound(EngineContext& ctx, Agent& a) noexcept;
 /// The device has unbound a window.
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
 /// Opens memory to the peer alone. The key is valid from the agent's next work request on. Errors:
-/// would_block, no_memory.
-Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
-                RemoteRegion& region) noexcept;
+/// would_block (without texts, so that it costs no allocation: records, windows or work requests
+/// are used up), and those of memory::open_key().
+Result<RemoteRegion> open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory,
+                              Access access) noexcept;
 /// The id of the lease granted last; there is one.
 std::uint32_t newest_lease_granted(const Agent& a) noexcept;
 /// Leases granted that have not ended, keys of open_key() included.
 std::uint32_t leases_granted(const Agent& a) noexcept;
 /// Closes a key of open_key(); on_returned follows. Errors: invalid_argument.
 Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
+/// The owner in the registration table of keys that revoke_exposure() closes.
+memory::RegistrationTable::Owner owner_of(const Agent& a) noexcept;
 /// Connection::revoke(), which documents the answers.
 Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Whether open_key() has bound a window under this key for the agent, and the window is open.

@@ -43,7 +43,10 @@ bool step_deregister_cell(EngineContext& ctx, Agent& a) noexcept {
   end_cm(a);
   const bool exposed = static_cast<bool>(a.credit_cells.region);
   // While a write of the peer to the cell is under way, the registration keeps the block.
-  if (exposed) (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey);
+  if (exposed) {
+    (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey,
+                                    memory::RegistrationTable::kLibrary);
+  }
   if (a.credit_cells.block != nullptr)
     detail::release(std::exchange(a.credit_cells.block, nullptr));
   a.credit.cell = nullptr;

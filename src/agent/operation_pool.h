@@ -42,6 +42,11 @@ enum class OperationKind : std::uint8_t {
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::raw_write_imm; }
+/// Whether the agent sends it without an order of the application, also through a rendezvous
+/// message.
+constexpr bool is_agents_own(OperationKind kind) {
+  return kind >= OperationKind::credit_return && kind <= OperationKind::credit_message;
+}
 constexpr bool is_raw(OperationKind kind) {
   return kind >= OperationKind::raw_send && kind <= OperationKind::raw_write_imm;
 }

@@ -39,18 +39,22 @@ Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSl
   const auto good =
       check_rights(ctx, a, access, kOpenMemory).and_then([&] { return check_owner(ctx, slice); });
   if (!good) return tl::unexpected(good.error());
-  const bool remote = allows(Access::remote_all, access) && access != Access::local;
-  if (!remote || !slice || slice.size() == 0 || a.state != ConnectionState::ready) {
-    return base::fail(
-        remote && slice ? Status::not_connected : Status::invalid_argument, kOpenMemory,
-        remote && slice ? "the connection is not ready" : "no bytes, or no remote access rights",
-        "give bytes, rights and a connection that is ready");
+  if (!slice || slice.size() == 0) {
+    return base::fail(Status::invalid_argument, kOpenMemory, "there are no bytes",
+                      "give at least one byte");
   }
-  RemoteRegion region;
-  const Status opened = open_key(ctx, a, slice, access, region);
-  if (opened == Status::ok) return region;
-  return base::fail(opened, kOpenMemory, "keys, records or work requests are used up",
-                    "try again after poll(), or raise leases.maximum or memory.windows");
+  if (access == Access::local || !allows(Access::remote_all, access)) {
+    return base::fail(Status::invalid_argument, kOpenMemory, "no remote access rights",
+                      "give Access::remote_read, remote_write, remote_atomic or several");
+  }
+  if (a.state != ConnectionState::ready) {
+    return base::fail(Status::not_connected, kOpenMemory, "the connection is not ready",
+                      "wait for on_ready");
+  }
+  auto opened = open_key(ctx, a, slice, access);
+  if (opened || opened.error().status != Status::would_block) return opened;
+  return base::fail(Status::would_block, kOpenMemory, "records or work requests are used up",
+                    "try again after poll(), or raise leases.maximum");
 }
 
 Result<memory::RegisteredMemory> register_memory(EngineContext& ctx, Agent& a,

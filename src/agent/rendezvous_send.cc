@@ -78,8 +78,9 @@ Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& 
   const memory::KeyTarget target{r.block, r.data, r.size, Access::remote_read};
   t.key = {};
   if (a.domain != nullptr || !keys.can_bind(*r.block)) {
-    const Status opened = memory::open_key(keys, target, registrations_of(a), t.key);
-    return opened == Status::limit ? Status::would_block : opened;
+    const auto opened = memory::open_key(keys, target, registrations_of(a), t.key);
+    if (opened) return Status::ok;
+    return opened.error().status == Status::limit ? Status::would_block : opened.error().status;
   }
   Operation* const op = keys.windows.free() != 0 ? ctx.operations.acquire() : nullptr;
   if (op == nullptr) return Status::would_block;

@@ -17,11 +17,12 @@ constexpr Kinds kWrites = {OperationKind::write, OperationKind::write_imm,
 constexpr Kinds kReads = {OperationKind::read};
 constexpr Kinds kAtomics = {OperationKind::compare_swap, OperationKind::fetch_add};
 
-/// Operations of the kinds from `first` to `last` that have not ended.
-std::uint32_t outstanding(const Agent& a, OperationKind first, OperationKind last) noexcept {
+/// Operations that have not ended, of the kinds for which `counts` answers true.
+std::uint32_t outstanding(const Agent& a, bool (*counts)(OperationKind)) noexcept {
   std::uint64_t sum = 0;
-  for (auto i = static_cast<std::size_t>(first); i <= static_cast<std::size_t>(last); ++i)
-    sum += outstanding(a.traffic.tallies[i]);
+  for (std::size_t i = 0; i < kOperationKinds; ++i) {
+    if (counts(static_cast<OperationKind>(i))) sum += outstanding(a.traffic.tallies[i]);
+  }
   return static_cast<std::uint32_t>(sum);
 }
 template <typename Of>
@@ -48,7 +49,7 @@ ConnectionStats stats(const Agent& a) noexcept {
   stats.bytes_read = sum(a, kReads, &Tally::bytes);
   stats.atomics = sum(a, kAtomics, &Tally::done);
   // A rendezvous message counts as a SEND; its parts have other kinds.
-  stats.outstanding = outstanding(a, OperationKind::send, OperationKind::raw_write_imm);
+  stats.outstanding = outstanding(a, is_users);
   stats.send_credits = visible_credits(a);
   stats.granted_credits = peer_credits(a);
   return stats;
@@ -86,7 +87,7 @@ ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept {
   now.reads = outstanding(a, kReads);
   now.atomics = outstanding(a, kAtomics);
   now.control = outstanding(a, {OperationKind::rendezvous_bind}) + a.control_queue.waiting +
-                outstanding(a, OperationKind::credit_return, OperationKind::lease_unbind);
+                outstanding(a, is_agents_own);
   now.leased_out = a.leases.granted_count;
   now.leased_out_bytes = a.leases.granted_bytes;
   now.leases_held = a.leases.held_count;

@@ -62,7 +62,9 @@ class ControlPort {
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
   /// Stops a listener. Handshakes that have passed their first frame continue.
   void stop_listening(ListenerId id) noexcept { listeners_.stop(id); }
-  /// The address of a listener; empty once it is stopped.
+  /// Whether a listener has not been stopped.
+  [[nodiscard]] bool listens(ListenerId id) const noexcept { return listeners_.contains(id); }
+  /// The address of a listener; empty once it is stopped. May throw std::bad_alloc.
   [[nodiscard]] std::string address_of(ListenerId id) const { return listeners_.address_of(id); }
 
   // Outbound handshakes. Errors: limit (connections.handshakes), and those of Exchange::connect().

@@ -107,12 +107,12 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
 }
 
 Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access,
-                                               Group* group) {
-  return expose_to(nullptr, slice, access, group);
+                                               Group* group, Owner owner) {
+  return expose_to(nullptr, slice, access, group, owner);
 }
 
 Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice& slice,
-                                                  Access access, Group* group) {
+                                                  Access access, Group* group, Owner owner) {
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
@@ -128,6 +128,7 @@ Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice&
       forget(*old);
     }
     entry.exposure = true;
+    entry.owner = owner;
     entry.held = detail::block_of(slice);
     detail::retain(entry.held);
     entry.chain = std::exchange(bucket(entry.rkey), *index);
@@ -179,9 +180,9 @@ std::uint32_t RegistrationTable::acquire_entry() noexcept {
   return entries_.acquire();
 }
 
-Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
+Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
   const std::uint32_t* found = find(rkey);
-  if (found == nullptr) return Status::invalid_argument;
+  if (found == nullptr || entries_.at(*found).owner != owner) return Status::invalid_argument;
   const std::uint32_t index = *found;
   if (entries_.at(index).state != State::ended) {
     const int error = deregister(index);
@@ -195,10 +196,16 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
-void RegistrationTable::remember_ended(std::uint32_t rkey) noexcept {
-  const std::uint32_t index = find(rkey) == nullptr ? acquire_entry() : kNone;
+void RegistrationTable::remember_ended(std::uint32_t rkey, Owner owner) noexcept {
+  if (const std::uint32_t* found = find(rkey); found != nullptr) {
+    // A live entry is another exposure: the device reuses keys.
+    if (Entry& known = entries_.at(*found); known.state != State::live) known.owner = owner;
+    return;
+  }
+  const std::uint32_t index = acquire_entry();
   if (index == kNone) return;
   Entry& entry = entries_.at(index) = Entry{};
+  entry.owner = owner;
   entry.rkey = rkey;
   entry.exposure = true;
   entry.state = State::ended;
@@ -208,10 +215,11 @@ void RegistrationTable::remember_ended(std::uint32_t rkey) noexcept {
 
 bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
   const std::uint32_t* found = find(rkey);
-  if (found == nullptr) return true;
+  // A live entry, or another owner's, is another exposure: the device reuses keys.
+  if (found == nullptr || entries_.at(*found).owner != kLibrary) return true;
   const State state = entries_.at(*found).state;
   if (state == State::ended) forget(*found);
-  return state != State::pending;  // a live entry is another exposure: the device reuses keys
+  return state != State::pending;
 }
 
 bool RegistrationTable::end_next(Group& group) noexcept {

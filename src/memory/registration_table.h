@@ -54,6 +54,12 @@ class RegistrationTable {
   };
 
  public:
+  /// Who may revoke an exposure: the application, the library itself, or an owner of another
+  /// number.
+  using Owner = std::uint64_t;
+  static constexpr Owner kApplication = ~Owner{0};
+  static constexpr Owner kLibrary = kApplication - 1;
+
   /// The registrations in another protection domain than the engine's. Empty it with end_next()
   /// before you destroy it.
   struct Group {
@@ -84,25 +90,26 @@ class RegistrationTable {
   /// Opens exactly the bytes of `slice` to peers under a new key, and holds a reference to their
   /// block until the key is revoked. Errors: those of register_memory(); invalid_argument also for
   /// Access::local and for an empty slice.
-  Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr);
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr,
+                              Owner owner = kApplication);
   /// Exposes to the peer of one queue pair alone if the device can do that: see opens_to_one().
   /// Otherwise exposes to all peers of the queue pair's domain. Errors: those of expose().
   Result<RemoteRegion> expose_to(ibv_qp* qp, const BufferSlice& slice, Access access,
-                                 Group* group = nullptr);
+                                 Group* group = nullptr, Owner owner = kApplication);
   [[nodiscard]] bool opens_to_one() const noexcept { return provider_.reg_mr_for_qp != nullptr; }
 
-  /// Ends an exposure.
+  /// Ends an exposure of this owner.
   ///   ok                no peer can access the memory any more; the reference is dropped
   ///   would_block       the key is invalid, but an access is in progress; call again
   ///   local_error       the device refused to deregister; the memory stays held; call again
-  ///   invalid_argument  no such exposure
+  ///   invalid_argument  the owner has no such exposure
   /// After the first ok the table forgets the key; later calls return invalid_argument.
-  Status revoke(std::uint32_t rkey) noexcept;
-  /// Makes revoke(rkey) return ok once, for a key that was closed elsewhere, such as a window's.
-  /// Has no effect while all entries are in use.
-  void remember_ended(std::uint32_t rkey) noexcept;
-  /// Whether the access has ended that made revoke() return would_block; if it has, the table
-  /// forgets the key. Makes no control verb: poll_revocations() does.
+  Status revoke(std::uint32_t rkey, Owner owner = kApplication) noexcept;
+  /// Makes revoke(rkey, owner) return ok once, for a key that was closed elsewhere, such as a
+  /// window's, or that the library has revoked. Has no effect while all entries are in use.
+  void remember_ended(std::uint32_t rkey, Owner owner) noexcept;
+  /// Whether the access has ended that made revoke(rkey, kLibrary) return would_block; if it has,
+  /// the table forgets the key. Makes no control verb: poll_revocations() does.
   bool has_ended(std::uint32_t rkey) noexcept;
 
   /// Ends the oldest registration of a group, with one control verb; false if there is none left.
@@ -148,6 +155,7 @@ class RegistrationTable {
     ibv_mr* mr = nullptr;
     detail::Block* held = nullptr;  ///< exposures: the block that the entry references
     OwnMemory* own = nullptr;       ///< registered memory: its control words, while referenced
+    Owner owner = kApplication;     ///< exposures: who may revoke it
     std::uint32_t rkey = 0;
     State state = State::live;
     bool exposure = false;

@@ -4,17 +4,14 @@
 
 namespace spinwire::memory {
 
-Status open_key(const KeySource& source, const KeyTarget& target, RegistrationTable::Group* group,
-                RemoteKey& key) noexcept {
-  try {
-    const auto region = source.registrations.expose(
-        detail::make<BufferSlice>(target.block, target.data, target.bytes), target.access, group);
-    if (!region) return region.error().status;
-    key = {region->rkey, WindowPool::kNone, KeyState::open};
-    return Status::ok;
-  } catch (...) {
-    return Status::no_memory;
-  }
+Result<void> open_key(const KeySource& source, const KeyTarget& target,
+                      RegistrationTable::Group* group, RemoteKey& key) noexcept {
+  return source.registrations
+      .expose(detail::make<BufferSlice>(target.block, target.data, target.bytes), target.access,
+              group, RegistrationTable::kLibrary)
+      .map([&key](const RemoteRegion& region) {
+        key = {region.rkey, WindowPool::kNone, KeyState::open};
+      });
 }
 
 void close_key(const KeySource& source, RemoteKey& key, detail::Block* block) noexcept {
@@ -26,7 +23,7 @@ void close_key(const KeySource& source, RemoteKey& key, detail::Block* block) no
   } else if (key.state == KeyState::closing) {
     ended = source.registrations.has_ended(key.rkey);
   } else if (key.state == KeyState::open) {
-    ended = source.registrations.revoke(key.rkey) == Status::ok;
+    ended = source.registrations.revoke(key.rkey, RegistrationTable::kLibrary) == Status::ok;
   }
   key.state = ended ? KeyState::closed : KeyState::closing;
 }

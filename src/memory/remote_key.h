@@ -49,8 +49,8 @@ struct KeySource {
 
 /// Opens the target by a new registration in `group`, with one control verb. Errors: those of
 /// RegistrationTable::expose().
-Status open_key(const KeySource& source, const KeyTarget& target, RegistrationTable::Group* group,
-                RemoteKey& key) noexcept;
+Result<void> open_key(const KeySource& source, const KeyTarget& target,
+                      RegistrationTable::Group* group, RemoteKey& key) noexcept;
 /// Closes the key of a registration, or of a window whose queue pair takes no more work requests,
 /// with at most one control verb. While an access is in progress, the key is `closing` and the
 /// source holds a reference to `block`. Call again for a registration's key.

@@ -76,6 +76,16 @@ bool cancel_in_backlog(const Rpc& r, Owner& o, std::uint32_t id) noexcept {
   }
   return false;
 }
+/// How many ids before `last_id` the newest call is that cancel_in_backlog() takes; kNone if there
+/// is none.
+template <typename Owner>
+std::uint32_t age_of_newest(const Rpc& r, const Owner& o, std::uint32_t last_id) noexcept {
+  for (std::uint32_t i = o.backlog_count; i != 0; --i) {
+    const auto& call = backlog_at(r, o, i - 1);
+    if (!call.outcome) return last_id - call.id;
+  }
+  return kNone;
+}
 /// Gives an outcome to all entries that have none.
 template <typename Owner>
 void cancel_backlog(const Rpc& r, Owner& o, Status outcome) noexcept {

@@ -1,5 +1,6 @@
 #include "rpc/call_cancel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "rpc/backlog.h"
@@ -47,6 +48,17 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
       cancel_in_backlog(r, c, id) || (c.connection != nullptr && cancel_on_connection(r, c, id));
   if (!found) return Status::invalid_argument;
   return list_pending(r, c), Status::ok;
+}
+
+CallId last_call(const Rpc& r, const ClientSession& c) noexcept {
+  std::uint32_t age = age_of_newest(r, c, c.last_call_id);
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    const ClientSlot& k = c.slots[slot];
+    if (is_busy(c, slot) && !k.outcome) age = std::min(age, c.last_call_id - k.id);
+  }
+  if (c.connection != nullptr)
+    age = std::min(age, age_of_newest_long(r, *c.connection, c.last_call_id));
+  return age != kNone ? CallId{c.last_call_id - age} : CallId{};
 }
 
 void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {

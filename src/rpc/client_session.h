@@ -51,8 +51,8 @@ inline bool uses_connection(const ClientSession& c) noexcept {
 inline std::size_t max_inline_call(const ClientSession& c) noexcept {
   return c.state == SessionState::ready ? c.max_inline_call : 0;
 }
-/// The id of the newest call; empty if there was none.
-inline CallId last_call(const ClientSession& c) noexcept { return {c.last_call_id}; }
+/// The id of the call that was accepted last; there was one.
+inline CallId accepted_call(const ClientSession& c) noexcept { return {c.last_call_id}; }
 inline Session handle(const Rpc& r, const ClientSession& c) noexcept {
   return detail::make<Session>(r.context.slot, id_of(c));
 }

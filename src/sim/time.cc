@@ -16,6 +16,18 @@ namespace {
 constexpr std::uint32_t kQuietSteps = 2;
 constexpr std::uint64_t kLongestStride = 1'000'000'000;
 
+/// Marks the step that is under way, until the scope ends: also by an exception of an action.
+class Stepping {
+ public:
+  explicit Stepping(bool& flag) noexcept : flag_(flag) { flag_ = true; }
+  Stepping(const Stepping&) = delete;
+  Stepping& operator=(const Stepping&) = delete;
+  ~Stepping() { flag_ = false; }
+
+ private:
+  bool& flag_;
+};
+
 }  // namespace
 
 void Simulation::State::advance_time(std::uint64_t least, std::uint64_t most) noexcept {
@@ -24,7 +36,7 @@ void Simulation::State::advance_time(std::uint64_t least, std::uint64_t most) no
 
 Status Simulation::State::step() {
   if (stepping) return Status::reentrant;
-  stepping = true;
+  const Stepping mark(stepping);
   ++stats.steps;
   run_due_actions();
   const std::uint64_t before = trace;
@@ -42,7 +54,6 @@ Status Simulation::State::step() {
   } else if (++quiet >= kQuietSteps) {
     jump();
   }
-  stepping = false;
   return Status::ok;
 }
 

@@ -1,6 +1,9 @@
 // When leases begin, what ends calls about them, and what the device is asked to do.
 #include <infiniband/verbs.h>
 
+#include <set>
+#include <string>
+
 #include "agent/agent.h"
 #include "base/internals.h"
 #include "base/owner_guard.h"
@@ -11,6 +14,7 @@ namespace lease_calls_test {
 namespace {
 
 using namespace leases;  // NOLINT: a test's helpers
+using spinwire::KeyScope;
 using spinwire::detail::EngineCore;
 
 constexpr Nanoseconds kOnTheWay = 100ms;
@@ -169,10 +173,11 @@ TEST(EngineLeasesCalls, ALeaseIsRecalledBeforeItsCallback) {
   }
 }
 
-/// revoke() has one contract for every kind of key, whichever function exposed the memory.
+/// Connection::revoke() has one contract for every kind of key, whichever function exposed the
+/// memory.
 TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
   for (const By by : {By::window, By::registration, By::own_domain}) {
-    for (const auto scope : {spinwire::KeyScope::domain, spinwire::KeyScope::connection}) {
+    for (const auto scope : {KeyScope::domain, KeyScope::connection}) {
       Leases t(by);
       Buffer b = t.server.filled(64, 3);
       const auto region = t.ends.server.expose(b.slice(), Access::remote_write, scope);
@@ -197,6 +202,64 @@ TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
   }
 }
 
+/// A key for one peer is closed through its own connection only, whatever opens it.
+TEST(EngineRevoke, OfAnotherHandleClosesNoKeyForOnePeer) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    for (const bool registered : {false, true}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(by) << registered);
+      Leases t(by);
+      Connection other = connect(t.client, t.server).server;
+      std::vector<std::byte> own(64);
+      MemoryRegion region;
+      Buffer b = t.server.filled(64, 3);
+      if (registered) {
+        auto made = by == By::own_domain ? t.ends.server.register_memory(own, Access::local)
+                                         : t.server.engine.register_memory(own, Access::local);
+        ASSERT_TRUE(made) << made.error().message();
+        region = std::move(*made);
+      }
+      const auto key = t.ends.server.expose(registered ? region.slice() : b.slice(),
+                                            Access::remote_write, KeyScope::connection);
+      ASSERT_TRUE(key) << key.error().message();
+      const auto expect_refused = [&] {
+        EXPECT_EQ(t.server.engine.revoke(*key), Status::invalid_argument);
+        EXPECT_EQ(other.revoke(*key), Status::invalid_argument);
+      };
+      expect_refused();
+      t.settle();
+      expect_refused();
+      EXPECT_EQ(t.write(*key, 4), Status::ok) << "it is still open";
+      EXPECT_EQ(t.ends.server.snapshot().leased_out, 1u);
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::would_block);
+      expect_refused();
+      ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+      expect_refused();  // nor do they take its ok
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::ok);
+      EXPECT_EQ(t.ends.server.revoke(*key), Status::invalid_argument);
+      expect_refused();
+      region = {};
+      t.finish(b);
+    }
+  }
+}
+
+/// Keys of leases are the library's own: the application may know them, but does not close them.
+TEST(EngineRevoke, ClosesNoLease) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    SCOPED_TRACE(static_cast<int>(by));
+    Leases t(by);
+    Buffer b = t.server.filled(64, 3);
+    ASSERT_EQ(t.ends.server.lease(b, {}), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
+    t.settle();
+    const RemoteRegion key = t.leased[0].detach();
+    EXPECT_EQ(t.server.engine.revoke(key), Status::invalid_argument);
+    EXPECT_EQ(t.ends.server.revoke(key), Status::invalid_argument);
+    EXPECT_EQ(t.write(key, 4), Status::ok) << "it is still open";
+    t.finish(b);
+  }
+}
+
 TEST(EngineRevoke, OfTheEngineAnswersAlike) {
   Leases t;
   Buffer b = t.server.filled(64, 3);
@@ -214,14 +277,47 @@ TEST(EngineRevoke, OfTheEngineAnswersAlike) {
   t.finish(b);
 }
 
+TEST(EngineExposeToPeer, TellsWhatIsWrongWithItsArguments) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  Connection& c = t.ends.server;
+  Connection early = t.client.begin(t.server);
+  const auto expose = [](Connection& to, const BufferSlice& slice, Access access) {
+    return to.expose(slice, access, KeyScope::connection).error();
+  };
+  Buffer ours = t.client.filled(64, 3);
+  std::set<std::string> found;
+  for (const Error& e :
+       {expose(c, {}, Access::remote_read), expose(c, b.slice(0, 0), Access::remote_read),
+        expose(c, b.slice(60, 5), Access::remote_read)}) {
+    EXPECT_EQ(e.status, Status::invalid_argument) << e.message();
+    found.insert(e.found);
+  }
+  EXPECT_EQ(found.size(), 1u) << "all three have no bytes";
+  const Error rights = expose(c, b.slice(), Access::local);
+  EXPECT_EQ(rights.status, Status::invalid_argument) << rights.message();
+  const Error not_ready = expose(early, ours.slice(), Access::remote_read);
+  EXPECT_EQ(not_ready.status, Status::not_connected) << not_ready.message();
+  found.insert(rights.found);
+  found.insert(not_ready.found);
+  EXPECT_EQ(found.size(), 3u) << "each has a text of its own";
+  ASSERT_TRUE(t.until([&] { return early.ready(); }));
+  const auto many = [&] { return c.expose(b.slice(), Access::remote_read, KeyScope::connection); };
+  for (std::uint32_t i = 0; i < t.server.engine.config().leases.maximum; ++i) {
+    if (!many()) break;
+    t.settle(4);
+  }
+  EXPECT_EQ(many().error().status, Status::would_block) << many().error().message();
+  t.finish(b, ours);
+}
+
 TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
   Leases t;
   if (!t.server.engine.device().memory_windows) GTEST_SKIP() << "the device has no windows";
   const auto free = [&] { return t.server.engine.stats().windows_free; };
   const std::uint32_t before = free();
   Buffer b = t.server.filled(64, 3);
-  const auto region =
-      t.ends.server.expose(b.slice(), Access::remote_write, spinwire::KeyScope::connection);
+  const auto region = t.ends.server.expose(b.slice(), Access::remote_write, KeyScope::connection);
   ASSERT_TRUE(region);
   EXPECT_EQ(free(), before - 1);
   t.settle();

@@ -5,8 +5,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/engine_core.h"
 #include "engine/lease_ends.h"
 #include "verbs/providers.h"
@@ -18,9 +21,10 @@ using namespace leases;  // NOLINT: a test's helpers
 using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 
-/// An engine that leases memory by registrations, one of which its device does not end on request.
-/// Only the test moves the time.
+/// An engine that leases memory by registrations. On request its device refuses to register, or to
+/// end one of them. Only the test moves the time.
 struct Lender {
+  static inline int refusal;         ///< why the device refuses to register; 0: it does not
   static inline ibv_mr* busy;        ///< the first region to be deregistered while `stuck`
   static inline std::uint32_t vain;  ///< failed attempts to do so
   static inline bool stuck;
@@ -29,6 +33,12 @@ struct Lender {
     busy = nullptr;
     vain = 0;
     stuck = false;
+    refusal = 0;
+    provider.reg_mr = [](ibv_pd* pd, void* at, std::size_t size, int access) -> ibv_mr* {
+      if (refusal == 0) return spinwire::verbs::softverbs_provider().reg_mr(pd, at, size, access);
+      errno = refusal;
+      return nullptr;
+    };
     provider.dereg_mr = [](ibv_mr* mr) {
       if (stuck && busy == nullptr) busy = mr;
       if (!stuck || mr != busy) return spinwire::verbs::softverbs_provider().dereg_mr(mr);
@@ -118,6 +128,37 @@ TEST(EngineLeasesDevice, WhatIsInUseStopsNothingElse) {
   held.clear();
   EXPECT_EQ(next.close(), Status::ok);
   ASSERT_TRUE(lender.until(holder, [&] { return next.state() == ConnectionState::closed; }));
+}
+
+TEST(EngineLeasesDevice, ExposingToOnePeerTellsWhyTheDeviceRefuses) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Lender lender;
+  Node peer(lease_config(By::registration));
+  peer.listen();
+  Connection made = lender.begin(peer);
+  ASSERT_TRUE(lender.until(peer, [&] { return made.ready(); }));
+  const Buffer b = spinwire::detail::make<Buffer>(
+      lender.engine->context.arena->allocate(spinwire::memory::PoolId::lease, 64), 64);
+  ASSERT_TRUE(b);
+  const auto expose = [&] {
+    return made.expose(b.slice(), Access::remote_read, spinwire::KeyScope::connection);
+  };
+  const std::pair<int, Status> answers[] = {{EFAULT, Status::invalid_argument},
+                                            {ENOMEM, Status::no_memory},
+                                            {ENOSPC, Status::limit},
+                                            {EIO, Status::system}};
+  for (const auto& [error, status] : answers) {
+    Lender::refusal = error;
+    const auto refused = expose();
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().status, status) << refused.error().message();
+    EXPECT_NE(refused.error().found.find("reg_mr"), std::string::npos);
+    EXPECT_EQ(made.snapshot().leased_out, 0u);
+  }
+  Lender::refusal = 0;
+  EXPECT_TRUE(expose());
+  EXPECT_EQ(made.close(), Status::ok);
+  ASSERT_TRUE(lender.until(peer, [&] { return made.state() == ConnectionState::closed; }));
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "agent/agent.h"
 #include "agent/hostile_peer.h"
 #include "base/internals.h"
+#include "base/owner_guard.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace snapshot_test {
@@ -46,6 +50,30 @@ TEST(EngineSnapshot, TellsWhatIsOutstandingByKind) {
   EXPECT_EQ(then.messages + then.writes + then.reads + then.atomics + then.control, 0u);
   EXPECT_EQ(then.stats.messages_sent, 1u);
   EXPECT_EQ(then.stats.atomics + then.stats.reads, 2u + swaps);
+}
+
+TEST(EngineSnapshot, CountsAllThatTheConnectionSendsItself) {
+  using spinwire::agent::OperationKind;
+  Node peer;
+  peer.listen();
+  spinwire::detail::EngineCore core(small_config(), Clock::real(),
+                                    std::move(*spinwire::base::OwnerGuard::create()));
+  ASSERT_TRUE(core.open());
+  Connection c = core.connect(peer.listener.address(), ConnectOptions{}).value();
+  auto& a = *core.find(c.index(), spinwire::detail::Internals::generation(c));
+  for (std::size_t i = 0; i < spinwire::agent::kOperationKinds; ++i) {
+    const auto kind = static_cast<OperationKind>(i);
+    spinwire::agent::count_begin(a, kind);
+    const auto now = c.snapshot();
+    const bool users = i < static_cast<std::size_t>(OperationKind::rendezvous_bind);
+    const bool offer =
+        kind == OperationKind::rendezvous_offer || kind == OperationKind::rendezvous_offer_imm;
+    EXPECT_EQ(now.stats.outstanding, users ? 1u : 0u) << i;
+    // An offer is the application's message; a cancelled operation counts as what it was.
+    EXPECT_EQ(now.control, users || offer || kind == OperationKind::cancelled ? 0u : 1u) << i;
+    --a.traffic.tallies[i].begun;
+  }
+  core.end();
 }
 
 TEST(EngineSnapshot, TellsWhatBlocks) {

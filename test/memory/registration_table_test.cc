@@ -303,14 +303,16 @@ TEST(RegistrationTest, RevocationThatEndsInTheControlStepIsStillToldOnce) {
 }
 
 TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
+  constexpr auto kLibrary = RegistrationTable::kLibrary;
   FakeDevice device;
   FakeBlock memory;
   FakeBlock other;
   RegistrationTable table(device.provider, &device.pd, 8);
-  const std::uint32_t key = table.expose(memory.slice, Access::remote_read)->rkey;
+  const std::uint32_t key =
+      table.expose(memory.slice, Access::remote_read, nullptr, kLibrary)->rkey;
   memory.slice = {};
   device.busy = {key};
-  EXPECT_EQ(table.revoke(key), Status::would_block);
+  EXPECT_EQ(table.revoke(key, kLibrary), Status::would_block);
   const int calls = device.dereg_calls;
   EXPECT_FALSE(table.has_ended(key));
   device.busy.clear();
@@ -318,13 +320,57 @@ TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
   EXPECT_EQ(device.dereg_calls, calls);
   EXPECT_TRUE(table.poll_revocations());
   EXPECT_TRUE(table.has_ended(key));
-  EXPECT_EQ(table.revoke(key), Status::invalid_argument) << "it is over";
+  EXPECT_EQ(table.revoke(key, kLibrary), Status::invalid_argument) << "it is over";
   EXPECT_TRUE(table.has_ended(key));
   // The new owner of the key is not affected either.
   device.next_key = key;
   ASSERT_EQ(table.expose(other.slice, Access::remote_read)->rkey, key);
   EXPECT_TRUE(table.has_ended(key));
   EXPECT_EQ(table.revoke(key), Status::ok);
+}
+
+TEST(RegistrationTest, OnlyItsOwnerRevokesAnExposure) {
+  constexpr RegistrationTable::Owner kOwners[] = {RegistrationTable::kApplication,
+                                                  RegistrationTable::kLibrary, 7, 8};
+  FakeDevice device;
+  FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 4);
+  const auto revoke_as_others = [&](std::uint32_t key, RegistrationTable::Owner owner) {
+    for (const RegistrationTable::Owner other : kOwners) {
+      if (other == owner) continue;
+      EXPECT_EQ(table.revoke(key, other), Status::invalid_argument) << owner << ' ' << other;
+    }
+  };
+  for (const RegistrationTable::Owner owner : kOwners) {
+    const std::uint32_t key = table.expose(memory.slice, Access::remote_read, nullptr, owner)->rkey;
+    revoke_as_others(key, owner);
+    device.busy.insert(key);
+    EXPECT_EQ(table.revoke(key, owner), Status::would_block);
+    revoke_as_others(key, owner);
+    device.busy.clear();
+    EXPECT_TRUE(table.poll_revocations());
+    revoke_as_others(key, owner);
+    EXPECT_EQ(table.revoke(key, owner), Status::ok);
+    EXPECT_EQ(table.revoke(key, owner), Status::invalid_argument);
+  }
+  // A key that was closed elsewhere: of the owner that closed it last.
+  table.remember_ended(5, 7);
+  table.remember_ended(5, 8);
+  revoke_as_others(5, 8);
+  EXPECT_EQ(table.revoke(5, 8), Status::ok);
+  // One that the library revokes for another owner, and one that is in use again.
+  const std::uint32_t key =
+      table.expose(memory.slice, Access::remote_read, nullptr, RegistrationTable::kLibrary)->rkey;
+  table.remember_ended(key, 7);
+  EXPECT_EQ(table.revoke(key, 7), Status::invalid_argument) << "it is another exposure";
+  device.busy.insert(key);
+  EXPECT_EQ(table.revoke(key, RegistrationTable::kLibrary), Status::would_block);
+  table.remember_ended(key, 7);
+  EXPECT_EQ(table.revoke(key, 7), Status::would_block);
+  EXPECT_TRUE(table.has_ended(key)) << "not the library's any more";
+  device.busy.clear();
+  EXPECT_EQ(table.revoke(key, 7), Status::ok);
+  EXPECT_EQ(memory.block.refs, 1u);
 }
 
 TEST(RegistrationTest, ControlStepRetriesOneAtATimeAndAllInTurn) {

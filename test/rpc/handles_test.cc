@@ -204,6 +204,8 @@ TEST(RpcHandles, AnswerNotConnectedOnceTheirEngineIsGone) {
   all.expect_not_connected();
   all.expect_empty();
   EXPECT_EQ(w.listener.address(), "");
+  EXPECT_FALSE(w.listener);
+  EXPECT_FALSE(all.raw_listener);
 }
 
 TEST(RpcHandles, AnswerNotConnectedOnceTheirObjectIsGone) {
@@ -220,6 +222,7 @@ TEST(RpcHandles, AnswerNotConnectedOnceTheirObjectIsGone) {
   all.expect_not_connected();
   all.expect_empty();
   const spinwire::Listener moved = std::move(w.listener);
+  EXPECT_TRUE(moved);
   EXPECT_NE(moved.address(), "");
   EXPECT_EQ(w.listener.address(), "");  // NOLINT(bugprone-use-after-move): what it then answers
   EXPECT_FALSE(w.listener);

@@ -110,6 +110,58 @@ TEST(RpcLongCalls, MemoryOfTheApplicationsOwnIsReadAndWritten) {
   t.finish_long_calls();
 }
 
+TEST(RpcLongCalls, ARoomForTheReplyHasBytes) {
+  LongCalls t;
+  Buffer b = t.room(100);
+  std::vector<std::byte> own(100);
+  MemoryRegion region = *t.client.engine.register_memory(own, Access::local);
+  const auto served = [&] { return t.server.engine.rpc_stats().served; };
+  const auto connections = t.client.engine.stats().connections;
+  for (const BufferSlice& bad : {BufferSlice(), b.slice(0, 0), b.slice(101, 1), b.slice(50, 51),
+                                 region.slice(100, 1), region.slice(0, 101)}) {
+    CallOptions options;
+    options.reply_into = bad;
+    for (const std::size_t size : {9u, 9000u})
+      EXPECT_EQ(t.begin(kEcho, filled(size, 1), options), Status::invalid_argument);
+  }
+  for (int i = 0; i < 100; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(t.client.engine.rpc_stats().calls, 0u);
+  EXPECT_EQ(t.client.engine.stats().connections, connections);
+  EXPECT_EQ(served(), 0u) << "nothing was sent";
+  EXPECT_TRUE(t.ended.empty());
+  EXPECT_EQ(t.call(kEcho, filled(9, 1), CallOptions{}).bytes, filled(9, 1)) << "no room: a message";
+  b.reset();
+  region = {};
+  t.finish_long_calls();
+}
+
+TEST(RpcLongCalls, TheLastCallIsTheNewestThatIsNotOver) {
+  LongCalls t;
+  ASSERT_EQ(t.begin(kLater, filled(9, 1)), Status::ok);
+  const CallId inline_call = t.session.last_call();
+  std::vector<CallId> ids;
+  Buffer request = t.room(5000);
+  CallId id;
+  while (t.session.call(
+             kLater, request.slice(), [](Reply&) {}, &id) == Status::ok) {
+    EXPECT_TRUE(id && id == t.session.last_call());
+    ids.push_back(id);
+  }
+  ASSERT_TRUE(t.until([&] { return !t.later.empty() && t.later.back().bytes.size() == 5000; }));
+  EXPECT_GT(ids.size(), t.client.engine.config().rpc.window);
+  while (!ids.empty()) {
+    ASSERT_EQ(t.session.last_call(), ids.back());
+    ASSERT_EQ(t.session.cancel(ids.back()), Status::ok);
+    ids.pop_back();
+  }
+  EXPECT_EQ(t.session.last_call(), inline_call);
+  EXPECT_EQ(t.session.cancel(inline_call), Status::ok);
+  EXPECT_FALSE(t.session.last_call());
+  ASSERT_TRUE(t.until([&] { return request.unique() && t.all_ended(); }));
+  request.reset();
+  t.finish_long_calls();
+}
+
 TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
   Config config = long_call_config();
   config.rpc.backlog = 64;

@@ -1,6 +1,7 @@
 // Simulations: a seed repeats its run, and peers notice a death.
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "own_process.h"
@@ -203,6 +204,21 @@ TEST(Sim, ScheduledFunctionsRunInTime) {
   sim.run_for(10ms);
   EXPECT_EQ(order, (std::vector{1, 2, 3, 4}));
   EXPECT_EQ(times, (std::vector<Nanoseconds>{1ms, 2ms, 2ms, 2ms}));
+}
+
+TEST(Sim, AnExceptionOfAScheduledFunctionLeavesTheStep) {
+  auto sim = Simulation::create(17).value();
+  int ran = 0;
+  sim.at(1ms, [] { throw std::runtime_error("a scheduled function"); });
+  sim.at(1ms, [&] { ++ran; });
+  sim.at(2ms, [&] { ++ran; });
+  EXPECT_THROW(sim.run_for(10ms), std::runtime_error);
+  EXPECT_EQ(ran, 0);
+  EXPECT_LT(sim.now(), 2ms);
+  EXPECT_EQ(sim.step(), Status::ok);
+  EXPECT_EQ(ran, 1) << "the step goes on behind the function that has thrown";
+  sim.run_for(10ms);
+  EXPECT_EQ(ran, 2);
 }
 
 TEST(Sim, ScheduledFunctionsAreInTimeThoughOthersAreAsWell) {

@@ -186,7 +186,7 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
   CallOptions options;
   options.timeout = c.deadline - c.begun;
   if (sim_.chance(0.1)) options.post = Post::defer;
-  options.reply_into = c.into;
+  if (c.into) options.reply_into = c.into;
   if (c.size <= kSlotPayloadBytes && sim_.chance(0.5)) {
     std::array<std::byte, kSlotPayloadBytes> bytes;
     fill(std::span(bytes).first(c.size), number, false);

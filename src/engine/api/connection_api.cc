@@ -1,5 +1,7 @@
 // Public API of a connection. Operations are hot.
 #include <array>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "agent/submit.h"
@@ -239,9 +241,11 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   return a != nullptr ? agent::snapshot(core->context, *a) : ConnectionSnapshot{};
 }
 
-std::string Connection::peer() const {
+std::string Connection::peer() const noexcept try {
   const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? std::string(agent::peer_name(*a)) : std::string();
+} catch (const std::bad_alloc&) {
+  return {};
 }
 
 }  // namespace spinwire

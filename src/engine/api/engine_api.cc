@@ -1,4 +1,6 @@
 // Public API of an engine and its listeners. Cold, except for poll(), flush() and allocate().
+#include <new>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -186,10 +188,15 @@ Listener::~Listener() {
   if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
     core->control.stop_listening({index_, generation_});
 }
-std::string Listener::address() const {
-  EngineCore* const core = engine::core_of(slot_);
-  if (core == nullptr) return {};
-  return core->control.address_of({index_, generation_});
+Listener::operator bool() const noexcept {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr && core->control.listens({index_, generation_});
+}
+std::string Listener::address() const noexcept try {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->control.address_of({index_, generation_}) : std::string();
+} catch (const std::bad_alloc&) {
+  return {};
 }
 
 }  // namespace spinwire

@@ -58,7 +58,7 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
   const bool names_memory = options != nullptr && options->reply_into;
   const Post when = options != nullptr ? options->post : Post::automatic;
   const Status status = rpc::call_over_connection(*core.calls, c, asked,
-                                                  names_memory ? &options->reply_into : nullptr,
+                                                  names_memory ? &*options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
   if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
@@ -162,7 +162,12 @@ Status Session::submit_call(Method method, std::span<const std::byte> request,
 
 CallId Session::last_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr ? rpc::last_call(*c) : CallId{};
+  return c != nullptr ? rpc::last_call(*detail::core_at(slot_)->calls, *c) : CallId{};
+}
+
+CallId Session::accepted_call() const noexcept {
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr ? rpc::accepted_call(*c) : CallId{};
 }
 
 void Session::prefetch() const noexcept {

@@ -22,13 +22,12 @@ using Cancel = ConnectionClientSlot::Cancel;
 
 /// Opens a key to the memory of the reply.
 Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
-  RemoteRegion region;
-  const Status status = agent::open_key(r.context, a, k.call.reply, Access::remote_write, region);
-  if (status != Status::ok) return status;
+  const auto region = agent::open_key(r.context, a, k.call.reply, Access::remote_write);
+  if (!region) return region.error().status;
   k.key_open = true;
-  k.rkey = region.rkey;
+  k.rkey = region->rkey;
   k.lease = agent::newest_lease_granted(a);
-  return status;
+  return Status::ok;
 }
 
 /// A request of up to this many bytes is copied behind its header, which is cheaper than a second

@@ -36,11 +36,14 @@ Status validate_reply_region(const Rpc& r, const BufferSlice& reply) noexcept {
   const agent::EngineContext& ctx = r.context;
   if (!reply || reply.size() == 0 || reply.size() > ~std::uint32_t{0})
     return Status::invalid_argument;
-  const std::span<std::byte> slab = ctx.arena->slab();
-  const bool within = reply.data() >= slab.data() && reply.data() < slab.data() + slab.size();
-  if (!within && !ctx.registrations->owns(detail::block_of(reply))) return Status::invalid_argument;
+  if (!ctx.owns(*detail::block_of(reply))) return Status::invalid_argument;
   const bool may_write = allows(ctx.attributes.access, Access::remote_write);
   return may_write && ctx.config.leases.maximum != 0 ? Status::ok : Status::unsupported;
+}
+
+/// False for a call that was cancelled, or has timed out, before.
+bool can_cancel(const ConnectionClientSlot& k) noexcept {
+  return k.cancel == Cancel::none && k.call.outcome != Status::cancelled;
 }
 
 }  // namespace
@@ -109,12 +112,21 @@ bool cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     ConnectionClientSlot& k = b.slots[slot];
     if (!is_active(b, slot) || k.call.id != id) continue;
-    if (k.cancel != Cancel::none || k.call.outcome == Status::cancelled)
-      return false;  // cancelled or timed out before
+    if (!can_cancel(k)) return false;
     abandon_call(r, c, k, Status::cancelled);
     return true;
   }
   return cancel_in_backlog(r, b, id);
+}
+
+std::uint32_t age_of_newest_long(const Rpc& r, const ConnectionClient& b,
+                                 std::uint32_t last_id) noexcept {
+  std::uint32_t age = age_of_newest(r, b, last_id);
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    const ConnectionClientSlot& k = b.slots[slot];
+    if (is_active(b, slot) && can_cancel(k)) age = std::min(age, last_id - k.call.id);
+  }
+  return age;
 }
 
 void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept {

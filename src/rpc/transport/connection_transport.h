@@ -147,6 +147,10 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
 std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept;
 /// Cancels a call over the session's connection. Returns false if the call is over.
 bool cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
+/// How many ids before `last_id` the newest call over the connection is that can be cancelled;
+/// kNone if there is none.
+std::uint32_t age_of_newest_long(const Rpc& r, const ConnectionClient& b,
+                                 std::uint32_t last_id) noexcept;
 /// Runs the callbacks of cancelled calls over the connection.
 void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept;
 /// Makes the connection record of a session that sends all calls over it. Returns false without
