@@ -10,6 +10,11 @@
 #include <memory>
 #include <new>
 
+#include "base/sanitizers.h"
+#if SPINWIRE_ASAN
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace spinwire::base {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -20,6 +25,9 @@ struct LargeDeleter {
   std::size_t mapped = 0;  ///< bytes; 0: of the heap
   void operator()(std::byte* memory) const noexcept {
     if (mapped != 0) {
+#if SPINWIRE_ASAN
+      __lsan_unregister_root_region(memory, mapped);
+#endif
       (void)::munmap(memory, mapped);
     } else {
       ::operator delete (memory, std::align_val_t{alignment});
@@ -39,6 +47,10 @@ inline LargeMemory map_huge_pages(std::size_t bytes) {
   if (skipped != 0) (void)::munmap(begin, skipped);
   (void)::munmap(begin + skipped + bytes, kHugePage - skipped);
   (void)::madvise(begin + skipped, bytes, MADV_HUGEPAGE);  // only a hint
+#if SPINWIRE_ASAN
+  // The records point to memory of the heap, which the leak checker would otherwise report.
+  __lsan_register_root_region(begin + skipped, bytes);
+#endif
   return LargeMemory(begin + skipped, LargeDeleter{kHugePage, bytes});
 }
 
