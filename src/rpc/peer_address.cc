@@ -31,6 +31,15 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
 }
 
 Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) {
+  // A GID of another type was not resolved: the verb would wait for its address.
+  const GidType ours = r.context.device->place().gid_type;
+  if (peer.qp_num != 0 && peer.gid_type != ours) {
+    return base::fail(Status::unsupported,
+                      base::format("send datagrams from a GID of type {}", to_string(ours)),
+                      base::format("the peer's GID is of type {}", to_string(peer.gid_type)),
+                      "open the same kind of device at both ends; on RoCE set device.gid_index or "
+                      "device.address, so that both take the same version");
+  }
   for (const auto& peer_address : r.peer_addresses) {
     if (std::memcmp(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid) == 0 &&
         peer_address->lid == peer.lid && peer_address->destination.qp_num == peer.qp_num &&

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/ud_link.h"
 
 namespace softverbs_test::hostile {
@@ -69,6 +70,62 @@ TEST(SoftverbsHostile, BytesOutsideOfTheLane) {
               sv::Nak::invalid_request);
     EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
   }
+}
+
+/// References that are cut, or more of them than a work request has elements.
+TEST(SoftverbsHostile, ReferencesThatNoSenderWrites) {
+  for (const std::uint32_t length : {std::uint32_t{sizeof(sv::Reference)} * 2 + 8,
+                                     std::uint32_t{sizeof(sv::Reference)} * (sv::kMaxSge + 1)}) {
+    Link link;
+    ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
+    sv::OutLane& out = link.a.internals().peers[0]->out;
+    sv::Line& line = out.lines[out.tail];
+    std::memset(line.payload, 0, sizeof line.payload);  // of a long packet: its place in the data
+    line.length = static_cast<std::uint16_t>(length);
+    line.word = sv::lane_mark(out.tail) << 56 |
+                sv::packet_kind(sv::Packet::send, sv::line_flag::kReference) << 48 |
+                std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;
+    link.poll_b();
+    EXPECT_EQ(link.b.internals().segment->queue_pairs[link.qb->handle].nak,
+              sv::Nak::invalid_request)
+        << length;
+    EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
+  }
+}
+
+/// A count of lines that were never sent acknowledges nothing.
+TEST(SoftverbsHostile, AnAcknowledgementBeyondWhatWasSent) {
+  Link link;
+  ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(link.qa), 0);
+  sv::OutLane& out = link.a.internals().peers[0]->out;
+  const std::uint64_t head = out.head;
+  for (const std::uint64_t forged : {out.tail + 1, std::uint64_t{1} << 40, head - 1}) {
+    out.control->head = forged;
+    sv::apply_peer_acks(*link.a.internals().peers[0]);
+    EXPECT_EQ(out.head, head) << forged;
+  }
+  out.control->head = head;
+  EXPECT_TRUE(link.run(1, 1));
+}
+
+/// The table of locks is an object of its owner, but no memory that operations may name.
+TEST(SoftverbsHostile, ARegionInTheTableOfLocks) {
+  Link link;
+  sv::Peer& peer = *link.a.internals().peers[0];
+  const std::uint32_t key = link.b.mr->rkey;
+  sv::RegionEntry& region = peer.segment->regions[sv::region_index(key)];
+  peer.same_process = false;  // its memory is resolved by what the segment says
+  const auto object = region.object;
+  const auto resolved = [&] {
+    return sv::resolve(peer, region.pd, link.b.address(0), 8, key, IBV_ACCESS_REMOTE_WRITE, 0).kind;
+  };
+  region.object = sv::kNoObject;
+  EXPECT_EQ(resolved(), sv::RemoteBytes::Kind::kernel);
+  region.object = sv::kLockObject;
+  EXPECT_EQ(resolved(), sv::RemoteBytes::Kind::refused);
+  region.object = object;
+  peer.same_process = true;
 }
 
 TEST(SoftverbsHostile, AWriteTooShortForItsTarget) {

@@ -124,8 +124,8 @@ void populate(void* address, std::size_t length) {
 #endif
 }
 
+/// Reports the process's end to control(). The peer must stay where it is.
 void watch_process(Context& c, Peer& peer) {
-  peer.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = &peer;
@@ -172,9 +172,10 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   peer->out.placed = std::make_unique<PlacedBytes[]>(kLaneLines);
   c.peers.reserve(c.peers.size() + 1);
-  if (!peer->same_process) watch_process(c, *peer);
-  // Mapped after the pidfd is open: a matching nonce then proves that the pidfd is of the same
+  // Opened before the segment is mapped: a matching nonce then proves that the pidfd is of the same
   // process.
+  if (!peer->same_process)
+    peer->pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
   peer->segment = peer->same_process ? share_segment(*peer, why) : map_segment(*parts, gid, why);
   if (peer->segment == nullptr) return nullptr;
   if (!open_out_lane(c, *peer, why)) {
@@ -183,6 +184,8 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
     return refuse_with(error);
   }
   Peer* attached = peer.get();
+  // Only now: a forked child that holds the pidfd keeps the event of a peer that is given up.
+  watch_process(c, *attached);
   c.liveness.watched += peer->pidfd ? 1 : 0;
   c.peers.push_back(std::move(peer));
   const std::uint32_t used = lanes_in_use(*c.segment);

@@ -264,7 +264,8 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
 void apply_peer_acks(Peer& peer) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
-  if (head == out.head) return;
+  // Nothing new, or a count that the peer cannot have reached.
+  if (head - out.head - 1 >= out.tail - out.head) return;
   out.acked = std::max(out.acked, head);
   // A negative answer beyond `out.head` may concern packets up to `head`, or later ones.
   apply_acks_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);

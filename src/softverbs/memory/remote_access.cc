@@ -87,17 +87,19 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
     // Other processes can write the segment, and the bytes are ours.
     const OwnRegion& own = peer.local.regions[region_index(key)];
     if (!allows(peer, own, pd, address, length, key, access, qpn)) return {};
-    return {RemoteBytes::Kind::direct, pointer(address), address};
+    return {RemoteBytes::Kind::direct, false, pointer(address), address};
   }
   const RegionEntry& region = peer.segment->regions[region_index(key)];
   if (!allows(peer, region, pd, address, length, key, access, qpn)) return {};
   const std::uint32_t object = region.object;
-  if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
+  if (object == kNoObject) return {RemoteBytes::Kind::kernel, false, nullptr, address};
+  // Locks are no memory of the application. lock_of() may map them anew.
+  if (object == kLockObject) return {};
   const MappedObject* mapped = object_of(peer, object, region.object_generation);
-  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, nullptr, address};
+  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
   const std::uint64_t offset = region.object_offset + (address - region.address);
   if (offset > mapped->size || length > mapped->size - offset) return {};
-  return {RemoteBytes::Kind::direct, mapped->base + offset, address};
+  return {RemoteBytes::Kind::direct, true, mapped->base + offset, address};
 }
 
 bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,

@@ -11,6 +11,9 @@ namespace spinwire::softverbs {
 /// How this process reaches a peer's bytes.
 struct RemoteBytes {
   enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;
+  /// Whether peers reach the bytes by a mapping, and so by the processor's atomics. Not for memory
+  /// of our own process.
+  bool mappable = false;
   std::byte* data = nullptr;  ///< direct
   std::uint64_t address = 0;  ///< kernel: the peer's virtual address
 };

@@ -43,7 +43,8 @@ std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
 }
 
 /// Changes the word under a lock of the owner's process, on memory that peers cannot map. A holder
-/// that dies has written all 8 bytes or none.
+/// that dies has written all 8 bytes or none. The lock may be mapped anew here, so the bytes of
+/// another process are not `direct`.
 Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
                       std::uint64_t& old) noexcept {
   std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
@@ -70,7 +71,11 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
 Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
                const RemoteBytes& bytes) noexcept {
   std::uint64_t old = 0;
-  if (peer.segment->regions[region_index(wr.rkey)].object == kNoObject) {
+  // The entry of another process may have changed since resolve() read it.
+  const bool mappable = peer.same_process
+                            ? peer.segment->regions[region_index(wr.rkey)].object != kNoObject
+                            : bytes.mappable;
+  if (!mappable) {
     const Reached reached = change_locked(peer, wr, bytes, old);
     if (reached != Reached::done) return reached;
   } else {

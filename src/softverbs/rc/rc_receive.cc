@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -48,18 +49,36 @@ enum class Fetched : std::uint8_t {
   failed,
 };
 
+/// The references of a packet. The sender can change them in the lane at any time, so they are read
+/// once.
+struct References {
+  std::array<Reference, kMaxSge> parts;
+  std::uint32_t count = 0;
+  std::uint32_t length = 0;  ///< bytes that they name
+};
+
+/// Returns false if the packet has a part of a reference, or more of them than a work request has
+/// elements.
+bool read_references(PacketBytes from, std::uint32_t bytes, References& to) noexcept {
+  if (bytes % sizeof(Reference) != 0 || bytes > sizeof to.parts) return false;
+  from.read(to.parts.data(), bytes);
+  to.count = static_cast<std::uint32_t>(bytes / sizeof(Reference));
+  std::uint64_t length = 0;
+  for (std::uint32_t i = 0; i < to.count; ++i) length += to.parts[i].length;
+  to.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX));
+  return true;
+}
+
 /// Copies a message out of the sender's memory.
-Fetched fetch_references(Qp& qp, PacketBytes from, std::uint32_t count,
-                         ScatterCursor& to) noexcept {
+Fetched fetch_references(Qp& qp, const References& from, ScatterCursor& to) noexcept {
   Peer& peer = *qp.peer;
   const QueuePairEntry& sender = remote_entry(qp);
   const std::uint64_t alive = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   begin_access(peer);
   bool there = sender.ident.load(std::memory_order_acquire) == alive;
   bool ok = there;
-  for (; ok && count != 0; --count) {
-    Reference part{};
-    from.read(&part, sizeof part);
+  for (std::uint32_t i = 0; ok && i < from.count; ++i) {
+    Reference part = from.parts[i];
     if (part.length == 0) continue;
     RemoteBytes bytes = resolve(peer, sender.pd.load(std::memory_order_relaxed), part.address,
                                 part.length, part.key, 0, 0);
@@ -79,18 +98,6 @@ Fetched fetch_references(Qp& qp, PacketBytes from, std::uint32_t count,
   // If the sender's queue pair failed meanwhile, its memory may already be reused.
   if (!there || sender.ident.load(std::memory_order_acquire) != alive) return Fetched::nothing;
   return ok ? Fetched::all : Fetched::failed;
-}
-
-/// Length of the message that a packet announces, without its target descriptor.
-std::uint32_t message_length(const Arrival& a, PacketBytes from, std::uint32_t body) noexcept {
-  if ((a.flags & line_flag::kReference) == 0) return body;
-  std::uint64_t length = 0;
-  for (std::uint32_t n = body / sizeof(Reference); n != 0; --n) {
-    Reference part{};
-    from.read(&part, sizeof part);
-    length += part.length;
-  }
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX));
 }
 
 /// Refuses a request and ends the connection: the sender gets `reason`, the local queue pair goes
@@ -121,10 +128,8 @@ inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::ui
 
 /// Fetches a message; false on failure. A message whose sender is gone counts as lost; any other
 /// failure ends the connection.
-bool fetched(InLane& lane, Qp& qp, PacketBytes from, std::uint32_t bytes,
-             ScatterCursor& to) noexcept {
-  const std::uint32_t parts = bytes / static_cast<std::uint32_t>(sizeof(Reference));
-  const Fetched result = fetch_references(qp, from, parts, to);
+bool fetched(InLane& lane, Qp& qp, const References& from, ScatterCursor& to) noexcept {
+  const Fetched result = fetch_references(qp, from, to);
   if (result == Fetched::all) [[likely]]
     return true;
   if (result == Fetched::failed) return refuse(lane, qp, Nak::operational);
@@ -139,7 +144,10 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const ibv_sge* sges = qp.receives->elements(wr);
   const PacketBytes from{a.bytes};
   const bool reference = (a.flags & line_flag::kReference) != 0;
-  const std::uint32_t length = reference ? message_length(a, from, a.length) : a.length;
+  References parts;
+  if (reference && !read_references(from, a.length, parts)) [[unlikely]]
+    return refuse(lane, qp, Nak::invalid_request);
+  const std::uint32_t length = reference ? parts.length : a.length;
   if (length > wr.capacity) [[unlikely]]
     return refuse(lane, qp, Nak::invalid_request, wr, IBV_WC_LOC_LEN_ERR);
   // Receives belong to the SRQ's domain; create_qp requires that it is the queue pair's.
@@ -148,7 +156,7 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     return refuse(lane, qp, Nak::operational, wr, IBV_WC_LOC_PROT_ERR);
   ScatterCursor to(sges, wr.sge_count);
   if (reference) {
-    if (!fetched(lane, qp, from, a.length, to)) return false;
+    if (!fetched(lane, qp, parts, to)) return false;
   } else {
     scatter_bytes(to, from.at, length);
   }
@@ -168,7 +176,11 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   ibv_sge target{};
   from.read(&target, sizeof target);
   const std::uint32_t body = a.length - static_cast<std::uint32_t>(sizeof target);
-  const std::uint32_t length = message_length(a, from, body);
+  const bool reference = (a.flags & line_flag::kReference) != 0;
+  References parts;
+  if (reference && !read_references(from, body, parts)) [[unlikely]]
+    return refuse(lane, qp, Nak::invalid_request);
+  const std::uint32_t length = reference ? parts.length : body;
   const auto allows = [&](std::uint64_t scope) {
     return local_allows(c, scope, target, IBV_ACCESS_REMOTE_WRITE);
   };
@@ -177,9 +189,9 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
       (length == 0 || allows(static_cast<Pd*>(qp.pd)->id) || allows(window_scope(qp.qp_num)));
   if (length != target.length || !allowed) [[unlikely]]
     return refuse(lane, qp, Nak::access);
-  if ((a.flags & line_flag::kReference) != 0) {
+  if (reference) {
     ScatterCursor to(&target, 1);
-    if (!fetched(lane, qp, from, body, to)) return false;
+    if (!fetched(lane, qp, parts, to)) return false;
   } else if (length != 0) {  // else the address may be null
     from.read(pointer(target.addr), length);
   }

@@ -172,12 +172,13 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
       return fail_oldest(qp, IBV_WC_REM_OP_ERR);
     case Nak::none:
     case Nak::not_ready:
-      // Handled as an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
-      if (direct_behind || (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt))
-        return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
-      return wait_until(
-          qp, Nanoseconds(std::int64_t{4096} << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
+      break;
   }
+  // The peer is not ready, or gives no reason that exists. Handled as an unanswered packet: timeout
+  // 0 waits for ever (IB specification 9.7.6.1.3).
+  if (direct_behind || (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt))
+    return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  wait_until(qp, Nanoseconds(std::int64_t{4096} << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
 }
 
 void handle_unreachable(Qp& qp) noexcept {
