@@ -83,15 +83,12 @@ class AgentAuditor : public base::Auditor {
            "{} rendezvous messages are outstanding, {} recorded", sends_,
            ctx_.rendezvous->sends.size());
     std::uint32_t count = 0;
-    const Cancellation* last = nullptr;
-    for (const Cancellation& each : ctx_.cancellations) {
-      if (!expect(!each.of_send || (count++ < cancelled_sends_ && each.due),
-                  "the list of cancelled messages is broken"))
-        return;
-      last = &each;
-    }
-    expect(count == cancelled_sends_ && (last == nullptr || &ctx_.cancellations.back() == last),
-           "{} callbacks of cancelled messages are due, {} listed", cancelled_sends_, count);
+    ctx_.cancellations.for_each([&](const Cancellation& each) {
+      return expect(!each.of_send || (count++ < cancelled_sends_ && each.due),
+                    "the list of cancelled messages is broken");
+    });
+    expect(count == cancelled_sends_, "{} callbacks of cancelled messages are due, {} listed",
+           cancelled_sends_, count);
   }
 
   /// Each window is free, in use, or being replaced.
@@ -149,19 +146,20 @@ class AgentAuditor : public base::Auditor {
   std::uint32_t walk_cancelled(const Agent& a, KindCounts& kinds) {
     std::uint32_t count = 0;
     std::uint32_t left = ctx_.operations.capacity();
-    for (const Cancellation& each : ctx_.cancellations) {
-      if (each.of_send) continue;
+    ctx_.cancellations.for_each([&](const Cancellation& each) {
+      if (each.of_send) return true;
       const Operation* const op = &Operation::of(each);
-      if (!ok()) return count;
-      if (!expect(ctx_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
-        return count;
+      if (!ok() ||
+          !expect(ctx_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
+        return false;
       expect(each.due && op->kind == OperationKind::cancelled, "a callback is due for nothing");
-      if (op->agent != &a) continue;
+      if (op->agent != &a) return true;
       expect(a.credit.in_end_of_poll_list, "no poll will run the callback of what was cancelled");
-      if (op->with_device) continue;
-      if (!count_record(a, op, "cancelled", kinds)) return count;
+      if (op->with_device) return true;
+      if (!count_record(a, op, "cancelled", kinds)) return false;
       ++count;
-    }
+      return true;
+    });
     return count;
   }
 

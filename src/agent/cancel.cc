@@ -13,7 +13,6 @@ namespace {
 /// `end_of_poll_list`.
 void report_later(EngineContext& ctx, Agent& a, Cancellation& cancellation) noexcept {
   cancellation.due = true;
-  cancellation.round = ctx.cancellation_round;
   ctx.cancellations.push_back(cancellation);
   visit_at_end_of_poll(ctx, a);
 }
@@ -166,14 +165,11 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
 }
 
 void run_cancel_callbacks(EngineContext& ctx) noexcept {
-  // Operations that a callback cancels are due in the next poll.
-  ctx.cancellation_round = !ctx.cancellation_round;
-  while (!ctx.cancellations.empty() && ctx.cancellations.front()->round != ctx.cancellation_round) {
-    Cancellation& next = ctx.cancellations.pop_front();
+  ctx.cancellations.run_round([&ctx](Cancellation& next) {
     next.due = false;
     next.of_send ? run_cancel_callback(ctx, static_cast<RendezvousSend&>(next))
                  : run_cancel_callback(ctx, Operation::of(next));
-  }
+  });
 }
 
 void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {

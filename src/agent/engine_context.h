@@ -373,8 +373,7 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::unique_ptr<RawShared> raw;  ///< from the first raw connection on
   /// Cancelled operations and rendezvous messages whose callback is due, the oldest first. Their
   /// agents are in `end_of_poll_list`.
-  base::IntrusiveQueue<&Cancellation::next> cancellations;
-  bool cancellation_round = false;  ///< changes before callbacks run: newer ones wait
+  base::RoundQueue<&Cancellation::next> cancellations;
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 

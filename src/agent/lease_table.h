@@ -22,15 +22,13 @@
 // the application or rpc/ exposes to one peer.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
+#include "base/key_map.h"
 #include "base/timer_wheel.h"
 #include "memory/remote_key.h"
 #include "spinwire/buffer.h"
@@ -126,36 +124,26 @@ class LeaseRecords {
 
   /// May throw std::bad_alloc. `first` is the first name.
   explicit LeaseRecords(std::uint32_t capacity, std::uint32_t first = 1)
-      : records_(capacity),
-        names_(capacity),
-        buckets_(std::bit_ceil(std::size_t{capacity} + 1), kNone),
-        next_name_(first) {}
+      : records_(capacity), names_(capacity), next_name_(first) {}
 
   /// Takes a record under a new name; kNone when all are in use.
   [[nodiscard]] std::uint32_t acquire() noexcept {
     const std::uint32_t index = records_.acquire();
     if (index == kNone) return kNone;
-    do {
-      names_[index].name = next_name_++;
-    } while (is_reserved(names_[index].name) || find(names_[index].name) != nullptr);
-    names_[index].next = std::exchange(bucket(names_[index].name), index);
+    while (is_reserved(next_name_) || names_.find(next_name_) != kNone) ++next_name_;
+    names_.insert(next_name_++, index);
     return index;
   }
   /// Ends the record's use, and its name.
   void release(std::uint32_t index) noexcept {
-    std::uint32_t* link = &bucket(names_[index].name);
-    while (*link != index) link = &names_[*link].next;
-    *link = names_[index].next;
+    names_.erase(index);
     records_.release(index);
   }
   /// The name of a record in use.
-  [[nodiscard]] std::uint32_t name(std::uint32_t index) const noexcept {
-    return names_[index].name;
-  }
+  [[nodiscard]] std::uint32_t name(std::uint32_t index) const noexcept { return names_.key(index); }
   /// The record of a name; null if that use of the record has ended. Accepts any number.
   [[nodiscard]] Lease* find(std::uint32_t name) noexcept {
-    std::uint32_t index = bucket(name);
-    while (index != kNone && names_[index].name != name) index = names_[index].next;
+    const std::uint32_t index = names_.find(name);
     return index != kNone ? &records_.at(index) : nullptr;
   }
 
@@ -165,21 +153,12 @@ class LeaseRecords {
   [[nodiscard]] std::uint32_t capacity() const noexcept { return records_.capacity(); }
 
  private:
-  struct Name {
-    std::uint32_t name = 0;
-    std::uint32_t next = kNone;  ///< record in the same bucket
-  };
   /// No lease, in RemoteRegion and in LeaseId.
   static constexpr bool is_reserved(std::uint32_t name) noexcept {
     return name == 0 || name == ~std::uint32_t{0};
   }
-  [[nodiscard]] std::uint32_t& bucket(std::uint32_t name) noexcept {
-    return buckets_[name & (buckets_.size() - 1)];
-  }
-
   base::IndexPool<Lease> records_;
-  std::vector<Name> names_;             ///< by record
-  std::vector<std::uint32_t> buckets_;  ///< records by the low bits of their names
+  base::KeyMap names_;
   std::uint32_t next_name_;
 };
 

@@ -63,7 +63,6 @@ struct Cancellation {
   Cancellation* next;
   bool due;      ///< the callback is due: in EngineContext::cancellations
   bool of_send;  ///< of a RendezvousSend
-  bool round;    ///< EngineContext::cancellation_round of then
 };
 
 /// An accepted operation, until its completion callback. The record holds the work request for the

@@ -44,11 +44,11 @@ std::string audit_lists(const EngineContext& ctx, const Agent& a) {
   for (const Operation* op = a.send_queue.deferred; op != nullptr;
        op = op == a.send_queue.deferred_last ? nullptr : op->next())
     count(*op);
-  for (const Cancellation& each : ctx.cancellations) {
-    if (each.of_send) continue;
-    const Operation& op = Operation::of(each);
-    if (op.agent == &a && !op.with_device) count(op);
-  }
+  ctx.cancellations.for_each([&](const Cancellation& each) {
+    const Operation* const op = each.of_send ? nullptr : &Operation::of(each);
+    if (op != nullptr && op->agent == &a && !op->with_device) count(*op);
+    return true;
+  });
   if (found == q.lists()) return {};
   return base::format("{} lists of elements are free or in use, of {}", found, q.lists());
 }

@@ -6,6 +6,8 @@
 //                   For records whose order does not matter.
 //   IntrusiveList   one IntrusiveLinks per record; O(1) removal from any place.
 //                   For records that end in any order, such as leases.
+//   RoundQueue      a queue that is emptied in rounds: what a round adds waits for the next one.
+//                   For callbacks that may cause more callbacks.
 //
 // The template argument names the link: a pointer to a member of the record, or a function that
 // returns a reference to the link. Use a function when the record's type is incomplete where the
@@ -134,6 +136,51 @@ class IntrusiveQueue {
  private:
   value_type* first_ = nullptr;
   value_type* last_ = nullptr;  // undefined in an empty queue
+};
+
+/// A queue whose records are visited in rounds.
+template <auto link>
+class RoundQueue {
+ public:
+  using value_type = typename IntrusiveQueue<link>::value_type;
+
+  [[nodiscard]] bool empty() const noexcept { return round_.empty() && waiting_.empty(); }
+
+  /// During a round, the record waits for the next round.
+  void push_back(value_type& record) noexcept { waiting_.push_back(record); }
+
+  /// Removes a record of this queue, from any place: O(n).
+  void erase(value_type& record) noexcept {
+    for (const value_type& each : round_) {
+      if (&each == &record) return round_.erase(record);
+    }
+    waiting_.erase(record);
+  }
+
+  /// Removes the records that are in the queue now, the oldest first, and calls `visit(record)` for
+  /// each. `visit` may add records, and erase those that it was not called for yet. It must not
+  /// throw, and must not run a round.
+  template <typename Visit>
+  void run_round(Visit&& visit) {
+    round_ = std::exchange(waiting_, {});
+    while (!round_.empty()) visit(round_.pop_front());
+  }
+
+  /// Calls `visit(record)` for each record, the oldest first, until it returns false. `visit` must
+  /// not change the queue.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (value_type& record : round_) {
+      if (!visit(record)) return;
+    }
+    for (value_type& record : waiting_) {
+      if (!visit(record)) return;
+    }
+  }
+
+ private:
+  IntrusiveQueue<link> round_;    ///< the rest of the present round
+  IntrusiveQueue<link> waiting_;  ///< for the next round
 };
 
 /// A singly linked stack. Copying it copies the front only; move it with `std::exchange`.

@@ -61,7 +61,6 @@ void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
   std::uint32_t first = 0;
   for (std::size_t i = 0; i < kPoolCount; ++i) {
     Pool& pool = pools_[i];
-    pool.partial.fill(kNoChunk);
     pool.first = first;
     pool.map = ChunkMap(chunks[i]);
     for (std::uint32_t k = 0; k < chunks[i]; ++k) {
@@ -99,7 +98,7 @@ Block* Arena::write_control_words(std::uint32_t chunk, std::size_t unit,
 
 Block* Arena::carve(Chunk& chunk, std::uint32_t index) noexcept {
   const std::size_t unit = chunk.bump;
-  chunk.bump = static_cast<std::uint16_t>(unit + chunk.stride);
+  chunk.bump = static_cast<std::uint16_t>(unit + stride_of(chunk.size_class));
   return write_control_words(index, unit, capacity_of(chunk.size_class));
 }
 
@@ -112,20 +111,18 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   const std::uint32_t local = pool.map.find_one();
   pool.map.clear(local);
   const std::uint32_t index = pool.first + local;
-  const std::size_t stride = capacity_of(size_class) + kHeadroom;
   Chunk& chunk = chunks_[index];
   chunk.state = ChunkState::blocks;
   chunk.size_class = static_cast<std::uint8_t>(size_class);
   chunk.free = kNoBlock;
   chunk.bump = 0;
   chunk.used = 0;
-  chunk.stride = static_cast<std::uint16_t>(stride / kUnit);
-  chunk.limit = static_cast<std::uint16_t>(kChunkBytes / stride);
+  chunk.limit = static_cast<std::uint16_t>(kChunkBytes / kUnit / stride_of(size_class));
   // Until now the control words of the chunk's former blocks stayed readable, to detect late
   // misuse.
   poison(base_ + index * kChunkBytes, kChunkBytes);
-  link(pool, index);
-  return allocate_block(pool, index);
+  pool.partial[size_class].push_front(chunk);
+  return allocate_block(pool, chunk);
 }
 
 Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
@@ -163,51 +160,27 @@ void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {
 /// Returns an empty chunk to its pool, unless it is its class's only chunk with free blocks: a load
 /// that varies by one block would otherwise take and return a chunk each time. So a class keeps at
 /// most one empty chunk, always at the tail of its list, because chunks are linked at the front.
-void Arena::retire_if_spared(Pool& pool, std::uint32_t index) noexcept {
-  if (chunks_[index].next != index) retire(pool, index);
+void Arena::retire_if_spared(Pool& pool, Chunk& chunk) noexcept {
+  const auto& list = pool.partial[chunk.size_class];
+  if (list.front() != list.back()) retire(pool, chunk);
 }
 
-void Arena::retire(Pool& pool, std::uint32_t index) noexcept {
-  unlink(pool, index);
-  chunks_[index].state = ChunkState::free;
-  pool.map.set(index - pool.first);
+void Arena::retire(Pool& pool, Chunk& chunk) noexcept {
+  pool.partial[chunk.size_class].erase(chunk);
+  chunk.state = ChunkState::free;
+  pool.map.set(index_of(chunk) - pool.first);
 }
 
 /// Frees up to `most` empty chunks that classes keep. Returns their number.
 std::size_t Arena::retire_spares(Pool& pool, std::size_t most) noexcept {
   std::size_t retired = 0;
   for (std::size_t i = 0; i < kClassCount && retired < most; ++i) {
-    if (pool.partial[i] == kNoChunk) continue;
-    const std::uint32_t tail = chunks_[pool.partial[i]].prev;
-    if (chunks_[tail].used != 0) continue;
-    retire(pool, tail);
+    Chunk* const last = pool.partial[i].back();
+    if (last == nullptr || last->used != 0) continue;
+    retire(pool, *last);
     ++retired;
   }
   return retired;
-}
-
-/// Puts a chunk at the front of its class's list, where allocation starts.
-void Arena::link(Pool& pool, std::uint32_t index) noexcept {
-  Chunk& chunk = chunks_[index];
-  std::uint32_t& head = pool.partial[chunk.size_class];
-  if (head == kNoChunk) {
-    chunk.next = chunk.prev = index;
-  } else {
-    chunk.next = head;
-    chunk.prev = chunks_[head].prev;
-    chunks_[chunk.prev].next = index;
-    chunks_[head].prev = index;
-  }
-  head = index;
-}
-
-void Arena::unlink(Pool& pool, std::uint32_t index) noexcept {
-  Chunk& chunk = chunks_[index];
-  std::uint32_t& head = pool.partial[chunk.size_class];
-  chunks_[chunk.prev].next = chunk.next;
-  chunks_[chunk.next].prev = chunk.prev;
-  if (head == index) head = chunk.next == index ? kNoChunk : chunk.next;
-  chunk.next = chunk.prev = kNoChunk;
 }
 
 }  // namespace spinwire::memory

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/intrusive_list.h"
 #include "base/shared_memory.h"
 #include "memory/chunk_map.h"
 #include "memory/poison.h"
@@ -84,9 +85,9 @@ class Arena {
     Pool& p = pools_[static_cast<std::size_t>(pool)];
     if (size - 1 < kLargestSmallBlock) [[likely]] {
       const std::size_t size_class = class_of(size);
-      const std::uint32_t chunk = p.partial[size_class];
-      if (chunk != kNoChunk) [[likely]]
-        return allocate_block(p, chunk);
+      Chunk* const chunk = p.partial[size_class].front();
+      if (chunk != nullptr) [[likely]]
+        return allocate_block(p, *chunk);
       return allocate_from_fresh(p, size_class);
     }
     return allocate_run(p, size);
@@ -124,21 +125,18 @@ class Arena {
   // A block's address determines its chunk. Block::chunk holds the low bits of the index, as a
   // check. Offsets within a chunk are counted in cache lines and fit 16 bits.
   static constexpr std::size_t kUnit = 64;
-  static constexpr std::uint32_t kNoChunk = ChunkMap::kNone;
   static constexpr std::uint16_t kNoBlock = 0xffff;
   static constexpr std::uint32_t kInUse = 0xffff'ffff;  ///< Block::link while allocated
 
   enum class ChunkState : std::uint8_t { free, blocks, run_head, run_body };
 
   struct alignas(32) Chunk {
-    std::uint32_t next = kNoChunk;  ///< circular list of its class's chunks with free blocks
-    std::uint32_t prev = kNoChunk;
-    std::uint32_t run = 0;          ///< length of the run in chunks, in its head
-    std::uint16_t free = kNoBlock;  ///< first recycled block, in units
-    std::uint16_t bump = 0;         ///< first unit never carved
-    std::uint16_t stride = 0;       ///< units per block
-    std::uint16_t used = 0;         ///< blocks allocated
-    std::uint16_t limit = 0;        ///< capacity in blocks
+    base::IntrusiveLinks<Chunk> links;  ///< in Pool::partial
+    std::uint32_t run = 0;              ///< length of the run in chunks, in its head
+    std::uint16_t free = kNoBlock;      ///< first recycled block, in units
+    std::uint16_t bump = 0;             ///< first unit never carved
+    std::uint16_t used = 0;             ///< blocks allocated
+    std::uint16_t limit = 0;            ///< capacity in blocks
     ChunkState state = ChunkState::free;
     std::uint8_t size_class = 0;
     std::uint8_t pool = 0;
@@ -146,7 +144,8 @@ class Arena {
   static_assert(sizeof(Chunk) == 32);
 
   struct Pool {
-    std::array<std::uint32_t, kClassCount> partial;  ///< per class, a chunk with free blocks
+    /// Per class, the chunks with free blocks.
+    std::array<base::IntrusiveList<&Chunk::links>, kClassCount> partial;
     std::uint64_t used = 0;
     std::uint64_t allocations = 0;
     std::uint64_t refusals = 0;
@@ -165,13 +164,20 @@ class Arena {
   static constexpr std::size_t capacity_of(std::size_t size_class) noexcept {
     return kSmallestBlock << size_class;
   }
+  /// Distance of a class's blocks, in units.
+  static constexpr std::uint16_t stride_of(std::size_t size_class) noexcept {
+    return static_cast<std::uint16_t>((capacity_of(size_class) + kHeadroom) / kUnit);
+  }
+  [[nodiscard]] std::uint32_t index_of(const Chunk& chunk) const noexcept {
+    return static_cast<std::uint32_t>(&chunk - chunks_.get());
+  }
   [[nodiscard]] Block* block_at(std::uint32_t chunk, std::size_t unit) const noexcept {
     return reinterpret_cast<Block*>(base_ + chunk * kChunkBytes + unit * kUnit);
   }
 
   /// Allocates a block of a chunk that has a free one.
-  Block* allocate_block(Pool& pool, std::uint32_t index) noexcept {
-    Chunk& chunk = chunks_[index];
+  Block* allocate_block(Pool& pool, Chunk& chunk) noexcept {
+    const std::uint32_t index = index_of(chunk);
     Block* block = nullptr;
     if (chunk.free != kNoBlock) [[likely]] {
       block = block_at(index, chunk.free);
@@ -179,7 +185,7 @@ class Arena {
     } else {
       block = carve(chunk, index);
     }
-    if (++chunk.used == chunk.limit) unlink(pool, index);
+    if (++chunk.used == chunk.limit) pool.partial[chunk.size_class].erase(chunk);
     return hand_out(pool, block);
   }
 
@@ -213,9 +219,9 @@ class Arena {
     if (chunk.state == ChunkState::blocks) [[likely]] {
       block->link = chunk.free;
       chunk.free = static_cast<std::uint16_t>(offset % kChunkBytes / kUnit);
-      if (chunk.used-- == chunk.limit) link(pool, index);
+      if (chunk.used-- == chunk.limit) pool.partial[chunk.size_class].push_front(chunk);
       if (chunk.used == 0) [[unlikely]]
-        retire_if_spared(pool, index);
+        retire_if_spared(pool, chunk);
     } else {
       free_run(pool, index);
     }
@@ -228,11 +234,9 @@ class Arena {
   __attribute__((noinline)) Block* allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept;
   __attribute__((noinline)) Block* allocate_run(Pool& pool, std::size_t size) noexcept;
   __attribute__((noinline)) void free_run(Pool& pool, std::uint32_t head) noexcept;
-  void retire_if_spared(Pool& pool, std::uint32_t index) noexcept;
-  void retire(Pool& pool, std::uint32_t index) noexcept;
+  void retire_if_spared(Pool& pool, Chunk& chunk) noexcept;
+  void retire(Pool& pool, Chunk& chunk) noexcept;
   std::size_t retire_spares(Pool& pool, std::size_t most) noexcept;
-  void link(Pool& pool, std::uint32_t index) noexcept;
-  void unlink(Pool& pool, std::uint32_t index) noexcept;
 
   class Auditor;
 

@@ -58,36 +58,33 @@ class Arena::Auditor : public base::Auditor {
     return used;
   }
 
-  /// Checks the circular list of a class's chunks with free blocks.
+  /// Checks the list of a class's chunks with free blocks.
   void check_list(const Pool& pool, std::size_t size_class) {
-    const std::uint32_t head = pool.partial[size_class];
-    if (head == kNoChunk) return;
-    std::uint32_t index = head;
-    do {
-      if (!expect(index >= pool.first && index - pool.first < pool.map.size(),
-                  "class {} lists chunk {} of another pool", size_class, index) ||
-          !expect(!listed_[index], "chunk {} is listed twice", index)) {
+    const Chunk* const first = arena_.chunks_.get() + pool.first;
+    const auto& list = pool.partial[size_class];
+    const Chunk* before = nullptr;
+    for (const Chunk* at = list.front(); at != nullptr; before = at, at = at->links.next) {
+      if (!expect(at >= first && at < first + pool.map.size(),
+                  "class {} lists a chunk of another pool", size_class))
         return;
-      }
+      const std::uint32_t index = arena_.index_of(*at);
+      if (!expect(!listed_[index], "chunk {} is listed twice", index)) return;
       listed_[index] = true;
-      const Chunk& chunk = arena_.chunks_[index];
-      expect(chunk.state == ChunkState::blocks && chunk.size_class == size_class,
+      expect(at->state == ChunkState::blocks && at->size_class == size_class,
              "class {} lists chunk {}, which does not serve it", size_class, index);
-      if (!expect(chunk.next < arena_.chunk_count_ && arena_.chunks_[chunk.next].prev == index,
-                  "the list of class {} is broken at chunk {}", size_class, index)) {
-        return;
-      }
-      expect(chunk.used != 0 || chunk.next == head,
+      expect(at->used != 0 || at == list.back(),
              "class {} keeps the empty chunk {}, which is not its last", size_class, index);
-      index = chunk.next;
-    } while (index != head && ok());
+      if (!expect(at->links.prev == before, "the list of class {} is broken at chunk {}",
+                  size_class, index))
+        return;
+    }
+    expect(list.back() == before, "the list of class {} ends before its last chunk", size_class);
   }
 
   void check_blocks(std::uint32_t index) {
     const Chunk& chunk = arena_.chunks_[index];
-    const std::size_t stride = (capacity_of(chunk.size_class) + kHeadroom) / kUnit;
-    if (!expect(chunk.size_class < kClassCount && chunk.stride == stride &&
-                    chunk.limit == kChunkBytes / kUnit / stride,
+    const std::size_t stride = stride_of(chunk.size_class);
+    if (!expect(chunk.size_class < kClassCount && chunk.limit == kChunkBytes / kUnit / stride,
                 "chunk {} is not cut for its class", index)) {
       return;
     }

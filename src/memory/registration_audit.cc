@@ -23,27 +23,26 @@ void RegistrationTable::check_entry(base::Auditor& audit, std::uint32_t index) c
                ended ? "a block after its end" : "no block");
   audit.expect(entry.held == nullptr || entry.held->refs != 0,
                "exposure {} holds a block that is free", index);
-  std::uint32_t left = limit();
-  for (std::uint32_t at = buckets_[bucket_of(entry.rkey)]; at != index; at = entries_.at(at).chain)
-    if (!audit.expect(at < limit() && left-- != 0, "exposure {} is not found by its key {:#x}",
-                      index, entry.rkey))
-      return;
+  audit.expect(exposures_.holds(entry.rkey, index), "exposure {} is not found by its key {:#x}",
+               index, entry.rkey);
 }
 
-void RegistrationTable::check_list(base::Auditor& audit, const List& list, State state) const {
+void RegistrationTable::check_list(base::Auditor& audit, const List& list, std::uint32_t size,
+                                   State state) const {
   const char* const what = state == State::pending ? "pending" : "ended";
   std::uint32_t count = 0;
-  for (std::uint32_t at = list.head, before = kNone; at != kNone;
-       before = at, at = entries_.at(at).next) {
-    if (!audit.expect(entries_.in_use(at) && entries_.at(at).state == state &&
-                          entries_.at(at).prev == before && ++count <= list.size,
-                      "the list of {} registrations is broken at {}", what, at))
+  const Entry* before = nullptr;
+  for (const Entry& entry : list) {
+    if (!audit.expect(entry.state == state && entry.links.prev == before && ++count <= size,
+                      "the list of {} registrations is broken at {}", what,
+                      entries_.index_of(entry)))
       return;
+    before = &entry;
   }
   std::uint32_t there = 0;
   for (const Entry& entry : entries_) there += entry.state == state ? 1 : 0;
-  audit.expect(count == list.size && there == count,
-               "{} registrations are {}, {} listed, {} counted", there, what, count, list.size);
+  audit.expect(count == size && there == count, "{} registrations are {}, {} listed, {} counted",
+               there, what, count, size);
 }
 
 Result<void> RegistrationTable::audit() const {
@@ -53,8 +52,8 @@ Result<void> RegistrationTable::audit() const {
     for (std::uint32_t i = 0; i < limit() && audit.ok(); ++i) {
       if (entries_.in_use(i)) check_entry(audit, i);
     }
-    check_list(audit, pending_, State::pending);
-    check_list(audit, ended_, State::ended);
+    check_list(audit, pending_, pending_count_, State::pending);
+    check_list(audit, ended_, ended_count_, State::ended);
     return audit.take_fault();
   });
 }

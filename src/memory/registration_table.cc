@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <sched.h>
 
-#include <bit>
 #include <cerrno>
 #include <new>
 #include <string>
@@ -15,7 +14,6 @@
 #include "base/internals.h"
 #include "base/log_message.h"
 #include "base/memlock.h"
-#include "base/random.h"
 #include "base/units.h"
 
 namespace spinwire::memory {
@@ -71,10 +69,7 @@ Error registration_error(std::string asked, std::uint64_t bytes, int error) {
 
 RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd,
                                      std::uint32_t limit)
-    : provider_(provider),
-      pd_(pd),
-      entries_(limit),
-      buckets_(std::bit_ceil(std::size_t{limit} + 1), kNone) {}
+    : provider_(provider), pd_(pd), entries_(limit), exposures_(limit) {}
 
 Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte> bytes,
                                                             Access access, Group* group) {
@@ -123,15 +118,15 @@ Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice&
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     // The device may reuse a key as soon as the key is free.
-    if (std::uint32_t* old = find(entry.rkey);
-        old != nullptr && entries_.at(*old).state == State::ended) {
-      forget(*old);
+    if (const std::uint32_t old = exposures_.find(entry.rkey);
+        old != kNone && entries_.at(old).state == State::ended) {
+      forget(old);
     }
     entry.exposure = true;
     entry.owner = owner;
     entry.held = detail::block_of(slice);
     detail::retain(entry.held);
-    entry.chain = std::exchange(bucket(entry.rkey), *index);
+    exposures_.insert(entry.rkey, *index);
     return RemoteRegion{reinterpret_cast<std::uint64_t>(slice.data()), slice.size(), entry.rkey,
                         access};
   });
@@ -170,20 +165,19 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   entries_.at(index).mr = mr;
   entries_.at(index).rkey = mr->rkey;
   entries_.at(index).group = group;
-  if (group != nullptr) push(group->live, index);
+  if (group != nullptr) group->live.push_back(entries_.at(index));
   return index;
 }
 
 /// Takes a free entry, or else the entry of the exposure that ended longest ago.
 std::uint32_t RegistrationTable::acquire_entry() noexcept {
-  if (entries_.full() && ended_.head != kNone) forget(ended_.head);
+  if (entries_.full() && !ended_.empty()) forget(entries_.index_of(*ended_.front()));
   return entries_.acquire();
 }
 
 Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
-  const std::uint32_t* found = find(rkey);
-  if (found == nullptr || entries_.at(*found).owner != owner) return Status::invalid_argument;
-  const std::uint32_t index = *found;
+  const std::uint32_t index = exposures_.find(rkey);
+  if (index == kNone || entries_.at(index).owner != owner) return Status::invalid_argument;
   if (entries_.at(index).state != State::ended) {
     const int error = deregister(index);
     if (error != 0) return error == EBUSY ? Status::would_block : Status::local_error;
@@ -197,9 +191,9 @@ Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
 }
 
 void RegistrationTable::remember_ended(std::uint32_t rkey, Owner owner) noexcept {
-  if (const std::uint32_t* found = find(rkey); found != nullptr) {
+  if (const std::uint32_t found = exposures_.find(rkey); found != kNone) {
     // A live entry is another exposure: the device reuses keys.
-    if (Entry& known = entries_.at(*found); known.state != State::live) known.owner = owner;
+    if (Entry& known = entries_.at(found); known.state != State::live) known.owner = owner;
     return;
   }
   const std::uint32_t index = acquire_entry();
@@ -208,24 +202,23 @@ void RegistrationTable::remember_ended(std::uint32_t rkey, Owner owner) noexcept
   entry.owner = owner;
   entry.rkey = rkey;
   entry.exposure = true;
-  entry.state = State::ended;
-  entry.chain = std::exchange(bucket(rkey), index);
-  push(ended_, index);
+  exposures_.insert(rkey, index);
+  list_ended(index);
 }
 
 bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
-  const std::uint32_t* found = find(rkey);
+  const std::uint32_t found = exposures_.find(rkey);
   // A live entry, or another owner's, is another exposure: the device reuses keys.
-  if (found == nullptr || entries_.at(*found).owner != kLibrary) return true;
-  const State state = entries_.at(*found).state;
-  if (state == State::ended) forget(*found);
+  if (found == kNone || entries_.at(found).owner != kLibrary) return true;
+  const State state = entries_.at(found).state;
+  if (state == State::ended) forget(found);
   return state != State::pending;
 }
 
 bool RegistrationTable::end_next(Group& group) noexcept {
-  const std::uint32_t index = group.live.head;
-  if (index == kNone) return false;
-  Entry& entry = entries_.at(index);
+  if (group.live.empty()) return false;
+  Entry& entry = *group.live.front();
+  const std::uint32_t index = entries_.index_of(entry);
   if (entry.own != nullptr) {
     entry.own->block.lkey = 0;
     std::exchange(entry.own, nullptr)->table = nullptr;
@@ -242,11 +235,12 @@ const RegistrationTable::Group* RegistrationTable::group_of(
 }
 
 bool RegistrationTable::poll_revocations() noexcept {
-  const std::uint32_t index = pending_.head;
-  if (index == kNone) return false;
+  if (pending_.empty()) return false;
+  Entry& entry = *pending_.front();
+  const std::uint32_t index = entries_.index_of(entry);
   if (deregister(index) != 0) {
-    remove(pending_, index);
-    push(pending_, index);
+    pending_.erase(entry);
+    pending_.push_back(entry);
     return false;
   }
   end(index);
@@ -257,8 +251,7 @@ bool RegistrationTable::poll_revocations() noexcept {
 void RegistrationTable::end(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   if (!entry.exposure) return entries_.release(index);
-  entry.state = State::ended;
-  push(ended_, index);
+  list_ended(index);
   detail::release(std::exchange(entry.held, nullptr));
 }
 
@@ -292,11 +285,12 @@ void RegistrationTable::close() noexcept {
     entries_.release(i);
     if (held != nullptr) detail::release(held);
   }
-  buckets_.assign(buckets_.size(), kNone);
+  exposures_.clear();
   pending_ = ended_ = List{};
+  pending_count_ = ended_count_ = 0;
 }
 
-std::uint32_t RegistrationTable::size() const noexcept { return entries_.size() - ended_.size; }
+std::uint32_t RegistrationTable::size() const noexcept { return entries_.size() - ended_count_; }
 
 void RegistrationTable::recycle(detail::Block* block) noexcept {
   auto* own = static_cast<OwnMemory*>(block->owner);
@@ -319,10 +313,14 @@ int RegistrationTable::deregister(std::uint32_t index) noexcept {
   remove_from_group(index);
   if (error == 0) {
     entry.mr = nullptr;
-    if (entry.state == State::pending) remove(pending_, index);
+    if (entry.state == State::pending) {
+      pending_.erase(entry);
+      --pending_count_;
+    }
   } else if (entry.state == State::live) {
     entry.state = State::pending;
-    push(pending_, index);
+    pending_.push_back(entry);
+    ++pending_count_;
     if (error != EBUSY) {
       base::log(LogLevel::warning, "the device refused to deregister memory, errno {}", error);
     }
@@ -332,48 +330,26 @@ int RegistrationTable::deregister(std::uint32_t index) noexcept {
 
 /// Removes the entry from its group's list.
 void RegistrationTable::remove_from_group(std::uint32_t index) noexcept {
-  if (Group* const group = std::exchange(entries_.at(index).group, nullptr); group != nullptr)
-    remove(group->live, index);
+  Entry& entry = entries_.at(index);
+  if (Group* const group = std::exchange(entry.group, nullptr); group != nullptr)
+    group->live.erase(entry);
+}
+
+/// Keeps an exposure's entry until revoke() reports its end.
+void RegistrationTable::list_ended(std::uint32_t index) noexcept {
+  entries_.at(index).state = State::ended;
+  ended_.push_back(entries_.at(index));
+  ++ended_count_;
 }
 
 /// Frees the entry of an exposure that the device has released.
 void RegistrationTable::forget(std::uint32_t index) noexcept {
-  Entry& entry = entries_.at(index);
-  if (entry.state == State::ended) remove(ended_, index);
-  std::uint32_t* at = &bucket(entry.rkey);
-  while (*at != index) at = &entries_.at(*at).chain;
-  *at = entry.chain;
+  if (Entry& entry = entries_.at(index); entry.state == State::ended) {
+    ended_.erase(entry);
+    --ended_count_;
+  }
+  exposures_.erase(index);
   entries_.release(index);
-}
-
-std::size_t RegistrationTable::bucket_of(std::uint32_t rkey) const noexcept {
-  return base::Random::mix(rkey) & (buckets_.size() - 1);
-}
-std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
-  return buckets_[bucket_of(rkey)];
-}
-
-/// The link in the hash chain that names a key's exposure; null if there is none.
-std::uint32_t* RegistrationTable::find(std::uint32_t rkey) noexcept {
-  std::uint32_t* at = &bucket(rkey);
-  while (*at != kNone && entries_.at(*at).rkey != rkey) at = &entries_.at(*at).chain;
-  return *at == kNone ? nullptr : at;
-}
-
-void RegistrationTable::push(List& list, std::uint32_t index) noexcept {
-  Entry& entry = entries_.at(index);
-  entry.next = kNone;
-  entry.prev = list.tail;
-  (list.tail == kNone ? list.head : entries_.at(list.tail).next) = index;
-  list.tail = index;
-  ++list.size;
-}
-
-void RegistrationTable::remove(List& list, std::uint32_t index) noexcept {
-  Entry& entry = entries_.at(index);
-  (entry.prev == kNone ? list.head : entries_.at(entry.prev).next) = entry.next;
-  (entry.next == kNone ? list.tail : entries_.at(entry.next).prev) = entry.prev;
-  --list.size;
 }
 
 }  // namespace spinwire::memory

@@ -8,9 +8,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/index_pool.h"
+#include "base/intrusive_list.h"
+#include "base/key_map.h"
 #include "spinwire/buffer.h"
 #include "spinwire/status.h"
 #include "verbs/provider.h"
@@ -44,14 +45,9 @@ struct RegisteredMemory {
 /// once, but the registration stays pending and holds the memory until poll_revocations() or
 /// revoke() finds that the access has ended.
 class RegistrationTable {
-  static constexpr std::uint32_t kNone = 0xffff'ffff;
-
-  /// Oldest first.
-  struct List {
-    std::uint32_t head = kNone;
-    std::uint32_t tail = kNone;
-    std::uint32_t size = 0;
-  };
+  struct Entry;
+  static base::IntrusiveLinks<Entry>& links_of(Entry& entry) noexcept;
+  using List = base::IntrusiveList<links_of>;  ///< oldest first
 
  public:
   /// Who may revoke an exposure: the application, the library itself, or an owner of another
@@ -134,10 +130,12 @@ class RegistrationTable {
   [[nodiscard]] Result<void> audit() const;
 
   [[nodiscard]] std::uint32_t size() const noexcept;  ///< registered or pending
-  [[nodiscard]] std::uint32_t pending() const noexcept { return pending_.size; }
+  [[nodiscard]] std::uint32_t pending() const noexcept { return pending_count_; }
   [[nodiscard]] std::uint32_t limit() const noexcept { return entries_.capacity(); }
 
  private:
+  static constexpr std::uint32_t kNone = base::KeyMap::kNone;
+
   enum class State : std::uint8_t {
     live,     ///< registered, until revoked or dropped
     pending,  ///< key invalid, an access in progress; until the device releases it
@@ -159,10 +157,8 @@ class RegistrationTable {
     std::uint32_t rkey = 0;
     State state = State::live;
     bool exposure = false;
-    Group* group = nullptr;       ///< the group of a live entry
-    std::uint32_t chain = kNone;  ///< next exposure with the same hash
-    std::uint32_t next = kNone;   ///< in the list of its state or group
-    std::uint32_t prev = kNone;
+    Group* group = nullptr;             ///< the group of a live entry
+    base::IntrusiveLinks<Entry> links;  ///< in the list of its state or group
   };
 
   static void recycle(detail::Block* block) noexcept;
@@ -172,22 +168,25 @@ class RegistrationTable {
   void end(std::uint32_t index) noexcept;
   void remove_from_group(std::uint32_t index) noexcept;
   void check_entry(base::Auditor& audit, std::uint32_t index) const;
-  void check_list(base::Auditor& audit, const List& list, State state) const;
+  void check_list(base::Auditor& audit, const List& list, std::uint32_t size, State state) const;
   std::uint32_t acquire_entry() noexcept;
   int deregister(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;
-  [[nodiscard]] std::uint32_t* find(std::uint32_t rkey) noexcept;
-  [[nodiscard]] std::uint32_t& bucket(std::uint32_t rkey) noexcept;
-  [[nodiscard]] std::size_t bucket_of(std::uint32_t rkey) const noexcept;
-  void push(List& list, std::uint32_t index) noexcept;
-  void remove(List& list, std::uint32_t index) noexcept;
+  void list_ended(std::uint32_t index) noexcept;
 
   const verbs::Provider& provider_;
   ibv_pd* pd_;
   base::IndexPool<Entry> entries_;
-  std::vector<std::uint32_t> buckets_;  ///< exposures by rkey
+  base::KeyMap exposures_;  ///< by rkey
   List pending_;
   List ended_;
+  std::uint32_t pending_count_ = 0;
+  std::uint32_t ended_count_ = 0;
 };
+
+inline base::IntrusiveLinks<RegistrationTable::Entry>& RegistrationTable::links_of(
+    Entry& entry) noexcept {
+  return entry.links;
+}
 
 }  // namespace spinwire::memory

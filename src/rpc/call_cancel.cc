@@ -70,12 +70,10 @@ void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {
 }
 
 void run_cancel_callbacks(Rpc& r) noexcept {
-  for (std::uint32_t most = r.clients.size(); most != 0 && !r.pending_cancellations.empty();
-       --most) {
-    ClientSession& c = r.pending_cancellations.pop_front();
+  r.pending_cancellations.run_round([&r](ClientSession& c) {
     c.cancellation_pending = false;
     run_cancel_callbacks(r, c);
-  }
+  });
 }
 
 void end_call_in_slot(Rpc& r, ClientSession& c, std::uint32_t slot, Status status) noexcept {

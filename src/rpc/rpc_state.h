@@ -88,7 +88,7 @@ struct Rpc {
   /// Sessions whose backlog waits for receives or send entries.
   base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
   /// Sessions with cancelled calls whose callbacks have not run.
-  base::IntrusiveQueue<&ClientSession::next_pending> pending_cancellations;
+  base::RoundQueue<&ClientSession::next_pending> pending_cancellations;
   base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
   CurrentCall current_call;
   RpcStats stats;

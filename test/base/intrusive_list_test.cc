@@ -15,6 +15,7 @@ using spinwire::base::IntrusiveLinks;
 using spinwire::base::IntrusiveList;
 using spinwire::base::IntrusiveQueue;
 using spinwire::base::IntrusiveStack;
+using spinwire::base::RoundQueue;
 
 // Declared before its record is complete, for layers that only know the record's name.
 struct Late;
@@ -206,6 +207,63 @@ TEST(IntrusiveList, AgreesWithADequeUnderRandomUse) {
       ASSERT_EQ(list.back()->value, model.back());
     }
   }
+}
+
+using Round = RoundQueue<&Record::next>;
+
+Values values_of(const Round& queue) {
+  Values values;
+  queue.for_each([&](const Record& record) {
+    values.push_back(record.value);
+    return true;
+  });
+  return values;
+}
+
+TEST(RoundQueue, VisitsInOrderAndLeavesNewRecordsToTheNextRound) {
+  std::array<Record, 4> records{};
+  for (int i = 0; i < 4; ++i) records[static_cast<std::size_t>(i)].value = i;
+  Round queue;
+  EXPECT_TRUE(queue.empty());
+  queue.run_round([](Record&) { ADD_FAILURE() << "there is no record"; });
+  queue.push_back(records[0]);
+  queue.push_back(records[1]);
+  queue.push_back(records[2]);
+  Values visited;
+  queue.run_round([&](Record& record) {
+    visited.push_back(record.value);
+    // The first visit adds a new record, the second one adds itself again.
+    if (record.value == 0) queue.push_back(records[3]);
+    if (record.value != 1) return;
+    queue.push_back(record);
+    EXPECT_EQ(values_of(queue), (Values{2, 3, 1}));
+  });
+  EXPECT_EQ(visited, (Values{0, 1, 2}));
+  EXPECT_EQ(values_of(queue), (Values{3, 1}));
+  EXPECT_FALSE(queue.empty());
+  visited.clear();
+  queue.run_round([&](Record& record) { visited.push_back(record.value); });
+  EXPECT_EQ(visited, (Values{3, 1}));
+  EXPECT_TRUE(queue.empty());
+}
+
+TEST(RoundQueue, ErasesBeforeAndDuringARound) {
+  std::array<Record, 5> records{};
+  for (int i = 0; i < 5; ++i) records[static_cast<std::size_t>(i)].value = i;
+  Round queue;
+  for (Record& record : records) queue.push_back(record);
+  queue.erase(records[1]);
+  Values visited;
+  queue.run_round([&](Record& record) {
+    visited.push_back(record.value);
+    if (record.value != 0) return;
+    queue.push_back(records[0]);
+    queue.push_back(records[1]);
+    queue.erase(records[4]);  // waits for this round
+    queue.erase(records[0]);  // waits for the next one
+  });
+  EXPECT_EQ(visited, (Values{0, 2, 3}));
+  EXPECT_EQ(values_of(queue), Values{1});
 }
 
 }  // namespace
