@@ -117,7 +117,7 @@ class AgentAuditor : public base::Auditor {
     expect(a.send_queue.deferred == nullptr || a.stage != Stage::up || a.in_flush_queue,
            "operations are deferred and nobody will post them");
     for (std::size_t i = 0; i < kOperationKinds; ++i) {
-      const Tally& t = a.traffic.tallies[i];
+      const Tally& t = a.tallies[i];
       expect(t.begun == t.done + t.failed + kinds[i],
              "of kind {}, {} operations were accepted, {} are done, {} failed, "
              "{} outstanding",

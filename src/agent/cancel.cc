@@ -164,7 +164,7 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
   return false;
 }
 
-void run_cancel_callbacks(EngineContext& ctx) noexcept {
+[[gnu::noinline]] void run_cancel_callbacks(EngineContext& ctx) noexcept {
   ctx.cancellations.run_round([&ctx](Cancellation& next) {
     next.due = false;
     next.of_send ? run_cancel_callback(ctx, static_cast<RendezvousSend&>(next))

@@ -16,7 +16,7 @@ inline std::byte* staging_of(const EngineContext& ctx, const Operation& op) noex
 Status status_of(ibv_wc_status status) noexcept;
 
 inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
-  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(op.kind)];
+  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
   tally.bytes += ok ? op.length : 0;

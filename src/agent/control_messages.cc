@@ -49,7 +49,7 @@ bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) n
   bool wants_credit = false;
   if (costs_credit) {
     if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
-    a.liveness.last_sent = ctx.now;
+    a.activity.last_sent = ctx.now;
   }
   build_message(ctx, a, *op, message, wants_credit);
   append(a, *op);

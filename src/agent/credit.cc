@@ -87,7 +87,7 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
 }
 
 bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
-  a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
+  a.activity.last_heard = a.activity.last_sent = ctx.clock.now();
   if (a.raw != nullptr) return true;
   const bool shares = ctx.device->srq() != nullptr;
   if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
@@ -121,7 +121,7 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
 }
 
 void yield_credit(EngineContext& ctx, Agent& a) noexcept {
-  if (a.own_queue != kNone || a.credit.reserved <= fair_share(ctx)) return;
+  if (a.receives == ReceiveSource::own || a.credit.reserved <= fair_share(ctx)) return;
   --a.credit.reserved;
   --ctx.reserved_receives;
 }

@@ -288,10 +288,10 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
   // An early message made the connection ready, and its handler closed the connection before the
   // peer's last frame came.
   if (a.state == ConnectionState::draining) return;
-  a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
+  a.activity.last_heard = a.activity.last_sent = ctx.clock.now();
   a.setup.was_ready = true;
   if (a.reconnect != nullptr) {
-    a.reconnect->ready_at = a.liveness.last_heard;
+    a.reconnect->ready_at = a.activity.last_heard;
     a.reconnect->first.status = Status::ok;
   }
   enter(ctx, a, ConnectionState::ready);
@@ -323,7 +323,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   if (can_reconnect(a)) return back_off(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);
-  ctx.stats.messages_received += a.traffic.messages_received;
+  ctx.stats.messages_received += a.activity.messages_received;
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
   const Connection gone = handle(ctx, a);
   const Error cause = final_cause(a);

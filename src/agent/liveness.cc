@@ -33,16 +33,16 @@ Nanoseconds check_interval(const EngineContext& ctx, const Agent& a) noexcept {
 bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   const std::uint64_t check = a.liveness.last_check;
   if (a.raw != nullptr)
-    return idle(a) || std::max(a.liveness.last_heard, a.liveness.last_completion) >= check;
+    return idle(a) || std::max(a.activity.last_heard, a.liveness.last_completion) >= check;
   if (a.credit.cell != nullptr) {
     const std::uint64_t word = a.credit.cell->word.load(std::memory_order_relaxed);
     if (!wire::is_genuine(word, a.credit.token)) {
       distrust_cell(ctx, a);
     } else if (std::exchange(a.liveness.cell_word, word) != word) {
-      a.liveness.last_heard = now;
+      a.activity.last_heard = now;
     }
   }
-  return a.liveness.last_heard >= check;
+  return a.activity.last_heard >= check;
 }
 
 /// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll does
@@ -78,7 +78,7 @@ void report_silent_peer(EngineContext& ctx, Agent& a) noexcept {
 void return_unused_credit(EngineContext& ctx, Agent& a) noexcept {
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.credit_idle_timeout);
-  if (now - std::min(a.liveness.last_sent, now) <= timeout) return;
+  if (now - std::min(a.activity.last_sent, now) <= timeout) return;
   (void)count_header_grants(a);
   if (!read_credit_cell(ctx, a) || send_credits(a) < 2) return;
   // The return uses one credit, and one is left.

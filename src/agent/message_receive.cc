@@ -18,18 +18,22 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
   return (a.slow_path & kRendezvousAhead) != 0;
 }
 
+/// Gives the peer more receives, or fewer, if receives are short or it asks for more.
+[[gnu::noinline]] void change_reservation(EngineContext& ctx, Agent& a, bool wants_more) noexcept {
+  if (ctx.reservations_refused) yield_credit(ctx, a);
+  if (!wants_more) return;
+  reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
+  a.credit.peer_needs_credit = true;
+}
+
 /// Counts the credit that a message used. process_receives_of() grants it again, once for all
 /// messages of a batch. A held message keeps its receive.
 inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
   ++a.credit.received;
   if (held) [[unlikely]]
     return;
-  if (ctx.reservations_refused) [[unlikely]]
-    yield_credit(ctx, a);
-  if (wants_more) [[unlikely]] {
-    reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
-    a.credit.peer_needs_credit = true;
-  }
+  if (ctx.reservations_refused || wants_more) [[unlikely]]
+    change_reservation(ctx, a, wants_more);
 }
 
 void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
@@ -145,8 +149,8 @@ void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
 }  // namespace
 
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
-  ++a.traffic.messages_received;
-  a.traffic.bytes_received += message.size();
+  ++a.activity.messages_received;
+  a.activity.bytes_received += message.size();
   if ((a.slow_path & kHandlersReplaced) != 0) [[unlikely]]
     install_next_handlers(a);
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
@@ -183,7 +187,7 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
     on_receive_failed(ctx, a, wc);
     return false;
   }
-  a.liveness.last_heard = ctx.now;
+  a.activity.last_heard = ctx.now;
   // A first message may overtake the last frame of the handshake, or this end's last step.
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
   if (a.state != ConnectionState::ready) {
@@ -220,12 +224,15 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
 /// Devices may also set other flags, such as IBV_WC_GRH on RoCE.
 constexpr unsigned kUnusualFlags = IBV_WC_WITH_IMM | IBV_WC_WITH_INV;
 
+/// Whether the message with `header` goes straight to the handler, after its credit is counted.
+inline bool is_deliverable(const Agent& a, const ibv_wc& wc, std::uint64_t header) noexcept {
+  return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
+         wire::is_plain(header, wc.byte_len) && a.slow_path == 0 && peer_credits(a) != 0;
+}
 /// Whether the message with `header` only needs to be delivered.
 inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
-  return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
-         wire::is_plain(header, wc.byte_len) && a.slow_path == 0 && peer_credits(a) != 0 &&
-         !ctx.reservations_refused;
+  return is_deliverable(a, wc, header) && !ctx.reservations_refused;
 }
 
 /// Handles a receive. Returns whether the block was kept.
@@ -237,8 +244,8 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
   a.credit.header_granted = wire::granted_of(header);
   ++a.credit.received;
-  ++a.traffic.messages_received;
-  a.traffic.bytes_received += size;
+  ++a.activity.messages_received;
+  a.activity.bytes_received += size;
   Message message =
       detail::make<Message>(block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false);
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
@@ -257,20 +264,41 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   if (!on_unusual_receive(ctx, a, block, wc)) detail::release(block);
 }
 
+/// Delivers a message whose credit is counted. Its length is what the device found.
+[[gnu::always_inline]] inline void deliver_in_place(EngineContext& ctx, Agent& a,
+                                                    const std::byte* at,
+                                                    const ibv_wc& wc) noexcept {
+  const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
+  ++a.activity.messages_received;
+  a.activity.bytes_received += size;
+  Message message = detail::make<Message>(&ctx, at + wire::kMessageHeaderBytes, size);
+  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+}
+
+/// A message in the device's memory that is not plain. While receives are short, which many
+/// connections make them for good, most messages differ in their credit only.
+[[gnu::noinline]] void on_other_in_place(EngineContext& ctx, Agent& a, const std::byte* at,
+                                         std::uint64_t header, const ibv_wc& wc) noexcept {
+  if (!is_deliverable(a, wc, wire::without_flags(header)) ||
+      wc.byte_len > ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes)
+    return on_unusual_in_place(ctx, a, at, wc);
+  a.credit.header_granted = wire::granted_of(header);
+  use_credit(ctx, a, wire::wants_credit(header), false);
+  deliver_in_place(ctx, a, at, wc);
+}
+
 /// The peer can write where the message lies, so its header is read once.
-inline void on_receive_in_place(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
+[[gnu::always_inline]] inline void on_receive_in_place(EngineContext& ctx, Agent& a,
+                                                       const ibv_wc& wc) noexcept {
   const std::byte* const at = verbs::in_place_bytes(wc.wr_id);
   ctx.in_place_seen = true;
   const std::uint64_t header = wire::get(at);
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
   if (!is_plain(ctx, a, wc, header) || size > ctx.config.connections.eager_bytes) [[unlikely]]
-    return on_unusual_in_place(ctx, a, at, wc);
+    return on_other_in_place(ctx, a, at, header, wc);
   a.credit.header_granted = wire::granted_of(header);
   ++a.credit.received;
-  ++a.traffic.messages_received;
-  a.traffic.bytes_received += size;
-  Message message = detail::make<Message>(&ctx, at + wire::kMessageHeaderBytes, size);
-  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+  deliver_in_place(ctx, a, at, wc);
 }
 
 /// Handles consecutive receives of one queue pair: looks the agent up and grants credit once.
@@ -293,7 +321,7 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
       recycle_slot<own>(ctx, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
-  a.liveness.last_heard = ctx.now;
+  a.activity.last_heard = ctx.now;
   if (a.state == ConnectionState::ready) grant_credit(ctx, a);
   return wc;
 }
@@ -325,12 +353,22 @@ inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* 
   }
 }
 
+/// Prefetches the agents of completions. With many connections each is a miss.
+[[gnu::noinline]] void prefetch_agents(const EngineContext& ctx, const ibv_wc* wc,
+                                       const ibv_wc* end) noexcept {
+  for (; wc < end; ++wc) {
+    if (const Agent* const a = ctx.by_qpn.find(wc->qp_num); a != nullptr) prefetch(*a);
+  }
+}
+
 }  // namespace
 
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   // A message that is read in place is in the cache: the device has looked at it.
   if (!verbs::is_in_place(wcs->wr_id)) prefetch_blocks(ctx, wcs + 1, end);
+  if (end[-1].qp_num != wcs->qp_num) [[unlikely]]
+    prefetch_agents(ctx, wcs + 1, end);
   std::uint32_t events = 0;
   for (const ibv_wc* wc = wcs; wc != end;) {
     if (!is_receive(wc->wr_id)) {

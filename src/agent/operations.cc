@@ -184,7 +184,7 @@ bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
   ctx.direct_unpublished = true;
   a.credit.advertised = a.credit.granted;
   ++a.credit.sent;
-  a.liveness.last_sent = ctx.now;
+  a.activity.last_sent = ctx.now;
   append(a, op);
   join_deferred(a);
   publish_direct(ctx);

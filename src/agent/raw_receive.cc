@@ -187,15 +187,15 @@ inline void on_raw_receive(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexc
     how.status = on_receive_error(ctx, a, wc);
     return end_receive(ctx, q, how);
   }
-  a.liveness.last_heard = ctx.now;
+  a.activity.last_heard = ctx.now;
   // The message may overtake the last frame of the handshake, or this end's last step.
   if (a.state == ConnectionState::exchanging) [[unlikely]]
     on_early_message(ctx, a);
   how.bytes = wc.byte_len;
   how.is_write = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
   if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) how.immediate = be32toh(wc.imm_data);
-  ++a.traffic.messages_received;
-  a.traffic.bytes_received += wc.byte_len;
+  ++a.activity.messages_received;
+  a.activity.bytes_received += wc.byte_len;
   end_receive(ctx, q, how);
 }
 

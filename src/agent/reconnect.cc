@@ -32,20 +32,13 @@ void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
     ConnectionHandlers handlers;
-    decltype(Traffic::tallies) tallies;
-    std::uint64_t messages_received, bytes_received;
+    Activity activity;
+    decltype(Agent::tallies) tallies;
     Nanoseconds timeout;
     config::ConnectionAttributes attributes;
     std::array<char, 72> peer;
-  } const kept{a.index,
-               a.generation,
-               a.handlers,
-               a.traffic.tallies,
-               a.traffic.messages_received,
-               a.traffic.bytes_received,
-               a.setup.timeout,
-               a.attributes,
-               a.peer.name};
+  } const kept{a.index,   a.generation,    a.handlers,   a.activity,
+               a.tallies, a.setup.timeout, a.attributes, a.peer.name};
   std::unique_ptr<ReconnectState> state = std::move(a.reconnect);
   std::unique_ptr<RawQueue> raw = std::move(a.raw);
   if (raw != nullptr) reset_raw(*raw);
@@ -54,9 +47,8 @@ void forget_attempt(Agent& a) noexcept {
   a.index = kept.index;
   a.generation = kept.generation;
   a.handlers = kept.handlers;
-  a.traffic.tallies = kept.tallies;
-  a.traffic.messages_received = kept.messages_received;
-  a.traffic.bytes_received = kept.bytes_received;
+  a.activity = kept.activity;
+  a.tallies = kept.tallies;
   a.setup.timeout = kept.timeout;
   set_attributes(a, kept.attributes);
   a.peer.name = kept.peer;

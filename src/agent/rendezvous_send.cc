@@ -46,7 +46,7 @@ void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) no
   Completion completion;
   completion.status = t.cancelled ? Status::cancelled : status;
   completion.bytes = ok && !t.cancelled ? t.length : 0;
-  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(OperationKind::send)];
+  Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
   tally.bytes += ok ? t.length : 0;
@@ -156,7 +156,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   link(a, t);
   bool wants_credit = false;
   if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
-  a.liveness.last_sent = ctx.now;
+  a.activity.last_sent = ctx.now;
   op->kind = has_immediate ? OperationKind::rendezvous_offer_imm : OperationKind::rendezvous_offer;
   count_begin(a, op->kind);
   count_begin(a, OperationKind::send);  // the message itself

@@ -21,7 +21,7 @@ constexpr Kinds kAtomics = {OperationKind::compare_swap, OperationKind::fetch_ad
 std::uint32_t outstanding(const Agent& a, bool (*counts)(OperationKind)) noexcept {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < kOperationKinds; ++i) {
-    if (counts(static_cast<OperationKind>(i))) sum += outstanding(a.traffic.tallies[i]);
+    if (counts(static_cast<OperationKind>(i))) sum += outstanding(a.tallies[i]);
   }
   return static_cast<std::uint32_t>(sum);
 }
@@ -40,9 +40,9 @@ std::uint32_t outstanding(const Agent& a, Kinds kinds) noexcept {
 ConnectionStats stats(const Agent& a) noexcept {
   ConnectionStats stats;
   stats.messages_sent = messages_sent(a);
-  stats.bytes_sent = sum(a, kMessages, &Tally::bytes);
-  stats.messages_received = a.traffic.messages_received;
-  stats.bytes_received = a.traffic.bytes_received;
+  stats.bytes_sent = a.activity.direct_bytes + sum(a, kMessages, &Tally::bytes);
+  stats.messages_received = a.activity.messages_received;
+  stats.bytes_received = a.activity.bytes_received;
   stats.writes = sum(a, kWrites, &Tally::done);
   stats.bytes_written = sum(a, kWrites, &Tally::bytes);
   stats.reads = sum(a, kReads, &Tally::done);
@@ -81,7 +81,7 @@ ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept {
   ConnectionSnapshot now;
   now.state = a.state;
   now.blocked_by = blocker_of(ctx, a);
-  now.since_last_heard = ctx.clock.duration(ctx.now - std::min(a.liveness.last_heard, ctx.now));
+  now.since_last_heard = ctx.clock.duration(ctx.now - std::min(a.activity.last_heard, ctx.now));
   now.messages = outstanding(a, kMessages);
   now.writes = outstanding(a, kWrites);
   now.reads = outstanding(a, kReads);
@@ -102,7 +102,7 @@ EngineStats stats(const EngineContext& ctx) noexcept {
   for (const Agent& a : ctx.agents) {  // ended connections are counted already
     all.operations += outstanding(a);
     all.messages_sent += messages_sent(a);
-    all.messages_received += a.traffic.messages_received;
+    all.messages_received += a.activity.messages_received;
   }
   all.connections = ctx.agents.size();
   all.own_domains = static_cast<std::uint32_t>(ctx.device->domains());

@@ -203,7 +203,7 @@ template <OperationKind kind, bool own>
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
-    a.liveness.last_sent = ctx.now;
+    a.activity.last_sent = ctx.now;
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
@@ -307,11 +307,9 @@ struct Payload {
     return false;
   a.credit.advertised = a.credit.granted;
   ++a.credit.sent;
-  a.liveness.last_sent = ctx.now;
-  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(OperationKind::send)];
-  ++tally.begun;
-  ++tally.done;
-  tally.bytes += p.size;
+  a.activity.last_sent = ctx.now;
+  ++a.activity.direct_messages;
+  a.activity.direct_bytes += p.size;
   ctx.direct_unpublished = true;
   if (!defer_it) {
     publish_direct(ctx);
@@ -356,7 +354,7 @@ template <bool data_is_payload>
   Operation& op = *ctx.operations.acquire();
   begin<OperationKind::send>(a, op, block, size, done);
   ++a.credit.sent;
-  a.liveness.last_sent = ctx.now;
+  a.activity.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);
   build_in_headroom(a, op, data_header(a, length, false), block, length);
   append(a, op);

@@ -144,7 +144,8 @@ class RoundQueue {
  public:
   using value_type = typename IntrusiveQueue<link>::value_type;
 
-  [[nodiscard]] bool empty() const noexcept { return round_.empty() && waiting_.empty(); }
+  /// Whether the next round has nothing to visit.
+  [[nodiscard]] bool empty() const noexcept { return waiting_.empty(); }
 
   /// During a round, the record waits for the next round.
   void push_back(value_type& record) noexcept { waiting_.push_back(record); }

@@ -249,45 +249,52 @@ struct PeerAccess {
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExpectedMask = (std::uint64_t{1} << 48) - 1;
 
-struct Qp : ibv_qp, DirectSender {
-  // Send side.
+/// The fields that a plain message of a connection touches at either end: one cache line, because
+/// each line of a connection among many is a miss.
+struct alignas(64) MessageState {
   Peer* peer = nullptr;
+  const ibv_cq* receives_with = nullptr;  ///< ibv_qp::recv_cq
+  /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
+  std::uint64_t expected = kNeverExpected;
+  QueuePairEntry* entry = nullptr;
+  std::uint64_t direct_end = 0;  ///< lane position after the last direct message
+  std::uint32_t sq_head = 0;     ///< next to be posted
+  std::uint32_t sq_next = 0;     ///< next to be run or transmitted
+  std::uint32_t dest_qpn = 0;
+  std::uint32_t next_psn = 0;
+  bool open = false;         ///< RTS, not waiting, the peer alive: packets may go out
+  bool direct_open = false;  ///< the peer's queue pair has been seen to receive
+  bool in_place = false;     ///< completions of plain messages say where they lie in the lane
+  bool nak_given = false;
+};
+static_assert(sizeof(MessageState) == 64);
+
+struct Qp : ibv_qp, DirectSender, MessageState {
+  // Send side.
   std::unique_ptr<SendWr[]> sq;
   std::unique_ptr<ibv_sge[]> sq_sges;
   std::unique_ptr<std::byte[]> sq_inline;
   std::uint32_t sq_mask = 0;
   std::uint32_t sq_depth = 0;
-  std::uint32_t sq_head = 0;       ///< next to be posted
-  std::uint32_t sq_next = 0;       ///< next to be run or transmitted
   std::uint32_t sq_tail = 0;       ///< oldest not completed
   std::uint32_t sq_reclaimed = 0;  ///< end of the free entries; signaled completions advance it
   std::uint32_t max_sge = 0;
   std::uint32_t max_inline = 0;
-  std::uint32_t dest_qpn = 0;
-  KnownRegion readable;  ///< of the last message sent
-  std::uint32_t next_psn = 0;
+  KnownRegion readable;         ///< of the last message sent
   std::uint16_t epoch = 0;      ///< incremented when the queue goes back to retransmit
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
   bool waiting = false;         ///< for a retry timer
   bool stalled = false;
-  bool open = false;  ///< RTS, not waiting, the peer alive: packets may go out
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
   // Direct messages: see rc/rc_direct.cc.
-  bool direct_open = false;      ///< the peer's queue pair has been seen to receive
-  bool direct_lost = false;      ///< one was refused or not taken: nothing more goes out
-  bool lost = false;             ///< listed in Context::lost
-  std::uint64_t direct_end = 0;  ///< lane position after the last one
+  bool direct_lost = false;  ///< one was refused or not taken: nothing more goes out
+  bool lost = false;         ///< listed in Context::lost
   Qp* next_lost = nullptr;
   // Receive side.
   ReceiveQueue* receives = nullptr;
   DirectBatches* direct = nullptr;  ///< reports batches of datagrams
-  bool in_place = false;  ///< completions of plain messages say where they lie in the lane
-  KnownRegion writable;   ///< of the last receive
-  /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
-  std::uint64_t expected = kNeverExpected;
-  bool nak_given = false;
-  QueuePairEntry* entry = nullptr;
+  KnownRegion writable;             ///< of the last receive
   ReceiveQueue own_receives;
   // Rarely touched.
   std::uint64_t retry_at = 0;

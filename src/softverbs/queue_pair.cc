@@ -122,6 +122,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->pd = &pd;
   qp->send_cq = init.send_cq;
   qp->recv_cq = init.recv_cq;
+  qp->receives_with = init.recv_cq;
   qp->srq = init.srq;
   qp->handle = queue_pair_index(qp->qp_num);
   qp->state = IBV_QPS_RESET;

@@ -69,6 +69,14 @@ constexpr std::uint16_t granted_of(std::uint64_t header) noexcept {
   return static_cast<std::uint16_t>(header >> 16);
 }
 
+/// The header of a message without flags, and whether it had the flag.
+constexpr std::uint64_t without_flags(std::uint64_t header) noexcept {
+  return header & ~(std::uint64_t{message_flag::kAll} << 8);
+}
+constexpr bool wants_credit(std::uint64_t header) noexcept {
+  return (header >> 8 & message_flag::kWantCredit) != 0;
+}
+
 /// The header with another count of grants.
 constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted) noexcept {
   return (header & ~std::uint64_t{0xffff0000}) | std::uint64_t{granted} << 16;

@@ -108,7 +108,7 @@ TEST(EngineAudit, FindsWrongCountsOfOperations) {
   expect_found(o, a.send_queue.used, 3,
                "3 operations are outstanding: 0 posted, 2 deferred and 0 given up");
   expect_found(o, a.send_queue.used, 1, "1 operations are outstanding");
-  auto& writes = a.traffic.tallies[static_cast<std::size_t>(OperationKind::write)];
+  auto& writes = a.tallies[static_cast<std::size_t>(OperationKind::write)];
   expect_found(o, writes.begun, 2,
                "2 operations were accepted, 0 are done, 0 failed, 1 outstanding");
   expect_found(o, writes.done, 1, "1 are done");

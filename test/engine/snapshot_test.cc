@@ -71,7 +71,7 @@ TEST(EngineSnapshot, CountsAllThatTheConnectionSendsItself) {
     EXPECT_EQ(now.stats.outstanding, users ? 1u : 0u) << i;
     // An offer is the application's message; a cancelled operation counts as what it was.
     EXPECT_EQ(now.control, users || offer || kind == OperationKind::cancelled ? 0u : 1u) << i;
-    --a.traffic.tallies[i].begun;
+    --a.tallies[i].begun;
   }
   core.end();
 }

@@ -14,6 +14,12 @@ void check_plain(const Bytes& message, bool good, const MessageHeader& header) {
   const bool plain = is_plain(word, static_cast<std::uint32_t>(message.size()));
   expect(plain == (good && header.kind == MessageKind::data && header.flags == 0),
          "plain is what decodes as data without flags");
+  const bool data = is_plain(without_flags(word), static_cast<std::uint32_t>(message.size()));
+  const bool known_flags = (word >> 8 & 0xff & ~std::uint64_t{message_flag::kAll}) == 0;
+  expect((data && known_flags) == (good && header.kind == MessageKind::data),
+         "without its flags, what decodes as data is plain");
+  expect(!data || !good || wants_credit(word) == (header.flags == message_flag::kWantCredit),
+         "the flag is seen");
   const std::uint64_t other = with_granted(word, 0x1234);
   expect(granted_of(other) == 0x1234 && with_granted(other, granted_of(word)) == word,
          "a header with other credit");

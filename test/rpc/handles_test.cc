@@ -179,6 +179,7 @@ void Handles::expect_empty() {
   EXPECT_EQ(c.stats().messages_sent, 0u);
   EXPECT_EQ(c.snapshot().state, ConnectionState::closed);
   EXPECT_EQ(c.peer(), "");
+  c.prefetch();
   EXPECT_EQ(w.session.state(), SessionState::closed);
   EXPECT_EQ(w.session.max_call() + w.session.max_inline_call(), 0u);
   EXPECT_FALSE(w.session.last_call());

@@ -49,6 +49,11 @@ std::string_view to_string(Blocker blocker) noexcept {
   return engine::name_of(kNames, blocker);
 }
 
+void Connection::prefetch() const noexcept {
+  if (const EngineCore* const core = engine::core_of(slot_); core != nullptr)
+    agent::prefetch(core->context, index_);
+}
+
 Status Connection::submit_send(const BufferSlice& data, const CompletionCallback& done, Post post,
                                bool tracked) {
   return with_operation(

@@ -107,16 +107,29 @@ template <Sizes sizes>
 inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
                        std::uint64_t word) noexcept {
   Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  const bool receives = qp != nullptr && qp->peer == lane.peer && qp->recv_cq == &cq &&
+  const bool receives = qp != nullptr && qp->peer == lane.peer && qp->receives_with == &cq &&
                         qp->expected != kNeverExpected;
   return receives ? qp : nullptr;
+}
+
+/// Prefetches the queue pairs of the packets at the head of a lane. For packets of several queue
+/// pairs, each of which is a miss if there are many. Never reads behind the lane's newest line.
+[[gnu::noinline]] void prefetch_receivers(const Context& c, const InLane& lane) noexcept {
+  const Line* const end = std::min<const Line*>(lane.next + kPacketsPerTurn, lane.end);
+  for (const Line* line = lane.next; line != end; ++line) {
+    const std::uint64_t word = line->word.load(std::memory_order_relaxed);
+    if (word_mark(word) != lane.mark) return;
+    const Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
+    if (qp != nullptr) __builtin_prefetch(static_cast<const MessageState*>(qp));
+  }
 }
 
 /// Reports a run of plain messages of a queue pair that reads in place, one completion each, from
 /// `out` on. Returns how many, up to `limit`; 0 if the packet is of another kind.
 inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* out,
                                      std::uint32_t limit) noexcept {
-  const CompletionHead success{IBV_WC_RECV, qp.qp_num, qp.dest_qpn};
+  // The number of the queue pair is part of what it expects; ibv_qp::qp_num is in another line.
+  const CompletionHead success{IBV_WC_RECV, word_qpn(qp.expected), qp.dest_qpn};
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
   const std::uint32_t most = std::min(limit, c.in_place_budget);
   std::uint32_t left = most;
@@ -386,6 +399,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     const int reported = static_cast<int>(taken);
     if (!more || taken == limit) [[likely]]
       return reported;
+    prefetch_receivers(c, lane);
     return reported + poll_busy(base, entries - reported, wc + reported);
   }
   return poll_busy(base, entries, wc);
