@@ -70,7 +70,7 @@ PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) 
   if (!stat_unasked(opened.fd.get(), file)) return {};
   opened.size = file.stx_size;
   opened.inode = file.stx_ino;
-  opened.hugepages = hugepages;
+  opened.hugepage = hugepages ? file.stx_blksize : 0;
   return opened;
 }
 

@@ -24,7 +24,7 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
 MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
-  const std::uint64_t size = read_once(entry.size);
+  std::uint64_t size = read_once(entry.size);
   const PeerFile file =
       open_peer_file(peer.pid, static_cast<std::uint32_t>(entry.fd), PeerFileKind::any_pages);
   if (!file.fd || file.inode != entry.inode || file.size < size) return nullptr;
@@ -34,11 +34,15 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
     return nullptr;
   }
   MappedObject& mapped = peer.objects[index];
-  if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
+  // Hugepages are mapped and unmapped whole. They are not reserved: the kernel copies to and from
+  // them, and reports a page that is missing.
+  const int flags = MAP_SHARED | (file.hugepage != 0 ? MAP_NORESERVE : 0);
+  if (file.hugepage != 0) size = (size + file.hugepage - 1) & ~(file.hugepage - 1);
+  if (mapped.base != nullptr && munmap(mapped.base, mapped.size) != 0) return nullptr;
   mapped = {};
-  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0);
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, file.fd.get(), 0);
   if (at == MAP_FAILED) return nullptr;
-  mapped = {static_cast<std::byte*>(at), size, generation, file.hugepages};
+  mapped = {static_cast<std::byte*>(at), size, generation, file.hugepage != 0};
   return &mapped;
 }
 
