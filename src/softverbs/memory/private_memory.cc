@@ -35,6 +35,8 @@ void explain_choice(const Peer& peer) noexcept {
 /// leads to a later process with the same pid.
 bool open_address_space(Peer& peer) noexcept {
   if (!peer.context->reaches_private_memory) {
+    // The memory of a process that is ending cannot be mapped either.
+    if (is_ending(peer.pid)) return errno = ESRCH, false;
     explain_choice(peer);
     return errno = EACCES, false;
   }
