@@ -242,8 +242,7 @@ std::optional<SharedMemoryRef> find_shared_memory(const void* address,
   const std::size_t size = entry->second.size;
   const std::size_t offset = at - entry->first;
   if (offset >= size || length > size - offset) return std::nullopt;
-  return SharedMemoryRef{entry->second.fd, offset, reinterpret_cast<std::byte*>(entry->first),
-                         size,
+  return SharedMemoryRef{entry->second.fd, offset, reinterpret_cast<std::byte*>(entry->first), size,
                          entry->second.hugepages};
 }
 

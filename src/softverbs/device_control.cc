@@ -24,10 +24,10 @@ constexpr std::uint32_t kScanPerStep = 64;
 constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
 // What one step does at most of what takes many microseconds, however many lanes peers claim and
 // ring for.
-constexpr std::uint32_t kOpensPerStep = 16;   // attaching a sender: a dozen system calls
-constexpr std::uint32_t kTriesPerStep = 2;    // looking for a sender again
-constexpr std::uint32_t kClearsPerStep = 2;   // zeroing a lane: 150 KiB
-constexpr std::uint32_t kRingsPerPoll = 4;    // words of 64 doorbells
+constexpr std::uint32_t kOpensPerStep = 16;  // attaching a sender: a dozen system calls
+constexpr std::uint32_t kTriesPerStep = 2;   // looking for a sender again
+constexpr std::uint32_t kClearsPerStep = 2;  // zeroing a lane: 150 KiB
+constexpr std::uint32_t kRingsPerPoll = 4;   // words of 64 doorbells
 constexpr std::uint32_t kDoorbellWords = kMaxLanes / 64;
 /// The longest claim of a living process, which takes microseconds unless the process is stopped.
 constexpr Nanoseconds kLongestClaim = std::chrono::seconds(10);
@@ -245,7 +245,8 @@ bool has_unread_packets(Context& c, const Peer& peer) noexcept {
   return true;
 }
 
-/// Fails the queue pairs whose peers made a refused one-sided request. Returns whether there is one.
+/// Fails the queue pairs whose peers made a refused one-sided request. Returns whether there is
+/// one.
 bool handle_violations(Context& c) noexcept {
   bool found = false;
   for (const auto& peer : c.peers) {
@@ -301,8 +302,7 @@ void check_liveness(Context& c) noexcept {
   look_for_violations(c);
   epoll_event dead[16];
   const int n = c.liveness.watched == 0 ? 0 : epoll_wait(c.liveness.processes.get(), dead, 16, 0);
-  for (int i = 0; i < n; ++i)
-    handle_process_ended(c, *static_cast<PeerProcess*>(dead[i].data.ptr));
+  for (int i = 0; i < n; ++i) handle_process_ended(c, *static_cast<PeerProcess*>(dead[i].data.ptr));
   // Checks peers that closed orderly or have no pidfd, a bounded number per call.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.liveness.next_peer++ % c.peers.size()];

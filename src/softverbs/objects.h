@@ -211,10 +211,10 @@ struct DatagramTurns {
 
 /// The part of a context that the other contexts of its process use.
 struct LocalSegment {
-  std::shared_ptr<base::SharedMemory> segment;            ///< keeps the mapping
-  std::shared_ptr<const OwnRegion[]> regions;             ///< what the context's keys open
-  std::shared_ptr<const QueuePairRights[]> queue_pairs;   ///< what its queue pairs allow
-  std::shared_ptr<LocalAccesses> accesses;                ///< to the context's memory
+  std::shared_ptr<base::SharedMemory> segment;           ///< keeps the mapping
+  std::shared_ptr<const OwnRegion[]> regions;            ///< what the context's keys open
+  std::shared_ptr<const QueuePairRights[]> queue_pairs;  ///< what its queue pairs allow
+  std::shared_ptr<LocalAccesses> accesses;               ///< to the context's memory
 };
 
 /// Another process, which all its contexts share.
@@ -233,8 +233,8 @@ struct Peer {
   OutLane out;
   InLane* in = nullptr;
   bool same_process = false;
-  bool gone = false;           ///< died, closed, or given up
-  bool overdue = false;        ///< an access of its takes longer than kLongestAccess
+  bool gone = false;     ///< died, closed, or given up
+  bool overdue = false;  ///< an access of its takes longer than kLongestAccess
   /// Given up while its process lives, which may still write to its lane: see give_up_peer().
   bool given_up = false;
   bool unacked = false;        ///< listed in Context::unacked
@@ -412,16 +412,17 @@ struct LaneScan {
   std::uint32_t opens = 0;      ///< lanes that the step may open
   std::uint32_t tries = 0;      ///< senders that the step may look for
   std::uint32_t clears = 0;     ///< lanes that the step may zero
-  std::uint32_t violation_looks = kVainLooks;  ///< vain looks for violations until the next liveness check
+  std::uint32_t violation_looks =
+      kVainLooks;  ///< vain looks for violations until the next liveness check
   bool has_new_bits = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_bits{};  ///< lanes that rang and are not open yet
-  std::unique_ptr<std::uint64_t[]> claimed_since;  ///< by lane: tick; 0: not seen as claimed
+  std::unique_ptr<std::uint64_t[]> claimed_since;        ///< by lane: tick; 0: not seen as claimed
 };
 
 /// How control steps notice that peers have ended.
 struct Liveness {
-  base::UniqueFd processes;      ///< epoll set of the pidfds
-  std::uint32_t watched = 0;     ///< processes in the epoll set
+  base::UniqueFd processes;   ///< epoll set of the pidfds
+  std::uint32_t watched = 0;  ///< processes in the epoll set
   std::vector<std::unique_ptr<PeerProcess>> all;
   std::uint64_t next_check = 0;  ///< tick
   std::size_t next_peer = 0;     ///< index in Context::peers that the next check begins with
@@ -465,7 +466,7 @@ struct Context {
   std::uint32_t pid = 0;
   ibv_gid gid{};
   ibv_gid shown_gid{};
-  std::uint64_t process = 0;  ///< process_word of this process
+  std::uint64_t process = 0;            ///< process_word of this process
   bool reaches_private_memory = false;  ///< of peers in other processes: see allow_private_memory()
   DirectorySlot directory_slot;  ///< empty with Driving::by_user: the context shows its own GID
   std::uint64_t next_pd = 1;

@@ -71,8 +71,8 @@ inline void set_remote(Qp& qp, std::uint64_t nonce) noexcept {
 inline QueuePairEntry& remote_entry(const Qp& qp) noexcept {
   return qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
 }
-/// What the peer's queue pair allows: by the segment, or the private table of a peer in this process,
-/// whose memory other processes must not open to us.
+/// What the peer's queue pair allows: by the segment, or the private table of a peer in this
+/// process, whose memory other processes must not open to us.
 inline const QueuePairRights& rights_of_remote(const Qp& qp) noexcept {
   return qp.peer->same_process ? qp.peer->local.queue_pairs[queue_pair_index(qp.dest_qpn)]
                                : remote_entry(qp).rights;

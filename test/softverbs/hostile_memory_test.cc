@@ -88,8 +88,7 @@ TEST(SoftverbsPrivateMemory, IsChosenByTheEnvironmentOrByPrograms) {
 spinwire::base::UniqueFd missing_hugepage() {
   spinwire::base::UniqueFd fd(::memfd_create(
       "missing-hugepage", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | (21u << MFD_HUGE_SHIFT)));
-  if (!fd || ftruncate(fd.get(), 2 << 20) != 0 ||
-      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+  if (!fd || ftruncate(fd.get(), 2 << 20) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
     fd.reset();
   return fd;
 }
@@ -204,8 +203,8 @@ TEST(SoftverbsForgedAnswer, AReasonThatDoesNotExistIsNoAnswer) {
   entry.nak_serial = entry.nak_serial + 1;
   out.control->last_nak = out.tail;
   out.control->head = out.tail;
-  ASSERT_TRUE(until([&] { link.poll_a(); }, [&] { return !link.at_a.empty(); },
-                    std::chrono::seconds(60)));
+  ASSERT_TRUE(
+      until([&] { link.poll_a(); }, [&] { return !link.at_a.empty(); }, std::chrono::seconds(60)));
   EXPECT_EQ(link.at_a[0].status, IBV_WC_RETRY_EXC_ERR);
 }
 

@@ -361,8 +361,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     for (auto& peer : c.peers) {
       // Links one lane per peer, even if the directory names the peer twice: only that lane is
       // released with the peer.
-      if (!peer->gone && peer->in == nullptr &&
-          same_gid(peer->gid, lane.sender)) {
+      if (!peer->gone && peer->in == nullptr && same_gid(peer->gid, lane.sender)) {
         lane.peer = peer.get();
         peer->in = &lane;
       }

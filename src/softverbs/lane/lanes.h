@@ -80,9 +80,9 @@ struct InLane {
   Line* lines = nullptr;
   std::byte* data = nullptr;
   LaneControl* control = nullptr;
-  Peer* peer = nullptr;       ///< null until the sender is attached
-  ibv_gid sender{};           ///< as the directory named it when the lane was opened
-  std::uint32_t pid = 0;      ///< of the sender, likewise
+  Peer* peer = nullptr;   ///< null until the sender is attached
+  ibv_gid sender{};       ///< as the directory named it when the lane was opened
+  std::uint32_t pid = 0;  ///< of the sender, likewise
   std::uint32_t index = 0;
   std::uint32_t idle_rounds = 0;       ///< control steps without a packet
   std::uint64_t control_position = 0;  ///< position at the last control step

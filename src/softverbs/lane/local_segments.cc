@@ -55,7 +55,8 @@ LocalSegment find_local_segment(const ibv_gid& gid) noexcept {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   for (const Known& k : known.all) {
-    if (same_gid(k.gid, gid)) return {k.segment.lock(), k.regions.lock(), k.queue_pairs.lock(), k.accesses.lock()};
+    if (same_gid(k.gid, gid))
+      return {k.segment.lock(), k.regions.lock(), k.queue_pairs.lock(), k.accesses.lock()};
   }
   return {};
 }

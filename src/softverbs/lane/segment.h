@@ -108,8 +108,8 @@ enum class Nak : std::uint32_t {
   operational,      ///< an error on the responder's side
 };
 
-/// What a queue pair allows its peer. Peers in other processes read it in the segment, those of this
-/// process in a private table.
+/// What a queue pair allows its peer. Peers in other processes read it in the segment, those of
+/// this process in a private table.
 struct QueuePairRights {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
   std::atomic<std::uint64_t> remote;  ///< nonce of the connected peer

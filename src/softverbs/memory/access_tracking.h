@@ -1,8 +1,8 @@
 // Tracks peers' accesses to local memory and finds when they have ended. Cold.
 //
-// Peers in other processes mark their accesses in their lanes, where any peer can write. So only the
-// lanes of attached peers are read, and a mark that stays too long ends the peer that has the lane.
-// Contexts of this process mark their accesses in private memory.
+// Peers in other processes mark their accesses in their lanes, where any peer can write. So only
+// the lanes of attached peers are read, and a mark that stays too long ends the peer that has the
+// lane. Contexts of this process mark their accesses in private memory.
 #pragma once
 
 #include "softverbs/objects.h"

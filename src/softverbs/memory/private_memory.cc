@@ -67,9 +67,8 @@ bool copy_private_memory(Peer& peer, std::uint64_t address, const ibv_sge* sges,
     const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
     const auto there = static_cast<off_t>(address);
-    const ssize_t n = direction == Copy::to_peer
-                          ? ::pwrite(memory, piece.data, piece.length, there)
-                          : ::pread(memory, piece.data, piece.length, there);
+    const ssize_t n = direction == Copy::to_peer ? ::pwrite(memory, piece.data, piece.length, there)
+                                                 : ::pread(memory, piece.data, piece.length, there);
     if (n != static_cast<ssize_t>(piece.length)) {
       if (n == 0) errno = ESRCH;                  // the address space has ended
       if (n > 0 || errno == EIO) errno = EFAULT;  // the range is not wholly mapped

@@ -74,9 +74,9 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
 Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
                const RemoteBytes& bytes) noexcept {
   std::uint64_t old = 0;
-  const bool mappable =
-      peer.same_process ? (peer.local.regions[region_index(wr.rkey)].access & kMapped) != 0
-                        : bytes.mappable;
+  const bool mappable = peer.same_process
+                            ? (peer.local.regions[region_index(wr.rkey)].access & kMapped) != 0
+                            : bytes.mappable;
   if (!mappable) {
     const Reached reached = change_locked(peer, wr, bytes, old);
     if (reached != Reached::done) return reached;
