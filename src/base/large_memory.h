@@ -44,6 +44,7 @@ inline LargeMemory map_huge_pages(std::size_t bytes) {
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   auto* const begin = static_cast<std::byte*>(mapped);
   const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
+  // Where the system refuses, for a limit of mappings, the rest costs address space only.
   if (skipped != 0) (void)::munmap(begin, skipped);
   (void)::munmap(begin + skipped + bytes, kHugePage - skipped);
   (void)::madvise(begin + skipped, bytes, MADV_HUGEPAGE);  // only a hint

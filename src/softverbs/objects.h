@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/intrusive_list.h"
@@ -42,10 +43,25 @@ struct Pd : ibv_pd {
   Pd* parent = nullptr;  ///< parent domains: the domain whose rights they have
 };
 
+/// Marks the accesses of one context of this process to the memory of another, in private memory:
+/// what other processes write does not hide a thread that is in the midst of a copy.
+struct alignas(64) LocalAccess {
+  ibv_gid from{};                        ///< the accessing context
+  std::atomic<std::uint64_t> serial{0};  ///< odd while an access is in progress
+};
+/// The accesses of this process's contexts to the memory of one context. Any thread.
+struct LocalAccesses {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<LocalAccess>> all;
+};
+
 /// A peer's access to local memory that was in progress when a key was invalidated.
 struct PendingAccess {
-  std::uint32_t lane;
-  std::uint64_t word;
+  std::shared_ptr<const LocalAccess> local;  ///< by a thread of this process; else in a lane
+  std::uint32_t lane = 0;
+  std::uint64_t lane_serial = 0;  ///< InLane::serial
+  std::uint64_t word = 0;         ///< even: no access
+  std::uint64_t since = 0;        ///< tick
 };
 
 struct Mr : ibv_mr {
@@ -180,6 +196,7 @@ struct MappedObject {
   std::byte* base = nullptr;
   std::uint64_t size = 0;
   std::uint32_t generation = 0;
+  bool hugepages = false;  ///< the peer can take pages away, so the processor must not touch them
 };
 
 /// Shares a lane among the queue pairs whose datagrams wait for room: see ud_send_queue.cc.
@@ -194,8 +211,19 @@ struct DatagramTurns {
 
 /// The part of a context that the other contexts of its process use.
 struct LocalSegment {
-  std::shared_ptr<base::SharedMemory> segment;  ///< keeps the mapping
-  std::shared_ptr<const OwnRegion[]> regions;   ///< what the context's keys open
+  std::shared_ptr<base::SharedMemory> segment;           ///< keeps the mapping
+  std::shared_ptr<const OwnRegion[]> regions;            ///< what the context's keys open
+  std::shared_ptr<const QueuePairRights[]> queue_pairs;  ///< what its queue pairs allow
+  std::shared_ptr<LocalAccesses> accesses;               ///< to the context's memory
+};
+
+/// Another process, which all its contexts share.
+struct PeerProcess {
+  std::uint32_t pid = 0;
+  std::uint32_t users = 0;  ///< peers
+  bool watched = false;     ///< in the epoll set
+  base::UniqueFd pidfd;     ///< empty if the kernel gave none: control() then checks the process
+  base::UniqueFd memory;    ///< its address space, once it was needed
 };
 
 /// Another context, of this process or another, identified by its GID.
@@ -205,7 +233,10 @@ struct Peer {
   OutLane out;
   InLane* in = nullptr;
   bool same_process = false;
-  bool gone = false;           ///< died or closed
+  bool gone = false;     ///< died, closed, or given up
+  bool overdue = false;  ///< an access of its takes longer than kLongestAccess
+  /// Given up while its process lives, which may still write to its lane: see give_up_peer().
+  bool given_up = false;
   bool unacked = false;        ///< listed in Context::unacked
   bool ack_due = false;        ///< listed in Context::acks_due
   bool has_held_line = false;  ///< listed in Context::held: a line may be unpublished
@@ -221,9 +252,9 @@ struct Peer {
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
-  base::UniqueFd pidfd;
-  base::UniqueFd memory;  ///< its address space, once it was needed
-  LocalSegment local;     ///< empty unless `same_process`
+  PeerProcess* process = nullptr;             ///< null if `same_process`
+  LocalSegment local;                         ///< empty unless `same_process`
+  std::shared_ptr<LocalAccess> local_access;  ///< null unless `same_process`
 };
 
 /// The registration that a queue pair used last. Valid while `epoch` equals Context::region_epoch.
@@ -293,11 +324,14 @@ struct Qp : ibv_qp, DirectSender, MessageState {
   Qp* next_lost = nullptr;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  DirectBatches* direct = nullptr;  ///< reports batches of datagrams
-  KnownRegion writable;             ///< of the last receive
+  DirectBatches* direct = nullptr;                 ///< reports batches of datagrams
+  KnownRegion writable;                            ///< of the last receive
+  QueuePairRights* rights = nullptr;               ///< the private copy of what `entry` allows
+  const QueuePairRights* remote_rights = nullptr;  ///< while connected: see rights_of_remote()
   ReceiveQueue own_receives;
   // Rarely touched.
   std::uint64_t retry_at = 0;
+  std::uint64_t contended_since = 0;  ///< tick since which an atomic's lock is held; 0: it is not
   std::uint32_t naks_handled = 0;
   std::uint32_t windows = 0;  ///< bound to this queue pair
   PeerAccess peer_access;
@@ -323,6 +357,9 @@ struct OwnRegion {
   std::uint64_t length = 0;
   std::uint64_t pd = 0;  ///< a domain's id, or a window_scope
 };
+/// Beside the rights in OwnRegion::access: other processes map the bytes and use the processor's
+/// atomics on them.
+inline constexpr std::uint32_t kMapped = 1u << 31;
 /// Ends the key, or opens what the other fields say.
 inline void set_key(OwnRegion& region, std::uint32_t key) noexcept {
   std::atomic_ref(region.key).store(key, std::memory_order_release);
@@ -369,17 +406,31 @@ struct alignas(8) Pending {
   std::uint32_t slow_work = 0;  ///< timers, completions in rings, control() to be called
 };
 
-/// The lanes that control steps look at.
+/// Looks for violations that find none, within a liveness interval. An honest peer causes one at
+/// most beside each violation.
+inline constexpr std::uint32_t kVainLooks = 16;
+
+/// The lanes that control steps look at, and what the current step may still do.
 struct LaneScan {
-  std::uint32_t next = 0;  ///< directory entry that the next step checks first
+  std::uint32_t next = 0;       ///< directory entry that the next step checks first
+  std::uint32_t used = 0;       ///< see lanes_in_use()
+  std::uint32_t next_ring = 0;  ///< word of doorbells that the next poll reads first
+  std::uint32_t next_new = 0;   ///< lane that the next step opens first
+  std::uint32_t opens = 0;      ///< lanes that the step may open
+  std::uint32_t tries = 0;      ///< senders that the step may look for
+  std::uint32_t clears = 0;     ///< lanes that the step may zero
+  std::uint32_t violation_looks =
+      kVainLooks;  ///< vain looks for violations until the next liveness check
   bool has_new_bits = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_bits{};  ///< lanes that rang and are not open yet
+  std::unique_ptr<std::uint64_t[]> claimed_since;        ///< by lane: tick; 0: not seen as claimed
 };
 
 /// How control steps notice that peers have ended.
 struct Liveness {
-  base::UniqueFd processes;      ///< epoll set of the peers' pidfds
-  std::uint32_t watched = 0;     ///< peers with a pidfd
+  base::UniqueFd processes;   ///< epoll set of the pidfds
+  std::uint32_t watched = 0;  ///< processes in the epoll set
+  std::vector<std::unique_ptr<PeerProcess>> all;
   std::uint64_t next_check = 0;  ///< tick
   std::size_t next_peer = 0;     ///< index in Context::peers that the next check begins with
 };
@@ -417,9 +468,13 @@ struct Context {
   std::uint64_t last_tick = 0;  ///< see read_clock()
   Driving driving = Driving::by_user;
   bool one_thread = false;  ///< one thread drives all peers: see keep_to_thread()
+  // Private copies of what the segment says.
   std::uint64_t nonce = 0;
-  std::uint64_t process = 0;  ///< process_word of this process
   std::uint32_t pid = 0;
+  ibv_gid gid{};
+  ibv_gid shown_gid{};
+  std::uint64_t process = 0;            ///< process_word of this process
+  bool reaches_private_memory = false;  ///< of peers in other processes: see allow_private_memory()
   DirectorySlot directory_slot;  ///< empty with Driving::by_user: the context shows its own GID
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
@@ -436,6 +491,8 @@ struct Context {
   LaneScan lane_scan;
   Liveness liveness;
   RegionSlots regions;
+  std::shared_ptr<QueuePairRights[]> rights;  ///< of the queue pairs, by index
+  std::shared_ptr<LocalAccesses> accesses;    ///< of this process's contexts to our memory
   QueuePairNumbers numbers;
   std::vector<std::uint32_t> object_users;
   std::vector<ibv_async_event> events;                                       ///< oldest first

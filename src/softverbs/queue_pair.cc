@@ -133,8 +133,10 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   init.cap.max_recv_sge = init.srq != nullptr ? 0 : qp->own_receives.max_sge;
   qp->init = init;
   qp->entry = &c.segment->queue_pairs[qp->handle];
-  qp->entry->ident.store(0, std::memory_order_relaxed);
-  qp->entry->pd.store(pd.id, std::memory_order_relaxed);
+  qp->rights = &c.rights[qp->handle];
+  set_ident(*qp, 0);
+  for (QueuePairRights* const table : {qp->rights, &qp->entry->rights})
+    table->pd.store(pd.id, std::memory_order_relaxed);
   c.queue_pairs[qp->handle] = qp.get();
   ++pd.users;
   ++static_cast<Cq*>(init.send_cq)->users;
@@ -165,8 +167,10 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
 
 /// Publishes the attributes that peers need.
 void publish_attributes(Qp& qp) noexcept {
-  qp.entry->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
-  qp.entry->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
+  for (QueuePairRights* const table : {qp.rights, &qp.entry->rights}) {
+    table->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
+    table->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
+  }
 }
 
 /// Checks the attributes' values; 0 or EINVAL.
@@ -195,6 +199,7 @@ void disconnect_peer(Qp& qp) noexcept {
   unstall(qp);
   --qp.peer->users;
   qp.peer = nullptr;
+  qp.remote_rights = nullptr;
 }
 
 int to_rtr(Context& c, Qp& qp) noexcept {
@@ -212,14 +217,15 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   ++peer->users;
   peer->queue_pairs.push_front(qp);
   qp.dest_qpn = qp.attr.dest_qp_num;
+  qp.remote_rights = &rights_of_remote(qp);
   qp.naks_handled = remote_entry(qp).nak_serial.load(std::memory_order_relaxed);
   QueuePairEntry& entry = *qp.entry;
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
   entry.violation.store(0, std::memory_order_relaxed);
   publish_attributes(qp);  // before peers can find the queue pair
-  entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
-  entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
+  set_remote(qp, parse_gid(peer->gid)->nonce);
+  set_ident(qp, queue_pair_ident(qp.qp_num, qp.dest_qpn));
   qp.peer_access.state = PeerAccess::possible;
   qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
   return 0;
@@ -234,9 +240,10 @@ void to_reset(Qp& qp) noexcept {
   disconnect_peer(qp);
   stop_serving(qp);
   qp.open = false;
-  qp.expected = kNeverExpected;
+  expect_nothing(qp);
   qp.nak_given = false;
   qp.retries = qp.rnr_retries = 0;
+  qp.contended_since = 0;
   qp.sq_head = qp.sq_next = qp.sq_tail = qp.sq_reclaimed = 0;
   qp.own_receives.head = qp.own_receives.tail = 0;
   ++qp.epoch;
@@ -369,7 +376,8 @@ int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexc
   attr->qp_state = attr->cur_qp_state = qp.state;
   attr->cap = qp.init.cap;
   attr->sq_psn = qp.state == IBV_QPS_RTS ? qp.next_psn : qp.attr.sq_psn;
-  attr->rq_psn = qp.entry->expected_psn.load(std::memory_order_relaxed);
+  if (qp.expected != kNeverExpected)
+    attr->rq_psn = static_cast<std::uint32_t>(qp.expected >> 24) & 0xffffff;
   if (init != nullptr) *init = qp.init;
   return 0;
 }
@@ -381,7 +389,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   if (const int error = drain_accesses(c, *qp); error != 0) return error;
   to_reset(*qp);
   release_batches(c, *qp);
-  qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
+  set_ident(*qp, qp->rights->ident.load(std::memory_order_relaxed) | kDestroyed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
   c.numbers.free.push_back(qp->handle);

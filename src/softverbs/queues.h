@@ -50,12 +50,35 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
                                std::memory_order_release);
 }
 
+/// The queue pair expects no packet any more. Cold.
+inline void expect_nothing(Qp& qp) noexcept {
+  if (qp.expected == kNeverExpected) return;
+  qp.attr.rq_psn = static_cast<std::uint32_t>(qp.expected >> 24) & 0xffffff;
+  qp.expected = kNeverExpected;
+}
+/// Sets the ident that peers see, and its private copy. Cold.
+inline void set_ident(Qp& qp, std::uint64_t ident) noexcept {
+  qp.rights->ident.store(ident, std::memory_order_release);
+  qp.entry->rights.ident.store(ident, std::memory_order_release);
+}
+/// Sets the nonce of the peer that the queue pair serves, likewise. Cold.
+inline void set_remote(Qp& qp, std::uint64_t nonce) noexcept {
+  qp.rights->remote.store(nonce, std::memory_order_release);
+  qp.entry->rights.remote.store(nonce, std::memory_order_release);
+}
+
 /// The peer's part of the connection, as peers see it.
 inline QueuePairEntry& remote_entry(const Qp& qp) noexcept {
   return qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
 }
+/// What the peer's queue pair allows: by the segment, or the private table of a peer in this
+/// process, whose memory other processes must not open to us.
+inline const QueuePairRights& rights_of_remote(const Qp& qp) noexcept {
+  return qp.peer->same_process ? qp.peer->local.queue_pairs[queue_pair_index(qp.dest_qpn)]
+                               : remote_entry(qp).rights;
+}
 /// Whether the peer's queue pair is connected to ours and responds. It does until it fails.
-inline bool is_served(const Qp& qp, const QueuePairEntry& remote) noexcept {
+inline bool is_served(const Qp& qp, const QueuePairRights& remote) noexcept {
   return remote.ident.load(std::memory_order_acquire) == queue_pair_ident(qp.dest_qpn, qp.qp_num) &&
          remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
 }

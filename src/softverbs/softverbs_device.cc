@@ -9,8 +9,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/membarrier.h"
@@ -64,8 +68,8 @@ void fill_segment(Context& c) {
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
   c.pid = c.segment->pid = static_cast<std::uint32_t>(getpid());
-  c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
-  c.segment->shown_gid = c.segment->gid;
+  c.gid = make_gid({c.pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
+  c.shown_gid = c.segment->gid = c.segment->shown_gid = c.gid;
 }
 
 /// Publishes the table of atomic locks as object 0.
@@ -78,6 +82,21 @@ void publish_lock_table(Context& c) {
   entry.inode = st.st_ino;
   entry.generation.store(1, std::memory_order_release);
   c.object_users.push_back(1);
+}
+
+/// A table of zeroes. Pages that were never used cost nothing.
+template <typename Entry>
+std::shared_ptr<Entry[]> make_table(std::size_t entries) {
+  static_assert(std::is_trivially_destructible_v<Entry>);
+  auto* const table = static_cast<Entry*>(std::calloc(entries, sizeof(Entry)));
+  if (table == nullptr) throw std::bad_alloc();
+  return {table, [](Entry* all) { std::free(all); }};
+}
+
+/// Whether the user of this process trusts all peers with the time of its polls.
+bool private_memory_chosen() noexcept {
+  const char* const chosen = std::getenv(kPrivateMemoryVariable);
+  return chosen != nullptr && std::strcmp(chosen, "1") == 0;
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
@@ -103,9 +122,11 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
   c->acks_due = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
-  c->regions.own.reset(static_cast<OwnRegion*>(std::calloc(kMaxRegions, sizeof(OwnRegion))),
-                       [](OwnRegion* table) { std::free(table); });
-  if (c->regions.own == nullptr) throw std::bad_alloc();
+  c->regions.own = make_table<OwnRegion>(kMaxRegions);
+  c->rights = make_table<QueuePairRights>(kMaxQueuePairs);
+  c->accesses = std::make_shared<LocalAccesses>();
+  c->lane_scan.claimed_since = std::make_unique<std::uint64_t[]>(kMaxLanes);
+  c->reaches_private_memory = driving == Driving::by_poll || private_memory_chosen();
   c->lanes.resize(kMaxLanes);
   c->numbers.generation.resize(kMaxQueuePairs, 0);
   c->object_users.reserve(64);
@@ -120,15 +141,15 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->locks = std::move(*locks);
   fill_segment(*c);
   if (driving == Driving::by_poll) {
-    auto slot = DirectorySlot::take(c->segment->gid);
+    auto slot = DirectorySlot::take(c->gid);
     if (!slot) return tl::unexpected(slot.error());
     c->directory_slot = std::move(*slot);
-    c->segment->shown_gid = c->directory_slot.gid();
+    c->shown_gid = c->segment->shown_gid = c->directory_slot.gid();
     std::ranges::fill(c->numbers.generation, static_cast<std::uint8_t>(c->directory_slot.number()));
   }
   publish_lock_table(*c);
   fill_context(*c);
-  add_local_segment(c->segment->gid, {c->memory, c->regions.own});
+  add_local_segment(c->gid, {c->memory, c->regions.own, c->rights, c->accesses});
   return &c.release()->verbs;
 }
 
@@ -164,7 +185,7 @@ void control_device(ibv_context* context) noexcept { control(context_of(context)
 
 int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   *attr = {};
-  const ibv_gid& gid = context_of(context).segment->gid;
+  const ibv_gid& gid = context_of(context).gid;
   std::snprintf(attr->fw_ver, sizeof attr->fw_ver, "%u", kSegmentVersion);
   std::memcpy(&attr->node_guid, gid.raw + 8, sizeof attr->node_guid);
   attr->sys_image_guid = attr->node_guid;
@@ -213,7 +234,7 @@ int query_port(ibv_context*, std::uint8_t port, ibv_port_attr* attr) noexcept {
 
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept {
   if (port != 1 || index != 0) return EINVAL;
-  *gid = context_of(context).segment->shown_gid;
+  *gid = context_of(context).shown_gid;
   return 0;
 }
 

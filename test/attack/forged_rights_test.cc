@@ -106,7 +106,7 @@ TEST_F(AttackByForgedRights, AWriteThroughAQueuePairWithoutTheRight) {
   ibv_qp_attr attr{};
   attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
   ASSERT_EQ(sv::modify_qp(link_.qb, &attr, IBV_QP_ACCESS_FLAGS), 0);
-  link_.b.internals().segment->queue_pairs[link_.qb->handle].access = Node::kAllAccess;
+  link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.access = Node::kAllAccess;
   write(0);
   expect_refused();
 }
@@ -148,6 +148,39 @@ TEST_F(AttackByForgedRights, AOneSidedWriteInAnotherDomain) {
   EXPECT_TRUE(all_are(own_, 0));
   EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
   EXPECT_EQ(sv::dealloc_pd(other), 0);
+}
+
+TEST_F(AttackByForgedRights, AOneSidedWriteThroughAQueuePairWithoutTheRight) {
+  ibv_qp_attr attr{};
+  attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
+  ASSERT_EQ(sv::modify_qp(link_.qb, &attr, IBV_QP_ACCESS_FLAGS), 0);
+  link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.access = Node::kAllAccess;
+  EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, 0), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
+}
+
+TEST_F(AttackByForgedRights, AOneSidedWriteThroughAQueuePairOfAnotherDomain) {
+  ibv_pd* const other = sv::alloc_pd(link_.b.context);
+  ibv_mr* const elsewhere = sv::reg_mr(other, own_.data(), own_.size(), Node::kAllAccess);
+  ASSERT_NE(elsewhere, nullptr);
+  link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.pd =
+      static_cast<sv::Pd*>(other)->id;
+  Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE);
+  send.to(reinterpret_cast<std::uint64_t>(own_.data()), elsewhere->rkey);
+  ASSERT_EQ(send.post(link_.qa), 0);
+  ASSERT_TRUE(link_.run(1, 0));
+  EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
+  EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
+  EXPECT_EQ(sv::dealloc_pd(other), 0);
+}
+
+TEST_F(AttackByForgedRights, AWriteThroughAQueuePairThatHasFailed) {
+  link_.b.fail(link_.qb);
+  link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.ident =
+      sv::queue_pair_ident(link_.qb->qp_num, link_.qa->qp_num);
+  EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, 0), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
 }
 
 TEST_F(AttackByForgedRights, AReceiveBeyondItsRegion) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -45,12 +46,11 @@ class EngineLocalAccesses : public testing::Test {
   [[nodiscard]] ibv_context* device() const { return owner_->core->context.device->context(); }
   /// Odd while the peer accesses the owner's memory.
   [[nodiscard]] std::atomic<std::uint64_t>& access_serial() const {
-    sv::Segment& segment = *sv::context_of(device()).segment;
-    const ibv_gid peer = sv::context_of(peer_->core->context.device->context()).segment->gid;
-    for (std::uint32_t lane = 0;; ++lane) {
-      if (sv::same_gid(segment.directory[lane].sender, peer))
-        return segment.lanes[lane].control.access_serial;
+    const ibv_gid owner = sv::context_of(device()).gid;
+    for (const auto& peer : sv::context_of(peer_->core->context.device->context()).peers) {
+      if (sv::same_gid(peer->gid, owner)) return *peer->out.access_serial;
     }
+    throw std::logic_error("the peer is not attached");
   }
 
   std::unique_ptr<Bare> owner_, peer_;

@@ -54,7 +54,7 @@ inline void count_segment(const spinwire::softverbs::Segment& segment, Resources
   for (const LaneEntry& entry : segment.directory)
     r.lanes += lane_state(entry.state.load()) != LaneState::free ? 1 : 0;
   for (std::uint32_t i = 0; i < kQueuePairs; ++i) {
-    const std::uint64_t ident = segment.queue_pairs[i].ident.load();
+    const std::uint64_t ident = segment.queue_pairs[i].rights.ident.load();
     r.queue_pairs += ident != 0 && (ident & spinwire::softverbs::kDestroyed) == 0 ? 1 : 0;
   }
   for (std::uint32_t i = 0; i < kRegions; ++i) r.keys += segment.regions[i].key.load() != 0 ? 1 : 0;

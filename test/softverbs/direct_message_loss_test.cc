@@ -219,7 +219,7 @@ TEST_F(SoftverbsDirectMessageLost, NotWhenItHadTakenEverything) {
   // Another queue pair takes the entry of the one that has ended.
   sv::QueuePairEntry& entry =
       b_.node.internals().segment->queue_pairs[sv::queue_pair_index(b_.qp->qp_num)];
-  entry.ident = sv::queue_pair_ident(b_.qp->qp_num + sv::kMaxQueuePairs, 99);
+  entry.rights.ident = sv::queue_pair_ident(b_.qp->qp_num + sv::kMaxQueuePairs, 99);
   const std::uint64_t before = a_.out().control->last_nak;
   ASSERT_TRUE(until(
       [&] {

@@ -79,7 +79,7 @@ TEST_P(SoftverbsRecycledPid, IsNotReached) {
   };
   if (opened_before) {
     ASSERT_EQ(write(), IBV_WC_SUCCESS);
-    ASSERT_TRUE(node.internals().peers[0]->memory);
+    ASSERT_TRUE(node.internals().peers[0]->process->memory);
   }
   peer.kill_and_reap();
 

@@ -421,7 +421,7 @@ TEST(SoftverbsLeaving, RightsLostOnTheWayToRts) {
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(sv::modify_qp(qp, &attr, kMask), EBUSY);
     EXPECT_EQ(state_of(qp), IBV_QPS_RTR);
-    EXPECT_EQ(static_cast<sv::Qp*>(qp)->entry->access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+    EXPECT_EQ(static_cast<sv::Qp*>(qp)->rights->access, unsigned{IBV_ACCESS_LOCAL_WRITE});
   }
   sv::end_access(link.peer);
   EXPECT_EQ(sv::modify_qp(qp, &attr, kMask), 0);

@@ -20,8 +20,8 @@ void cut(Qp& qp) noexcept {
   QueueFaults& q = *qp.faults;
   q.cut = true;
   q.expected = qp.expected;
-  qp.expected = kNeverExpected;
-  qp.entry->remote.store(0, std::memory_order_release);
+  expect_nothing(qp);
+  set_remote(qp, 0);
   list_busy(*context_of(qp.context).faults, qp);
 }
 
@@ -29,7 +29,7 @@ void heal(Qp& qp) noexcept {
   QueueFaults& q = *qp.faults;
   q.cut = false;
   if (qp.state == IBV_QPS_RTR || qp.state == IBV_QPS_RTS) qp.expected = q.expected;
-  qp.entry->remote.store(parse_gid(qp.peer->gid)->nonce, std::memory_order_release);
+  set_remote(qp, parse_gid(qp.peer->gid)->nonce);
 }
 
 /// The fault layer, made now if there is none; null without memory.

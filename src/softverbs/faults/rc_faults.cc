@@ -151,7 +151,7 @@ void dispatch_next(Qp& qp, std::uint64_t at) noexcept {
   }
   --held.rnr;
   ++statistics.rnr;
-  retry(qp, Nak::rnr, remote_entry(qp).rnr_timer.load(std::memory_order_relaxed));
+  retry(qp, Nak::rnr, remote_entry(qp).rights.rnr_timer.load(std::memory_order_relaxed));
   if (qp.state != IBV_QPS_ERR) withdraw_unsent(qp);
 }
 

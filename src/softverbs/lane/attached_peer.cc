@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log_message.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/device_control.h"
 #include "softverbs/lane/local_segments.h"
@@ -74,9 +76,9 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
 /// The segment of a context of this process: shares the owner's mapping.
 Segment* share_segment(Peer& peer, std::string& why) {
   const LocalSegment& local = peer.local = find_local_segment(peer.gid);
-  auto* segment = local.segment != nullptr && local.regions != nullptr
-                      ? reinterpret_cast<Segment*>(local.segment->data())
-                      : nullptr;
+  const bool whole = local.segment != nullptr && local.regions != nullptr &&
+                     local.queue_pairs != nullptr && local.accesses != nullptr;
+  auto* segment = whole ? reinterpret_cast<Segment*>(local.segment->data()) : nullptr;
   if (segment == nullptr || segment->closed.load(std::memory_order_acquire) != 0)
     return refuse_with(ENODEV, why, "this process has closed that device, or is another process");
   return segment;
@@ -88,21 +90,44 @@ void unmap_segment(Peer& peer) noexcept {
   peer.local = {};
 }
 
+/// Whether a lane has been used since it was zeroed.
+bool was_used(const Lane& lane) noexcept {
+  return lane.lines->word.load(std::memory_order_relaxed) != 0 ||
+         lane.control.head.load(std::memory_order_relaxed) != 0 ||
+         lane.control.access_serial.load(std::memory_order_relaxed) != 0;
+}
+
+/// Whether a process has as many lanes in a segment as it may.
+bool has_its_share(const Segment& segment, std::uint32_t pid) noexcept {
+  std::uint32_t count = 0;
+  const std::uint32_t used = std::min(segment.lanes_used.load(), kMaxLanes);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    const std::uint64_t state = segment.directory[i].state.load(std::memory_order_relaxed);
+    count += lane_state(state) != LaneState::free && lane_pid(state) == pid ? 1 : 0;
+  }
+  return count >= kLanesPerProcess;
+}
+
 /// Claims a free entry of the peer's lane directory; kMaxLanes if there is none.
-std::uint32_t claim_lane(Segment& segment, const Segment& self) {
+std::uint32_t claim_lane(Segment& segment, const Context& self) {
+  const std::uint64_t claimed = lane_word(self.pid, LaneState::claimed);
   for (std::uint32_t i = 0; i < kMaxLanes; ++i) {
     LaneEntry& entry = segment.directory[i];
     std::uint64_t expected = entry.state.load(std::memory_order_relaxed);
     if (lane_state(expected) != LaneState::free) continue;
-    if (!entry.state.compare_exchange_strong(expected, lane_word(self.pid, LaneState::claimed)))
-      continue;
+    if (!entry.state.compare_exchange_strong(expected, claimed)) continue;
     std::uint32_t used = segment.lanes_used.load(std::memory_order_relaxed);
     while (used <= i && !segment.lanes_used.compare_exchange_weak(used, i + 1)) {
     }
     entry.sender = self.gid;
     entry.sender_shown = self.shown_gid;
-    entry.state.store(lane_word(self.pid, LaneState::active), std::memory_order_release);
-    return i;
+    // Somebody may have marked a lane free that has a sender: the owner decides what it is.
+    const LaneState next = was_used(segment.lanes[i]) ? LaneState::released : LaneState::active;
+    expected = claimed;
+    // The owner takes a claim back that takes too long.
+    if (entry.state.compare_exchange_strong(expected, lane_word(self.pid, next)) &&
+        next == LaneState::active)
+      return i;
   }
   return kMaxLanes;
 }
@@ -124,19 +149,67 @@ void populate(void* address, std::size_t length) {
 #endif
 }
 
-/// Reports the process's end to control(). The peer must stay where it is.
-void watch_process(Context& c, Peer& peer) {
+/// The record of the living process with this pid.
+PeerProcess& find_process(Context& c, std::uint32_t pid) {
+  std::erase_if(c.liveness.all, [](const auto& each) { return each->users == 0; });
+  for (const auto& known : c.liveness.all) {
+    if (known->pid == pid && known->pidfd && !has_ended(known->pidfd)) return *known;
+  }
+  auto& made = c.liveness.all.emplace_back(std::make_unique<PeerProcess>());
+  made->pid = pid;
+  made->pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  return *made;
+}
+
+/// Reports the process's end to control(), once one of its contexts is attached: a forked child may
+/// hold the pidfd, and with it the event, of a record that is dropped without unwatch_process().
+void watch_process(Context& c, PeerProcess& process) noexcept {
+  if (process.watched || !process.pidfd) return;
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.ptr = &peer;
+  event.data.ptr = &process;
   // The process has ended, or a limit is reached: control() then checks the process itself.
-  if (peer.pidfd &&
-      epoll_ctl(c.liveness.processes.get(), EPOLL_CTL_ADD, peer.pidfd.get(), &event) != 0)
-    peer.pidfd.reset();
+  process.watched =
+      epoll_ctl(c.liveness.processes.get(), EPOLL_CTL_ADD, process.pidfd.get(), &event) == 0;
+  if (!process.watched) process.pidfd.reset();
+  c.liveness.watched += process.watched ? 1 : 0;
+}
+
+/// Drops the record of a process without peers.
+void drop_process(Context& c, PeerProcess* process) noexcept {
+  if (process == nullptr || process->users != 0) return;
+  unwatch_process(c, *process);
+  std::erase_if(c.liveness.all, [&](const auto& each) { return each.get() == process; });
+}
+
+/// Marks our accesses where the peer looks for them: in its lane, or in private memory if it is of
+/// this process.
+void mark_accesses(const Context& c, Peer& peer) {
+  peer.out.access_serial = &peer.out.control->access_serial;
+  if (!peer.same_process) return;
+  peer.local_access = std::make_shared<LocalAccess>();
+  peer.local_access->from = c.gid;
+  peer.out.access_serial = &peer.local_access->serial;
+  LocalAccesses& there = *peer.local.accesses;
+  const std::lock_guard<std::mutex> lock(there.mutex);
+  there.all.push_back(peer.local_access);
+}
+
+void unmark_accesses(Peer& peer) noexcept {
+  if (peer.local_access == nullptr) return;
+  LocalAccesses& there = *peer.local.accesses;
+  const std::lock_guard<std::mutex> lock(there.mutex);
+  std::erase(there.all, peer.local_access);
 }
 
 bool open_out_lane(Context& c, Peer& peer, std::string& why) {
-  const std::uint32_t lane = claim_lane(*peer.segment, *c.segment);
+  if (!peer.same_process && has_its_share(*peer.segment, c.pid))
+    return refuse_with(ENOSPC, why,
+                       base::format("this process has {} lanes in the peer's device, the most that "
+                                    "one process may have",
+                                    kLanesPerProcess)),
+           false;
+  const std::uint32_t lane = claim_lane(*peer.segment, c);
   if (lane == kMaxLanes)
     return refuse_with(ENOSPC, why,
                        base::format("the peer's device has all of its {} lanes in use", kMaxLanes)),
@@ -146,9 +219,35 @@ bool open_out_lane(Context& c, Peer& peer, std::string& why) {
   out.lines = peer.segment->lanes[lane].lines;
   out.data = peer.segment->lanes[lane].data;
   out.control = &peer.segment->lanes[lane].control;
-  populate(&peer.segment->lanes[lane], kPopulated);
-  ring_doorbell(peer);
   return true;
+}
+
+/// Gives a lane back that we claimed. Its owner sees that it is released and reclaims it.
+void release_out_lane(const Context& c, Peer& peer) noexcept {
+  std::uint64_t ours = lane_word(c.pid, LaneState::active);
+  peer.segment->directory[peer.out.index].state.compare_exchange_strong(
+      ours, lane_word(c.pid, LaneState::released));
+}
+
+/// Reaches a context's segment and claims a lane in it.
+bool reach(Context& c, Peer& peer, const GidParts& parts, std::string& why) {
+  peer.segment = peer.same_process ? share_segment(peer, why) : map_segment(parts, peer.gid, why);
+  if (peer.segment == nullptr) return false;
+  int error = 0;
+  if (open_out_lane(c, peer, why)) {
+    try {
+      mark_accesses(c, peer);
+      return true;
+    } catch (const std::bad_alloc&) {
+      release_out_lane(c, peer);
+      error = ENOMEM;
+    }
+  } else {
+    error = errno;
+  }
+  unmap_segment(peer);
+  errno = error;
+  return false;
 }
 
 Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
@@ -172,30 +271,30 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   peer->out.placed = std::make_unique<PlacedBytes[]>(kLaneLines);
   c.peers.reserve(c.peers.size() + 1);
-  // Opened before the segment is mapped: a matching nonce then proves that the pidfd is of the same
-  // process.
-  if (!peer->same_process)
-    peer->pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
-  peer->segment = peer->same_process ? share_segment(*peer, why) : map_segment(*parts, gid, why);
-  if (peer->segment == nullptr) return nullptr;
-  if (!open_out_lane(c, *peer, why)) {
+  // Its pidfd is opened before the segment is mapped: a matching nonce then proves that the pidfd
+  // is of the same process.
+  if (!peer->same_process) peer->process = &find_process(c, parts->pid);
+  const bool too_many = peer->process != nullptr && peer->process->users >= kLanesPerProcess;
+  if (too_many) {
+    refuse_with(EDQUOT, why,
+                base::format("process {} has {} contexts attached, the most that one process may "
+                             "have",
+                             parts->pid, kLanesPerProcess));
+  }
+  if (too_many || !reach(c, *peer, *parts, why)) {
     const int error = errno;
-    unmap_segment(*peer);
+    drop_process(c, peer->process);
     return refuse_with(error);
   }
+  populate(&peer->segment->lanes[peer->out.index], kPopulated);
+  ring_doorbell(*peer);
   Peer* attached = peer.get();
-  // Only now: a forked child that holds the pidfd keeps the event of a peer that is given up.
-  watch_process(c, *attached);
-  c.liveness.watched += peer->pidfd ? 1 : 0;
-  c.peers.push_back(std::move(peer));
-  const std::uint32_t used = lanes_in_use(*c.segment);
-  for (std::uint32_t i = 0; i < used; ++i) {
-    const LaneEntry& entry = c.segment->directory[i];
-    if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&
-        same_gid(entry.sender, gid)) {
-      open_lane(c, i);
-    }
+  if (peer->process != nullptr) {
+    ++peer->process->users;
+    watch_process(c, *peer->process);
   }
+  c.peers.push_back(std::move(peer));
+  open_in_lane(c, *attached);
   return attached;
 }
 
@@ -208,11 +307,26 @@ bool is_ending(std::uint32_t pid) {
   return !fd || (read(fd.get(), size, sizeof size) == 2 && size[0] == '0' && size[1] == ' ');
 }
 
+bool has_ended(const base::UniqueFd& pidfd) noexcept {
+  pollfd ended{pidfd.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1;
+}
+
 bool process_ended(std::uint32_t pid) noexcept {
   const base::UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!process) return errno == ESRCH;
-  pollfd ended{process.get(), POLLIN, 0};
-  return poll(&ended, 1, 0) == 1;
+  // EINVAL: no process can have this pid, such as 0.
+  if (!process) return errno == ESRCH || errno == EINVAL;
+  return has_ended(process);
+}
+
+void unwatch_process(Context& c, PeerProcess& process) noexcept {
+  if (!std::exchange(process.watched, false)) return;
+  (void)epoll_ctl(c.liveness.processes.get(), EPOLL_CTL_DEL, process.pidfd.get(), nullptr);
+  --c.liveness.watched;
+}
+
+std::uint32_t lanes_in_use(Context& c) noexcept {
+  return c.lane_scan.used = std::max(c.lane_scan.used, lanes_in_use(*c.segment));
 }
 
 Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept {
@@ -235,7 +349,10 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     lane.next = lane.lines;
     lane.end = lane.lines + kLaneLines;
     lane.mark = lane_mark(0);
-    lane.route = plain_route(c.segment->directory[index].sender_shown, c.segment->shown_gid);
+    const LaneEntry& entry = c.segment->directory[index];
+    lane.pid = lane_pid(entry.state.load(std::memory_order_acquire));
+    lane.sender = entry.sender;
+    lane.route = plain_route(entry.sender_shown, c.shown_gid);
     populate(&c.segment->lanes[index], kPopulated);
     wake_lane(c, lane);
   }
@@ -244,14 +361,23 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     for (auto& peer : c.peers) {
       // Links one lane per peer, even if the directory names the peer twice: only that lane is
       // released with the peer.
-      if (!peer->gone && peer->in == nullptr &&
-          same_gid(peer->gid, c.segment->directory[index].sender)) {
+      if (!peer->gone && peer->in == nullptr && same_gid(peer->gid, lane.sender)) {
         lane.peer = peer.get();
         peer->in = &lane;
       }
     }
   }
   return &lane;
+}
+
+void open_in_lane(Context& c, const Peer& peer) noexcept {
+  const std::uint32_t used = lanes_in_use(c);
+  for (std::uint32_t i = 0; i < used && peer.in == nullptr; ++i) {
+    const LaneEntry& entry = c.segment->directory[i];
+    if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&
+        same_gid(entry.sender, peer.gid))
+      (void)open_lane(c, i);
+  }
 }
 
 void sleep_lane(Context& c, InLane& lane) noexcept {
@@ -294,12 +420,18 @@ void handle_peer_gone(Peer& peer) noexcept {
   peer.out.in_flight_head = peer.out.in_flight_tail;
 }
 
+void give_up_peer(Peer& peer) noexcept {
+  if (peer.gone) return;
+  base::log(LogLevel::warning,
+            "softverbs: process {} has been in one access to our memory for too long; its "
+            "connections end",
+            peer.pid);
+  peer.given_up = true;
+  handle_peer_gone(peer);
+}
+
 void detach_peer(Context& c, Peer& peer) noexcept {
   publish_held(c);
-  if (peer.pidfd) {
-    (void)epoll_ctl(c.liveness.processes.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
-    --c.liveness.watched;
-  }
   if (peer.in != nullptr) peer.in->peer = nullptr;
   const auto unlist = [&peer](std::unique_ptr<Peer*[]>& list, std::uint16_t& count) {
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -311,10 +443,13 @@ void detach_peer(Context& c, Peer& peer) noexcept {
   for (MappedObject& object : peer.objects) {
     if (object.base != nullptr) munmap(object.base, object.size);
   }
-  // The peer sees that the lane is released and reclaims it.
-  peer.segment->directory[peer.out.index].state.store(lane_word(c.pid, LaneState::released),
-                                                      std::memory_order_release);
+  unmark_accesses(peer);
+  release_out_lane(c, peer);
   unmap_segment(peer);
+  if (peer.process != nullptr) {
+    --peer.process->users;
+    drop_process(c, peer.process);
+  }
   c.peers.erase(std::find_if(c.peers.begin(), c.peers.end(),
                              [&](const auto& p) { return p.get() == &peer; }));
 }

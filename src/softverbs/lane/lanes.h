@@ -51,7 +51,9 @@ struct OutLane : DirectLane {
   std::uint32_t in_flight_head = 0;
   std::uint32_t in_flight_tail = 0;
   std::uint32_t index = 0;
-  std::uint64_t own_access_serial = 0;    ///< as in `control`
+  /// In `control`, or the LocalAccess of a peer in this process.
+  std::atomic<std::uint64_t>* access_serial = nullptr;
+  std::uint64_t own_access_serial = 0;    ///< the value of `*access_serial`
   std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
   // For the lane's data, see lane_data.cc.
   std::byte* data = nullptr;
@@ -78,7 +80,9 @@ struct InLane {
   Line* lines = nullptr;
   std::byte* data = nullptr;
   LaneControl* control = nullptr;
-  Peer* peer = nullptr;  ///< null until the sender is attached
+  Peer* peer = nullptr;   ///< null until the sender is attached
+  ibv_gid sender{};       ///< as the directory named it when the lane was opened
+  std::uint32_t pid = 0;  ///< of the sender, likewise
   std::uint32_t index = 0;
   std::uint32_t idle_rounds = 0;       ///< control steps without a packet
   std::uint64_t control_position = 0;  ///< position at the last control step

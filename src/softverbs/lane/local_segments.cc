@@ -15,6 +15,8 @@ struct Known {
   ibv_gid gid;
   std::weak_ptr<base::SharedMemory> segment;
   std::weak_ptr<const OwnRegion[]> regions;
+  std::weak_ptr<const QueuePairRights[]> queue_pairs;
+  std::weak_ptr<LocalAccesses> accesses;
 };
 
 struct Registry : base::ProcessWide {
@@ -33,7 +35,7 @@ void add_local_segment(const ibv_gid& gid, const LocalSegment& local) {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   std::erase_if(known.all, [](const Known& k) { return k.segment.expired(); });
-  known.all.push_back({gid, local.segment, local.regions});
+  known.all.push_back({gid, local.segment, local.regions, local.queue_pairs, local.accesses});
 }
 
 Result<std::shared_ptr<base::SharedMemory>> process_locks() {
@@ -53,7 +55,8 @@ LocalSegment find_local_segment(const ibv_gid& gid) noexcept {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   for (const Known& k : known.all) {
-    if (same_gid(k.gid, gid)) return {k.segment.lock(), k.regions.lock()};
+    if (same_gid(k.gid, gid))
+      return {k.segment.lock(), k.regions.lock(), k.queue_pairs.lock(), k.accesses.lock()};
   }
   return {};
 }

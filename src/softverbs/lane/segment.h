@@ -18,6 +18,9 @@ namespace spinwire::softverbs {
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
 inline constexpr std::uint32_t kSegmentVersion = 5;
 inline constexpr std::uint32_t kMaxLanes = 4096;
+/// The most lanes that the contexts of one process may have in the segment of another process, so
+/// that no process keeps others out: more than the 256 contexts of a program for libibverbs.
+inline constexpr std::uint32_t kLanesPerProcess = kMaxLanes / 4;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;
 inline constexpr std::uint32_t kMaxRegions = 1u << 18;
 inline constexpr std::uint32_t kMaxObjects = 4096;
@@ -60,8 +63,8 @@ struct LaneControl {
   /// packet.
   std::atomic<std::uint64_t> last_nak;
   // Written by the sender.
-  alignas(64) std::atomic<std::uint64_t> access_serial;  ///< odd while the sender accesses the
-                                                         ///< receiver's memory
+  /// Odd while the sender, in another process, accesses the receiver's memory.
+  alignas(64) std::atomic<std::uint64_t> access_serial;
   // Written by the receiver, rarely: has its own cache line, so that the sender's reads hit its
   // cache.
   alignas(64) std::atomic<std::uint32_t> asleep;
@@ -77,8 +80,11 @@ struct Lane {
   alignas(4096) std::byte data[kLaneData];
 };
 
-/// The sender of a lane. A sender claims `state` by compare-and-swap when it attaches. `state`
-/// holds the claimer's pid, so that the unfinished claim of a dead process is recognised.
+/// The sender of a lane. A sender claims `state` by compare-and-swap when it attaches; the owner
+/// claims it likewise before it zeroes the lane. `state` holds the claimer's pid, so that the
+/// unfinished claim of a dead process is recognised. Any peer can write any state, so both sides
+/// know privately which lanes are theirs: `state` only tells the owner of new senders, and of those
+/// that have released their lane.
 struct alignas(64) LaneEntry {
   std::atomic<std::uint64_t> state;  ///< pid << 8 | LaneState
   ibv_gid sender;
@@ -102,15 +108,21 @@ enum class Nak : std::uint32_t {
   operational,      ///< an error on the responder's side
 };
 
-/// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops
-/// responding or is destroyed, until the entry is used again: peers can read its answers until
-/// then.
-struct alignas(128) QueuePairEntry {
+/// What a queue pair allows its peer. Peers in other processes read it in the segment, those of
+/// this process in a private table.
+struct QueuePairRights {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
   std::atomic<std::uint64_t> remote;  ///< nonce of the connected peer
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
   std::atomic<std::uint32_t> rnr_timer;
+};
+
+/// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops
+/// responding or is destroyed, until the entry is used again: peers can read its answers until
+/// then.
+struct alignas(128) QueuePairEntry {
+  QueuePairRights rights;
   /// Written by the peer whose one-sided request was refused: this queue pair must fail.
   std::atomic<std::uint64_t> violation;
   // Written per message by the owner, read by the peer only after a negative answer.

@@ -45,7 +45,7 @@ void publish_region(Context& c, std::uint32_t index) noexcept {
   const RegionSlots::Slot& slot = c.regions.slots[index];
   const OwnRegion& own = c.regions.own[index];
   RegionEntry& entry = c.segment->regions[index];
-  entry.access = own.access;
+  entry.access = own.access & ~kMapped;
   entry.address = own.address;
   entry.length = own.length;
   entry.pd = own.pd;
@@ -101,8 +101,7 @@ void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* addres
                 std::size_t length, int access) noexcept {
   const std::uint32_t index = region_index(key);
   RegionSlots::Slot& slot = c.regions.slots[index];
-  open_region(c.regions.own[index], {key, static_cast<std::uint32_t>(access),
-                                     reinterpret_cast<std::uint64_t>(address), length, scope});
+  std::uint32_t mapped = 0;
   slot.object = kNoObject;
   if (auto shared = base::find_shared_memory(address, length)) {
     slot.object = acquire_object(c, *shared);
@@ -110,8 +109,11 @@ void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* addres
       slot.object_offset = shared->offset;
       slot.object_generation =
           c.segment->objects[slot.object].generation.load(std::memory_order_relaxed);
+      if (!shared->hugepages) mapped = kMapped;
     }
   }
+  open_region(c.regions.own[index], {key, static_cast<std::uint32_t>(access) | mapped,
+                                     reinterpret_cast<std::uint64_t>(address), length, scope});
   publish_region(c, index);
 }
 
@@ -223,7 +225,7 @@ int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t len
   if (!moves) length = mr->length;
   if ((flags & IBV_REREG_MR_CHANGE_PD) == 0) pd = mr->pd;
   if ((flags & IBV_REREG_MR_CHANGE_ACCESS) == 0)
-    access = static_cast<int>(c.regions.own[mr->index].access);
+    access = static_cast<int>(c.regions.own[mr->index].access & ~kMapped);
   if (pd == nullptr || pd->context != mr->context) return EINVAL;
   const std::uint64_t scope = pd == mr->pd ? c.regions.own[mr->index].pd : static_cast<Pd*>(pd)->id;
   if (!valid(address, length, access)) return EINVAL;

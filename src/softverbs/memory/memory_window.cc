@@ -61,9 +61,7 @@ void invalidate_key(Context& c, Mw& mw) noexcept {
 }
 
 /// Whether the peer's access through the window has ended.
-bool peer_finished(const Context& c, const Mw& mw) noexcept {
-  return access_ended(c, *mw.qp->peer, mw.pending_access);
-}
+bool peer_finished(Context& c, const Mw& mw) noexcept { return access_ended(c, mw.pending_access); }
 
 /// Frees the window to be bound again.
 void unbind(Context& c, Mw& mw) noexcept {
@@ -102,7 +100,8 @@ bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
   const RegionSlots::Slot& region = c.regions.slots[region_at];
   RegionSlots::Slot& slot = c.regions.slots[mw->index];
   open_region(c.regions.own[mw->index],
-              {wr.rkey, wr.imm, wr.remote_address, wr.bind_length, window_scope(qp.qp_num)});
+              {wr.rkey, wr.imm | (own.access & kMapped), wr.remote_address, wr.bind_length,
+               window_scope(qp.qp_num)});
   slot.object = region.object;
   slot.object_offset = region.object_offset + (wr.remote_address - own.address);
   slot.object_generation = region.object_generation;

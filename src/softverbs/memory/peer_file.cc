@@ -31,10 +31,9 @@ bool lies_with_memfd(const struct statx& file, unsigned flags) noexcept {
          own.stx_dev_minor == file.stx_dev_minor;
 }
 
-bool is_memfd(const struct statx& file, PeerFileKind kind) noexcept {
-  if (lies_with_memfd(file, 0)) return true;
+bool is_hugepage_memfd(const struct statx& file) noexcept {
   // Each hugepage size has its own file system, whose blocks have that size.
-  if (kind == PeerFileKind::ordinary_pages || !std::has_single_bit(file.stx_blksize)) return false;
+  if (!std::has_single_bit(file.stx_blksize)) return false;
   const auto size_flag = static_cast<unsigned>(std::countr_zero(file.stx_blksize))
                          << MFD_HUGE_SHIFT;
   return lies_with_memfd(file, MFD_HUGETLB | size_flag);
@@ -57,7 +56,9 @@ PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) 
   if (!stat_unasked(handle.get(), file)) return {};
   if (!S_ISREG(file.stx_mode)) return refuse(ENODEV);
   if (file.stx_uid != ::geteuid()) return refuse(EPERM);
-  if (!is_memfd(file, kind)) return refuse(ENODEV);
+  const bool hugepages = !lies_with_memfd(file, 0);
+  if (hugepages && (kind == PeerFileKind::ordinary_pages || !is_hugepage_memfd(file)))
+    return refuse(ENODEV);
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", handle.get());
   PeerFile opened;
   // O_NONBLOCK: do not wait for a lease on the file.
@@ -69,6 +70,7 @@ PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) 
   if (!stat_unasked(opened.fd.get(), file)) return {};
   opened.size = file.stx_size;
   opened.inode = file.stx_ino;
+  opened.hugepage = hugepages ? file.stx_blksize : 0;
   return opened;
 }
 

@@ -19,6 +19,7 @@ struct PeerFile {
   base::UniqueFd fd;  ///< open for reading and writing
   std::uint64_t size = 0;
   std::uint64_t inode = 0;
+  std::uint64_t hugepage = 0;  ///< size of its pages; 0: ordinary pages
 };
 
 /// Opens descriptor `fd` of process `pid`, if it is a memfd of this user that can never shrink.

@@ -1,7 +1,6 @@
 #include "softverbs/memory/private_memory.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +8,7 @@
 
 #include "base/log_message.h"
 #include "softverbs/lane/attached_peer.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -22,15 +22,26 @@ void explain_refusal(const Peer& peer) noexcept {
             peer.pid);
 }
 
-bool has_ended(const base::UniqueFd& process) noexcept {
-  pollfd ended{process.get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) != 0;
+/// Logs that the user of this process has not chosen to reach private memory.
+void explain_choice(const Peer& peer) noexcept {
+  base::log(LogLevel::warning,
+            "softverbs: an operation on the private memory of process {} is refused, because that "
+            "process could make it last for ever; let the memory lie in a pool of the engine, or "
+            "trust all peers and set {}=1",
+            peer.pid, kPrivateMemoryVariable);
 }
 
 /// Opens the address space of the peer's process. Unlike process_vm_writev(), the descriptor never
 /// leads to a later process with the same pid.
 bool open_address_space(Peer& peer) noexcept {
-  if (peer.memory) return true;
+  if (!peer.context->reaches_private_memory) {
+    // The memory of a process that is ending cannot be mapped either.
+    if (is_ending(peer.pid)) return errno = ESRCH, false;
+    explain_choice(peer);
+    return errno = EACCES, false;
+  }
+  PeerProcess& process = *peer.process;
+  if (process.memory) return true;
   char path[32];
   std::snprintf(path, sizeof path, "/proc/%u/mem", peer.pid);
   base::UniqueFd memory(::open(path, O_RDWR | O_CLOEXEC));
@@ -40,8 +51,8 @@ bool open_address_space(Peer& peer) noexcept {
     return false;
   }
   // The pidfd is older. If its process is alive now, the pid was still its own at the open().
-  if (!peer.pidfd || has_ended(peer.pidfd)) return errno = ESRCH, false;
-  peer.memory = std::move(memory);
+  if (!process.pidfd || has_ended(process.pidfd)) return errno = ESRCH, false;
+  process.memory = std::move(memory);
   return true;
 }
 
@@ -49,15 +60,15 @@ bool open_address_space(Peer& peer) noexcept {
 
 bool copy_private_memory(Peer& peer, std::uint64_t address, const ibv_sge* sges,
                          std::uint32_t count, std::size_t length, Copy direction) noexcept {
-  if (!open_address_space(peer)) return false;
+  if (peer.same_process || !open_address_space(peer)) return false;
+  const int memory = peer.process->memory.get();
   ScatterCursor local(sges, count);
   while (length != 0) {
     const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
     const auto there = static_cast<off_t>(address);
-    const ssize_t n = direction == Copy::to_peer
-                          ? ::pwrite(peer.memory.get(), piece.data, piece.length, there)
-                          : ::pread(peer.memory.get(), piece.data, piece.length, there);
+    const ssize_t n = direction == Copy::to_peer ? ::pwrite(memory, piece.data, piece.length, there)
+                                                 : ::pread(memory, piece.data, piece.length, there);
     if (n != static_cast<ssize_t>(piece.length)) {
       if (n == 0) errno = ESRCH;                  // the address space has ended
       if (n > 0 || errno == EIO) errno = EFAULT;  // the range is not wholly mapped

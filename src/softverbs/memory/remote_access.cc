@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <new>
@@ -22,7 +24,7 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
 MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
-  const std::uint64_t size = read_once(entry.size);
+  std::uint64_t size = read_once(entry.size);
   const PeerFile file =
       open_peer_file(peer.pid, static_cast<std::uint32_t>(entry.fd), PeerFileKind::any_pages);
   if (!file.fd || file.inode != entry.inode || file.size < size) return nullptr;
@@ -32,11 +34,15 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
     return nullptr;
   }
   MappedObject& mapped = peer.objects[index];
-  if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
+  // Hugepages are mapped and unmapped whole. They are not reserved: the kernel copies to and from
+  // them, and reports a page that is missing.
+  const int flags = MAP_SHARED | (file.hugepage != 0 ? MAP_NORESERVE : 0);
+  if (file.hugepage != 0) size = (size + file.hugepage - 1) & ~(file.hugepage - 1);
+  if (mapped.base != nullptr && munmap(mapped.base, mapped.size) != 0) return nullptr;
   mapped = {};
-  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0);
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, file.fd.get(), 0);
   if (at == MAP_FAILED) return nullptr;
-  mapped = {static_cast<std::byte*>(at), size, generation};
+  mapped = {static_cast<std::byte*>(at), size, generation, file.hugepage != 0};
   return &mapped;
 }
 
@@ -62,7 +68,7 @@ template <typename Region>
 [[gnu::noinline]] bool enter_scope(Peer& peer, const Region& region, std::uint32_t key,
                                    std::uint32_t qpn) noexcept {
   if (region.pd != window_scope(qpn)) return false;
-  peer.out.control->access_serial.exchange(peer.out.own_access_serial, std::memory_order_seq_cst);
+  peer.out.access_serial->exchange(peer.out.own_access_serial, std::memory_order_seq_cst);
   return read_key(region) == key && region.pd == window_scope(qpn);
 }
 
@@ -97,15 +103,52 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   if (object == kLockObject) return {};
   const MappedObject* mapped = object_of(peer, object, region.object_generation);
   if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
+  const auto kind = mapped->hugepages ? RemoteBytes::Kind::guarded : RemoteBytes::Kind::direct;
   const std::uint64_t offset = region.object_offset + (address - region.address);
   if (offset > mapped->size || length > mapped->size - offset) return {};
-  return {RemoteBytes::Kind::direct, true, mapped->base + offset, address};
+  return {kind, !mapped->hugepages, mapped->base + offset, address};
 }
+
+namespace {
+
+/// Copies between our own mappings through the kernel. It refuses with EFAULT where the processor
+/// would raise SIGBUS: the peer may have punched a hole into its hugepages when no other is free.
+bool copy_guarded(std::byte* there, const ibv_sge* sges, std::uint32_t count, std::size_t length,
+                  Copy direction) noexcept {
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.next(length);
+    if (piece.length == 0) return errno = EINVAL, false;
+    const iovec ours{piece.data, piece.length};
+    const iovec theirs{there, piece.length};
+    const ssize_t n = direction == Copy::to_peer
+                          ? ::process_vm_writev(::getpid(), &ours, 1, &theirs, 1, 0)
+                          : ::process_vm_readv(::getpid(), &ours, 1, &theirs, 1, 0);
+    if (n != static_cast<ssize_t>(piece.length)) {
+      if (n >= 0) errno = EFAULT;
+      return false;
+    }
+    there += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+/// Copies what the processor must not touch.
+[[gnu::noinline]] bool copy_by_kernel(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges,
+                                      std::uint32_t count, std::size_t length,
+                                      Copy direction) noexcept {
+  return remote.kind == RemoteBytes::Kind::guarded
+             ? copy_guarded(remote.data, sges, count, length, direction)
+             : copy_private_memory(peer, remote.address, sges, count, length, direction);
+}
+
+}  // namespace
 
 bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
                  std::size_t length, Copy direction) noexcept {
-  if (remote.kind == RemoteBytes::Kind::kernel)
-    return copy_private_memory(peer, remote.address, sges, count, length, direction);
+  if (remote.kind != RemoteBytes::Kind::direct) [[unlikely]]
+    return copy_by_kernel(peer, remote, sges, count, length, direction);
   std::byte* there = remote.data;
   ScatterCursor local(sges, count);
   while (length != 0) {

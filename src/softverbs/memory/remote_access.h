@@ -10,11 +10,16 @@ namespace spinwire::softverbs {
 
 /// How this process reaches a peer's bytes.
 struct RemoteBytes {
-  enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;
-  /// Whether peers reach the bytes by a mapping, and so by the processor's atomics. Not for memory
-  /// of our own process.
+  enum class Kind : std::uint8_t {
+    refused,
+    direct,
+    guarded,  ///< mapped, but the peer can take the pages away: the kernel copies
+    kernel,   ///< in the peer's private memory: the kernel copies
+  } kind = Kind::refused;
+  /// Whether all contexts use the processor's atomics on the bytes; else they take a lock. Not for
+  /// memory of our own process, see kMapped.
   bool mappable = false;
-  std::byte* data = nullptr;  ///< direct
+  std::byte* data = nullptr;  ///< direct, guarded
   std::uint64_t address = 0;  ///< kernel: the peer's virtual address
 };
 
@@ -32,11 +37,11 @@ const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t gen
 /// begin_access() and end_access() mark the initiator busy with plain stores; the revoker's
 /// membarrier replaces a fence here.
 inline void begin_access(Peer& peer) noexcept {
-  peer.out.control->access_serial.store(++peer.out.own_access_serial, std::memory_order_relaxed);
+  peer.out.access_serial->store(++peer.out.own_access_serial, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 inline void end_access(Peer& peer) noexcept {
-  peer.out.control->access_serial.store(++peer.out.own_access_serial, std::memory_order_release);
+  peer.out.access_serial->store(++peer.out.own_access_serial, std::memory_order_release);
 }
 
 enum class Copy : std::uint8_t { to_peer, from_peer };

@@ -16,7 +16,7 @@ constexpr std::uint32_t kLongest = 8 * 1024;
 
 /// Sets DirectLane::direct_limit, if the queue pair can send direct messages.
 [[gnu::cold, gnu::noinline]] bool open_limit(Qp& qp) noexcept {
-  if (!qp.open || !is_served(qp, remote_entry(qp)) || !open_direct_limit(*qp.peer)) return false;
+  if (!qp.open || !is_served(qp, *qp.remote_rights) || !open_direct_limit(*qp.peer)) return false;
   qp.direct_open = true;
   return true;
 }

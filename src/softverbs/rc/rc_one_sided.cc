@@ -18,6 +18,9 @@ namespace {
 constexpr std::uint32_t kAtomicBytes = 8;
 /// Delay until the next try for a held lock; long compared with the time that a holder needs.
 constexpr Nanoseconds kLockRetryDelay = std::chrono::microseconds(50);
+/// A lock that is held for longer ends the connection: its holder is stopped, or a peer has forged
+/// the holder. Taking the lock away could make two atomics of one word overlap.
+constexpr Nanoseconds kLongestLock = std::chrono::seconds(10);
 
 constexpr bool is_atomic(std::uint8_t opcode) noexcept {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -71,9 +74,8 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
 Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
                const RemoteBytes& bytes) noexcept {
   std::uint64_t old = 0;
-  // The entry of another process may have changed since resolve() read it.
   const bool mappable = peer.same_process
-                            ? peer.segment->regions[region_index(wr.rkey)].object != kNoObject
+                            ? (peer.local.regions[region_index(wr.rkey)].access & kMapped) != 0
                             : bytes.mappable;
   if (!mappable) {
     const Reached reached = change_locked(peer, wr, bytes, old);
@@ -95,7 +97,7 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
 /// rights. Call it between begin_access() and end_access().
 [[gnu::always_inline]] inline Reached find(Qp& qp, const SendWr& wr, std::uint32_t access,
                                            RemoteBytes& bytes) noexcept {
-  const QueuePairEntry& remote = remote_entry(qp);
+  const QueuePairRights& remote = *qp.remote_rights;
   if (!is_served(qp, remote)) return Reached::not_ready;
   if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
   if (wr.length == 0) return Reached::done;
@@ -113,13 +115,23 @@ void report_refusal(const Qp& qp, Nak reason) noexcept {
   there.doorbell.store(1);
 }
 
+/// Tries the atomic again later, within a limit.
+void wait_for_lock(Qp& qp) noexcept {
+  Context& c = context_of(qp.context);
+  const std::uint64_t now = read_clock(c);
+  if (qp.contended_since == 0) qp.contended_since = std::max<std::uint64_t>(now, 1);
+  if (now - qp.contended_since > c.clock.ticks(kLongestLock))
+    return fail_oldest(qp, IBV_WC_REM_OP_ERR);
+  wait_until(qp, kLockRetryDelay);
+}
+
 /// Fails or delays a work request that did not succeed.
 [[gnu::noinline]] void handle_failure(Qp& qp, Reached reached) noexcept {
   switch (reached) {
     case Reached::not_ready:
       return retry(qp, Nak::not_ready, 0);
     case Reached::contended:
-      return wait_until(qp, kLockRetryDelay);
+      return wait_for_lock(qp);
     case Reached::refused:
       report_refusal(qp, Nak::access);
       return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
@@ -146,6 +158,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
   Reached reached = find(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
   if (reached == Reached::done) reached = change(peer, wr, sges, bytes);
   end_access(peer);
+  if (reached != Reached::contended) qp.contended_since = 0;
   if (reached != Reached::done) handle_failure(qp, reached);
   return reached == Reached::done;
 }

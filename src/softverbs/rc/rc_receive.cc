@@ -72,7 +72,7 @@ bool read_references(PacketBytes from, std::uint32_t bytes, References& to) noex
 /// Copies a message out of the sender's memory.
 Fetched fetch_references(Qp& qp, const References& from, ScatterCursor& to) noexcept {
   Peer& peer = *qp.peer;
-  const QueuePairEntry& sender = remote_entry(qp);
+  const QueuePairRights& sender = *qp.remote_rights;
   const std::uint64_t alive = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   begin_access(peer);
   bool there = sender.ident.load(std::memory_order_acquire) == alive;

@@ -106,10 +106,9 @@ void resume_stalled(Peer& peer) noexcept {
 }
 
 void stop_serving(Qp& qp) noexcept {
-  std::atomic<std::uint64_t>& ident = qp.entry->ident;
-  const std::uint64_t before = ident.load(std::memory_order_relaxed);
+  const std::uint64_t before = qp.rights->ident.load(std::memory_order_relaxed);
   if ((before & kServed) == 0) return;
-  ident.store(before & ~kServed, std::memory_order_release);
+  set_ident(qp, before & ~kServed);
   if (qp.peer_access.state == PeerAccess::recorded)
     qp.peer_access.state =
         PeerAccess::possible;  // recorded before serving stopped, so record again
@@ -122,7 +121,7 @@ void enter_error(Qp& qp) noexcept {
   qp.state = IBV_QPS_ERR;
   forget_batches(context_of(qp.context), qp);
   qp.open = false;
-  qp.expected = kNeverExpected;
+  expect_nothing(qp);
   stop_serving(qp);
   ++qp.epoch;
   Cq& send = *static_cast<Cq*>(qp.send_cq);
@@ -195,15 +194,15 @@ namespace {
 void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
   if (qp.sq_tail == qp.sq_next && qp.direct_end <= acked) return;  // nothing in flight
   const QueuePairEntry& remote = remote_entry(qp);
-  const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
+  const std::uint64_t ident = remote.rights.ident.load(std::memory_order_acquire);
   const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   bool known = (ident >> 8) == (ours >> 8) &&
-               remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+               remote.rights.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
   const std::uint32_t serial = remote.nak_serial.load(std::memory_order_acquire);
   const Nak answer = remote.nak.load(std::memory_order_relaxed);
   const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
   // The entry may have been reused meanwhile.
-  known = known && remote.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
+  known = known && remote.rights.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
   Nak reason = Nak::not_ready;
   bool answered = false;
   if (known) {
@@ -224,7 +223,7 @@ void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
     if (qp.sq_tail != qp.sq_head) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
   } else if (!only_direct) {
     // The oldest packet was consumed but refused, or answered negatively: retransmit.
-    retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
+    retry(qp, reason, remote.rights.rnr_timer.load(std::memory_order_relaxed));
   }
 }
 

@@ -135,8 +135,7 @@ Ah* choose_context(ibv_ah* base, std::uint32_t& qpn) noexcept {
   }
   qpn = 0;
   Ah* const ourselves = find_reached(ah, kNobody);
-  return ourselves != nullptr ? ourselves
-                              : add_reached(ah, kNobody, context_of(ah.context).segment->gid);
+  return ourselves != nullptr ? ourselves : add_reached(ah, kNobody, context_of(ah.context).gid);
 }
 
 }  // namespace spinwire::softverbs
