@@ -42,9 +42,11 @@ Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
               ctx.clock.ticks(c.connections.peer_timeout),
               ctx.clock.ticks(c.connections.close_timeout), ctx.clock.ticks(c.rpc.call_timeout)};
   if (c.rpc.target_rtt.count() != 0) target_rtt = ctx.clock.ticks(c.rpc.target_rtt);
+  ctx.arena->set_reclaimer(&reply_reclaimer);
 }
 
 Rpc::~Rpc() {
+  context.arena->set_reclaimer(nullptr);
   context.timers.cancel(retransmission_timer);
   port.reset();
   for (const auto& peer_address : peer_addresses) {

@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
+#include "rpc/kept_replies.h"
 #include "rpc/retransmission_queue.h"
 #include "rpc/session.h"
 #include "rpc/session_dialogues.h"
@@ -101,6 +102,7 @@ struct Rpc {
   base::Random numbers;  ///< source of first call numbers
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   SessionTombstones tombstones;
+  ReplyReclaimer reply_reclaimer{*this};
   std::map<control::Source, SessionSource> sources;  ///< of the served sessions
   std::uint32_t share_of_source = 0;  ///< served sessions that one other host may have
   Timeouts timeouts;

@@ -218,6 +218,7 @@ struct alignas(64) ServerSession {
   Transport transport = Transport::datagram;
   bool in_never_used_list = false;     ///< of its source
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
+  std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 
@@ -225,7 +226,8 @@ struct alignas(64) ServerSession {
 struct SessionSource {
   control::Source address{};
   std::uint32_t sessions = 0;
-  std::uint32_t unused = 0;  ///< in `never_used`
+  std::uint32_t unused = 0;        ///< in `never_used`
+  std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
   /// Sessions that no request or ping had used when the list was last looked through, the oldest
   /// first.
   base::IntrusiveList<&ServerSession::never_used> never_used;

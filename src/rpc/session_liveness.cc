@@ -7,6 +7,7 @@
 
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
+#include "rpc/kept_replies.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
@@ -154,6 +155,10 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
     return_receives(r, s);
     if (s.connection != nullptr) release_reply_buffers(*s.connection);
   }
+  // A client that still waits for a reply sends its request again, until its call times out or its
+  // silence lasts for the peer time-out.
+  if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
+    drop_kept_replies(r, s);
   r.context.timers.schedule(s.timer, now + r.timeouts.keepalive);
 }
 

@@ -45,13 +45,14 @@ RunningCall find_running(Rpc& r, std::uint32_t session, std::uint32_t number) no
 
 /// Sends the reply: a WRITE to the client's memory, or a message.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
-  Block* const block = detail::block_of(v.reply);
+  const BufferSlice reply = v.reply;  // the slot may lose it; see kept_replies.h
+  Block* const block = detail::block_of(reply);
   if (!v.writes_reply) {
-    return agent::submit_message<false>(r.context, a, block, v.reply.data(), v.reply.size(), {},
-                                        false, true);
+    return agent::submit_message<false>(r.context, a, block, reply.data(), reply.size(), {}, false,
+                                        true);
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
-      r.context, a, {block, v.reply.data(), v.reply.size(), &v.named, v.number, {}, true});
+      r.context, a, {block, reply.data(), reply.size(), &v.named, v.number, {}, true});
 }
 
 /// Builds the reply as a message: header and payload in one block. The block may be the call's
@@ -78,8 +79,10 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
 
 /// Builds the library's own refusal.
 Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
-  const std::string_view text =
-      v.refusal == Status::unsupported ? "no such method" : "the handler has not answered";
+  const std::string_view text = v.refusal == Status::unsupported ? "no such method"
+                                : v.refusal == Status::limit
+                                    ? "the server ran the call and dropped the reply"
+                                    : "the handler has not answered";
   const Status status = build_reply_message(
       r, v, v.refusal, reinterpret_cast<const std::byte*>(text.data()), text.size(), nullptr);
   if (status == Status::ok) v.state = State::answering;
@@ -94,13 +97,14 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
     if (step != Step::waiting) v.cancel_to_confirm = false;
     return step != Step::waiting;
   }
-  if (v.state == State::refusing) step = step_of(build_refusal(r, v));
+  const bool refuses = v.state == State::refusing;
+  if (refuses) step = step_of(build_refusal(r, v));
   if (v.state == State::answering) {
     step = step_of(send_reply(r, a, v));
-    if (step != Step::waiting) {
-      v.state = State::over;
-      v.reply = {};
-    }
+    if (step != Step::waiting) v.state = State::over;
+    // A refusal that waits for the peer's credit holds no memory: it is built again.
+    if (step == Step::waiting && refuses) v.state = State::refusing;
+    if (v.state != State::answering) v.reply = {};
   }
   return step != Step::waiting;
 }
