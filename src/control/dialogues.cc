@@ -230,7 +230,10 @@ void ServedSessionDialogue::end_unconfirmed(ControlPort& port, Handshake& h) con
 void ValidatePath::on_frame(ControlPort& port, Handshake& h) const {
   const auto* shown = std::get_if<wire::PathResponse>(&h.exchange.received().body);
   if (shown == nullptr) return give_up(port, h);
-  if (shown->token == session.path_token) return port.send_opened(h, AcceptedSession(session));
+  if (shown->token == session.path_token) {
+    session.owner->on_path_validated(session.subject);
+    return port.send_opened(h, AcceptedSession(session));
+  }
   // Another host may have sent the client a challenge of its own.
   h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
   port.watch(h);

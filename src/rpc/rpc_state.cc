@@ -31,12 +31,11 @@ Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
       receive_budget(ctx.config.rpc.receive_depth - ctx.config.rpc.receive_depth / 4),
       retransmission_queue(receive_budget),
       dialogues(*this, control, connections, engine),
-      numbers(base::random_seed()) {
+      numbers(base::random_seed()),
+      share(ctx.config.rpc.sessions, ctx.config.rpc.sessions_per_source) {
   const Config& c = ctx.config;
   retransmission_timer.kind = kRetransmissionTimer;
   min_rto = ctx.clock.ticks(c.rpc.min_rto);
-  share_of_source = c.rpc.sessions_per_source != 0 ? c.rpc.sessions_per_source
-                                                   : c.rpc.sessions - c.rpc.sessions / 4;
   timeouts = {ctx.clock.ticks(c.connections.credit_idle_timeout),
               ctx.clock.ticks(c.connections.keepalive_interval),
               ctx.clock.ticks(c.connections.peer_timeout),
@@ -49,7 +48,7 @@ Rpc::~Rpc() {
   context.arena->set_reclaimer(nullptr);
   context.timers.cancel(retransmission_timer);
   port.reset();
-  for (const auto& peer_address : peer_addresses) {
+  for (const auto& [key, peer_address] : peer_addresses) {
     if (peer_address->transport == Transport::datagram)
       context.device->destroy_ah(peer_address->destination.ah);
   }

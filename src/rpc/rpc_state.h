@@ -100,11 +100,12 @@ struct Rpc {
   SessionDialogues dialogues;
   LocalAddress local;
   base::Random numbers;  ///< source of first call numbers
-  std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
+  PeerAddresses peer_addresses;
   SessionTombstones tombstones;
   ReplyReclaimer reply_reclaimer{*this};
   std::map<control::Source, SessionSource> sources;  ///< of the served sessions
-  std::uint32_t share_of_source = 0;  ///< served sessions that one other host may have
+  std::uint32_t never_used = 0;                      ///< served sessions in the lists of `sources`
+  control::SourceShare share;                        ///< of the served sessions
   Timeouts timeouts;
 };
 

@@ -15,6 +15,7 @@
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
+#include "control/source_share.h"
 #include "rpc/peer_address.h"
 #include "spinwire/rpc.h"
 #include "wire/handshake.h"
@@ -202,8 +203,8 @@ struct alignas(64) ServerSession {
   std::uint32_t peer_session = 0;       ///< the client's name of the session
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
-  std::uint32_t advertised_window =
-      1;  ///< calls that receives are reserved for; 1: none are reserved
+  /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet.
+  std::uint32_t advertised_window = 0;
   std::uint32_t mtu = 0;
   ServerSlot* slots = nullptr;   ///< right behind this record
   std::uint64_t last_heard = 0;  ///< tick of the last request; see last_heard_from()
@@ -217,6 +218,8 @@ struct alignas(64) ServerSession {
   SessionSource* source = nullptr;  ///< in Rpc::sources
   Transport transport = Transport::datagram;
   bool in_never_used_list = false;     ///< of its source
+  bool is_path_validated = false;      ///< the client receives datagrams at its address
+  control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
@@ -228,8 +231,7 @@ struct SessionSource {
   std::uint32_t sessions = 0;
   std::uint32_t unused = 0;        ///< in `never_used`
   std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
-  /// Sessions that no request or ping had used when the list was last looked through, the oldest
-  /// first.
+  /// The oldest first. A session leaves it with its first request, ping or connection.
   base::IntrusiveList<&ServerSession::never_used> never_used;
 };
 
@@ -255,7 +257,8 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
 }
 
 /// Remembers a session that the server released. The server notifies the client if it is heard
-/// again, until the device reports the client's process dead, or kRememberedFor has passed.
+/// again, until the device reports the client's process dead, or kRememberedFor has passed. Only
+/// sessions whose client has shown that it receives datagrams at its address have one.
 struct SessionTombstone {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;

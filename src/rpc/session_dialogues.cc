@@ -108,7 +108,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
       return base::fail(
           Status::limit, "open a session",
           base::format("{} of rpc.sessions = {} are of {}, which is its share",
-                       rpc_.share_of_source, rpc_.context.config.rpc.sessions, from.str()),
+                       rpc_.share.used_by(from), rpc_.context.config.rpc.sessions, from.str()),
           "raise rpc.sessions_per_source or rpc.sessions at the server");
     }
     auto peer = acquire_peer_address(rpc_, client);
@@ -138,6 +138,11 @@ void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t tok
   std::memcpy(payload.text, &token, kSize);
   (void)send(rpc_, s->peer_address->destination,
              {s->peer_session, 0, 0, wire::RpcKind::path_challenge, 0, kSize, 0}, payload);
+}
+
+void SessionDialogues::on_path_validated(std::uint64_t subject) {
+  ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
+  if (s != nullptr) s->is_path_validated = true;
 }
 
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {

@@ -107,10 +107,11 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) n
 }
 
 void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
+  if (!s.is_path_validated) return release_server_session(r, s);
   auto& entries = r.tombstones.entries;
   if (entries == nullptr) entries.reset(new (std::nothrow) std::array<SessionTombstone, 4096>);
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, s.name);
-  if (tombstone != nullptr && s.transport == Transport::datagram) {
+  if (tombstone != nullptr) {
     PeerAddress* const before = tombstone->peer_address;
     *tombstone = {s.name, s.peer_session, s.peer_address, r.context.clock.now(), 0};
     ++s.peer_address->references;

@@ -26,6 +26,7 @@ TEST_F(PathValidation, TheTokenOpensTheSession) {
   client_.port.respond(id, kToken);
   ASSERT_TRUE(until([&] { return client_owner_.saw("opened 3"); }));
   EXPECT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  EXPECT_TRUE(server_owner_.saw("validated 44"));
   EXPECT_FALSE(server_owner_.saw("unconfirmed 44"));
 }
 
@@ -38,6 +39,7 @@ TEST_F(PathValidation, AnotherTokenDoesNotAndTheTrueOneStillDoes) {
       server_.step();
     }
     EXPECT_TRUE(client_owner_.events.empty());
+    EXPECT_FALSE(server_owner_.saw("validated 44"));
   }
   client_.port.respond(id, kToken);
   ASSERT_TRUE(until([&] { return client_owner_.saw("opened 3"); }));

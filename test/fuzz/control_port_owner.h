@@ -154,6 +154,10 @@ class Owner final : public control::ConnectionOwner,
     expect(r.peer->path_token == token && token != 0, "the session's challenge");
     act(nullptr);
   }
+  void on_path_validated(std::uint64_t subject) override {
+    const Record& r = called(subject, Kind::serve);
+    expect(r.peer->path_token != 0, "the session was challenged");
+  }
   void on_probe_ended(std::uint64_t subject, control::ProbeOutcome) override {
     end(called(subject, Kind::probe));
   }

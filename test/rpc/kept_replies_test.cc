@@ -95,8 +95,8 @@ class RpcDroppedReplies : public testing::Test {
     (void)until([&] { return (now_ += 1'000'000) >= end; });
   }
   /// A session of a host at another address than the client's.
-  rpc::ServerSession& accept() {
-    const auto end = rpc::local_session_end(*hostile_->core->calls, ++name_, kWindow, 0);
+  rpc::ServerSession& accept(std::uint32_t window = kWindow) {
+    const auto end = rpc::local_session_end(*hostile_->core->calls, ++name_, window, 0);
     const auto made = calls().dialogues.accept(*control::Address::parse("10.0.0.1:5"), end);
     EXPECT_TRUE(made) << made.error().message();
     return *rpc::find_server(calls(), static_cast<std::uint32_t>(made->subject));
@@ -215,6 +215,17 @@ TEST_F(RpcDroppedReplies, AClientThatOnlyPingsKeepsNoneForLong) {
   send({s.name, kWindow, kCount, RpcKind::request, 0, 0, 0});
   ASSERT_TRUE(until([&] { return rpc::stats(calls()).retransmitted_replies == again + 1; }));
   EXPECT_EQ(runs_, 1);
+}
+
+TEST_F(RpcDroppedReplies, ASessionIsUsedWithItsFirstRequest) {
+  for (const std::uint32_t window : {1u, 8u}) {
+    const rpc::ServerSession& s = accept(window);
+    EXPECT_TRUE(s.in_never_used_list);
+    request(s, 0);
+    EXPECT_FALSE(s.in_never_used_list) << window;
+    request(s, 1);
+  }
+  server_->expect_clean();
 }
 
 // Over a connection, a reply waits for the credit of a client that does not poll.

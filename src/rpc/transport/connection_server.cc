@@ -259,6 +259,7 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   b->session = s.name;
   b->is_server = true;
   release_server_connection(r, s);
+  mark_used(r, s);
   ConnectionHandlers handlers;
   handlers.on_message = session_handler<on_server_message>(r, s.name);
   handlers.on_offer = session_handler<on_server_offer>(r, s.name);
