@@ -88,8 +88,8 @@ Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPor
   if (auto transport = check_transport(ctx); !transport) return tl::unexpected(transport.error());
   if (auto depth = check_completion_depth(ctx); !depth) return tl::unexpected(depth.error());
   auto r = std::make_unique<Rpc>(ctx, control, connections, engine);
-  base::Random random(ctx.incarnation ^ ctx.clock.now());
-  r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
+  // A secret from strangers: those who have had a session know it. Peers know our incarnation.
+  r->local.qkey = static_cast<std::uint32_t>(base::random_seed()) & kQkeyMask;
   r->local.mtu = std::min(ctx.device->place().mtu, kLongestDatagram);
   if (!uses_datagrams(ctx)) return r;
   auto port = DatagramPort::open(

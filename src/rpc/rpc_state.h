@@ -202,7 +202,9 @@ template <typename Session>
 void send_session_datagram(Rpc& r, const Session& s, wire::RpcKind kind,
                            std::uint32_t number = 0) noexcept {
   if (s.transport == Transport::datagram)
-    (void)send(r, s.peer_address->destination, {s.peer_session, number, 0, kind, 0, 0, 0}, {});
+    (void)send(r, s.peer_address->destination,
+               wire::session_header(s.peer_session, number, kind, wire::session_proof(s.token)),
+               {});
 }
 
 }  // namespace spinwire::rpc

@@ -95,7 +95,8 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.transport = peer_address->transport;
   s.opened_at = s.last_heard = s.liveness.last_ping_or_close = s.liveness.last_check =
       r.context.clock.now();
-  s.join_token = base::random_seed() | 1;  // from the kernel: cannot be guessed
+  s.token = base::random_seed() | 1;  // from the kernel: cannot be guessed
+  s.client_proof = wire::session_proof(peer.token);
   s.source = source;
   s.share = share;
   s.is_path_validated = false;
@@ -135,6 +136,10 @@ void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->peer_address->source_filter.matches(wc, grh))
     return on_unknown_session(r, header, wc, grh);
+  if (wire::proof_of(header) != wire::session_proof(s->token)) {
+    ++r.stats.bad_datagrams;
+    return;
+  }
   s->liveness.last_ping_or_close = r.context.now;
   mark_used(r, *s);
   const bool over = header.kind == RpcKind::close;

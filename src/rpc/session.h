@@ -166,7 +166,8 @@ struct alignas(64) ClientSession {
   Callback<void(Session, const Error&)> on_closed;
   control::HandshakeId handshake;         ///< opens the session; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
-  std::uint64_t join_token = 0;           ///< the server's, for a connection of this session
+  /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.
+  std::uint64_t token = 0;
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address
   std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed yet
@@ -212,8 +213,9 @@ struct alignas(64) ServerSession {
   // Cold.
   base::Timer timer;
   Liveness liveness;
-  std::uint64_t opened_at = 0;   ///< tick
-  std::uint64_t join_token = 0;  ///< a connection of the client must present it
+  std::uint64_t opened_at = 0;     ///< tick
+  std::uint64_t token = 0;         ///< ours; see wire::SessionEnd::token
+  std::uint32_t client_proof = 0;  ///< of the client's token, for path challenges
   base::IntrusiveLinks<ServerSession> never_used;
   SessionSource* source = nullptr;  ///< in Rpc::sources
   Transport transport = Transport::datagram;
@@ -262,6 +264,7 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
 struct SessionTombstone {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;
+  std::uint32_t proof = 0;              ///< of the session's token
   PeerAddress* peer_address = nullptr;  ///< holds a reference
   std::uint64_t released_at = 0;        ///< tick
   std::uint64_t notified_at = 0;        ///< tick

@@ -35,8 +35,9 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
                       base::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
                       "close some, or raise rpc.sessions");
   }
-  const auto handshake = port_.open_session(
-      *address, local_session_end(rpc_, c->name, c->window, first_call_number(*c)), *this, c->name);
+  wire::SessionEnd end = local_session_end(rpc_, c->name, c->window, first_call_number(*c));
+  end.token = c->token = base::random_seed() | 1;
+  const auto handshake = port_.open_session(*address, end, *this, c->name);
   if (!handshake) {
     end_session_in_order(rpc_, *c);
     return tl::unexpected(handshake.error());
@@ -124,7 +125,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
-    end.token = s->join_token;
+    end.token = s->token;
     const std::uint64_t path_token = datagrams ? base::random_seed() | 1 : 0;
     return control::AcceptedSession{end, this, s->name, s->last_heard, path_token};
   });
@@ -133,11 +134,12 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
 void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t token) {
   const ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
   if (s == nullptr) return;
-  constexpr std::uint16_t kSize = wire::kPathTokenBytes;
   Payload payload;
-  std::memcpy(payload.text, &token, kSize);
-  (void)send(rpc_, s->peer_address->destination,
-             {s->peer_session, 0, 0, wire::RpcKind::path_challenge, 0, kSize, 0}, payload);
+  std::memcpy(payload.text, &token, wire::kPathTokenBytes);
+  (void)send(
+      rpc_, s->peer_address->destination,
+      wire::session_header(s->peer_session, 0, wire::RpcKind::path_challenge, s->client_proof),
+      payload);
 }
 
 void SessionDialogues::on_path_validated(std::uint64_t subject) {
@@ -168,7 +170,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (auto present = engine_.check_device("connect a session"); !present) return present;
   auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
-  const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.join_token});
+  const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.token});
   if (!handshake) return tl::unexpected(handshake.error());
   const auto made = agent::make(rpc_.context,
                                 {.state = ConnectionState::resolving,

@@ -113,7 +113,8 @@ void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, s.name);
   if (tombstone != nullptr) {
     PeerAddress* const before = tombstone->peer_address;
-    *tombstone = {s.name, s.peer_session, s.peer_address, r.context.clock.now(), 0};
+    *tombstone = {s.name,         s.peer_session,        wire::session_proof(s.token),
+                  s.peer_address, r.context.clock.now(), 0};
     ++s.peer_address->references;
     if (before != nullptr) release_peer_address(r, before);
   }
@@ -143,7 +144,9 @@ void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   if (tombstone.notified_at != 0 && r.context.now - tombstone.notified_at < r.min_rto) return;
   tombstone.notified_at = r.context.now;
   (void)send(r, tombstone.peer_address->destination,
-             {tombstone.peer_session, tombstone.name, 0, RpcKind::unknown, 0, 0, 0}, {});
+             wire::session_header(tombstone.peer_session, tombstone.name, RpcKind::unknown,
+                                  tombstone.proof),
+             {});
 }
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {

@@ -213,9 +213,7 @@ class Owner final : public control::ConnectionOwner,
     port_.assign(*id, subject);
   }
   void open(const Address& to) {
-    wire::SessionEnd client = sample_session();
-    client.token = 0;
-    const auto id = port_.open_session(to, client, *this, next_subject_);
+    const auto id = port_.open_session(to, sample_session(), *this, next_subject_);
     if (!id) return expect_refusal(id.error());
     add({Kind::open, *id});
   }

@@ -202,7 +202,8 @@ TEST_F(RpcDroppedReplies, AClientThatOnlyPingsKeepsNoneForLong) {
   EXPECT_EQ(used(), before + 1);
   const auto ping_for = [&](int seconds) {
     for (int i = 0; i < seconds; ++i) {
-      send({s.name, spinwire::wire::kNoCallsOver, 0, RpcKind::ping, 0, 0, 0});
+      send(spinwire::wire::session_header(s.name, spinwire::wire::kNoCallsOver, RpcKind::ping,
+                                          spinwire::wire::session_proof(s.token)));
       rest(1s);
     }
   };

@@ -225,8 +225,10 @@ TEST_F(RpcTombstones, AnswersAreAsRareAsRepeatedRequests) {
 TEST_F(RpcTombstones, OnlyTheServerOfASessionHasForgottenIt) {
   const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // A message about an earlier session of that name.
-  say(s.peer_address->destination, {spinwire::detail::Internals::name(session_), s.name ^ 0x100000,
-                                    0, RpcKind::unknown, 0, 0, 0});
+  const std::uint32_t name = spinwire::detail::Internals::name(session_);
+  const std::uint32_t proof = wire::session_proof(s.token);
+  say(s.peer_address->destination,
+      wire::session_header(name, s.name ^ 0x100000, RpcKind::unknown, proof));
   // The same message from another peer that knows all its fields.
   Bare other(rpc_config(), &now_);
   Session theirs = other.core->open_session(listener_.address(), {}).value();
@@ -238,10 +240,9 @@ TEST_F(RpcTombstones, OnlyTheServerOfASessionHasForgottenIt) {
                                          rpc::local_session_end(*client_->core->calls, 1, 8, 0));
   ASSERT_TRUE(route);
   static const std::byte nothing[kSlotPayloadBytes]{};
-  other.core->calls->port->send((*route)->destination,
-                                wire::pack({spinwire::detail::Internals::name(session_), s.name, 0,
-                                            RpcKind::unknown, 0, 0, 0}),
-                                0, nothing);
+  other.core->calls->port->send(
+      (*route)->destination,
+      wire::pack(wire::session_header(name, s.name, RpcKind::unknown, proof)), 0, nothing);
   other.core->calls->port->flush();
   ASSERT_TRUE(until([&] { return rpc::stats(*client_->core->calls).bad_datagrams == 1; }));
   begin();

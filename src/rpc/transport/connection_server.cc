@@ -246,7 +246,7 @@ void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept 
 
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
-  const bool fits = s != nullptr && s->join_token == join.token &&
+  const bool fits = s != nullptr && s->token == join.token &&
                     s->peer_address->incarnation == join.endpoint.incarnation;
   if (!fits) ++r.stats.bad_long_calls;
   return fits ? s : nullptr;
