@@ -26,7 +26,9 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
       clock_(clock),
       timers_(timers),
       handshakes_(2 * options.handshakes),
-      resolution_limits_(clock) {
+      resolution_limits_(clock),
+      challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
+                        ResolutionLimits::kChallengesOfAll) {
   held_.reserve(options.handshakes);
 }
 
@@ -239,7 +241,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.interest = Interest::none;
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
-  h.is_charged = false;
+  h.is_charged = h.is_challenged = false;
   h.waits_since = clock_.now();
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -374,6 +376,7 @@ void ControlPort::watch(Handshake& h) noexcept {
 
 void ControlPort::drop(Handshake& h) noexcept {
   stop_resolving(h);
+  end_challenge(h, false);
   unhold(h);
   h.request.reset();
   if (h.watched) epoll_.remove(h.exchange.fd());
@@ -393,6 +396,23 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
   timers_.reschedule(h.timer, clock_.now() + clock_.ticks(options_.handshake_timeout));
 }
 
+/// A host that names others' addresses would have us send challenges to them. False: the request
+/// is held, or refused without memory.
+bool ControlPort::may_challenge(Handshake& h) {
+  if (h.is_challenged) return true;
+  const auto charged = base::no_throw("challenge a client", [&]() -> Result<bool> {
+    return challenge_limits_.try_begin(h.source->first);
+  });
+  if (!charged) return refuse(h, charged.error()), false;
+  h.is_challenged = *charged;
+  if (!*charged) hold(h, HeldFor::challenge);
+  return *charged;
+}
+
+void ControlPort::end_challenge(Handshake& h, bool answered) noexcept {
+  if (std::exchange(h.is_challenged, false)) challenge_limits_.end(h.source->first, answered);
+}
+
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {
   // A round trip takes microseconds on most networks, so a lost challenge is sent again soon.
   constexpr Nanoseconds kFirstInterval = std::chrono::milliseconds(2);
@@ -406,6 +426,7 @@ void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) no
 }
 
 void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noexcept {
+  end_challenge(h, true);
   send(h, wire::encode(wire::SessionOpened{session.end}));
   h.exchange.expect(ServeSession::expected());
   begin(h, ServeSession{{session}});
@@ -416,6 +437,7 @@ void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noex
 void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   if (std::holds_alternative<Refusing>(h.dialogue)) return;
   stop_resolving(h);
+  end_challenge(h, false);
   unhold(h);
   if (h.inbound) {
     count_refusal();

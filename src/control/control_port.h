@@ -188,6 +188,8 @@ class ControlPort {
   bool admit(Handshake& h, ListenerOwner& owner);
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
+  [[nodiscard]] bool may_challenge(Handshake& h);
+  void end_challenge(Handshake& h, bool answered) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
@@ -261,6 +263,7 @@ class ControlPort {
   std::vector<std::unique_ptr<CmRequest>>
       kept_requests_;  ///< without a handshake, the oldest first
   ResolutionLimits resolution_limits_;
+  ResolutionLimits challenge_limits_;
   std::uint32_t outbound_ = 0;
   Listeners listeners_{epoll_};
   std::vector<DescriptorOwner*> descriptors_;

@@ -87,9 +87,11 @@ Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPor
     return tl::unexpected(present.error());
   if (auto transport = check_transport(ctx); !transport) return tl::unexpected(transport.error());
   if (auto depth = check_completion_depth(ctx); !depth) return tl::unexpected(depth.error());
+  const auto secret = base::random_secret();
+  if (!secret) return tl::unexpected(secret.error());
   auto r = std::make_unique<Rpc>(ctx, control, connections, engine);
   // A secret from strangers: those who have had a session know it. Peers know our incarnation.
-  r->local.qkey = static_cast<std::uint32_t>(base::random_seed()) & kQkeyMask;
+  r->local.qkey = static_cast<std::uint32_t>(*secret >> 32) & kQkeyMask;
   r->local.mtu = std::min(ctx.device->place().mtu, kLongestDatagram);
   if (!uses_datagrams(ctx)) return r;
   auto port = DatagramPort::open(

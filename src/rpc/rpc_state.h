@@ -120,7 +120,8 @@ inline bool uses_datagrams(const agent::EngineContext& ctx) noexcept {
   return ctx.config.rpc.transport != RpcTransport::connection && ctx.device->info().datagrams;
 }
 /// Opens the datagram port if the engine uses datagrams. `connections` owns the handshakes of the
-/// sessions' connections. Errors: unsupported, limit, no_device, and those of DatagramPort::open().
+/// sessions' connections. Errors: unsupported, limit, no_device, those of random_secret() and of
+/// DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
                                   control::ConnectionOwner& connections, EngineServices& engine);
 /// Sets the handler of a method. May throw.

@@ -95,7 +95,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.transport = peer_address->transport;
   s.opened_at = s.last_heard = s.liveness.last_ping_or_close = s.liveness.last_check =
       r.context.clock.now();
-  s.token = base::random_seed() | 1;  // from the kernel: cannot be guessed
+  s.token = 0;  // SessionDialogues::accept() sets it
   s.client_proof = wire::session_proof(peer.token);
   s.source = source;
   s.share = share;

@@ -28,6 +28,8 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   }
   if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
     return tl::unexpected(valid.error());
+  const auto token = base::random_secret();
+  if (!token) return tl::unexpected(token.error());
   std::string name(address->text().view());
   ClientSession* const c = make_client_session(rpc_, window);
   if (c == nullptr) {
@@ -36,7 +38,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
                       "close some, or raise rpc.sessions");
   }
   wire::SessionEnd end = local_session_end(rpc_, c->name, c->window, first_call_number(*c));
-  end.token = c->token = base::random_seed() | 1;
+  end.token = c->token = *token;
   const auto handshake = port_.open_session(*address, end, *this, c->name);
   if (!handshake) {
     end_session_in_order(rpc_, *c);
@@ -105,6 +107,9 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
                       "connect to an engine that serves");
   }
   return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
+    const auto token = base::random_secret();
+    const auto path_token = base::random_secret();
+    if (!token || !path_token) return tl::unexpected((token ? path_token : token).error());
     if (!admit_source(rpc_, from)) {
       return base::fail(
           Status::limit, "open a session",
@@ -125,9 +130,8 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
-    end.token = s->token;
-    const std::uint64_t path_token = datagrams ? base::random_seed() | 1 : 0;
-    return control::AcceptedSession{end, this, s->name, s->last_heard, path_token};
+    end.token = s->token = *token;
+    return control::AcceptedSession{end, this, s->name, s->last_heard, datagrams ? *path_token : 0};
   });
 }
 

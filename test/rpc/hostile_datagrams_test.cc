@@ -295,7 +295,7 @@ TEST_F(RpcForgedSource, GetsNoAnswerToAChallengeOfItsOwn) {
     port.flush();
   };
   challenge(spinwire::wire::session_proof(c.token) ^ 1);
-  while (bad(client_) != 1) (void)client_.core->poll();
+  ASSERT_TRUE(run([&] { return bad(client_) == 1; }));
   ASSERT_TRUE(run([&] { return opening.ready(); }));
   expect_unharmed();
 }
