@@ -24,7 +24,7 @@ class PollBudget : public testing::Test {
       return server_.port.handshakes() == all;
     }));
   }
-  void all_say_hello() {
+  void send_all_hellos() {
     const auto hello = wire::encode(wire::Hello{endpoint(101, kClientIncarnation)});
     for (const UniqueFd& peer : peers_) {
       EXPECT_EQ(::send(peer.get(), hello.bytes().data(), hello.bytes().size(), MSG_NOSIGNAL),
@@ -42,7 +42,7 @@ class PollBudget : public testing::Test {
 
 TEST_F(PollBudget, APollHandlesSoManyFramesAndLaterPollsTheOthers) {
   add_peers(kPeers, "127.0.0.2:0");
-  all_say_hello();
+  send_all_hellos();
   std::size_t before = 0;
   ASSERT_TRUE(loopback::eventually([&] {
     server_.port.poll();
@@ -54,7 +54,7 @@ TEST_F(PollBudget, APollHandlesSoManyFramesAndLaterPollsTheOthers) {
 
 TEST_F(PollBudget, APollEndsWhenItHasTakenLong) {
   add_peers(kPeers, "127.0.0.2:0");
-  all_say_hello();
+  send_all_hellos();
   listener_->inside = [this] { server_.pass(ControlPort::kTimePerPoll * 2 / 3); };
   ASSERT_TRUE(loopback::eventually([&] {
     const std::size_t before = handled();
@@ -67,7 +67,7 @@ TEST_F(PollBudget, APollEndsWhenItHasTakenLong) {
 TEST_F(PollBudget, SourcesTakeTurns) {
   add_peers(kPeers, "127.0.0.2:0");
   add_peers(2, "127.0.0.3:0");
-  all_say_hello();
+  send_all_hellos();
   ASSERT_TRUE(loopback::eventually([&] {
     server_.port.poll();
     return handled() != 0;

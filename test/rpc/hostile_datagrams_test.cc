@@ -244,7 +244,8 @@ TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   expect_unharmed();
 }
 
-/// Whoever can make a network show another source than its own still lacks the session's token.
+/// A host that makes a network show another source than its own still lacks the token of the
+/// session.
 class RpcForgedSource : public RpcHostile {
  protected:
   /// Sends a datagram without a payload to the server, as if from the client.

@@ -51,8 +51,8 @@ TEST(RpcKeptReplies, NobodySeesWhereALongerPayloadLay) {
   EXPECT_EQ(s.close(), Status::ok);
 }
 
-/// A server with a small send pool; a client; and a host that sends requests by hand, and never
-/// says which replies it has.
+/// A server with a small send pool; a client; and a host whose requests the test sends, and which
+/// never says which replies it has.
 class RpcDroppedReplies : public testing::Test {
  protected:
   static constexpr std::size_t kLong = 4000;  ///< 504 blocks of this size are in the pool
