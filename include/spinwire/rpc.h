@@ -90,6 +90,8 @@ class SPINWIRE_API Reply {
   ///   flushed           the session was closed; the handler may have run
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
+  ///   limit             the handler has run; the server dropped the reply, which did not arrive in
+  ///                     time, because its send pool was used up
   /// A long call whose handler has not run may also end with the status of its failed connection,
   /// or:
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
@@ -144,7 +146,7 @@ class SPINWIRE_API PendingCall {
   /// Replies with these bytes, without a copy. Holds a reference until the client certainly has the
   /// reply: until its next call in the same slot, the session's end, or
   /// connections.keepalive_interval without a call. Over a connection, until the reply is written.
-  /// Errors:
+  /// An exhausted send pool ends that sooner; see `limit` at Reply::status(). Errors:
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   message_too_long  longer than max_reply()
   ///   invalid_argument  memory of another engine
@@ -390,6 +392,7 @@ struct RpcStats {
   std::uint64_t retransmitted_requests = 0;  ///< requests sent again as datagrams
   std::uint64_t served = 0;                  ///< handlers that ran here
   std::uint64_t retransmitted_replies = 0;   ///< replies sent again, because the request came again
+  std::uint64_t dropped_replies = 0;         ///< replies kept for such requests, and dropped before
   std::uint64_t duplicates = 0;       ///< requests dropped, because the call is served or over
   std::uint64_t late_replies = 0;     ///< replies and closings dropped: the call or session is over
   std::uint64_t bad_datagrams = 0;    ///< datagrams dropped: malformed, or of no known session

@@ -6,10 +6,21 @@
 
 #include <cerrno>
 
+#include "base/error.h"
+
 namespace spinwire::base {
 namespace {
 
 thread_local SeedSource* source = nullptr;
+
+/// Returns false, and sets errno, if the kernel gives no random bits.
+bool get_random(std::uint64_t& bits) noexcept {
+  ssize_t got = -1;
+  do {
+    got = ::getrandom(&bits, sizeof bits, GRND_NONBLOCK);
+  } while (got < 0 && errno == EINTR);
+  return got == static_cast<ssize_t>(sizeof bits);
+}
 
 }  // namespace
 
@@ -17,14 +28,21 @@ SeedSource::SeedSource(std::uint64_t seed) noexcept : random_(seed) { source = t
 SeedSource::~SeedSource() { source = nullptr; }
 bool SeedSource::there() noexcept { return source != nullptr; }
 
+Result<std::uint64_t> random_secret() {
+  std::uint64_t secret = source != nullptr ? source->next() : 0;
+  if (source == nullptr && !get_random(secret)) {
+    const int reason = errno;
+    return fail(
+        Status::system, "make a secret", format("getrandom: {}", errno_text(reason)),
+        "let the process call getrandom(), and start it once the kernel's generator is ready");
+  }
+  return secret | 1;
+}
+
 std::uint64_t random_seed() noexcept {
   if (source != nullptr) return source->next();
   std::uint64_t seed = 0;
-  ssize_t got = -1;
-  do {
-    got = ::getrandom(&seed, sizeof seed, GRND_NONBLOCK);
-  } while (got < 0 && errno == EINTR);
-  if (got == static_cast<ssize_t>(sizeof seed)) return seed;
+  if (get_random(seed)) return seed;
 
   // The call fails early in boot, or where a filter forbids it.
   timespec time{};

@@ -1,14 +1,21 @@
-// Random numbers for packet sequence numbers, nonces and jitter. Not for secrets; only the seed
-// comes from the kernel.
+// Random numbers: secrets from the kernel, and others for packet sequence numbers, nonces and
+// jitter.
 #pragma once
 
 #include <cstdint>
 
+#include "spinwire/status.h"
+
 namespace spinwire::base {
 
-/// 64 bits from the kernel's generator. If the kernel has none, a mix of time, process and address
-/// that still differs between processes. A SeedSource replaces it in simulations. Set-up: a system
-/// call.
+/// 64 bits that nobody can guess, not 0, for tokens. A SeedSource replaces them in simulations.
+/// Errors: system (the kernel gives none: early in boot, or a filter of system calls forbids it).
+/// Set-up: a system call.
+Result<std::uint64_t> random_secret();
+
+/// 64 bits from the kernel's generator, not for secrets. If the kernel has none, a mix of time,
+/// process and address that still differs between processes. A SeedSource replaces it in
+/// simulations. Set-up: a system call.
 [[nodiscard]] std::uint64_t random_seed() noexcept;
 
 /// A SplitMix64 generator: one addition and a mixing function; any seed will do. Equal seeds give

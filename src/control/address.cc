@@ -199,7 +199,8 @@ bool Address::is_loopback() const noexcept {
 
 Source Address::source() const noexcept {
   Source source = as_v6();
-  if (family() == AF_INET6) std::fill(source.begin() + 8, source.end(), std::uint8_t{0});
+  if (family() == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&storage_.v6.sin6_addr))
+    std::fill(source.begin() + 8, source.end(), std::uint8_t{0});
   return source;
 }
 

@@ -23,7 +23,8 @@ struct AddressText {
 };
 
 /// A peer's origin, for limits: its IPv4 address, or the upper half of its IPv6 address, because
-/// one host may have all of the lower half.
+/// one host may have all of the lower half. A link-local address counts as a whole: all links have
+/// one upper half.
 using Source = std::array<std::uint8_t, 16>;
 /// Number of items that each source holds.
 using SourceCounts = std::map<Source, std::uint32_t>;

@@ -26,7 +26,9 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
       clock_(clock),
       timers_(timers),
       handshakes_(2 * options.handshakes),
-      resolution_limits_(clock) {
+      resolution_limits_(clock),
+      challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
+                        ResolutionLimits::kChallengesOfAll) {
   held_.reserve(options.handshakes);
 }
 
@@ -40,6 +42,7 @@ Result<void> ControlPort::open(Network* network) {
 }
 
 void ControlPort::close() noexcept {
+  event_count_ = next_event_ = 0;
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (handshakes_.in_use(i)) drop(handshakes_.at(i));
   }
@@ -50,28 +53,81 @@ void ControlPort::close() noexcept {
 
 // ---- events of descriptors ----
 
-void ControlPort::poll() noexcept {
-  std::array<Event, EpollSet::kEventsMax> events;
-  const std::size_t count = epoll_.wait(events);
+Handshake* ControlPort::find_named(std::uint64_t token) noexcept {
+  const auto index = static_cast<std::uint32_t>(token);
+  if (kind_of(token) != TokenKind::handshake || !handshakes_.in_use(index)) return nullptr;
+  const bool same = (handshakes_.generation(index) & kGenerationBits) == generation_of(token);
+  return same ? &handshakes_.at(index) : nullptr;
+}
+
+void ControlPort::handle(const Event& event) noexcept {
+  const auto index = static_cast<std::uint32_t>(event.token);
+  switch (kind_of(event.token)) {
+    case TokenKind::handshake:
+      if (Handshake* const h = find_named(event.token); h != nullptr) {
+        spend();
+        advance(*h);
+      }
+      break;
+    case TokenKind::listener:
+      accept_from({index, generation_of(event.token)});
+      break;
+    case TokenKind::descriptor:
+      descriptors_[index]->on_readable();
+      break;
+    case TokenKind::cm:
+      poll_cm();
+      break;
+  }
+}
+
+/// Asks for the present events. Descriptors of other parts are handled at once: their owner may be
+/// gone in the next poll. If one poll might not handle all others, puts them in order: our own
+/// first, then the first of each source, then the second of each, and so on.
+void ControlPort::collect_events() noexcept {
+  next_event_ = event_count_ = 0;
+  const std::size_t count = epoll_.wait(events_);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t name = events[i].token;
-    const auto index = static_cast<std::uint32_t>(name);
-    switch (kind_of(name)) {
-      case TokenKind::handshake:
-        if (handshakes_.in_use(index) &&
-            (handshakes_.generation(index) & kGenerationBits) == generation_of(name))
-          advance(handshakes_.at(index));
-        break;
-      case TokenKind::listener:
-        accept_from({index, generation_of(name)});
-        break;
-      case TokenKind::descriptor:
-        descriptors_[index]->on_readable();
-        break;
-      case TokenKind::cm:
-        poll_cm();
-        break;
-    }
+    const Event event = events_[i];
+    kind_of(event.token) == TokenKind::descriptor ? handle(event)
+                                                  : void(events_[event_count_++] = event);
+  }
+  if (event_count_ <= kFramesPerPoll) return;
+  struct Turn {
+    std::size_t turn = 0;  ///< 0: ours
+    const void* source = nullptr;
+    Event event;
+  };
+  std::array<Turn, EpollSet::kEventsMax> turns;
+  for (std::size_t i = 0; i < event_count_; ++i) {
+    turns[i].event = events_[i];
+    const Handshake* const h = find_named(events_[i].token);
+    if (h == nullptr || !h->inbound) continue;
+    turns[i].source = &*h->source;
+    const auto same = [&](const Turn& t) { return t.source == turns[i].source; };
+    turns[i].turn =
+        1 + static_cast<std::size_t>(std::count_if(turns.data(), turns.data() + i, same));
+  }
+  // Insertion keeps the order of equals, and needs no memory.
+  for (std::size_t i = 1; i < event_count_; ++i) {
+    for (std::size_t at = i; at != 0 && turns[at].turn < turns[at - 1].turn; --at)
+      std::swap(turns[at], turns[at - 1]);
+  }
+  for (std::size_t i = 0; i < event_count_; ++i) events_[i] = turns[i].event;
+}
+
+/// A token of an event that waited for this poll may name what is gone.
+void ControlPort::handle_events() noexcept {
+  while (next_event_ != event_count_ && has_budget()) handle(events_[next_event_++]);
+}
+
+void ControlPort::poll() noexcept {
+  frames_left_ = kFramesPerPoll;
+  poll_end_ = clock_.now() + clock_.ticks(kTimePerPoll);
+  handle_events();
+  if (next_event_ == event_count_) {
+    collect_events();
+    handle_events();
   }
   if (!held_.empty()) resume_held();
   if (!kept_requests_.empty()) begin_kept_requests();
@@ -124,7 +180,7 @@ Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<Lis
 }
 
 void ControlPort::accept_from(ListenerId listener) noexcept {
-  for (int i = 0; i < kAcceptsPerPoll; ++i) {
+  for (int i = 0; i < kAcceptsPerPoll && has_budget(); ++i) {
     // An owner may have stopped the listener meanwhile.
     if (!listeners_.contains(listener)) return;
     // Peers without room wait in the backlog.
@@ -157,6 +213,7 @@ Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {
 }
 
 void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
+  spend();
   Handshake* const h = begin_inbound(accepted.peer);
   if (h == nullptr) return;  // closes the socket; the peer may try again
   h->dialogue = Incoming{listener};
@@ -184,7 +241,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.interest = Interest::none;
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
-  h.is_charged = false;
+  h.is_charged = h.is_challenged = false;
   h.waits_since = clock_.now();
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -319,6 +376,7 @@ void ControlPort::watch(Handshake& h) noexcept {
 
 void ControlPort::drop(Handshake& h) noexcept {
   stop_resolving(h);
+  end_challenge(h, false);
   unhold(h);
   h.request.reset();
   if (h.watched) epoll_.remove(h.exchange.fd());
@@ -338,6 +396,23 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
   timers_.reschedule(h.timer, clock_.now() + clock_.ticks(options_.handshake_timeout));
 }
 
+/// A host that names others' addresses would have us send challenges to them. False: the request
+/// is held, or refused without memory.
+bool ControlPort::may_challenge(Handshake& h) {
+  if (h.is_challenged) return true;
+  const auto charged = base::no_throw("challenge a client", [&]() -> Result<bool> {
+    return challenge_limits_.try_begin(h.source->first);
+  });
+  if (!charged) return refuse(h, charged.error()), false;
+  h.is_challenged = *charged;
+  if (!*charged) hold(h, HeldFor::challenge);
+  return *charged;
+}
+
+void ControlPort::end_challenge(Handshake& h, bool answered) noexcept {
+  if (std::exchange(h.is_challenged, false)) challenge_limits_.end(h.source->first, answered);
+}
+
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {
   // A round trip takes microseconds on most networks, so a lost challenge is sent again soon.
   constexpr Nanoseconds kFirstInterval = std::chrono::milliseconds(2);
@@ -351,6 +426,7 @@ void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) no
 }
 
 void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noexcept {
+  end_challenge(h, true);
   send(h, wire::encode(wire::SessionOpened{session.end}));
   h.exchange.expect(ServeSession::expected());
   begin(h, ServeSession{{session}});
@@ -361,6 +437,7 @@ void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noex
 void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   if (std::holds_alternative<Refusing>(h.dialogue)) return;
   stop_resolving(h);
+  end_challenge(h, false);
   unhold(h);
   if (h.inbound) {
     count_refusal();
@@ -414,7 +491,8 @@ void ControlPort::set_cm_subject(const CmId& id, std::uint64_t subject) noexcept
 
 void ControlPort::poll_cm() noexcept {
   CmEvent event;
-  for (int i = 0; i < kCmEventsPerPoll && cm_.next(event); ++i) {
+  for (int i = 0; i < kCmEventsPerPoll && has_budget() && cm_.next(event); ++i) {
+    spend();
     try {
       if (event.kind == RDMA_CM_EVENT_CONNECT_REQUEST) {
         on_cm_request(event);

@@ -51,8 +51,11 @@ class ControlPort {
   void close() noexcept;
 
   /// Handles events of the sockets, rdma_cm and other descriptors. One system call if there are
-  /// none.
+  /// none. A flood makes no long poll: events beyond kFramesPerPoll or kTimePerPoll wait for the
+  /// next poll, and sources take turns.
   void poll() noexcept;
+  static constexpr std::uint32_t kFramesPerPoll = 16;
+  static constexpr Nanoseconds kTimePerPoll = std::chrono::microseconds(200);
   void on_timer(base::Timer& timer) noexcept;
 
   // Listeners. Errors of listen(): those of ListenSocket::open() and CmId::listen().
@@ -185,6 +188,8 @@ class ControlPort {
   bool admit(Handshake& h, ListenerOwner& owner);
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
+  [[nodiscard]] bool may_challenge(Handshake& h);
+  void end_challenge(Handshake& h, bool answered) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
@@ -228,6 +233,15 @@ class ControlPort {
   void reject_kept_request();
   void reject(CmRequest& request, const Error& why) noexcept;
 
+  void collect_events() noexcept;
+  void handle_events() noexcept;
+  void handle(const Event& event) noexcept;
+  [[nodiscard]] Handshake* find_named(std::uint64_t token) noexcept;
+  /// Whether this poll may handle one more frame, or what may be as much work.
+  [[nodiscard]] bool has_budget() const noexcept {
+    return frames_left_ != 0 && clock_.now() < poll_end_;
+  }
+  void spend() noexcept { frames_left_ -= frames_left_ != 0 ? 1 : 0; }
   void accept(Accepted&& accepted, ListenerId listener) noexcept;
   void accept_from(ListenerId listener) noexcept;
   void poll_cm() noexcept;
@@ -249,9 +263,15 @@ class ControlPort {
   std::vector<std::unique_ptr<CmRequest>>
       kept_requests_;  ///< without a handshake, the oldest first
   ResolutionLimits resolution_limits_;
+  ResolutionLimits challenge_limits_;
   std::uint32_t outbound_ = 0;
   Listeners listeners_{epoll_};
   std::vector<DescriptorOwner*> descriptors_;
+  std::array<Event, EpollSet::kEventsMax> events_;  ///< the last that were reported
+  std::size_t next_event_ = 0;                      ///< the first that is not handled
+  std::size_t event_count_ = 0;
+  std::uint32_t frames_left_ = 0;  ///< of this poll
+  std::uint64_t poll_end_ = 0;     ///< tick
   std::uint64_t refusals_ = 0;
 };
 

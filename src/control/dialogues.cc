@@ -26,6 +26,11 @@ Error held_too_long(const Handshake& h) {
             "too many addresses that were named from there do not answer",
             "see that the peer's RDMA interface is up, and try again"};
   }
+  if (h.held_for == HeldFor::challenge) {
+    return {Status::limit, "challenge the client's address",
+            "too many addresses that were named from there do not answer challenges",
+            "see that the client receives datagrams, and try again"};
+  }
   return {Status::limit, "accept one more connection",
           "too many connections are half-open, and none has ended within the handshake time-out",
           "try again, or raise connections.maximum at the server"};
@@ -79,8 +84,12 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   if (join != nullptr) return accept(owner->on_join_session(id, h.peer(), *join));
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   if (open == nullptr) return;  // the exchange accepts only expected kinds
+  if (open->end.qp_num != 0 && !port.may_challenge(h)) return;
   const auto served = owner->on_open_session(h.exchange.peer(), open->end);
-  if (!served) return port.refuse(h, served.error());
+  if (!served) {
+    port.end_challenge(h, true);  // none was sent
+    return port.refuse(h, served.error());
+  }
   served->path_token != 0 ? port.validate_path(h, *served) : port.send_opened(h, *served);
 }
 
@@ -230,7 +239,10 @@ void ServedSessionDialogue::end_unconfirmed(ControlPort& port, Handshake& h) con
 void ValidatePath::on_frame(ControlPort& port, Handshake& h) const {
   const auto* shown = std::get_if<wire::PathResponse>(&h.exchange.received().body);
   if (shown == nullptr) return give_up(port, h);
-  if (shown->token == session.path_token) return port.send_opened(h, AcceptedSession(session));
+  if (shown->token == session.path_token) {
+    session.owner->on_path_validated(session.subject);
+    return port.send_opened(h, AcceptedSession(session));
+  }
   // Another host may have sent the client a challenge of its own.
   h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
   port.watch(h);

@@ -206,6 +206,7 @@ enum class HeldFor : std::uint8_t {
   nothing,
   resolution,  ///< its source, or the port, has too many addresses resolved
   connection,  ///< its listener has no room for a connection yet
+  challenge,   ///< its source, or the port, has too many challenges that nobody has answered
 };
 
 /// Whether the kernel knows the address in the peer's frame.
@@ -223,6 +224,7 @@ struct Handshake {
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;
   bool is_charged = false;             ///< its resolution counts in ResolutionLimits
+  bool is_challenged = false;          ///< its path validation counts
   std::unique_ptr<CmRequest> request;  ///< if through rdma_cm; the exchange is idle then
   std::uint64_t waits_since = 0;       ///< tick of the dialogue's last step
   base::Timer timer;

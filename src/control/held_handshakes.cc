@@ -46,8 +46,9 @@ Handshake* ControlPort::next_held(bool with_connections) noexcept {
   Handshake* found = nullptr;
   for (const std::uint32_t index : held_) {
     Handshake& h = handshakes_.at(index);
-    const bool can_go_on = h.held_for == HeldFor::connection
-                               ? with_connections
+    const bool can_go_on = h.held_for == HeldFor::connection ? with_connections
+                           : h.held_for == HeldFor::challenge
+                               ? challenge_limits_.may_begin(h.source->first)
                                : resolution_limits_.may_begin(h.source->first);
     if (!can_go_on) continue;
     const auto ahead = [&] {

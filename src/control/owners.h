@@ -66,6 +66,8 @@ class ServedSessionOwner {
   /// Send the token to the client's address, as a datagram. The client must return it before it
   /// gets the session. Called again if the client does not answer soon.
   virtual void on_challenge_due(std::uint64_t subject, std::uint64_t token) = 0;
+  /// The client has returned the token: it receives datagrams at its address.
+  virtual void on_path_validated(std::uint64_t subject) = 0;
 };
 
 /// The result of a probe at the address of a silent peer. Only `restarted` proves that the engine

@@ -21,21 +21,22 @@ void ResolutionLimits::settle(Account& account, const Limit& limit, bool answere
 
 bool ResolutionLimits::may_begin(const Source& source) const noexcept {
   const auto found = sources_.find(source);
-  return has_room(all_, kOfAll) && (found == sources_.end() || has_room(found->second, kOfSource));
+  return has_room(all_, of_all_) &&
+         (found == sources_.end() || has_room(found->second, of_source_));
 }
 
 bool ResolutionLimits::try_begin(const Source& source) {
   forget_settled();
   if (!may_begin(source)) return false;
-  charge(sources_[source], kOfSource);
-  charge(all_, kOfAll);
+  charge(sources_[source], of_source_);
+  charge(all_, of_all_);
   return true;
 }
 
 void ResolutionLimits::end(const Source& source, bool answered) noexcept {
-  settle(all_, kOfAll, answered);
+  settle(all_, of_all_, answered);
   const auto found = sources_.find(source);
-  if (found != sources_.end()) settle(found->second, kOfSource, answered);
+  if (found != sources_.end()) settle(found->second, of_source_, answered);
 }
 
 /// The limit of all bounds how many there are to look at.

@@ -20,10 +20,16 @@ class ResolutionLimits {
     std::uint32_t burst;   ///< unanswered ones that may come at once
     Nanoseconds interval;  ///< between further ones
   };
+  /// Path validations are limited in the same way: a challenge goes to any address that a client
+  /// names. Unanswered ones are repeated some ten times.
+  static constexpr Limit kChallengesOfSource{64, 64, std::chrono::milliseconds(50)};
+  static constexpr Limit kChallengesOfAll{4096, 512, std::chrono::milliseconds(2)};
   static constexpr Limit kOfSource{8, 16, std::chrono::milliseconds(500)};
   static constexpr Limit kOfAll{64, 64, std::chrono::milliseconds(125)};
 
-  explicit ResolutionLimits(const Clock& clock) noexcept : clock_(clock) {}
+  explicit ResolutionLimits(const Clock& clock, const Limit& of_source = kOfSource,
+                            const Limit& of_all = kOfAll) noexcept
+      : clock_(clock), of_source_(of_source), of_all_(of_all) {}
 
   /// Whether a resolution may begin now.
   [[nodiscard]] bool may_begin(const Source& source) const noexcept;
@@ -45,6 +51,8 @@ class ResolutionLimits {
   void forget_settled() noexcept;
 
   const Clock& clock_;
+  Limit of_source_;
+  Limit of_all_;
   Account all_;
   std::map<Source, Account> sources_;  ///< those with something pending or spent
 };

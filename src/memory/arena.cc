@@ -104,9 +104,12 @@ Block* Arena::carve(Chunk& chunk, std::uint32_t index) noexcept {
 
 Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   if (pool.map.size() == 0) return nullptr;
-  if (pool.map.free() == 0 && retire_spares(pool, 1) == 0) {
-    ++pool.refusals;
-    return nullptr;
+  for (int rounds = 0; pool.map.free() == 0 && retire_spares(pool, 1) == 0;) {
+    if (!reclaim(pool, rounds)) {
+      ++pool.refusals;
+      return nullptr;
+    }
+    if (pool.partial[size_class] != kNoChunk) return allocate_block(pool, pool.partial[size_class]);
   }
   const std::uint32_t local = pool.map.find_one();
   pool.map.clear(local);
@@ -130,12 +133,11 @@ Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
   if (size == 0 || chunks == 0 || size > chunks * kChunkBytes - kHeadroom) return nullptr;
   const std::uint32_t length = chunks_for(size);
   std::uint32_t local = pool.map.find_run(length);
-  if (local == ChunkMap::kNone && retire_spares(pool, kClassCount) != 0) {
-    local = pool.map.find_run(length);
-  }
-  if (local == ChunkMap::kNone) {
-    ++pool.refusals;
-    return nullptr;
+  for (int rounds = 0; local == ChunkMap::kNone; local = pool.map.find_run(length)) {
+    if (retire_spares(pool, kClassCount) == 0 && !reclaim(pool, rounds)) {
+      ++pool.refusals;
+      return nullptr;
+    }
   }
   const std::uint32_t head = pool.first + local;
   for (std::uint32_t i = 0; i < length; ++i) {
@@ -145,6 +147,14 @@ Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
   chunks_[head].state = ChunkState::run_head;
   chunks_[head].run = length;
   return hand_out(pool, write_control_words(head, 0, length * kChunkBytes - kHeadroom));
+}
+
+/// Has blocks given back to an exhausted pool. False: there are none, or enough was tried for one
+/// request. Blocks of one class do not make room for another while their chunks have others in use.
+bool Arena::reclaim(const Pool& pool, int& rounds) noexcept {
+  constexpr int kMostRounds = 4;
+  const bool is_send = &pool == &pools_[static_cast<std::size_t>(PoolId::send)];
+  return is_send && reclaimer_ != nullptr && rounds++ < kMostRounds && reclaimer_->reclaim();
 }
 
 void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {

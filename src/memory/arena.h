@@ -53,6 +53,14 @@ struct PoolStats {
   std::uint64_t refusals = 0;     ///< allocations refused because the pool was exhausted
 };
 
+/// Gives blocks of an exhausted pool back. Cold.
+class Reclaimer {
+ public:
+  virtual ~Reclaimer() = default;
+  /// Releases some blocks, and allocates none. Returns false if there is none to release.
+  virtual bool reclaim() noexcept = 0;
+};
+
 class Arena;
 /// The engine's reference to its arena. An arena with blocks in use is freed with its last block.
 struct ArenaDeleter {
@@ -105,6 +113,10 @@ class Arena {
     SPINWIRE_CHECK(live_ == 1, "a block that is already in use would keep the old key");
     lkey_ = lkey;
   }
+
+  /// Sets who gives blocks back when the send pool is exhausted, before it refuses a request. Null:
+  /// nobody. Set-up.
+  void set_reclaimer(Reclaimer* reclaimer) noexcept { reclaimer_ = reclaimer; }
 
   /// The whole slab, to be registered.
   [[nodiscard]] std::span<std::byte> slab() const noexcept { return {base_, slab_bytes_}; }
@@ -234,6 +246,7 @@ class Arena {
   __attribute__((noinline)) Block* allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept;
   __attribute__((noinline)) Block* allocate_run(Pool& pool, std::size_t size) noexcept;
   __attribute__((noinline)) void free_run(Pool& pool, std::uint32_t head) noexcept;
+  [[nodiscard]] bool reclaim(const Pool& pool, int& rounds) noexcept;
   void retire_if_spared(Pool& pool, Chunk& chunk) noexcept;
   void retire(Pool& pool, Chunk& chunk) noexcept;
   std::size_t retire_spares(Pool& pool, std::size_t most) noexcept;
@@ -248,6 +261,7 @@ class Arena {
   std::uint32_t chunk_count_ = 0;
   std::array<Pool, kPoolCount> pools_;
   base::SharedMemory memory_;
+  Reclaimer* reclaimer_ = nullptr;
 };
 
 }  // namespace spinwire::memory

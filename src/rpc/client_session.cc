@@ -58,7 +58,7 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
   c.peer_address = peer_address;
   c.transport = peer_address->transport;
   c.peer_session = peer.name;
-  c.join_token = peer.token;
+  c.token = peer.token;
   c.max_inline_call =
       static_cast<std::uint16_t>(wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.local.mtu)));
   if (c.transport == Transport::datagram) return mark_ready(r, c);
@@ -83,6 +83,10 @@ void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload
     ++r.stats.late_replies;
     return;
   }
+  if (wire::proof_of(header) != wire::session_proof(c->token)) {  // not from the host we dialled
+    ++r.stats.bad_datagrams;
+    return;
+  }
   std::uint64_t token = 0;
   std::memcpy(&token, payload, wire::kPathTokenBytes);
   if (token != 0) r.dialogues.on_path_challenge(*c, token);
@@ -97,7 +101,8 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   }
   if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
-      !c->peer_address->source_filter.matches(wc, grh)) {
+      !c->peer_address->source_filter.matches(wc, grh) ||
+      wire::proof_of(header) != wire::session_proof(c->token)) {
     ++r.stats.bad_datagrams;
     return;
   }

@@ -30,6 +30,29 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
   return origin;
 }
 
+namespace {
+
+PeerKey key_of(const PeerAddress& address) noexcept {
+  PeerKey key{
+      {}, address.lid, address.destination.qp_num, address.destination.qkey, address.incarnation};
+  std::memcpy(key.gid.data(), &address.gid, sizeof address.gid);
+  return key;
+}
+
+}  // namespace
+
+std::size_t PeerKeyHash::operator()(const PeerKey& key) const noexcept {
+  std::uint64_t hash = secret;
+  const auto add = [&hash](std::uint64_t word) { hash = base::Random::mix(hash ^ word); };
+  std::array<std::uint64_t, 2> gid{};
+  std::memcpy(gid.data(), key.gid.data(), sizeof gid);
+  for (const std::uint64_t word : gid) add(word);
+  add(key.qp_num | std::uint64_t{key.qkey} << 32);
+  add(key.incarnation);
+  add(key.lid);
+  return hash;
+}
+
 Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) {
   // A GID of another type was not resolved: the verb would wait for its address.
   const GidType ours = r.context.device->place().gid_type;
@@ -40,35 +63,35 @@ Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) 
                       "open the same kind of device at both ends; on RoCE set device.gid_index or "
                       "device.address, so that both take the same version");
   }
-  for (const auto& peer_address : r.peer_addresses) {
-    if (std::memcmp(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid) == 0 &&
-        peer_address->lid == peer.lid && peer_address->destination.qp_num == peer.qp_num &&
-        peer_address->destination.qkey == peer.qkey &&
-        peer_address->incarnation == peer.incarnation) {
-      ++peer_address->references;
-      return peer_address.get();
-    }
+  const PeerKey key{peer.gid, peer.lid, peer.qp_num, peer.qkey, peer.incarnation};
+  if (const auto found = r.peer_addresses.find(key); found != r.peer_addresses.end()) {
+    ++found->second->references;
+    return found->second.get();
   }
-  r.peer_addresses.reserve(r.peer_addresses.size() + 1);
   auto peer_address = std::make_unique<PeerAddress>();
   std::memcpy(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid);
   peer_address->lid = peer.lid;
   peer_address->references = 1;
   peer_address->incarnation = peer.incarnation;
   peer_address->destination = {nullptr, peer.qp_num, peer.qkey, nullptr};
+  ibv_ah* ah = nullptr;
   if (peer.qp_num != 0 && r.port != nullptr) {
     verbs::RemoteQueuePair remote;
     remote.gid = peer_address->gid;
     remote.lid = peer.lid;
-    auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
-    if (!ah) return tl::unexpected(ah.error());
-    peer_address->destination.ah = *ah;
+    auto made = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
+    if (!made) return tl::unexpected(made.error());
+    peer_address->destination.ah = ah = *made;
     peer_address->transport = Transport::datagram;
     r.port->resolve(peer_address->destination);
     peer_address->source_filter = make_source_filter(peer);
   }
-  r.peer_addresses.push_back(std::move(peer_address));
-  return r.peer_addresses.back().get();
+  try {
+    return r.peer_addresses.try_emplace(key, std::move(peer_address)).first->second.get();
+  } catch (...) {
+    if (ah != nullptr) r.context.device->destroy_ah(ah);
+    throw;
+  }
 }
 
 void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
@@ -76,8 +99,7 @@ void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
   flush(r);  // no datagram may refer to the address any more
   if (peer_address->transport == Transport::datagram)
     r.context.device->destroy_ah(peer_address->destination.ah);
-  std::erase_if(r.peer_addresses,
-                [peer_address](const auto& each) { return each.get() == peer_address; });
+  r.peer_addresses.erase(key_of(*peer_address));
 }
 
 }  // namespace spinwire::rpc

@@ -7,7 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <unordered_map>
 
+#include "base/random.h"
 #include "control/owners.h"
 #include "spinwire/rpc.h"
 #include "verbs/direct_datagrams.h"
@@ -57,6 +60,22 @@ struct PeerAddress {
   std::uint64_t next_probe_at = 0;  ///< tick, or kProbeUnderWay
   control::ProbeOutcome last_probe = control::ProbeOutcome::none;
 };
+
+/// What distinguishes peers.
+struct PeerKey {
+  std::array<std::uint8_t, 16> gid{};
+  std::uint16_t lid = 0;
+  std::uint32_t qp_num = 0;
+  std::uint32_t qkey = 0;
+  std::uint64_t incarnation = 0;
+  friend bool operator==(const PeerKey&, const PeerKey&) noexcept = default;
+};
+/// A hash of a number that peers do not know, since they choose all fields of their keys.
+struct PeerKeyHash {
+  std::uint64_t secret = base::random_seed();
+  std::size_t operator()(const PeerKey& key) const noexcept;
+};
+using PeerAddresses = std::unordered_map<PeerKey, std::unique_ptr<PeerAddress>, PeerKeyHash>;
 
 /// The address of a peer that its sessions share; each session takes a reference. Errors: those of
 /// Device::create_ah(). May throw std::bad_alloc. Set-up.

@@ -86,7 +86,7 @@ class RpcAuditor : public base::Auditor {
   }
 
   void check_server(const ServerSession& s, std::uint32_t index) {
-    if (s.advertised_window != 1) granted_ += s.advertised_window;
+    if (s.advertised_window > 1) granted_ += s.advertised_window;
     if (s.connection == nullptr) return;
     set_place(base::format("served session {}: ", index));
     const ConnectionServer& b = *s.connection;

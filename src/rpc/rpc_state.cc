@@ -31,23 +31,24 @@ Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
       receive_budget(ctx.config.rpc.receive_depth - ctx.config.rpc.receive_depth / 4),
       retransmission_queue(receive_budget),
       dialogues(*this, control, connections, engine),
-      numbers(base::random_seed()) {
+      numbers(base::random_seed()),
+      share(ctx.config.rpc.sessions, ctx.config.rpc.sessions_per_source) {
   const Config& c = ctx.config;
   retransmission_timer.kind = kRetransmissionTimer;
   min_rto = ctx.clock.ticks(c.rpc.min_rto);
-  share_of_source = c.rpc.sessions_per_source != 0 ? c.rpc.sessions_per_source
-                                                   : c.rpc.sessions - c.rpc.sessions / 4;
   timeouts = {ctx.clock.ticks(c.connections.credit_idle_timeout),
               ctx.clock.ticks(c.connections.keepalive_interval),
               ctx.clock.ticks(c.connections.peer_timeout),
               ctx.clock.ticks(c.connections.close_timeout), ctx.clock.ticks(c.rpc.call_timeout)};
   if (c.rpc.target_rtt.count() != 0) target_rtt = ctx.clock.ticks(c.rpc.target_rtt);
+  ctx.arena->set_reclaimer(&reply_reclaimer);
 }
 
 Rpc::~Rpc() {
+  context.arena->set_reclaimer(nullptr);
   context.timers.cancel(retransmission_timer);
   port.reset();
-  for (const auto& peer_address : peer_addresses) {
+  for (const auto& [key, peer_address] : peer_addresses) {
     if (peer_address->transport == Transport::datagram)
       context.device->destroy_ah(peer_address->destination.ah);
   }
@@ -86,9 +87,11 @@ Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPor
     return tl::unexpected(present.error());
   if (auto transport = check_transport(ctx); !transport) return tl::unexpected(transport.error());
   if (auto depth = check_completion_depth(ctx); !depth) return tl::unexpected(depth.error());
+  const auto secret = base::random_secret();
+  if (!secret) return tl::unexpected(secret.error());
   auto r = std::make_unique<Rpc>(ctx, control, connections, engine);
-  base::Random random(ctx.incarnation ^ ctx.clock.now());
-  r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
+  // A secret from strangers: those who have had a session know it. Peers know our incarnation.
+  r->local.qkey = static_cast<std::uint32_t>(*secret >> 32) & kQkeyMask;
   r->local.mtu = std::min(ctx.device->place().mtu, kLongestDatagram);
   if (!uses_datagrams(ctx)) return r;
   auto port = DatagramPort::open(

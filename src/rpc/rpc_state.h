@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
+#include "rpc/kept_replies.h"
 #include "rpc/retransmission_queue.h"
 #include "rpc/session.h"
 #include "rpc/session_dialogues.h"
@@ -99,10 +100,12 @@ struct Rpc {
   SessionDialogues dialogues;
   LocalAddress local;
   base::Random numbers;  ///< source of first call numbers
-  std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
+  PeerAddresses peer_addresses;
   SessionTombstones tombstones;
+  ReplyReclaimer reply_reclaimer{*this};
   std::map<control::Source, SessionSource> sources;  ///< of the served sessions
-  std::uint32_t share_of_source = 0;  ///< served sessions that one other host may have
+  std::uint32_t never_used = 0;                      ///< served sessions in the lists of `sources`
+  control::SourceShare share;                        ///< of the served sessions
   Timeouts timeouts;
 };
 
@@ -117,7 +120,8 @@ inline bool uses_datagrams(const agent::EngineContext& ctx) noexcept {
   return ctx.config.rpc.transport != RpcTransport::connection && ctx.device->info().datagrams;
 }
 /// Opens the datagram port if the engine uses datagrams. `connections` owns the handshakes of the
-/// sessions' connections. Errors: unsupported, limit, no_device, and those of DatagramPort::open().
+/// sessions' connections. Errors: unsupported, limit, no_device, those of random_secret() and of
+/// DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
                                   control::ConnectionOwner& connections, EngineServices& engine);
 /// Sets the handler of a method. May throw.
@@ -199,7 +203,9 @@ template <typename Session>
 void send_session_datagram(Rpc& r, const Session& s, wire::RpcKind kind,
                            std::uint32_t number = 0) noexcept {
   if (s.transport == Transport::datagram)
-    (void)send(r, s.peer_address->destination, {s.peer_session, number, 0, kind, 0, 0, 0}, {});
+    (void)send(r, s.peer_address->destination,
+               wire::session_header(s.peer_session, number, kind, wire::session_proof(s.token)),
+               {});
 }
 
 }  // namespace spinwire::rpc

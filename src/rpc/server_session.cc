@@ -18,30 +18,9 @@ using wire::RpcKind;
 
 namespace {
 
-bool was_used(const ServerSession& s) noexcept {
-  return last_heard_from(s) != s.opened_at || s.connection != nullptr;
-}
-
 /// A session of this host ends.
 void release_source(Rpc& r, SessionSource& source) noexcept {
   if (--source.sessions == 0) r.sources.erase(source.address);
-}
-
-void remove_from_never_used(ServerSession& s) noexcept {
-  if (!std::exchange(s.in_never_used_list, false)) return;
-  s.source->never_used.erase(s);
-  --s.source->unused;
-}
-
-/// The oldest session of a source that was never used; null if there is none. Takes the used ones
-/// out of the list, each once.
-ServerSession* find_never_used(SessionSource& source) noexcept {
-  for (ServerSession* s = source.never_used.front(); s != nullptr;) {
-    ServerSession* const next = source.never_used.next(*s);
-    if (was_used(*s)) remove_from_never_used(*s);
-    s = next;
-  }
-  return source.never_used.front();
 }
 
 /// Finds the oldest session that was never used, at the source that has the most of them; null if
@@ -50,8 +29,7 @@ ServerSession* find_victim(Rpc& r) noexcept {
   ServerSession* victim = nullptr;
   for (auto& [address, source] : r.sources) {
     const std::uint32_t most = victim != nullptr ? victim->source->unused : 0;
-    if (source.unused < most) continue;
-    ServerSession* const oldest = find_never_used(source);
+    ServerSession* const oldest = source.never_used.front();
     if (oldest == nullptr || source.unused < most) continue;
     if (source.unused > most || oldest->opened_at < victim->opened_at) victim = oldest;
   }
@@ -67,11 +45,20 @@ bool evict_never_used_session(Rpc& r) noexcept {
 
 }  // namespace
 
+void mark_used(Rpc& r, ServerSession& s) noexcept {
+  if (!std::exchange(s.in_never_used_list, false)) return;
+  s.source->never_used.erase(s);
+  --s.source->unused;
+  --r.never_used;
+}
+
 bool admit_source(Rpc& r, const control::Address& peer) noexcept {
-  if (peer.is_loopback()) return true;
+  // Sessions that were never used give way to others.
+  const std::uint32_t free = r.servers.capacity() - r.servers.size() + r.never_used;
+  if (free == 0 || r.share.admits(peer, free)) return true;
   const auto found = r.sources.find(peer.source());
-  if (found == r.sources.end() || found->second.sessions < r.share_of_source) return true;
-  ServerSession* const unused = find_never_used(found->second);
+  if (found == r.sources.end()) return false;
+  ServerSession* const unused = found->second.never_used.front();
   if (unused != nullptr) release_with_tombstone(r, *unused);
   return unused != nullptr;
 }
@@ -82,9 +69,12 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   if (index == kNone && evict_never_used_session(r)) index = r.servers.acquire(peer.window);
   if (index == kNone) return nullptr;
   SessionSource* source = nullptr;
+  control::SourceShare::Place share;
   try {
+    share = r.share.add(from);
     source = &r.sources.try_emplace(from.source()).first->second;
   } catch (...) {
+    r.share.remove(share);
     r.servers.release(index);
     throw;
   }
@@ -99,17 +89,21 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.name = make_name(index, r.servers.generation(index), kServerGenerations);
   s.peer_session = peer.name;
   s.window = peer.window;
-  s.advertised_window = 1;
+  s.advertised_window = 0;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
   s.peer_address = peer_address;
   s.transport = peer_address->transport;
   s.opened_at = s.last_heard = s.liveness.last_ping_or_close = s.liveness.last_check =
       r.context.clock.now();
-  s.join_token = base::random_seed() | 1;  // from the kernel: cannot be guessed
+  s.token = 0;  // SessionDialogues::accept() sets it
+  s.client_proof = wire::session_proof(peer.token);
   s.source = source;
+  s.share = share;
+  s.is_path_validated = false;
   s.in_never_used_list = true;
   source->never_used.push_back(s);
   ++source->unused;
+  ++r.never_used;
   s.liveness.silent_ticks = 0;
   s.calls_over_below = 0;
   s.timer.index = index;
@@ -121,7 +115,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
 
 void release_server_session(Rpc& r, ServerSession& s) noexcept {
   if (r.current_call.session == &s) r.current_call = {};
-  remove_from_never_used(s);
+  mark_used(r, s);
   release_server_connection(r, s);
   return_receives(r, s);
   r.context.timers.cancel(s.timer);
@@ -131,6 +125,7 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   }
   s.reply_buffers.reset();
   s.name = 0;
+  r.share.remove(s.share);
   release_source(r, *std::exchange(s.source, nullptr));
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
@@ -141,7 +136,12 @@ void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->peer_address->source_filter.matches(wc, grh))
     return on_unknown_session(r, header, wc, grh);
+  if (wire::proof_of(header) != wire::session_proof(s->token)) {
+    ++r.stats.bad_datagrams;
+    return;
+  }
   s->liveness.last_ping_or_close = r.context.now;
+  mark_used(r, *s);
   const bool over = header.kind == RpcKind::close;
   send_session_datagram(r, *s, over ? RpcKind::closed : RpcKind::pong);
   if (!over) return drop_replies_below(*s, header.number);

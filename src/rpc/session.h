@@ -15,6 +15,7 @@
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
+#include "control/source_share.h"
 #include "rpc/peer_address.h"
 #include "spinwire/rpc.h"
 #include "wire/handshake.h"
@@ -165,7 +166,8 @@ struct alignas(64) ClientSession {
   Callback<void(Session, const Error&)> on_closed;
   control::HandshakeId handshake;         ///< opens the session; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
-  std::uint64_t join_token = 0;           ///< the server's, for a connection of this session
+  /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.
+  std::uint64_t token = 0;
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address
   std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed yet
@@ -202,8 +204,8 @@ struct alignas(64) ServerSession {
   std::uint32_t peer_session = 0;       ///< the client's name of the session
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
-  std::uint32_t advertised_window =
-      1;  ///< calls that receives are reserved for; 1: none are reserved
+  /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet.
+  std::uint32_t advertised_window = 0;
   std::uint32_t mtu = 0;
   ServerSlot* slots = nullptr;   ///< right behind this record
   std::uint64_t last_heard = 0;  ///< tick of the last request; see last_heard_from()
@@ -211,13 +213,17 @@ struct alignas(64) ServerSession {
   // Cold.
   base::Timer timer;
   Liveness liveness;
-  std::uint64_t opened_at = 0;   ///< tick
-  std::uint64_t join_token = 0;  ///< a connection of the client must present it
+  std::uint64_t opened_at = 0;     ///< tick
+  std::uint64_t token = 0;         ///< ours; see wire::SessionEnd::token
+  std::uint32_t client_proof = 0;  ///< of the client's token, for path challenges
   base::IntrusiveLinks<ServerSession> never_used;
   SessionSource* source = nullptr;  ///< in Rpc::sources
   Transport transport = Transport::datagram;
   bool in_never_used_list = false;     ///< of its source
+  bool is_path_validated = false;      ///< the client receives datagrams at its address
+  control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
+  std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 
@@ -225,9 +231,9 @@ struct alignas(64) ServerSession {
 struct SessionSource {
   control::Source address{};
   std::uint32_t sessions = 0;
-  std::uint32_t unused = 0;  ///< in `never_used`
-  /// Sessions that no request or ping had used when the list was last looked through, the oldest
-  /// first.
+  std::uint32_t unused = 0;        ///< in `never_used`
+  std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
+  /// The oldest first. A session leaves it with its first request, ping or connection.
   base::IntrusiveList<&ServerSession::never_used> never_used;
 };
 
@@ -253,10 +259,12 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
 }
 
 /// Remembers a session that the server released. The server notifies the client if it is heard
-/// again, until the device reports the client's process dead, or kRememberedFor has passed.
+/// again, until the device reports the client's process dead, or kRememberedFor has passed. Only
+/// sessions whose client has shown that it receives datagrams at its address have one.
 struct SessionTombstone {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;
+  std::uint32_t proof = 0;              ///< of the session's token
   PeerAddress* peer_address = nullptr;  ///< holds a reference
   std::uint64_t released_at = 0;        ///< tick
   std::uint64_t notified_at = 0;        ///< tick

@@ -28,6 +28,8 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   }
   if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
     return tl::unexpected(valid.error());
+  const auto token = base::random_secret();
+  if (!token) return tl::unexpected(token.error());
   std::string name(address->text().view());
   ClientSession* const c = make_client_session(rpc_, window);
   if (c == nullptr) {
@@ -35,8 +37,9 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
                       base::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
                       "close some, or raise rpc.sessions");
   }
-  const auto handshake = port_.open_session(
-      *address, local_session_end(rpc_, c->name, c->window, first_call_number(*c)), *this, c->name);
+  wire::SessionEnd end = local_session_end(rpc_, c->name, c->window, first_call_number(*c));
+  end.token = c->token = *token;
+  const auto handshake = port_.open_session(*address, end, *this, c->name);
   if (!handshake) {
     end_session_in_order(rpc_, *c);
     return tl::unexpected(handshake.error());
@@ -104,11 +107,14 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
                       "connect to an engine that serves");
   }
   return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
+    const auto token = base::random_secret();
+    const auto path_token = base::random_secret();
+    if (!token || !path_token) return tl::unexpected((token ? path_token : token).error());
     if (!admit_source(rpc_, from)) {
       return base::fail(
           Status::limit, "open a session",
           base::format("{} of rpc.sessions = {} are of {}, which is its share",
-                       rpc_.share_of_source, rpc_.context.config.rpc.sessions, from.str()),
+                       rpc_.share.used_by(from), rpc_.context.config.rpc.sessions, from.str()),
           "raise rpc.sessions_per_source or rpc.sessions at the server");
     }
     auto peer = acquire_peer_address(rpc_, client);
@@ -124,20 +130,25 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
-    end.token = s->join_token;
-    const std::uint64_t path_token = datagrams ? base::random_seed() | 1 : 0;
-    return control::AcceptedSession{end, this, s->name, s->last_heard, path_token};
+    end.token = s->token = *token;
+    return control::AcceptedSession{end, this, s->name, s->last_heard, datagrams ? *path_token : 0};
   });
 }
 
 void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t token) {
   const ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
   if (s == nullptr) return;
-  constexpr std::uint16_t kSize = wire::kPathTokenBytes;
   Payload payload;
-  std::memcpy(payload.text, &token, kSize);
-  (void)send(rpc_, s->peer_address->destination,
-             {s->peer_session, 0, 0, wire::RpcKind::path_challenge, 0, kSize, 0}, payload);
+  std::memcpy(payload.text, &token, wire::kPathTokenBytes);
+  (void)send(
+      rpc_, s->peer_address->destination,
+      wire::session_header(s->peer_session, 0, wire::RpcKind::path_challenge, s->client_proof),
+      payload);
+}
+
+void SessionDialogues::on_path_validated(std::uint64_t subject) {
+  ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
+  if (s != nullptr) s->is_path_validated = true;
 }
 
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {
@@ -163,7 +174,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (auto present = engine_.check_device("connect a session"); !present) return present;
   auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
-  const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.join_token});
+  const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.token});
   if (!handshake) return tl::unexpected(handshake.error());
   const auto made = agent::make(rpc_.context,
                                 {.state = ConnectionState::resolving,

@@ -62,6 +62,7 @@ class SessionDialogues final : public control::SessionOwner,
   // control::ServedSessionOwner
   void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) override;
   void on_challenge_due(std::uint64_t subject, std::uint64_t token) override;
+  void on_path_validated(std::uint64_t subject) override;
   // control::ProbeOwner
   void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override;
 

@@ -7,6 +7,7 @@
 
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
+#include "rpc/kept_replies.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
@@ -106,12 +107,14 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) n
 }
 
 void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
+  if (!s.is_path_validated) return release_server_session(r, s);
   auto& entries = r.tombstones.entries;
   if (entries == nullptr) entries.reset(new (std::nothrow) std::array<SessionTombstone, 4096>);
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, s.name);
-  if (tombstone != nullptr && s.transport == Transport::datagram) {
+  if (tombstone != nullptr) {
     PeerAddress* const before = tombstone->peer_address;
-    *tombstone = {s.name, s.peer_session, s.peer_address, r.context.clock.now(), 0};
+    *tombstone = {s.name,         s.peer_session,        wire::session_proof(s.token),
+                  s.peer_address, r.context.clock.now(), 0};
     ++s.peer_address->references;
     if (before != nullptr) release_peer_address(r, before);
   }
@@ -141,7 +144,9 @@ void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   if (tombstone.notified_at != 0 && r.context.now - tombstone.notified_at < r.min_rto) return;
   tombstone.notified_at = r.context.now;
   (void)send(r, tombstone.peer_address->destination,
-             {tombstone.peer_session, tombstone.name, 0, RpcKind::unknown, 0, 0, 0}, {});
+             wire::session_header(tombstone.peer_session, tombstone.name, RpcKind::unknown,
+                                  tombstone.proof),
+             {});
 }
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
@@ -154,6 +159,10 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
     return_receives(r, s);
     if (s.connection != nullptr) release_reply_buffers(*s.connection);
   }
+  // A client that still waits for a reply sends its request again, until its call times out or its
+  // silence lasts for the peer time-out.
+  if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
+    drop_kept_replies(r, s);
   r.context.timers.schedule(s.timer, now + r.timeouts.keepalive);
 }
 

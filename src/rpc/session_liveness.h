@@ -15,7 +15,8 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
 void on_server_probed(Rpc& r, std::uint64_t incarnation, control::ProbeOutcome outcome) noexcept;
 /// Checks a served session whose timer has expired.
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
-/// Releases a served session. Its tombstone stays, so that the client is told if it is heard again.
+/// Releases a served session. If its client's path is validated, a tombstone stays, so that the
+/// client is told if it is heard again.
 void release_with_tombstone(Rpc& r, ServerSession& s) noexcept;
 /// Reviews the next tombstone, in each control step. If it is too old or its client has ended,
 /// drops the client's address, which keeps memory of the client's process mapped.

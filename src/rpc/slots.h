@@ -18,12 +18,15 @@ namespace spinwire::rpc {
   }
   if (block != nullptr) {
     detail::retain(block);
-  } else if (block = copy_to_send_block(r, data, size), block != nullptr) {
+  } else {
+    block = copy_to_send_block(r, data, size);
+    if (block == nullptr) [[unlikely]]
+      return false;
     data = block->payload;
   }
   payload.block = block;
   payload.data = data;
-  return block != nullptr;
+  return true;
 }
 
 inline void release_payload(Payload& payload) noexcept {

@@ -153,7 +153,7 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
     for (const std::uint64_t value :
          {s.polls, s.completions, s.control_steps, s.messages_sent, s.messages_received,
           s.doorbells, s.receives_posted, r.calls, r.replies, r.retransmitted_requests, r.served,
-          r.retransmitted_replies, r.duplicates, r.late_replies, r.bad_datagrams,
+          r.retransmitted_replies, r.dropped_replies, r.duplicates, r.late_replies, r.bad_datagrams,
           r.send_queue_full})
       add(value);
   }

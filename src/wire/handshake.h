@@ -99,8 +99,8 @@ struct SessionEnd {
   /// The first call number, a multiple of kSessionWindowMax. The client chooses it, and the server
   /// repeats it.
   std::uint32_t first = 0;
-  /// Server's end: a connection for the session's calls must present this random token, not 0.
-  /// Client's end: 0.
+  /// Random, not 0. Datagrams about the session carry a proof of it; see session_proof(). The
+  /// server's must also be presented by a connection for the session's calls.
   std::uint64_t token = 0;
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
@@ -189,7 +189,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
 /// Decoders of single bodies, of exactly the size of this version. `raw`: the header's feature.
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
-Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server);
+Result<SessionEnd> decode_session(std::span<const std::byte> body);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
 Result<PathResponse> decode_path_response(std::span<const std::byte> body);
 /// A newer peer may send a status that we do not know, which counts as `refused`.

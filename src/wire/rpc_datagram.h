@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/random.h"
 #include "spinwire/status.h"
 
 namespace spinwire::wire {
@@ -21,7 +22,7 @@ enum class RpcKind : std::uint8_t {
   closed = 6,   ///< answers a close, or from the server: the session is over
   unknown = 7,  ///< from the server: it has forgotten the session `number`
   /// From the server, before it opens a session: the payload is a token that the client returns in
-  /// a path_response frame.
+  /// a path_response frame. Its proof is of the client's token; those above are of the server's.
   path_challenge = 8,
 };
 inline constexpr std::size_t kPathTokenBytes = 8;
@@ -39,21 +40,47 @@ struct RpcName {
   static constexpr std::uint32_t index(std::uint32_t name) noexcept { return name & kIndexMask; }
 };
 
+/// Datagrams about a session itself carry a proof of its token, which their sender got over TCP:
+/// nobody else can end a session, or say which calls are over. 32 bits of a mix, so that half of
+/// the token stays unknown to a network that shows the proof.
+constexpr std::uint32_t session_proof(std::uint64_t token) noexcept {
+  return static_cast<std::uint32_t>(base::Random::mix(token) >> 32);
+}
+
 struct RpcHeader {
   std::uint32_t session;  ///< the receiver's name of the session
   std::uint32_t number;   ///< the call's number; its low bits are its slot
   /// Request: the method. Reply: the time for which the server had the request, in units of 1024
-  /// ns; the two highest values mean "that long or longer" and "unknown".
+  /// ns; the two highest values mean "that long or longer" and "unknown". Others: the lower half of
+  /// the proof.
   std::uint16_t method;
   RpcKind kind;
   std::uint8_t status;   ///< for a reply: a Status
   std::uint16_t length;  ///< bytes of the payload
-  std::uint16_t window;  ///< for a reply: calls that the session may have in flight
+  /// Reply: calls that the session may have in flight. Request: 0. Others: the upper half of the
+  /// proof.
+  std::uint16_t window;
 };
 inline constexpr std::size_t kRpcHeaderBytes = 16;
 static_assert(sizeof(RpcHeader) == kRpcHeaderBytes);
 /// For how long the server had the request of this reply; see RpcHeader::method.
 constexpr std::uint16_t server_time_of(const RpcHeader& reply) noexcept { return reply.method; }
+
+/// The header of a datagram about a session itself.
+constexpr RpcHeader session_header(std::uint32_t session, std::uint32_t number, RpcKind kind,
+                                   std::uint32_t proof) noexcept {
+  return {session,
+          number,
+          static_cast<std::uint16_t>(proof),
+          kind,
+          0,
+          kind == RpcKind::path_challenge ? std::uint16_t{kPathTokenBytes} : std::uint16_t{0},
+          static_cast<std::uint16_t>(proof >> 16)};
+}
+/// The proof in such a header.
+constexpr std::uint32_t proof_of(const RpcHeader& header) noexcept {
+  return header.method | std::uint32_t{header.window} << 16;
+}
 
 /// The header in wire format, in two words, so that registers can hold it.
 struct RpcWords {
@@ -104,7 +131,7 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
   if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
   const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::path_challenge;
   const std::size_t length = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
-  return known && header.length == length && header.status == 0 && header.window == 0;
+  return known && header.length == length && header.status == 0;
 }
 
 }  // namespace spinwire::wire

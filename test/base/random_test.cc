@@ -1,9 +1,17 @@
 #include "base/random.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <bit>
+#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <set>
 
@@ -16,6 +24,40 @@ TEST(Random, SeedsDiffer) {
   std::set<std::uint64_t> seeds;
   for (int i = 0; i < 100; ++i) seeds.insert(spinwire::base::random_seed());
   EXPECT_EQ(seeds.size(), 100u);
+}
+
+/// Makes getrandom() fail for the rest of the process.
+bool forbid_getrandom() {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getrandom, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{4, rules};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(Random, SecretsAreTheKernelsOrAnError) {
+  const auto secret = spinwire::base::random_secret();
+  ASSERT_TRUE(secret) << secret.error().message();
+  EXPECT_NE(*secret, 0u);
+  EXPECT_NE(*secret, *spinwire::base::random_secret());
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!forbid_getrandom()) _exit(2);
+    const auto none = spinwire::base::random_secret();
+    const bool refused = !none && none.error().status == spinwire::Status::system;
+    // What is no secret goes on.
+    const bool goes_on = spinwire::base::random_seed() != spinwire::base::random_seed();
+    _exit(refused && goes_on ? 0 : 1);
+  }
+  int ended = 0;
+  ASSERT_EQ(waitpid(child, &ended, 0), child);
+  ASSERT_TRUE(WIFEXITED(ended));
+  if (WEXITSTATUS(ended) == 2) GTEST_SKIP() << "this system has no filters of system calls";
+  EXPECT_EQ(WEXITSTATUS(ended), 0);
 }
 
 TEST(Random, ASourceOfSeedsReplacesTheKernels) {

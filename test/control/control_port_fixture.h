@@ -107,6 +107,7 @@ struct Owner : control::ConnectionOwner,
     add("challenge", subject);
     challenge = token;
   }
+  void on_path_validated(std::uint64_t subject) override { add("validated", subject); }
   void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override {
     constexpr std::array kWords = {"none",   "alive",       "restarted",
                                    "silent", "no_listener", "unreachable"};

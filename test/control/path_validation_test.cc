@@ -1,5 +1,6 @@
 // Before a session is opened, the client proves that it receives what is sent to its address.
 #include "control/control_port_fixture.h"
+#include "control/resolution_limits.h"
 
 namespace control_port_test {
 namespace {
@@ -26,6 +27,7 @@ TEST_F(PathValidation, TheTokenOpensTheSession) {
   client_.port.respond(id, kToken);
   ASSERT_TRUE(until([&] { return client_owner_.saw("opened 3"); }));
   EXPECT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  EXPECT_TRUE(server_owner_.saw("validated 44"));
   EXPECT_FALSE(server_owner_.saw("unconfirmed 44"));
 }
 
@@ -38,6 +40,7 @@ TEST_F(PathValidation, AnotherTokenDoesNotAndTheTrueOneStillDoes) {
       server_.step();
     }
     EXPECT_TRUE(client_owner_.events.empty());
+    EXPECT_FALSE(server_owner_.saw("validated 44"));
   }
   client_.port.respond(id, kToken);
   ASSERT_TRUE(until([&] { return client_owner_.saw("opened 3"); }));
@@ -92,6 +95,78 @@ TEST_F(PathValidation, ItGivesWayToOthers) {
   server_.pass(100ms);  // each peer has some undisturbed time
   for (int i = 0; i < 3; ++i) silent.push_back(plain_peer());
   EXPECT_TRUE(until([&] { return server_owner_.saw("unconfirmed 44"); }));
+}
+
+/// A port with room for many handshakes, whose clients name addresses that nobody answers for.
+class ManyChallenges : public testing::Test {
+ protected:
+  static constexpr auto kOfSource = control::ResolutionLimits::kChallengesOfSource;
+  static constexpr const char *kHostile = "127.0.0.2:0", *kHonest = "127.0.0.3:0";
+  static constexpr std::uint64_t kToken = 0x1122334455667788;
+
+  ManyChallenges() {
+    listener_ = std::make_shared<ListenerRecord>(owner_);
+    listener_->path_token = kToken;
+    listening_ = server_.port.listen(loopback::any_port(), listener_).value();
+  }
+  ~ManyChallenges() override { server_.port.close(); }
+  void open(const char* from, std::uint32_t count = 1) {
+    const auto address = *control::Address::parse(server_.port.address_of(listening_));
+    const auto frame = wire::encode(wire::OpenSession{session_end(3, kClientIncarnation)});
+    for (std::uint32_t i = 0; i < count; ++i) {
+      peers_.push_back(loopback::plain_client(address, from));
+      say(peers_.back(), frame);
+    }
+    const std::uint32_t all = server_.port.handshakes() + count;
+    ASSERT_TRUE(until([&] { return server_.port.handshakes() == all; }));
+    for (int i = 0; i < 50; ++i) server_.step();
+  }
+  static void say(const UniqueFd& peer, const wire::Frame& frame) {
+    EXPECT_EQ(::send(peer.get(), frame.bytes().data(), frame.bytes().size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(frame.bytes().size()));
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return loopback::eventually([&] {
+      server_.step();
+      return done();
+    });
+  }
+  [[nodiscard]] std::uint32_t challenges() const {
+    return static_cast<std::uint32_t>(
+        std::count(owner_.events.begin(), owner_.events.end(), "challenge 44"));
+  }
+
+  Owner owner_;
+  Port server_{kServerIncarnation, 128};
+  std::shared_ptr<ListenerRecord> listener_;
+  ListenerId listening_;
+  std::vector<UniqueFd> peers_;
+};
+
+TEST_F(ManyChallenges, OfOneSourceAreLimitedAndOthersAreChallenged) {
+  open(kHostile, kOfSource.at_once + 20);
+  EXPECT_EQ(challenges(), kOfSource.at_once);
+  open(kHonest);
+  EXPECT_EQ(challenges(), kOfSource.at_once + 1);
+}
+
+TEST_F(ManyChallenges, AnsweredOnesMakeRoomForOthers) {
+  open(kHostile, kOfSource.at_once + 20);
+  for (const UniqueFd& peer : peers_) say(peer, wire::encode(wire::PathResponse{kToken}));
+  EXPECT_TRUE(until([&] { return challenges() >= kOfSource.at_once + 20; }));
+}
+
+TEST_F(ManyChallenges, ThatNobodyAnswersAreLimitedPerTime) {
+  open(kHostile, kOfSource.at_once);
+  peers_.clear();
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  const std::uint32_t before = challenges();
+  open(kHostile, 10);
+  EXPECT_EQ(challenges(), before);
+  server_.pass(2 * kOfSource.interval);
+  ASSERT_TRUE(until([&] { return challenges() >= before + 2; }));
+  EXPECT_EQ(challenges(), before + 2);
 }
 
 }  // namespace

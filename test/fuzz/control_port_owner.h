@@ -154,6 +154,10 @@ class Owner final : public control::ConnectionOwner,
     expect(r.peer->path_token == token && token != 0, "the session's challenge");
     act(nullptr);
   }
+  void on_path_validated(std::uint64_t subject) override {
+    const Record& r = called(subject, Kind::serve);
+    expect(r.peer->path_token != 0, "the session was challenged");
+  }
   void on_probe_ended(std::uint64_t subject, control::ProbeOutcome) override {
     end(called(subject, Kind::probe));
   }
@@ -209,9 +213,7 @@ class Owner final : public control::ConnectionOwner,
     port_.assign(*id, subject);
   }
   void open(const Address& to) {
-    wire::SessionEnd client = sample_session();
-    client.token = 0;
-    const auto id = port_.open_session(to, client, *this, next_subject_);
+    const auto id = port_.open_session(to, sample_session(), *this, next_subject_);
     if (!id) return expect_refusal(id.error());
     add({Kind::open, *id});
   }

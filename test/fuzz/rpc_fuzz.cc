@@ -13,8 +13,8 @@ void run(std::span<const std::byte> data) {
   expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
   expect(header.kind >= RpcKind::request && header.kind <= RpcKind::path_challenge,
          "a kind is known");
-  expect(header.kind == RpcKind::reply || (header.status == 0 && header.window == 0),
-         "only replies have a status and a window");
+  expect(header.kind == RpcKind::reply || header.status == 0, "only replies have a status");
+  expect(header.kind != RpcKind::request || header.window == 0, "requests have no window");
   const std::size_t challenge = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
   expect(header.kind <= RpcKind::reply || header.length == challenge, "a payload has its kind's");
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);

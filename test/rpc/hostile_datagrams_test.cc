@@ -244,6 +244,71 @@ TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   expect_unharmed();
 }
 
+/// A host that makes a network show another source than its own still lacks the token of the
+/// session.
+class RpcForgedSource : public RpcHostile {
+ protected:
+  /// Sends a datagram without a payload to the server, as if from the client.
+  void send_as_client(const RpcHeader& header) {
+    static const std::byte nothing[kSlotPayloadBytes]{};
+    spinwire::rpc::DatagramPort& port = *client_.core->calls->port;
+    port.send(ours().peer_address->destination, spinwire::wire::pack(header), 0, nothing);
+    port.flush();
+  }
+};
+
+TEST_F(RpcForgedSource, EndsNoSessionAtTheServer) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const std::uint32_t name = victim().name;
+  const std::uint32_t proof = spinwire::wire::session_proof(victim().token);
+  const std::uint32_t far = victim().slots[0].number + (1u << 20);
+  for (const std::uint32_t wrong : {0u, proof ^ 1, proof ^ 0x80000000})
+    send_as_client(spinwire::wire::session_header(name, 0, RpcKind::close, wrong));
+  // A ping would say that later calls are over.
+  send_as_client(spinwire::wire::session_header(name, far, RpcKind::ping, proof ^ 2));
+  ASSERT_TRUE(run([&] { return bad(server_) == 4; }));
+  EXPECT_EQ(spinwire::rpc::stats(*server_.core->calls).served_sessions, 2u);
+  expect_unharmed();
+}
+
+TEST_F(RpcForgedSource, EndsNoSessionAtTheClient) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const std::uint32_t proof = spinwire::wire::session_proof(victim().token);
+  for (const RpcKind kind : {RpcKind::closed, RpcKind::unknown, RpcKind::pong})
+    send_from_server(spinwire::wire::session_header(ours().name, victim().name, kind, proof ^ 1));
+  ASSERT_TRUE(run([&] { return bad(client_) == 3; }));
+  EXPECT_TRUE(session_.ready());
+  expect_unharmed();
+}
+
+TEST_F(RpcForgedSource, GetsNoAnswerToAChallengeOfItsOwn) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const Session opening = client_.core->open_session(listener_.address(), {}).value();
+  const std::uint32_t name = spinwire::detail::Internals::name(opening);
+  const ClientSession& c = *spinwire::rpc::find_client(*client_.core->calls, name);
+  const auto challenge = [&](std::uint32_t proof) {
+    const RpcHeader header =
+        spinwire::wire::session_header(name, 0, RpcKind::path_challenge, proof);
+    const std::byte token[kSlotPayloadBytes]{std::byte{7}};
+    spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
+    port.send(victim().peer_address->destination, spinwire::wire::pack(header), header.length,
+              token);
+    port.flush();
+  };
+  challenge(spinwire::wire::session_proof(c.token) ^ 1);
+  ASSERT_TRUE(run([&] { return bad(client_) == 1; }));
+  ASSERT_TRUE(run([&] { return opening.ready(); }));
+  expect_unharmed();
+}
+
+TEST_F(RpcHostile, TheQKeyDoesNotFollowFromWhatPeersKnow) {
+  std::uint64_t now = 1'000'000'000;
+  const Bare engine(config(), &now);
+  ASSERT_TRUE(engine.core->open_calls());
+  spinwire::base::Random guess(engine.core->context.incarnation ^ now);
+  EXPECT_NE(engine.core->calls->local.qkey, static_cast<std::uint32_t>(guess.next()) & 0x7fffffffu);
+}
+
 TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();

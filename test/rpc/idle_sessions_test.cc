@@ -72,8 +72,12 @@ struct Idle {
     static const std::byte nothing[kSlotPayloadBytes]{};
     auto& port = *client.core->calls->port;
     const ClientSession& c = ours();
-    port.send(c.peer_address->destination,
-              spinwire::wire::pack({c.peer_session, number, method, kind, 0, 0, 0}), 0, nothing);
+    const bool proves = kind != RpcKind::request;
+    const spinwire::wire::RpcHeader header =
+        proves ? spinwire::wire::session_header(c.peer_session, number, kind,
+                                                spinwire::wire::session_proof(c.token))
+               : spinwire::wire::RpcHeader{c.peer_session, number, method, kind, 0, 0, 0};
+    port.send(c.peer_address->destination, spinwire::wire::pack(header), 0, nothing);
     port.flush();
     for (int i = 0; i < 200; ++i) poll();
   }

@@ -48,6 +48,7 @@ class RawDatagrams {
     end.window = 8;
     end.mtu = 1024;
     end.incarnation = core_.context.incarnation;
+    end.token = kToken;
     return end;
   }
   /// The token of a challenge for session `name`; 0 if none has arrived. Drops all other datagrams.
@@ -62,7 +63,8 @@ class RawDatagrams {
       std::uint64_t token = 0;
       if (wc.status == IBV_WC_SUCCESS &&
           spinwire::wire::decode(datagram, wc.byte_len - 40, header) &&
-          header.kind == spinwire::wire::RpcKind::path_challenge && header.session == name)
+          header.kind == spinwire::wire::RpcKind::path_challenge && header.session == name &&
+          spinwire::wire::proof_of(header) == spinwire::wire::session_proof(kToken))
         std::memcpy(&token, datagram + spinwire::wire::kRpcHeaderBytes, sizeof token);
       post(at);
       if (token != 0) return token;
@@ -72,6 +74,7 @@ class RawDatagrams {
 
  private:
   static constexpr std::uint32_t kReceives = 64, kBytes = 2048, kQkey = 0x1234;
+  static constexpr std::uint64_t kToken = 0x1122334455667788;
 
   void post(std::uint32_t at) {
     ibv_sge place{reinterpret_cast<std::uint64_t>(bytes_.data() + at * kBytes), kBytes, mr_->lkey};

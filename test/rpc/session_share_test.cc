@@ -1,5 +1,6 @@
 // One client host must not take all sessions of a server.
 #include "rpc/bare_engine.h"
+#include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 
@@ -42,7 +43,8 @@ class RpcSessionShare : public testing::Test {
   /// Also marks the session as used.
   rpc::ServerSession* accept_and_use(const char* from) {
     rpc::ServerSession* const s = accept(from);
-    if (s != nullptr) s->last_heard = ++now_;
+    ++now_;
+    if (s != nullptr) rpc::mark_used(calls(), *s);
     return s;
   }
 
@@ -60,6 +62,15 @@ TEST_F(RpcSessionShare, AHostThatUsesItsShareGetsNoMoreAndOthersDo) {
   EXPECT_NE(error_.message().find("6 of rpc.sessions = 8"), std::string::npos) << error_.message();
   EXPECT_NE(accept("10.0.0.2:5"), nullptr);
   EXPECT_NE(accept("[2001:db8::1]:5"), nullptr);
+}
+
+TEST_F(RpcSessionShare, TwoHostsThatTakeWhatTheyCanLeaveRoomForOthers) {
+  for (int i = 0; i < 8; ++i) {
+    (void)accept_and_use("10.0.0.1:5");
+    (void)accept_and_use("10.0.0.2:5");
+  }
+  EXPECT_EQ(rpc::stats(calls()).served_sessions, 7u);
+  EXPECT_NE(accept_and_use("10.0.0.3:5"), nullptr);
 }
 
 TEST_F(RpcSessionShare, ASessionThatEndsGivesItsPlaceBack) {
@@ -99,6 +110,39 @@ TEST_F(RpcSessionShare, TheShareIsASetting) {
   EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
   EXPECT_NE(error_.message().find("2 of rpc.sessions = 8"), std::string::npos) << error_.message();
+}
+
+// So a flood of requests does not look through all sessions for one that nobody has used.
+TEST_F(RpcSessionShare, TheListOfUnusedSessionsHasNoOther) {
+  rpc::ServerSession* const first = accept("10.0.0.1:5");
+  rpc::ServerSession* const second = accept("10.0.0.1:5");
+  rpc::SessionSource& source = *first->source;
+  EXPECT_EQ(source.unused, 2u);
+  rpc::reserve_window_receives(calls(), *first);  // its first request
+  EXPECT_EQ(source.never_used.front(), second);
+  EXPECT_EQ(calls().never_used, 1u);
+  rpc::release_server_session(calls(), *second);
+  EXPECT_EQ(source.never_used.front(), nullptr);
+  EXPECT_EQ(calls().never_used, 0u);
+  server_->expect_clean();
+}
+
+TEST(RpcPeerAddresses, AreFoundByAHashThatPeersCannotForesee) {
+  const rpc::PeerKeyHash hash, of_another_engine;
+  const rpc::PeerKey key{{1, 2}, 3, 4, 5, 6};
+  EXPECT_EQ(hash(key), hash(rpc::PeerKey(key)));
+  EXPECT_NE(hash(key), of_another_engine(key));
+  for (int field = 0; field < 6; ++field) {
+    rpc::PeerKey other = key;
+    if (field == 0) other.gid[0] = 9;
+    if (field == 1) other.gid[15] = 9;
+    if (field == 2) other.lid = 9;
+    if (field == 3) other.qp_num = 9;
+    if (field == 4) other.qkey = 9;
+    if (field == 5) other.incarnation = 9;
+    EXPECT_NE(hash(key), hash(other)) << field;
+    EXPECT_FALSE(key == other);
+  }
 }
 
 class RpcUnusedSessions : public RpcSessionShare {

@@ -139,6 +139,25 @@ TEST_F(RpcTombstones, AClientWhoseProcessHasEndedIsNotRemembered) {
   EXPECT_EQ(ended_[1], Status::ok);
 }
 
+// Else a flood of requests for sessions would fill the memory of those that were forgotten.
+TEST_F(RpcTombstones, AClientThatHasNotShownItsAddressLeavesNone) {
+  rpc::Rpc& calls = *server_->core->calls;
+  const std::size_t before = calls.peer_addresses.size();
+  auto end = rpc::local_session_end(*client_->core->calls, 7, 8, 0);
+  end.incarnation ^= 1;  // another peer
+  const auto from = spinwire::control::Address::parse("10.0.0.1:5");
+  const auto made = calls.dialogues.accept(*from, end);
+  ASSERT_TRUE(made) << made.error().message();
+  EXPECT_EQ(calls.peer_addresses.size(), before + 1);
+  calls.dialogues.on_unconfirmed(made->subject, made->opened_at);
+  EXPECT_EQ(calls.peer_addresses.size(), before);
+  const auto again = calls.dialogues.accept(*from, end);
+  ASSERT_TRUE(again) << again.error().message();
+  calls.dialogues.on_path_validated(again->subject);
+  calls.dialogues.on_unconfirmed(again->subject, again->opened_at);
+  EXPECT_EQ(calls.peer_addresses.size(), before + 1);
+}
+
 TEST_F(RpcTombstones, AreRememberedForTenMinutes) {
   const auto& addresses = server_->core->calls->peer_addresses;
   stop_client(15'000 * kMillisecond);
@@ -206,8 +225,10 @@ TEST_F(RpcTombstones, AnswersAreAsRareAsRepeatedRequests) {
 TEST_F(RpcTombstones, OnlyTheServerOfASessionHasForgottenIt) {
   const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // A message about an earlier session of that name.
-  say(s.peer_address->destination, {spinwire::detail::Internals::name(session_), s.name ^ 0x100000,
-                                    0, RpcKind::unknown, 0, 0, 0});
+  const std::uint32_t name = spinwire::detail::Internals::name(session_);
+  const std::uint32_t proof = wire::session_proof(s.token);
+  say(s.peer_address->destination,
+      wire::session_header(name, s.name ^ 0x100000, RpcKind::unknown, proof));
   // The same message from another peer that knows all its fields.
   Bare other(rpc_config(), &now_);
   Session theirs = other.core->open_session(listener_.address(), {}).value();
@@ -219,10 +240,9 @@ TEST_F(RpcTombstones, OnlyTheServerOfASessionHasForgottenIt) {
                                          rpc::local_session_end(*client_->core->calls, 1, 8, 0));
   ASSERT_TRUE(route);
   static const std::byte nothing[kSlotPayloadBytes]{};
-  other.core->calls->port->send((*route)->destination,
-                                wire::pack({spinwire::detail::Internals::name(session_), s.name, 0,
-                                            RpcKind::unknown, 0, 0, 0}),
-                                0, nothing);
+  other.core->calls->port->send(
+      (*route)->destination,
+      wire::pack(wire::session_header(name, s.name, RpcKind::unknown, proof)), 0, nothing);
   other.core->calls->port->flush();
   ASSERT_TRUE(until([&] { return rpc::stats(*client_->core->calls).bad_datagrams == 1; }));
   begin();

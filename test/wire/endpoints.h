@@ -50,6 +50,7 @@ inline spinwire::wire::SessionEnd valid_session_end() {
   e.mtu = 4048;
   e.incarnation = 0x1122334455667788u;
   e.first = 0xffffffc0;
+  e.token = 0x99aabbccddeeff01u;
   return e;
 }
 

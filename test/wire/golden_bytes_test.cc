@@ -151,6 +151,11 @@ TEST(GoldenBytes, HeadersOfCalls) {
     kinds += hex_of(pack(RpcHeader{0, 0, 0, kind, 0, 0, 0})).substr(20, 2);
   }
   EXPECT_EQ(kinds, "0102030405060708");
+  EXPECT_EQ(hex_of(pack(session_header(0x13121110, 0x17161514, RpcKind::close, 0x1f1e1918))),
+            "10111213141516171819050000001e1f");
+  EXPECT_EQ(hex_of(pack(session_header(1, 0, RpcKind::path_challenge, 0))),
+            "01000000000000000000080008000000");
+  EXPECT_EQ(session_proof(0x8899aabbccddeeff), 0x909fc137u);
 }
 
 TEST(GoldenBytes, LeaseMessages) {

@@ -77,11 +77,22 @@ TEST(RpcHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_TRUE(taken({1, 2, 0xffff, RpcKind::reply, 0, 0, 8}, 0)) << "for how long it was there";
   for (const RpcKind kind : {RpcKind::ping, RpcKind::pong, RpcKind::close, RpcKind::closed}) {
     EXPECT_TRUE(taken({1, 0, 0, kind, 0, 0, 0}, 0));
+    EXPECT_TRUE(taken(session_header(1, 2, kind, 0x12345678), 0));
     EXPECT_FALSE(taken({1, 0, 0, kind, 0, 1, 0}, 1)) << "a payload";
-    EXPECT_FALSE(taken({1, 0, 0, kind, 0, 0, 1}, 0)) << "a window";
+    EXPECT_FALSE(taken({1, 0, 0, kind, 1, 0, 0}, 0)) << "a status";
   }
   EXPECT_FALSE(taken({1, 2, 3, RpcKind{0}, 0, 0, 0}, 0));
   EXPECT_FALSE(taken({1, 2, 3, RpcKind{8}, 0, 0, 0}, 0));
+}
+
+TEST(RpcHeader, AProofComesBackAndLeavesTheTokenUnknown) {
+  for (const std::uint32_t proof : {0u, 1u, 0xffffu, 0x10000u, 0xffffffffu})
+    EXPECT_EQ(proof_of(unpack(pack(session_header(1, 2, RpcKind::close, proof)))), proof);
+  const std::uint64_t token = 0x8899aabbccddeeff;
+  EXPECT_NE(session_proof(token), session_proof(token ^ 2));
+  EXPECT_NE(session_proof(token), session_proof(token ^ std::uint64_t{1} << 63));
+  EXPECT_NE(session_proof(token), static_cast<std::uint32_t>(token));
+  EXPECT_NE(session_proof(token), static_cast<std::uint32_t>(token >> 32));
 }
 
 TEST(RpcHeader, ATruncatedOneIsRefused) {
@@ -98,10 +109,12 @@ TEST(SessionFrames, ComeBackAsSent) {
   const SessionEnd e = valid_session_end();
   const auto open = decode_frame(encode(OpenSession{e}));
   ASSERT_TRUE(open) << open.error().message();
-  EXPECT_FALSE(decode_frame(encode(SessionOpened{e}))) << "a server gives a token";
+  EXPECT_EQ(std::get<OpenSession>(open->body).end.token, e.token);
   SessionEnd theirs = e;
+  theirs.token = 0;
+  EXPECT_FALSE(decode_frame(encode(SessionOpened{theirs}))) << "a server gives a token";
+  EXPECT_FALSE(decode_frame(encode(OpenSession{theirs}))) << "and a client";
   theirs.token = 0x8899aabbccddeeff;
-  EXPECT_FALSE(decode_frame(encode(OpenSession{theirs}))) << "a client gives none";
   const auto opened = decode_frame(encode(SessionOpened{theirs}));
   ASSERT_TRUE(opened) << opened.error().message();
   EXPECT_EQ(std::get<SessionOpened>(opened->body).end.token, theirs.token);

@@ -45,13 +45,14 @@ RunningCall find_running(Rpc& r, std::uint32_t session, std::uint32_t number) no
 
 /// Sends the reply: a WRITE to the client's memory, or a message.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
-  Block* const block = detail::block_of(v.reply);
+  const BufferSlice reply = v.reply;  // the slot may lose it; see kept_replies.h
+  Block* const block = detail::block_of(reply);
   if (!v.writes_reply) {
-    return agent::submit_message<false>(r.context, a, block, v.reply.data(), v.reply.size(), {},
-                                        false, true);
+    return agent::submit_message<false>(r.context, a, block, reply.data(), reply.size(), {}, false,
+                                        true);
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
-      r.context, a, {block, v.reply.data(), v.reply.size(), &v.named, v.number, {}, true});
+      r.context, a, {block, reply.data(), reply.size(), &v.named, v.number, {}, true});
 }
 
 /// Builds the reply as a message: header and payload in one block. The block may be the call's
@@ -78,8 +79,10 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
 
 /// Builds the library's own refusal.
 Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
-  const std::string_view text =
-      v.refusal == Status::unsupported ? "no such method" : "the handler has not answered";
+  const std::string_view text = v.refusal == Status::unsupported ? "no such method"
+                                : v.refusal == Status::limit
+                                    ? "the server ran the call and dropped the reply"
+                                    : "the handler has not answered";
   const Status status = build_reply_message(
       r, v, v.refusal, reinterpret_cast<const std::byte*>(text.data()), text.size(), nullptr);
   if (status == Status::ok) v.state = State::answering;
@@ -94,13 +97,14 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
     if (step != Step::waiting) v.cancel_to_confirm = false;
     return step != Step::waiting;
   }
-  if (v.state == State::refusing) step = step_of(build_refusal(r, v));
+  const bool refuses = v.state == State::refusing;
+  if (refuses) step = step_of(build_refusal(r, v));
   if (v.state == State::answering) {
     step = step_of(send_reply(r, a, v));
-    if (step != Step::waiting) {
-      v.state = State::over;
-      v.reply = {};
-    }
+    if (step != Step::waiting) v.state = State::over;
+    // A refusal that waits for the peer's credit holds no memory: it is built again.
+    if (step == Step::waiting && refuses) v.state = State::refusing;
+    if (v.state != State::answering) v.reply = {};
   }
   return step != Step::waiting;
 }
@@ -242,7 +246,7 @@ void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept 
 
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
-  const bool fits = s != nullptr && s->join_token == join.token &&
+  const bool fits = s != nullptr && s->token == join.token &&
                     s->peer_address->incarnation == join.endpoint.incarnation;
   if (!fits) ++r.stats.bad_long_calls;
   return fits ? s : nullptr;
@@ -255,6 +259,7 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   b->session = s.name;
   b->is_server = true;
   release_server_connection(r, s);
+  mark_used(r, s);
   ConnectionHandlers handlers;
   handlers.on_message = session_handler<on_server_message>(r, s.name);
   handlers.on_offer = session_handler<on_server_offer>(r, s.name);

@@ -11,9 +11,6 @@ namespace spinwire::rpc {
 
 namespace {
 
-base::Random random_of(const agent::EngineContext& ctx) noexcept {
-  return base::Random(ctx.incarnation ^ ctx.clock.now());
-}
 std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
   return static_cast<std::uint32_t>(random.next()) & ((1u << bits) - 1);
 }
@@ -35,7 +32,7 @@ Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& c
                                                          const DatagramPortOptions& options) {
   std::unique_ptr<DatagramPort> port(new DatagramPort(ctx, options));
   verbs::Device& device = *ctx.device;
-  base::Random random = random_of(ctx);
+  base::Random random(base::random_seed());
   verbs::DatagramOptions asked;
   asked.send_depth = options.send_depth;
   asked.receive_depth = options.receive_depth;

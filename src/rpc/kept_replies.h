@@ -1,0 +1,31 @@
+// Replies that a server keeps: a datagram's reply until the client certainly has it, and the reply
+// of a long call until the connection takes it. Their memory can be taken back. Cold.
+#pragma once
+
+#include <cstdint>
+
+#include "memory/arena.h"
+
+namespace spinwire::rpc {
+
+struct Rpc;
+struct ServerSession;
+
+/// Takes the memory of kept replies back when the send pool is exhausted: a client may keep its
+/// slots unused, and not say which replies it has. The source with the most kept replies loses
+/// those of the sessions that it has not used for longest.
+class ReplyReclaimer final : public memory::Reclaimer {
+ public:
+  explicit ReplyReclaimer(Rpc& rpc) noexcept : rpc_(rpc) {}
+  bool reclaim() noexcept override;
+
+ private:
+  Rpc& rpc_;
+  std::uint64_t next_attempt_ = 0;  ///< tick; later than now after an attempt that found nothing
+};
+
+/// Drops all replies that a session keeps. Each becomes a short error in its slot: a request that
+/// is sent again gets the error, and its handler does not run again.
+void drop_kept_replies(Rpc& r, ServerSession& s) noexcept;
+
+}  // namespace spinwire::rpc
