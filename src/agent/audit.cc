@@ -196,8 +196,13 @@ class AgentAuditor : public base::Auditor {
            "the peer was told of {} credits, {} are granted", a.credit.advertised,
            a.credit.granted);
     expect(!a.credit.by_messages.ask_due || a.credit.in_end_of_poll_list || a.stage != Stage::up ||
-               a.goodbye_sent,
+               a.goodbye_sent || a.credit.by_messages.ask_outstanding ||
+               a.control_queue.waits_for_credit,
            "no poll will ask the peer for credit");
+    expect(a.control_queue.messages.empty() || a.stage != Stage::up ||
+               a.credit.in_end_of_poll_list || a.control_queue.waits_for_credit ||
+               a.control_queue.outstanding != 0,
+           "no poll will post its control messages");
     expect(peer_credits(a) <= a.credit.reserved,
            "the peer has {} credits, {} receives are kept for it", peer_credits(a),
            a.credit.reserved);

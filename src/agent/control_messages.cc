@@ -1,6 +1,7 @@
 #include "agent/control_messages.h"
 
 #include <string>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/submit.h"
@@ -58,6 +59,36 @@ bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) n
   return true;
 }
 
+/// The connection with the most waiting messages.
+Agent& find_longest_queue(EngineContext& ctx, Agent& first) noexcept {
+  Agent* found = &first;
+  for (Agent& a : ctx.agents) {
+    if (a.control_queue.waiting > found->control_queue.waiting) found = &a;
+  }
+  return *found;
+}
+
+/// Ends the connection whose peer does not let its messages go.
+void fail_stuck(EngineContext& ctx, Agent& a) noexcept {
+  fail_protocol(ctx, a,
+                {Status::protocol, "answer the peer",
+                 base::format("{} answers wait for credit, and the peer grants none",
+                              a.control_queue.waiting),
+                 base::kProtocolRemedy});
+}
+
+/// A record for the agent's message. If all are in use, the connection with the most of them ends.
+/// kNone: that is the agent's.
+std::uint32_t acquire_record(EngineContext& ctx, Agent& a) noexcept {
+  const std::uint32_t index = ctx.control_messages.acquire();
+  if (index != kNone) return index;
+  Agent& longest = find_longest_queue(ctx, a);
+  if (&longest == &a) return kNone;
+  fail_stuck(ctx, longest);
+  drop_control_messages(ctx, longest);
+  return ctx.control_messages.acquire();
+}
+
 }  // namespace
 
 bool can_queue_control(const Agent& a) noexcept {
@@ -70,14 +101,8 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   const std::uint32_t limit = kControlMessagesPerAgent + 4 * ctx.config.connections.credits +
                               a.rendezvous.send_count +
                               2 * (a.leases.granted_count + a.leases.held_count);
-  const std::uint32_t index = queue.waiting < limit ? ctx.control_messages.acquire() : kNone;
-  if (index == kNone) {
-    return fail_protocol(
-        ctx, a,
-        {Status::protocol, "answer the peer",
-         base::format("{} answers wait for credit, and the peer grants none", queue.waiting),
-         base::kProtocolRemedy});
-  }
+  const std::uint32_t index = queue.waiting < limit ? acquire_record(ctx, a) : kNone;
+  if (index == kNone) return fail_stuck(ctx, a);
   ++queue.waiting;
   ControlMessage& message = ctx.control_messages.at(index);
   message = what;
@@ -97,6 +122,7 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
     }
     ctx.control_messages.release(queue.messages.pop_front().index);
     --queue.waiting;
+    queue.is_stuck = false;
   }
   block_application(ctx, a, false);
   return true;
@@ -110,6 +136,13 @@ void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
   --a.control_queue.outstanding;
   if (!a.control_queue.messages.empty()) visit_at_end_of_poll(ctx, a);
+}
+
+bool are_control_messages_stuck(Agent& a, std::uint64_t elapsed, std::uint64_t most) noexcept {
+  ControlQueue& queue = a.control_queue;
+  const bool was_stuck = std::exchange(queue.is_stuck, !queue.messages.empty());
+  queue.stuck_ticks = was_stuck && queue.is_stuck ? queue.stuck_ticks + elapsed : 0;
+  return queue.stuck_ticks > most;
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {

@@ -1,6 +1,10 @@
 // Control messages of the protocol: answers to rendezvous offers, and all messages about leases.
 // They use credit like the application's messages. While they wait for credit, the application's
 // operations wait behind them.
+//
+// A peer that grants no credit makes them wait, and all connections share their records. So a peer
+// has connections.peer_timeout to let one go (check_liveness()). When the records are used up, the
+// connection with the most waiting messages ends, not the one that needs a record.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +55,12 @@ ControlMessage make_control_message(wire::MessageKind kind,
 /// The control messages of one connection, in the order in which they go out.
 struct ControlQueue {
   base::IntrusiveQueue<&ControlMessage::next> messages;
-  std::uint32_t waiting = 0;     ///< messages in the queue
-  std::uint8_t outstanding = 0;  ///< messages with the device
+  std::uint32_t waiting = 0;      ///< messages in the queue
+  std::uint8_t outstanding = 0;   ///< messages with the device
+  bool waits_for_credit = false;  ///< the agent is in EngineContext::credit_waiters
+  Agent* next_waiter = nullptr;   ///< there
+  bool is_stuck = false;          ///< none has gone out since the last check of the peer
+  std::uint64_t stuck_ticks = 0;  ///< between the checks that found it so
 };
 
 using ControlMessagePool = base::IndexPool<ControlMessage>;
@@ -67,13 +75,16 @@ void send_control_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
 }
 /// Whether the application may queue one more message.
 bool can_queue_control(const Agent& a) noexcept;
-/// Posts messages while there is credit. False: credit or a record is missing; the next poll tries
-/// again.
+/// Posts messages while there is credit. False: credit or a record is missing.
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept;
 /// Posts the messages that a call outside of poll() has queued, and rings the doorbell.
 void flush_control_messages(EngineContext& ctx, Agent& a) noexcept;
 /// The device has finished a message.
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept;
+/// Counts the time for which messages wait and none goes out; `elapsed` since the last check of the
+/// peer. Returns whether the peer has let them wait for `most` ticks.
+[[nodiscard]] bool are_control_messages_stuck(Agent& a, std::uint64_t elapsed,
+                                              std::uint64_t most) noexcept;
 /// Empties the queue.
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept;
 

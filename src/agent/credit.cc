@@ -1,6 +1,7 @@
 #include "agent/credit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/own_receives.h"
@@ -29,18 +30,21 @@ bool peer_may_need_credit(const Agent& a) noexcept {
           (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()));
 }
 
-/// Advertises credit. Returns false if the agent stays listed for the next poll.
-bool visit(EngineContext& ctx, Agent& a) noexcept {
-  const bool posted = a.control_queue.messages.empty() || post_control_messages(ctx, a);
-  const bool has_news = a.credit.advertised != a.credit.granted || a.credit.write_again;
-  if (a.credit.by_messages.any()) [[unlikely]]
-    return advertise_by_messages(ctx, a, has_news && peer_may_need_credit(a), posted);
-  if (has_news && peer_may_need_credit(a) &&
-      (a.credit.write_pending || !submit_internal(ctx, a, OperationKind::credit_write)))
-    return false;
-  if (!posted) return false;
-  a.credit.in_end_of_poll_list = a.credit.peer_needs_credit = a.credit.write_again = false;
-  return true;
+/// Advertises credit and posts control messages. What lacks credit or a record waits; the end of an
+/// outstanding write lists the agent again.
+void visit(EngineContext& ctx, Agent& a) noexcept {
+  if (!a.control_queue.messages.empty() && !post_control_messages(ctx, a)) wait_for_credit(ctx, a);
+  const bool has_news =
+      (a.credit.advertised != a.credit.granted || a.credit.write_again) && peer_may_need_credit(a);
+  bool done = true;
+  if (a.credit.by_messages.any()) [[unlikely]] {
+    done = advertise_by_messages(ctx, a, has_news);
+  } else if (has_news) {
+    done = !a.credit.write_pending && submit_internal(ctx, a, OperationKind::credit_write);
+    if (!done && !a.credit.write_pending) wait_for_credit(ctx, a);
+  }
+  a.credit.in_end_of_poll_list = false;
+  if (done) a.credit.peer_needs_credit = a.credit.write_again = false;
 }
 
 /// A peer grants no more at once; see wire::check(const Endpoint&).
@@ -139,13 +143,25 @@ void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept {
   ctx.end_of_poll_list.add(a);
 }
 
+Agent*& next_credit_waiter(Agent& a) noexcept { return a.control_queue.next_waiter; }
+
+void wait_for_credit(EngineContext& ctx, Agent& a) noexcept {
+  if (!std::exchange(a.control_queue.waits_for_credit, true)) ctx.credit_waiters.push_back(a);
+}
+
+void stop_waiting_for_credit(EngineContext& ctx, Agent& a) noexcept {
+  if (std::exchange(a.control_queue.waits_for_credit, false)) ctx.credit_waiters.erase(a);
+}
+
 void visit_listed_agents(EngineContext& ctx) noexcept {
-  std::uint32_t kept = 0;
-  for (std::uint32_t i = 0; i < ctx.end_of_poll_list.count(); ++i) {
-    Agent& a = ctx.end_of_poll_list[i];
-    if (!visit(ctx, a)) ctx.end_of_poll_list.keep(kept++, a);
+  for (std::uint32_t i = 0; i < ctx.end_of_poll_list.count(); ++i)
+    visit(ctx, ctx.end_of_poll_list[i]);
+  ctx.end_of_poll_list.cut(0);
+  for (std::uint32_t i = 0; i < kCreditWaitersPerPoll && !ctx.credit_waiters.empty(); ++i) {
+    Agent& a = ctx.credit_waiters.pop_front();
+    a.control_queue.waits_for_credit = false;
+    visit_at_end_of_poll(ctx, a);
   }
-  ctx.end_of_poll_list.cut(kept);
 }
 
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {

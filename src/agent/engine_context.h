@@ -180,6 +180,7 @@ struct Liveness {
 enum class LossProbe : std::uint8_t { none, under_way, over };
 
 Agent*& next_in_setup_queue(Agent& a) noexcept;
+Agent*& next_credit_waiter(Agent& a) noexcept;
 
 /// Bringing a connection up and taking it down. Cold.
 struct Setup {
@@ -366,6 +367,9 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   base::IntrusiveQueue<next_in_setup_queue> setup_queue;  ///< agents with a set-up step to do
   std::unique_ptr<RendezvousPool> rendezvous;
   ControlMessagePool control_messages;
+  /// Agents that lack credit for a control message, or a record for an operation of their own. A
+  /// poll looks at a few.
+  base::IntrusiveQueue<next_credit_waiter> credit_waiters;
   std::unique_ptr<LeasePool> leases;
   std::unique_ptr<OwnQueues>
       own_queues;                  ///< of connections with own receives; null if there are none

@@ -319,6 +319,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.flush_queue.remove(a);
   ctx.end_of_poll_list.remove(a);
   ctx.receive_waiters.remove(a);
+  stop_waiting_for_credit(ctx, a);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (can_reconnect(a)) return back_off(ctx, a);
   ++ctx.stats.closed;

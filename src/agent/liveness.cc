@@ -45,18 +45,30 @@ bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   return a.liveness.last_heard >= check;
 }
 
-/// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll does
-/// not count, so one check adds at most two intervals.
-bool is_peer_silent(EngineContext& ctx, Agent& a) noexcept {
-  const std::uint64_t now = ctx.clock.now();
-  const std::uint64_t most = 2 * ctx.clock.ticks(check_interval(ctx, a));
-  if (hears_peer(ctx, a, now)) {
-    a.liveness.silent_ticks = 0;
-  } else {
-    a.liveness.silent_ticks += std::min(now - std::min(a.liveness.last_check, now), most);
-  }
-  a.liveness.last_check = now;
+/// The time since the last check. Time in which this engine did not poll does not count, so one
+/// check adds at most two intervals.
+std::uint64_t elapsed_since_check(const EngineContext& ctx, const Agent& a,
+                                  std::uint64_t now) noexcept {
+  return std::min(now - std::min(a.liveness.last_check, now),
+                  2 * ctx.clock.ticks(check_interval(ctx, a)));
+}
+
+/// Whether the peer has been silent for peer_timeout.
+bool is_peer_silent(EngineContext& ctx, Agent& a, std::uint64_t now,
+                    std::uint64_t elapsed) noexcept {
+  a.liveness.silent_ticks = hears_peer(ctx, a, now) ? 0 : a.liveness.silent_ticks + elapsed;
   return a.liveness.silent_ticks > ctx.clock.ticks(ctx.config.connections.peer_timeout);
+}
+
+/// Ends the connection if its peer polls, but blocks it. Returns whether it has ended.
+bool ends_for_blocking(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+  const Nanoseconds timeout = ctx.config.connections.peer_timeout;
+  if (!are_control_messages_stuck(a, elapsed, ctx.clock.ticks(timeout))) return false;
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+  peer_lost(ctx, a, base::format("answer {}", a.peer.name.data()),
+            base::format("the peer polls, but has granted no credit for the answers for {} ms", ms),
+            "the peer's application keeps all its messages, or the peer is hostile");
+  return true;
 }
 
 void report_silent_peer(EngineContext& ctx, Agent& a) noexcept {
@@ -109,9 +121,12 @@ void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept {
 void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return;
   start_liveness_checks(ctx, a);
-  if (is_peer_silent(ctx, a)) return report_silent_peer(ctx, a);
-  if (a.raw != nullptr) return;
   const std::uint64_t now = ctx.clock.now();
+  const std::uint64_t elapsed = elapsed_since_check(ctx, a, now);
+  const bool is_silent = is_peer_silent(ctx, a, now, elapsed);
+  a.liveness.last_check = now;
+  if (is_silent) return report_silent_peer(ctx, a);
+  if (a.raw != nullptr || ends_for_blocking(ctx, a, elapsed)) return;
   const bool due =
       now - std::min(a.liveness.last_credit_write, now) >= a.liveness.keepalive_interval;
   if (due) (void)write_credit(ctx, a);
