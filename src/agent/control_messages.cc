@@ -1,7 +1,6 @@
 #include "agent/control_messages.h"
 
 #include <string>
-#include <utility>
 
 #include "agent/agent.h"
 #include "agent/submit.h"
@@ -122,7 +121,7 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
     }
     ctx.control_messages.release(queue.messages.pop_front().index);
     --queue.waiting;
-    queue.is_stuck = false;
+    a.liveness.stalls.answers.on_progress();
   }
   block_application(ctx, a, false);
   return true;
@@ -136,13 +135,6 @@ void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
   --a.control_queue.outstanding;
   if (!a.control_queue.messages.empty()) visit_at_end_of_poll(ctx, a);
-}
-
-bool are_control_messages_stuck(Agent& a, std::uint64_t elapsed, std::uint64_t most) noexcept {
-  ControlQueue& queue = a.control_queue;
-  const bool was_stuck = std::exchange(queue.is_stuck, !queue.messages.empty());
-  queue.stuck_ticks = was_stuck && queue.is_stuck ? queue.stuck_ticks + elapsed : 0;
-  return queue.stuck_ticks > most;
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {

@@ -3,7 +3,7 @@
 // operations wait behind them.
 //
 // A peer that grants no credit makes them wait, and all connections share their records. So a peer
-// has connections.peer_timeout to let one go (check_liveness()). When the records are used up, the
+// has connections.peer_timeout to let one go (Stalls). When the records are used up, the
 // connection with the most waiting messages ends, not the one that needs a record.
 #pragma once
 
@@ -59,8 +59,6 @@ struct ControlQueue {
   std::uint8_t outstanding = 0;   ///< messages with the device
   bool waits_for_credit = false;  ///< the agent is in EngineContext::credit_waiters
   Agent* next_waiter = nullptr;   ///< there
-  bool is_stuck = false;          ///< none has gone out since the last check of the peer
-  std::uint64_t stuck_ticks = 0;  ///< between the checks that found it so
 };
 
 using ControlMessagePool = base::IndexPool<ControlMessage>;
@@ -81,10 +79,6 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept;
 void flush_control_messages(EngineContext& ctx, Agent& a) noexcept;
 /// The device has finished a message.
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept;
-/// Counts the time for which messages wait and none goes out; `elapsed` since the last check of the
-/// peer. Returns whether the peer has let them wait for `most` ticks.
-[[nodiscard]] bool are_control_messages_stuck(Agent& a, std::uint64_t elapsed,
-                                              std::uint64_t most) noexcept;
 /// Empties the queue.
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept;
 

@@ -23,6 +23,19 @@ std::uint32_t fair_share(const EngineContext& ctx) noexcept {
   return std::max(ctx.reservable_receives / std::max(ctx.agents.size(), 1u), 1u);
 }
 
+void reserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept {
+  reserved_total(ctx, a) += count;
+  a.credit.reserved += count;
+  if (a.own_queue == kNone) a.source->receives += count;
+}
+
+/// Receives that the agent's source may have besides what it has: has_share().
+std::uint32_t share_of_source(const EngineContext& ctx, const Agent& a) noexcept {
+  const std::uint64_t free = ctx.reservable_receives - ctx.reserved_receives;
+  const std::uint64_t held = std::min<std::uint64_t>(a.source->receives, kShareOfFree * free);
+  return static_cast<std::uint32_t>((kShareOfFree * free - held) / (kShareOfFree + 1));
+}
+
 /// Whether this engine still needs messages from the peer.
 bool peer_may_need_credit(const Agent& a) noexcept {
   return a.state == ConnectionState::ready ||
@@ -90,14 +103,19 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
+void unreserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept {
+  reserved_total(ctx, a) -= count;
+  a.credit.reserved -= count;
+  if (a.own_queue == kNone) a.source->receives -= count;
+}
+
 bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
   a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
   if (a.raw != nullptr) return true;
   const bool shares = ctx.device->srq() != nullptr;
   if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
     return false;
-  ++reserved_total(ctx, a);
-  a.credit.reserved = 1;
+  reserve_receives(ctx, a, 1);
   a.credit.granted = a.credit.advertised = 1;
   return true;
 }
@@ -106,9 +124,7 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
   if (a.own_queue != kNone) {  // no other connection can use them
     const std::uint32_t most = std::min(wanted, ctx.own_queues->share.credits);
     const std::uint32_t more = std::max(most, a.credit.reserved) - a.credit.reserved;
-    ctx.own_queues->reserved_receives += more;
-    a.credit.reserved += more;
-    return;
+    return reserve_receives(ctx, a, more);
   }
   std::uint32_t most = std::min(wanted, ctx.config.connections.credits);
   if (ctx.reservations_refused) most = std::min(most, fair_share(ctx));
@@ -118,16 +134,14 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
       std::min(ctx.agents.capacity() - ctx.agents.size(), ctx.reservable_receives / 4);
   const std::uint32_t taken = ctx.reserved_receives + to_come;
   const std::uint32_t free = ctx.reservable_receives - std::min(taken, ctx.reservable_receives);
-  const std::uint32_t more = std::min(most - a.credit.reserved, free);
-  a.credit.reserved += more;
-  ctx.reserved_receives += more;
+  const std::uint32_t more = std::min({most - a.credit.reserved, free, share_of_source(ctx, a)});
+  reserve_receives(ctx, a, more);
   ctx.reservations_refused = a.credit.reserved < most;
 }
 
 void yield_credit(EngineContext& ctx, Agent& a) noexcept {
   if (a.own_queue != kNone || a.credit.reserved <= fair_share(ctx)) return;
-  --a.credit.reserved;
-  --ctx.reserved_receives;
+  unreserve_receives(ctx, a, 1);
 }
 
 bool write_credit(EngineContext& ctx, Agent& a) noexcept {
@@ -194,10 +208,7 @@ void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexc
   // Takes back grants that the peer does not know. Advertised grants stay reserved.
   a.credit.granted = a.credit.advertised;
   const std::uint32_t kept = std::max(peer_credits(a), 1u);
-  if (kept < a.credit.reserved) {
-    reserved_total(ctx, a) -= a.credit.reserved - kept;
-    a.credit.reserved = kept;
-  }
+  if (kept < a.credit.reserved) unreserve_receives(ctx, a, a.credit.reserved - kept);
   grant_credit(ctx, a);
 }
 

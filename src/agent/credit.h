@@ -70,6 +70,8 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 inline std::uint32_t& reserved_total(EngineContext& ctx, const Agent& a) noexcept {
   return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;
 }
+/// Takes reserved receives from a peer.
+void unreserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept;
 /// Reserves a new connection's first receive. Returns false if none is left.
 [[nodiscard]] bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept;
 /// Reserves up to `wanted` receives for the peer, within the budget.

@@ -31,6 +31,7 @@ bool is_permanent(Status status) noexcept {
 void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
+    SourceAccount* source;
     ConnectionHandlers handlers;
     decltype(Traffic::tallies) tallies;
     std::uint64_t messages_received, bytes_received;
@@ -39,6 +40,7 @@ void forget_attempt(Agent& a) noexcept {
     std::array<char, 72> peer;
   } const kept{a.index,
                a.generation,
+               a.source,
                a.handlers,
                a.traffic.tallies,
                a.traffic.messages_received,
@@ -53,6 +55,7 @@ void forget_attempt(Agent& a) noexcept {
   new (&a) Agent();
   a.index = kept.index;
   a.generation = kept.generation;
+  a.source = kept.source;
   a.handlers = kept.handlers;
   a.traffic.tallies = kept.tallies;
   a.traffic.messages_received = kept.messages_received;
