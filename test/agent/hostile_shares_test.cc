@@ -248,7 +248,10 @@ TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
 }
 
 TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
-  Besieged t;
+  Config c = hostile_config();
+  c.connections.peer_timeout = 1h;  // whoever is silent stays
+  c.memory.rendezvous_bytes = 16u << 20;
+  Besieged t(c);
   LostRequests device(t, IBV_WR_RDMA_READ, 2);
   for (int i = 0; i < 2; ++i) {
     Stranger& s = t.add([](Endpoint&) {});
