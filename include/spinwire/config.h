@@ -79,7 +79,7 @@ struct Config {
     /// Unfinished handshakes at once, inbound and outbound each; 1 … 4096. Inbound connections
     /// among them hold at most a quarter of `maximum`; further ones wait.
     std::uint32_t handshakes = 64;
-    /// A longer message is a rendezvous message: the receiver READs it. 64 … 1 MiB - 64
+    /// A longer message is a rendezvous message: the receiver READs it. 256 … 1 MiB - 64
     std::uint32_t eager_bytes = 4096;
     std::uint32_t max_message_bytes = 64u << 20;  ///< longest message; eager_bytes … 1 GiB
     /// How long a rendezvous message waits for a block of the receiver's pool. Then the receiver
@@ -94,7 +94,11 @@ struct Config {
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
     Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between keepalives; 1ms … 1h
-    Nanoseconds peer_timeout = std::chrono::seconds(10);       ///< silence until lost; 1ms … 1h
+    /// A peer that is silent for this long is lost. So is a peer that polls but grants no credit
+    /// for the answers that it waits for, answers no offer of a rendezvous message, or lets no
+    /// operation complete; long messages have a second more for each MB, offers also
+    /// rendezvous_timeout. 25ms … 1h
+    Nanoseconds peer_timeout = std::chrono::seconds(10);
     /// Unused credit returns to the engine after this time; 1ms … 1h
     Nanoseconds credit_idle_timeout = std::chrono::seconds(1);
   } connections;

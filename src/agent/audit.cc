@@ -1,6 +1,7 @@
 // Checks that the agents' counts agree with their lists and records. Cold.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ class AgentAuditor : public base::Auditor {
     if (ok()) check_slots();
     if (ok()) check_receives();
     if (ok()) check_credit();
+    if (ok()) check_sources();
     return take_fault();
   }
 
@@ -194,8 +196,13 @@ class AgentAuditor : public base::Auditor {
            "the peer was told of {} credits, {} are granted", a.credit.advertised,
            a.credit.granted);
     expect(!a.credit.by_messages.ask_due || a.credit.in_end_of_poll_list || a.stage != Stage::up ||
-               a.goodbye_sent,
+               a.goodbye_sent || a.credit.by_messages.ask_outstanding ||
+               a.control_queue.waits_for_credit,
            "no poll will ask the peer for credit");
+    expect(a.control_queue.messages.empty() || a.stage != Stage::up ||
+               a.credit.in_end_of_poll_list || a.control_queue.waits_for_credit ||
+               a.control_queue.outstanding != 0,
+           "no poll will post its control messages");
     expect(peer_credits(a) <= a.credit.reserved,
            "the peer has {} credits, {} receives are kept for it", peer_credits(a),
            a.credit.reserved);
@@ -379,6 +386,33 @@ class AgentAuditor : public base::Auditor {
         ctx_.own_queues == nullptr && ctx_.receive_shortage <= ctx_.shortage_allowed;
     expect(!plenty || credits <= std::uint64_t{ctx_.posted_receives} + ctx_.receives.count(),
            "peers have {} credits, {} receives are posted", credits, ctx_.posted_receives);
+  }
+
+  /// What each source holds is what its connections hold.
+  void check_sources() {
+    std::map<const SourceAccount*, SourceAccount> found;
+    for (const Agent& a : ctx_.agents) {
+      SourceAccount& s = found[a.source];
+      ++s.connections;
+      if (a.own_queue == kNone) s.receives += a.credit.reserved + held_back(a);
+      s.own_queues += a.own_queue != kNone ? 1 : 0;
+      s.offers += a.rendezvous.send_count;
+      s.reads += a.rendezvous.reads_outstanding;
+      for (const LeaseGranted& each : a.leases.granted) {
+        if (each.origin != LeaseGranted::Origin::requested) continue;
+        ++s.leases;
+        s.lease_bytes += lease_charge(*each.target.block);
+      }
+    }
+    expect(found.size() == ctx_.sources.accounts.size(), "{} sources have connections, {} accounts",
+           found.size(), ctx_.sources.accounts.size());
+    for (const auto& [account, s] : found) {
+      expect(account->connections == s.connections && account->receives == s.receives &&
+                 account->own_queues == s.own_queues && account->offers == s.offers &&
+                 account->reads == s.reads && account->leases == s.leases &&
+                 account->lease_bytes == s.lease_bytes,
+             "the account of a source with {} connections is wrong", s.connections);
+    }
   }
 
   /// Reserved receives of an agent that its held messages use.

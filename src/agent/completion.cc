@@ -25,10 +25,10 @@ void on_internal_end(EngineContext& ctx, Agent& a, OperationKind kind, std::uint
                      Status status) noexcept {
   switch (kind) {
     case OperationKind::credit_write:
-      a.credit.write_pending = false;
+      on_credit_written(ctx, a);
       break;
     case OperationKind::credit_message:
-      on_credit_message_sent(a, static_cast<wire::MessageKind>(subject));
+      on_credit_message_sent(ctx, a, static_cast<wire::MessageKind>(subject));
       break;
     case OperationKind::rendezvous_read:
       on_rendezvous_read(ctx, a, subject, status);

@@ -26,7 +26,9 @@ Agent* acquire(EngineContext& ctx) noexcept {
   a.index = index;
   a.generation = ctx.agents.generation(index);
   prepare_timers(a);
+  open_account(ctx, a);
   if (reserve_first_receive(ctx, a)) return &a;
+  close_account(ctx, a);
   a.generation = 0;
   ctx.agents.release(index);
   return nullptr;
@@ -234,14 +236,27 @@ void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept {
 Agent*& next_in_setup_queue(Agent& a) noexcept { return a.setup.next; }
 
 void queue_setup(EngineContext& ctx, Agent& a) noexcept {
-  if (!std::exchange(a.setup.in_queue, true)) ctx.setup_queue.push_back(a);
+  if (std::exchange(a.setup.in_queue, true)) return;
+  SourceAccount& s = *a.source;
+  s.setup.agents.push_back(a);
+  if (!std::exchange(s.setup.is_listed, true)) ctx.sources.setup_turns.push_back(s);
 }
 
 Agent* pop_setup_queue(EngineContext& ctx) noexcept {
-  if (ctx.setup_queue.empty()) return nullptr;
-  Agent& a = ctx.setup_queue.pop_front();
-  a.setup.in_queue = false;
-  return &a;
+  auto& turns = ctx.sources.setup_turns;
+  while (!turns.empty()) {
+    SourceAccount& s = turns.pop_front();
+    s.setup.is_listed = false;
+    if (s.setup.agents.empty()) continue;  // an agent has moved to another source
+    Agent& a = s.setup.agents.pop_front();
+    a.setup.in_queue = false;
+    if (!s.setup.agents.empty()) {
+      s.setup.is_listed = true;
+      turns.push_back(s);
+    }
+    return &a;
+  }
+  return nullptr;
 }
 
 bool continue_setup(EngineContext& ctx, Agent& a) noexcept {

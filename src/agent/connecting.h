@@ -103,9 +103,11 @@ void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept;
 
 // The set-up queue.
 
-/// Removes the agent that has waited longest; null if there is none.
+/// Removes the agent that has waited longest at the source whose turn it is; null if there is none.
 Agent* pop_setup_queue(EngineContext& ctx) noexcept;
-inline bool has_setup_work(const EngineContext& ctx) noexcept { return !ctx.setup_queue.empty(); }
+inline bool has_setup_work(const EngineContext& ctx) noexcept {
+  return !ctx.sources.setup_turns.empty();
+}
 /// Whether the next step destroys the queue pair, whose completions the device then forgets.
 inline bool destroys_next(const Agent& a) noexcept { return a.stage == Stage::destroy; }
 /// Takes the agent's next step, and queues the agent again while steps change anything. Returns

@@ -58,6 +58,36 @@ bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) n
   return true;
 }
 
+/// The connection with the most waiting messages.
+Agent& find_longest_queue(EngineContext& ctx, Agent& first) noexcept {
+  Agent* found = &first;
+  for (Agent& a : ctx.agents) {
+    if (a.control_queue.waiting > found->control_queue.waiting) found = &a;
+  }
+  return *found;
+}
+
+/// Ends the connection whose peer does not let its messages go.
+void fail_stuck(EngineContext& ctx, Agent& a) noexcept {
+  fail_protocol(ctx, a,
+                {Status::protocol, "answer the peer",
+                 base::format("{} answers wait for credit, and the peer grants none",
+                              a.control_queue.waiting),
+                 base::kProtocolRemedy});
+}
+
+/// A record for the agent's message. If all are in use, the connection with the most of them ends.
+/// kNone: that is the agent's.
+std::uint32_t acquire_record(EngineContext& ctx, Agent& a) noexcept {
+  const std::uint32_t index = ctx.control_messages.acquire();
+  if (index != kNone) return index;
+  Agent& longest = find_longest_queue(ctx, a);
+  if (&longest == &a) return kNone;
+  fail_stuck(ctx, longest);
+  drop_control_messages(ctx, longest);
+  return ctx.control_messages.acquire();
+}
+
 }  // namespace
 
 bool can_queue_control(const Agent& a) noexcept {
@@ -70,14 +100,8 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   const std::uint32_t limit = kControlMessagesPerAgent + 4 * ctx.config.connections.credits +
                               a.rendezvous.send_count +
                               2 * (a.leases.granted_count + a.leases.held_count);
-  const std::uint32_t index = queue.waiting < limit ? ctx.control_messages.acquire() : kNone;
-  if (index == kNone) {
-    return fail_protocol(
-        ctx, a,
-        {Status::protocol, "answer the peer",
-         base::format("{} answers wait for credit, and the peer grants none", queue.waiting),
-         base::kProtocolRemedy});
-  }
+  const std::uint32_t index = queue.waiting < limit ? acquire_record(ctx, a) : kNone;
+  if (index == kNone) return fail_stuck(ctx, a);
   ++queue.waiting;
   ControlMessage& message = ctx.control_messages.at(index);
   message = what;
@@ -97,6 +121,7 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
     }
     ctx.control_messages.release(queue.messages.pop_front().index);
     --queue.waiting;
+    a.liveness.stalls.answers.on_progress();
   }
   block_application(ctx, a, false);
   return true;

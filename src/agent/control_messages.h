@@ -1,6 +1,10 @@
 // Control messages of the protocol: answers to rendezvous offers, and all messages about leases.
 // They use credit like the application's messages. While they wait for credit, the application's
 // operations wait behind them.
+//
+// A peer that grants no credit makes them wait, and all connections share their records. So a peer
+// has connections.peer_timeout to let one go (Stalls). When the records are used up, the
+// connection with the most waiting messages ends, not the one that needs a record.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +55,10 @@ ControlMessage make_control_message(wire::MessageKind kind,
 /// The control messages of one connection, in the order in which they go out.
 struct ControlQueue {
   base::IntrusiveQueue<&ControlMessage::next> messages;
-  std::uint32_t waiting = 0;     ///< messages in the queue
-  std::uint8_t outstanding = 0;  ///< messages with the device
+  std::uint32_t waiting = 0;      ///< messages in the queue
+  std::uint8_t outstanding = 0;   ///< messages with the device
+  bool waits_for_credit = false;  ///< the agent is in EngineContext::credit_waiters
+  Agent* next_waiter = nullptr;   ///< there
 };
 
 using ControlMessagePool = base::IndexPool<ControlMessage>;
@@ -67,8 +73,7 @@ void send_control_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
 }
 /// Whether the application may queue one more message.
 bool can_queue_control(const Agent& a) noexcept;
-/// Posts messages while there is credit. False: credit or a record is missing; the next poll tries
-/// again.
+/// Posts messages while there is credit. False: credit or a record is missing.
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept;
 /// Posts the messages that a call outside of poll() has queued, and rings the doorbell.
 void flush_control_messages(EngineContext& ctx, Agent& a) noexcept;

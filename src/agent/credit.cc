@@ -1,6 +1,7 @@
 #include "agent/credit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/own_receives.h"
@@ -22,6 +23,19 @@ std::uint32_t fair_share(const EngineContext& ctx) noexcept {
   return std::max(ctx.reservable_receives / std::max(ctx.agents.size(), 1u), 1u);
 }
 
+void reserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept {
+  reserved_total(ctx, a) += count;
+  a.credit.reserved += count;
+  if (a.own_queue == kNone) a.source->receives += count;
+}
+
+/// Receives that the agent's source may have besides what it has: has_share().
+std::uint32_t share_of_source(const EngineContext& ctx, const Agent& a) noexcept {
+  const std::uint64_t free = ctx.reservable_receives - ctx.reserved_receives;
+  const std::uint64_t held = std::min<std::uint64_t>(a.source->receives, kShareOfFree * free);
+  return static_cast<std::uint32_t>((kShareOfFree * free - held) / (kShareOfFree + 1));
+}
+
 /// Whether this engine still needs messages from the peer.
 bool peer_may_need_credit(const Agent& a) noexcept {
   return a.state == ConnectionState::ready ||
@@ -29,18 +43,21 @@ bool peer_may_need_credit(const Agent& a) noexcept {
           (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()));
 }
 
-/// Advertises credit. Returns false if the agent stays listed for the next poll.
-bool visit(EngineContext& ctx, Agent& a) noexcept {
-  const bool posted = a.control_queue.messages.empty() || post_control_messages(ctx, a);
-  const bool has_news = a.credit.advertised != a.credit.granted || a.credit.write_again;
-  if (a.credit.by_messages.any()) [[unlikely]]
-    return advertise_by_messages(ctx, a, has_news && peer_may_need_credit(a), posted);
-  if (has_news && peer_may_need_credit(a) &&
-      (a.credit.write_pending || !submit_internal(ctx, a, OperationKind::credit_write)))
-    return false;
-  if (!posted) return false;
-  a.credit.in_end_of_poll_list = a.credit.peer_needs_credit = a.credit.write_again = false;
-  return true;
+/// Advertises credit and posts control messages. What lacks credit or a record waits; the end of an
+/// outstanding write lists the agent again.
+void visit(EngineContext& ctx, Agent& a) noexcept {
+  if (!a.control_queue.messages.empty() && !post_control_messages(ctx, a)) wait_for_credit(ctx, a);
+  const bool has_news =
+      (a.credit.advertised != a.credit.granted || a.credit.write_again) && peer_may_need_credit(a);
+  bool done = true;
+  if (a.credit.by_messages.any()) [[unlikely]] {
+    done = advertise_by_messages(ctx, a, has_news);
+  } else if (has_news) {
+    done = !a.credit.write_pending && submit_internal(ctx, a, OperationKind::credit_write);
+    if (!done && !a.credit.write_pending) wait_for_credit(ctx, a);
+  }
+  a.credit.in_end_of_poll_list = false;
+  if (done) a.credit.peer_needs_credit = a.credit.write_again = false;
 }
 
 /// A peer grants no more at once; see wire::check(const Endpoint&).
@@ -86,14 +103,19 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
+void unreserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept {
+  reserved_total(ctx, a) -= count;
+  a.credit.reserved -= count;
+  if (a.own_queue == kNone) a.source->receives -= count;
+}
+
 bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
   a.activity.last_heard = a.activity.last_sent = ctx.clock.now();
   if (a.raw != nullptr) return true;
   const bool shares = ctx.device->srq() != nullptr;
   if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
     return false;
-  ++reserved_total(ctx, a);
-  a.credit.reserved = 1;
+  reserve_receives(ctx, a, 1);
   a.credit.granted = a.credit.advertised = 1;
   return true;
 }
@@ -102,9 +124,7 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
   if (a.own_queue != kNone) {  // no other connection can use them
     const std::uint32_t most = std::min(wanted, ctx.own_queues->share.credits);
     const std::uint32_t more = std::max(most, a.credit.reserved) - a.credit.reserved;
-    ctx.own_queues->reserved_receives += more;
-    a.credit.reserved += more;
-    return;
+    return reserve_receives(ctx, a, more);
   }
   std::uint32_t most = std::min(wanted, ctx.config.connections.credits);
   if (ctx.reservations_refused) most = std::min(most, fair_share(ctx));
@@ -114,16 +134,14 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
       std::min(ctx.agents.capacity() - ctx.agents.size(), ctx.reservable_receives / 4);
   const std::uint32_t taken = ctx.reserved_receives + to_come;
   const std::uint32_t free = ctx.reservable_receives - std::min(taken, ctx.reservable_receives);
-  const std::uint32_t more = std::min(most - a.credit.reserved, free);
-  a.credit.reserved += more;
-  ctx.reserved_receives += more;
+  const std::uint32_t more = std::min({most - a.credit.reserved, free, share_of_source(ctx, a)});
+  reserve_receives(ctx, a, more);
   ctx.reservations_refused = a.credit.reserved < most;
 }
 
 void yield_credit(EngineContext& ctx, Agent& a) noexcept {
   if (a.receives == ReceiveSource::own || a.credit.reserved <= fair_share(ctx)) return;
-  --a.credit.reserved;
-  --ctx.reserved_receives;
+  unreserve_receives(ctx, a, 1);
 }
 
 bool write_credit(EngineContext& ctx, Agent& a) noexcept {
@@ -139,13 +157,25 @@ void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept {
   ctx.end_of_poll_list.add(a);
 }
 
+Agent*& next_credit_waiter(Agent& a) noexcept { return a.control_queue.next_waiter; }
+
+void wait_for_credit(EngineContext& ctx, Agent& a) noexcept {
+  if (!std::exchange(a.control_queue.waits_for_credit, true)) ctx.credit_waiters.push_back(a);
+}
+
+void stop_waiting_for_credit(EngineContext& ctx, Agent& a) noexcept {
+  if (std::exchange(a.control_queue.waits_for_credit, false)) ctx.credit_waiters.erase(a);
+}
+
 void visit_listed_agents(EngineContext& ctx) noexcept {
-  std::uint32_t kept = 0;
-  for (std::uint32_t i = 0; i < ctx.end_of_poll_list.count(); ++i) {
-    Agent& a = ctx.end_of_poll_list[i];
-    if (!visit(ctx, a)) ctx.end_of_poll_list.keep(kept++, a);
+  for (std::uint32_t i = 0; i < ctx.end_of_poll_list.count(); ++i)
+    visit(ctx, ctx.end_of_poll_list[i]);
+  ctx.end_of_poll_list.cut(0);
+  for (std::uint32_t i = 0; i < kCreditWaitersPerPoll && !ctx.credit_waiters.empty(); ++i) {
+    Agent& a = ctx.credit_waiters.pop_front();
+    a.control_queue.waits_for_credit = false;
+    visit_at_end_of_poll(ctx, a);
   }
-  ctx.end_of_poll_list.cut(kept);
 }
 
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {
@@ -178,10 +208,7 @@ void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexc
   // Takes back grants that the peer does not know. Advertised grants stay reserved.
   a.credit.granted = a.credit.advertised;
   const std::uint32_t kept = std::max(peer_credits(a), 1u);
-  if (kept < a.credit.reserved) {
-    reserved_total(ctx, a) -= a.credit.reserved - kept;
-    a.credit.reserved = kept;
-  }
+  if (kept < a.credit.reserved) unreserve_receives(ctx, a, a.credit.reserved - kept);
   grant_credit(ctx, a);
 }
 

@@ -70,6 +70,8 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 inline std::uint32_t& reserved_total(EngineContext& ctx, const Agent& a) noexcept {
   return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;
 }
+/// Takes reserved receives from a peer.
+void unreserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcept;
 /// Reserves a new connection's first receive. Returns false if none is left.
 [[nodiscard]] bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept;
 /// Reserves up to `wanted` receives for the peer, within the budget.
@@ -82,6 +84,18 @@ void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept;
 /// Advertises the credit of listed agents that no message carried, and posts their control
 /// messages.
 void visit_listed_agents(EngineContext& ctx) noexcept;
+/// Connections that wait for credit, or for a record, and are looked at in one poll. A peer may
+/// grant credit by a WRITE, which nothing reports; peers that grant nothing can make many wait.
+inline constexpr std::uint32_t kCreditWaitersPerPoll = 4;
+/// Lists the agent again in a later poll, in its turn, because it lacks credit or a record.
+void wait_for_credit(EngineContext& ctx, Agent& a) noexcept;
+/// The device has written the credit; lists the agent again if more was granted meanwhile.
+inline void on_credit_written(EngineContext& ctx, Agent& a) noexcept {
+  a.credit.write_pending = false;
+  if (a.credit.advertised != a.credit.granted || a.credit.write_again) visit_at_end_of_poll(ctx, a);
+}
+/// The agent ends.
+void stop_waiting_for_credit(EngineContext& ctx, Agent& a) noexcept;
 /// Grants the credit that waited for receives.
 void grant_to_waiters(EngineContext& ctx) noexcept;
 /// Writes what is granted, and a sign of our polls, into the peer's credit cell, or sends a message
@@ -95,14 +109,13 @@ void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexc
 /// Our credit cell holds a word that the peer did not write: reads the cell no more, and asks the
 /// peer for messages.
 void distrust_cell(EngineContext& ctx, Agent& a) noexcept;
-/// Advertises credit, and asks for it, where either is done by messages. `posted`: no control
-/// message waits. False: the agent stays listed for the next poll.
-bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news, bool posted) noexcept;
+/// Advertises credit, and asks for it, where either is done by messages. False: that has to wait.
+bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news) noexcept;
 /// Sends `credit` or `credit_ask`. False: all records are in use.
 [[nodiscard]] bool submit_credit_message(EngineContext& ctx, Agent& a,
                                          wire::MessageKind kind) noexcept;
 /// The device is done with it.
-void on_credit_message_sent(Agent& a, wire::MessageKind kind) noexcept;
+void on_credit_message_sent(EngineContext& ctx, Agent& a, wire::MessageKind kind) noexcept;
 /// The peer asks for a message, or has sent one. False: it may not.
 bool on_credit_ask(EngineContext& ctx, Agent& a) noexcept;
 bool on_credit_message(EngineContext& ctx, Agent& a) noexcept;

@@ -48,28 +48,26 @@ bool submit_credit_message(EngineContext& ctx, Agent& a, wire::MessageKind kind)
   return true;
 }
 
-void on_credit_message_sent(Agent& a, wire::MessageKind kind) noexcept {
+void on_credit_message_sent(EngineContext& ctx, Agent& a, wire::MessageKind kind) noexcept {
   if (kind == wire::MessageKind::credit) {
-    a.credit.write_pending = false;
+    on_credit_written(ctx, a);
   } else {
     a.credit.by_messages.ask_outstanding = false;
+    if (a.credit.by_messages.ask_due) visit_at_end_of_poll(ctx, a);
   }
 }
 
-bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news, bool posted) noexcept {
+bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news) noexcept {
   CreditByMessages& by = a.credit.by_messages;
   // Without an ask the news wait for the next one, which lists the agent again.
   const bool waits_for_ask = by.answers && !by.may_send;
-  bool done = posted;
-  if (has_news && !waits_for_ask) done = write_credit(ctx, a) && done;
-  if (by.ask_due && can_send(a)) {
-    done =
-        !by.ask_outstanding && submit_credit_message(ctx, a, wire::MessageKind::credit_ask) && done;
-  }
-  if (!done) return false;
-  a.credit.in_end_of_poll_list = false;
-  if (!has_news || !waits_for_ask) a.credit.peer_needs_credit = a.credit.write_again = false;
-  return true;
+  const bool done = !has_news || (!waits_for_ask && write_credit(ctx, a));
+  bool lacks_record = !done && !waits_for_ask && !a.credit.write_pending;
+  if (by.ask_due && !by.ask_outstanding && can_send(a) &&
+      !submit_credit_message(ctx, a, wire::MessageKind::credit_ask))
+    lacks_record = true;
+  if (lacks_record) wait_for_credit(ctx, a);
+  return done;
 }
 
 bool on_credit_ask(EngineContext& ctx, Agent& a) noexcept {

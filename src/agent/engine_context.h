@@ -20,6 +20,7 @@
 #include "agent/raw_queue.h"
 #include "agent/reconnect.h"
 #include "agent/rendezvous.h"
+#include "agent/source_ledger.h"
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
@@ -167,6 +168,27 @@ struct Activity {
   std::uint64_t direct_bytes = 0;
 };
 
+/// Something that only the peer can bring about, and for how long it has not. The time counts from
+/// the first check that finds no progress to the last.
+struct Stall {
+  bool seen = false;  ///< at the last check, and no progress since
+  std::uint64_t ticks = 0;
+
+  void on_progress() noexcept { seen = false; }
+  /// A check, `elapsed` after the last one. `waits`: something is outstanding.
+  void check(bool waits, std::uint64_t elapsed) noexcept {
+    ticks = seen && waits ? ticks + elapsed : 0;
+    seen = waits;
+  }
+};
+
+/// What a peer that polls may still hold up. Each has a limit of time: see liveness.cc.
+struct Stalls {
+  Stall answers;     ///< control messages that lack credit
+  Stall offers;      ///< rendezvous messages that wait for the peer's answer
+  Stall operations;  ///< operations with the device
+};
+
 /// How long the peer has been silent. Ticks.
 struct Liveness {
   std::uint64_t last_completion = 0;     ///< when its device answered
@@ -175,13 +197,14 @@ struct Liveness {
   std::uint64_t last_check = 0;
   std::uint64_t silent_ticks = 0;
   std::uint64_t cell_word = 0;  ///< the credit cell at the last check
-  base::Timer timer;            ///< of the next check
+  Stalls stalls;
+  base::Timer timer;  ///< of the next check
 };
 
 /// Asking why a peer was lost: see engine/loss_probes.h.
 enum class LossProbe : std::uint8_t { none, under_way, over };
 
-Agent*& next_in_setup_queue(Agent& a) noexcept;
+Agent*& next_credit_waiter(Agent& a) noexcept;
 
 /// Bringing a connection up and taking it down. Cold.
 struct Setup {
@@ -189,7 +212,7 @@ struct Setup {
   base::Timer timer;
   Nanoseconds timeout{0};          ///< from the first attempt to `ready`
   control::HandshakeId handshake;  ///< at the control port; may be over
-  Agent* next = nullptr;           ///< in EngineContext::setup_queue
+  Agent* next = nullptr;           ///< in SourceAccount::setup
   std::uint32_t psn = 0;
   bool in_queue = false;  ///< waits for a control verb
   bool outbound = false;
@@ -249,6 +272,7 @@ struct alignas(64) Agent {
   Liveness liveness;
   // Cold.
   std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
+  SourceAccount* source = nullptr;  ///< what it holds is counted there
   std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
   Rendezvous rendezvous;
   ControlQueue control_queue;
@@ -374,10 +398,15 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::byte* staging = nullptr;     ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
   // Cold.
-  base::IntrusiveQueue<next_in_setup_queue> setup_queue;  ///< agents with a set-up step to do
+  SourceLedger sources;
   std::unique_ptr<RendezvousPool> rendezvous;
   ControlMessagePool control_messages;
+  /// Agents that lack credit for a control message, or a record for an operation of their own. A
+  /// poll looks at a few.
+  base::IntrusiveQueue<next_credit_waiter> credit_waiters;
   std::unique_ptr<LeasePool> leases;
+  std::uint64_t zeroing_step = 0;  ///< the control step since which `zeroed_bytes` counts
+  std::uint64_t zeroed_bytes = 0;  ///< of leases
   std::unique_ptr<OwnQueues>
       own_queues;                  ///< of connections with own receives; null if there are none
   std::uint32_t own_domains = 0;   ///< connections that have one

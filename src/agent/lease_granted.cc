@@ -91,6 +91,36 @@ LeaseVerdict check_limits(const EngineContext& ctx, const Agent& a,
   return LeaseVerdict::granted;
 }
 
+/// With fewer chunks, a share would keep a single peer from memory that nobody else wants.
+constexpr std::uint32_t kLeastSharedChunks = 4;
+
+/// Memory for a request; null if the pool has none, or the source has its share of the records or
+/// of the pool.
+detail::Block* allocate_lease(EngineContext& ctx, const Agent& a, std::uint64_t bytes) noexcept {
+  const auto& records = ctx.leases->granted;
+  const SourceAccount& s = *a.source;
+  if (!has_share(s.leases, records.capacity() - records.size())) return nullptr;
+  detail::Block* const block = ctx.arena->allocate(memory::PoolId::lease, bytes);
+  if (block == nullptr) return nullptr;
+  const std::uint32_t chunks = ctx.arena->stats(memory::PoolId::lease).chunks;
+  const std::uint64_t all = chunks * std::uint64_t{memory::kChunkBytes};
+  const std::uint64_t free = all - std::min(ctx.sources.lease_bytes, all);
+  if (chunks < kLeastSharedChunks || has_share(s.lease_bytes, free, lease_charge(*block)))
+    return block;
+  detail::release(block);
+  return nullptr;
+}
+
+/// Counts a lease that the peer has requested, or its end.
+void count_requested(EngineContext& ctx, Agent& a, const LeaseGranted& lease,
+                     bool begins) noexcept {
+  const std::uint64_t charge = lease_charge(*lease.target.block);
+  a.leases.requested_bytes += begins ? lease.target.bytes : -lease.target.bytes;
+  a.source->lease_bytes += begins ? charge : -charge;
+  ctx.sources.lease_bytes += begins ? charge : -charge;
+  a.source->leases += begins ? 1u : ~0u;
+}
+
 /// Opens the lease now, or leaves it to the control step.
 void prepare_or_queue(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most_zeroed) noexcept {
   if (!ctx.leases->work_queue.empty() ||
@@ -148,17 +178,17 @@ LeaseGranted* make_lease_granted(EngineContext& ctx, Agent& a, const memory::Key
   a.leases.granted.push_front(lease);
   ++a.leases.granted_count;
   a.leases.granted_bytes += target.bytes;
-  if (origin == Origin::requested) a.leases.requested_bytes += target.bytes;
+  if (origin == Origin::requested) count_requested(ctx, a, lease, true);
   return &lease;
 }
 
 void drop_lease_granted(EngineContext& ctx, LeaseGranted& lease) noexcept {
   LeaseTable& leases = lease.agent->leases;
+  if (lease.origin == Origin::requested) count_requested(ctx, *lease.agent, lease, false);
   ctx.timers.cancel(lease.timer);
   leases.granted.erase(lease);
   --leases.granted_count;
   leases.granted_bytes -= lease.target.bytes;
-  if (lease.origin == Origin::requested) leases.requested_bytes -= lease.target.bytes;
   ctx.leases->granted.release(lease.index);
   detail::release(lease.target.block);
 }
@@ -230,7 +260,7 @@ void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r)
   const LeaseVerdict verdict = check_limits(ctx, a, r);
   if (verdict != LeaseVerdict::granted) return refuse_request(ctx, a, r.id, verdict);
   const std::uint32_t slack = std::max(r.alignment, kBlockAlignment) - kBlockAlignment;
-  detail::Block* const block = ctx.arena->allocate(memory::PoolId::lease, r.bytes + slack);
+  detail::Block* const block = allocate_lease(ctx, a, r.bytes + slack);
   if (block == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   const auto start = reinterpret_cast<std::uintptr_t>(block->payload);
   std::byte* const data = block->payload + (-start & (r.alignment - 1));

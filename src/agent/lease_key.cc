@@ -16,8 +16,20 @@ namespace {
 using memory::KeyState;
 using State = LeaseGranted::State;
 
-/// Bytes that one control step zeroes.
+/// Bytes zeroed from one control step to the next, which bounds the time of the polls between.
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
+
+/// Zeroes the next part of a lease, up to `most` bytes. Returns whether all is zeroed.
+bool zero(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most) noexcept {
+  if (std::exchange(ctx.zeroing_step, ctx.stats.control_steps) != ctx.stats.control_steps)
+    ctx.zeroed_bytes = 0;
+  const std::uint64_t part =
+      std::min({lease.target.bytes - lease.zeroed, most, kZeroedInStep - ctx.zeroed_bytes});
+  std::memset(lease.target.data + lease.zeroed, 0, part);
+  lease.zeroed += part;
+  ctx.zeroed_bytes += part;
+  return lease.zeroed == lease.target.bytes;
+}
 
 /// A work request for the lease's window; null if none is available now.
 Operation* begin_window_request(EngineContext& ctx, OperationKind kind,
@@ -72,13 +84,8 @@ void remove_from_work_queue(EngineContext& ctx, LeaseGranted& lease) noexcept {
 
 KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
                       bool verb_allowed) noexcept {
-  const memory::KeyTarget& target = lease.target;
-  if (lease.origin == LeaseGranted::Origin::requested && lease.zeroed != target.bytes) {
-    const std::uint64_t part = std::min(target.bytes - lease.zeroed, most);
-    std::memset(target.data + lease.zeroed, 0, part);
-    lease.zeroed += part;
-    if (lease.zeroed != target.bytes) return KeyStep::later;
-  }
+  if (lease.origin == LeaseGranted::Origin::requested && !zero(ctx, lease, most))
+    return KeyStep::later;
   const auto step = open(ctx, lease, verb_allowed);
   if (!step) {
     refuse_lease(ctx, lease);

@@ -87,6 +87,7 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
                  kControlRequests * settings.connections.maximum + kRendezvousRecords),
       flush_queue(settings.connections.maximum, work.flush),
       end_of_poll_list(settings.connections.maximum, work.end_of_poll),
+      sources(settings.connections.maximum + 1),  // one more while an agent moves
       rendezvous(std::make_unique<RendezvousPool>(max_rendezvous_sends(settings),
                                                   max_rendezvous_receives(settings))),
       control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +
@@ -308,8 +309,7 @@ void on_early_message(EngineContext& ctx, Agent& a) noexcept {
 
 void finish(EngineContext& ctx, Agent& a) noexcept {
   enter(ctx, a, ConnectionState::closed);
-  reserved_total(ctx, a) -= a.credit.reserved;
-  a.credit.reserved = 0;
+  unreserve_receives(ctx, a, a.credit.reserved);
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
   if (a.raw != nullptr) {
     flush_raw_receives(ctx, a);
@@ -319,6 +319,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.flush_queue.remove(a);
   ctx.end_of_poll_list.remove(a);
   ctx.receive_waiters.remove(a);
+  stop_waiting_for_credit(ctx, a);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (can_reconnect(a)) return back_off(ctx, a);
   ++ctx.stats.closed;
@@ -330,6 +331,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   a.generation = 0;
   a.reconnect.reset();
   a.raw.reset();
+  close_account(ctx, a);
   ctx.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);
 }

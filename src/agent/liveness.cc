@@ -45,18 +45,66 @@ bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   return a.activity.last_heard >= check;
 }
 
-/// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll does
-/// not count, so one check adds at most two intervals.
-bool is_peer_silent(EngineContext& ctx, Agent& a) noexcept {
-  const std::uint64_t now = ctx.clock.now();
-  const std::uint64_t most = 2 * ctx.clock.ticks(check_interval(ctx, a));
-  if (hears_peer(ctx, a, now)) {
-    a.liveness.silent_ticks = 0;
-  } else {
-    a.liveness.silent_ticks += std::min(now - std::min(a.liveness.last_check, now), most);
-  }
-  a.liveness.last_check = now;
+/// The time since the last check. Time in which this engine did not poll does not count, so one
+/// check adds at most two intervals.
+std::uint64_t elapsed_since_check(const EngineContext& ctx, const Agent& a,
+                                  std::uint64_t now) noexcept {
+  return std::min(now - std::min(a.liveness.last_check, now),
+                  2 * ctx.clock.ticks(check_interval(ctx, a)));
+}
+
+/// Whether the peer has been silent for peer_timeout.
+bool is_peer_silent(EngineContext& ctx, Agent& a, std::uint64_t now,
+                    std::uint64_t elapsed) noexcept {
+  a.liveness.silent_ticks = hears_peer(ctx, a, now) ? 0 : a.liveness.silent_ticks + elapsed;
   return a.liveness.silent_ticks > ctx.clock.ticks(ctx.config.connections.peer_timeout);
+}
+
+/// The time that a peer has for `bytes`, besides connections.peer_timeout: 1 MB a second.
+std::uint64_t transfer_ticks(const EngineContext& ctx, std::uint64_t bytes) noexcept {
+  return ctx.clock.ticks(std::chrono::microseconds(bytes));
+}
+
+/// Bytes of the operations that the next completion may cover.
+std::uint64_t bytes_with_device(const Agent& a) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) {
+    bytes += op->length;
+    if ((op->wr.send_flags & IBV_SEND_SIGNALED) != 0) break;
+  }
+  return bytes;
+}
+
+/// What a peer that polls holds up for too long; null: nothing.
+const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+  Stalls& s = a.liveness.stalls;
+  const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
+  s.answers.check(!a.control_queue.messages.empty(), elapsed);
+  if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
+  s.offers.check(!a.rendezvous.sends.empty(), elapsed);
+  const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
+  if (s.offers.ticks > timeout + for_block &&
+      s.offers.ticks > timeout + for_block + transfer_ticks(ctx, a.rendezvous.sends.back()->length))
+    return "has answered no offer of a rendezvous message";
+  if (a.liveness.last_completion >= a.liveness.last_check) s.operations.on_progress();
+  s.operations.check(a.send_queue.posted != nullptr, elapsed);
+  if (s.operations.ticks > timeout &&
+      s.operations.ticks > timeout + transfer_ticks(ctx, bytes_with_device(a)))
+    return "lets no operation complete";
+  return nullptr;
+}
+
+/// Ends the connection if its peer polls, but holds up what it shares with others. Returns whether
+/// it has ended.
+bool ends_for_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+  const char* const stall = find_stall(ctx, a, elapsed);
+  if (stall == nullptr) return false;
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
+  peer_lost(ctx, a, base::format("stay connected to {}", a.peer.name.data()),
+            base::format("the peer polls, but {}, for more than {} ms", stall, ms.count()),
+            "the peer's application keeps all its messages, or the peer is hostile");
+  return true;
 }
 
 void report_silent_peer(EngineContext& ctx, Agent& a) noexcept {
@@ -109,9 +157,13 @@ void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept {
 void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return;
   start_liveness_checks(ctx, a);
-  if (is_peer_silent(ctx, a)) return report_silent_peer(ctx, a);
-  if (a.raw != nullptr) return;
   const std::uint64_t now = ctx.clock.now();
+  const std::uint64_t elapsed = elapsed_since_check(ctx, a, now);
+  const bool is_silent = is_peer_silent(ctx, a, now, elapsed);
+  const bool ended = !is_silent && a.raw == nullptr && ends_for_stall(ctx, a, elapsed);
+  a.liveness.last_check = now;
+  if (is_silent) return report_silent_peer(ctx, a);
+  if (a.raw != nullptr || ended) return;
   const bool due =
       now - std::min(a.liveness.last_credit_write, now) >= a.liveness.keepalive_interval;
   if (due) (void)write_credit(ctx, a);

@@ -32,6 +32,7 @@ bool use_own_queue(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.device->srq() == nullptr || a.raw != nullptr) return true;
   if (!acquire_own_queue(ctx, a)) return false;
   ctx.reserved_receives -= a.credit.reserved;
+  a.source->receives -= a.credit.reserved;
   ctx.own_queues->reserved_receives += a.credit.reserved;
   return true;
 }

@@ -113,6 +113,7 @@ void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) no
 
 bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept {
   base::IndexPool<OwnQueue>& queues = ctx.own_queues->queues;
+  if (!has_share(a.source->own_queues, queues.capacity() - queues.size())) return false;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();
   while (index != kNone && !fill_chain(ctx, index)) {
@@ -124,6 +125,7 @@ bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept {
   queues.at(index).agent = &a;
   queues.at(index).failed = false;
   a.own_queue = index;
+  ++a.source->own_queues;
   return true;
 }
 
@@ -147,6 +149,7 @@ void stop_own_receives(EngineContext& ctx, const Agent& a) noexcept {
 void reclaim_own_receives(EngineContext& ctx, Agent& a) noexcept {
   ctx.posted_receives -= own_receives_posted(ctx, a);
   const std::uint32_t index = std::exchange(a.own_queue, kNone);
+  --a.source->own_queues;
   ctx.own_queues->queues.at(index).agent = nullptr;
   ctx.own_queues->queues.release(index);
 }

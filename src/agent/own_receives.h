@@ -56,7 +56,7 @@ void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept;
 /// The key to the memory of a slot whose block is `block`.
 std::uint32_t own_lkey(const EngineContext& ctx, std::uint32_t slot,
                        const detail::Block& block) noexcept;
-/// Gives a new connection a queue. False: none is left.
+/// Gives a new connection a queue. False: none is left, or its source has its share.
 bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept;
 /// Replaces the key to the memory of the agent's receives, before they are posted.
 void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) noexcept;

@@ -13,8 +13,8 @@ namespace {
 
 /// Returns the receives of shared queues that were reserved for the agent.
 void return_reserved_receives(EngineContext& ctx, Agent& a) noexcept {
-  reserved_total(ctx, a) -= a.credit.reserved;
-  a.credit.reserved = a.credit.granted = a.credit.advertised = 0;
+  unreserve_receives(ctx, a, a.credit.reserved);
+  a.credit.granted = a.credit.advertised = 0;
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
 }
 

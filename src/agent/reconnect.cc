@@ -31,13 +31,14 @@ bool is_permanent(Status status) noexcept {
 void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
+    SourceAccount* source;
     ConnectionHandlers handlers;
     Activity activity;
     decltype(Agent::tallies) tallies;
     Nanoseconds timeout;
     config::ConnectionAttributes attributes;
     std::array<char, 72> peer;
-  } const kept{a.index,   a.generation,    a.handlers,   a.activity,
+  } const kept{a.index,   a.generation,    a.source,     a.handlers, a.activity,
                a.tallies, a.setup.timeout, a.attributes, a.peer.name};
   std::unique_ptr<ReconnectState> state = std::move(a.reconnect);
   std::unique_ptr<RawQueue> raw = std::move(a.raw);
@@ -46,6 +47,7 @@ void forget_attempt(Agent& a) noexcept {
   new (&a) Agent();
   a.index = kept.index;
   a.generation = kept.generation;
+  a.source = kept.source;
   a.handlers = kept.handlers;
   a.activity = kept.activity;
   a.tallies = kept.tallies;

@@ -23,11 +23,14 @@
 
 #include <infiniband/verbs.h>
 
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "agent/operation_pool.h"
+#include "agent/source_ledger.h"
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "memory/remote_key.h"
@@ -46,8 +49,12 @@ inline constexpr std::uint32_t kRendezvousReadBytes = 128u << 10;
 /// Outstanding READs of the engine. The limit bounds the time of a poll, because the embedded
 /// device copies in post_send.
 inline constexpr std::uint32_t kRendezvousReads = 4;
-/// Outstanding READs of one connection.
+/// Outstanding READs of one source, and of one connection.
+inline constexpr std::uint32_t kRendezvousReadsPerSource = kRendezvousReads / 2;
 inline constexpr std::uint32_t kRendezvousReadsPerAgent = 2;
+/// A READ that takes longer counts for its source only, so that slow adapters of some peers do not
+/// stop the messages of others. Four READs take 4 ms on a link of 1 Gbit/s.
+inline constexpr Nanoseconds kOverdueRead = std::chrono::milliseconds(5);
 
 /// A message for the peer to fetch.
 struct RendezvousSend : Cancellation {
@@ -91,7 +98,6 @@ struct RendezvousReceive {
 };
 
 /// Agents linked by Rendezvous::next.
-Agent*& next_in_rendezvous(Agent& a) noexcept;
 using AgentQueue = base::IntrusiveQueue<next_in_rendezvous>;
 
 /// Rendezvous state of a connection.
@@ -112,9 +118,14 @@ struct RendezvousPool {
       : sends(max_sends), receives(max_receives) {}
   base::IndexPool<RendezvousSend> sends;
   base::IndexPool<RendezvousReceive> receives;
-  AgentQueue readers;         ///< agents with bytes to read
+  /// An outstanding READ that counts for the limit of the engine.
+  struct CountedRead {
+    Agent* agent = nullptr;  ///< null: the place is free
+    std::uint64_t since = 0;
+  };
+  base::IntrusiveQueue<next_reader> reader_turns;  ///< sources that may post a READ
   AgentQueue buffer_waiters;  ///< agents whose next message has no block; the longest waiter first
-  std::uint32_t reads_outstanding = 0;
+  std::array<CountedRead, kRendezvousReads> reads{};
 };
 
 // The sender.

@@ -35,6 +35,42 @@ Agent& dequeue(EngineContext& ctx, AgentQueue& queue) noexcept {
   return a;
 }
 
+/// Lets the agent's source have turns, if it has bytes to read and may post a READ.
+void take_turns(EngineContext& ctx, SourceAccount& s) noexcept {
+  if (s.readers.is_listed || s.readers.agents.empty() || s.reads >= kRendezvousReadsPerSource)
+    return;
+  s.readers.is_listed = true;
+  ctx.rendezvous->reader_turns.push_back(s);
+}
+
+/// The agent has bytes to read.
+void enqueue_reader(EngineContext& ctx, Agent& a) noexcept {
+  enqueue(ctx, a.source->readers.agents, a);
+  take_turns(ctx, *a.source);
+}
+
+/// A place for one more READ; null if all are in use, and no READ there is overdue.
+RendezvousPool::CountedRead* find_place(EngineContext& ctx) noexcept {
+  const std::uint64_t longest = ctx.clock.ticks(kOverdueRead);
+  for (RendezvousPool::CountedRead& each : ctx.rendezvous->reads) {
+    if (each.agent == nullptr || ctx.now - std::min(each.since, ctx.now) > longest) return &each;
+  }
+  return nullptr;
+}
+
+/// The agent's oldest READ has ended.
+void uncount_read(EngineContext& ctx, Agent& a) noexcept {
+  --a.rendezvous.reads_outstanding;
+  --a.source->reads;
+  RendezvousPool::CountedRead* oldest = nullptr;
+  for (RendezvousPool::CountedRead& each : ctx.rendezvous->reads) {
+    if (each.agent == &a && (oldest == nullptr || each.since < oldest->since)) oldest = &each;
+  }
+  // One that is overdue has lost its place.
+  if (oldest != nullptr) oldest->agent = nullptr;
+  take_turns(ctx, *a.source);
+}
+
 /// The first message from `r` on that has bytes to read.
 RendezvousReceive* next_to_read(RendezvousReceive* r) noexcept {
   while (r != nullptr && (r->kind != Kind::rendezvous || r->complete || r->requested == r->length))
@@ -94,7 +130,8 @@ bool find_block(EngineContext& ctx, RendezvousReceive& r) noexcept {
 }
 
 /// False: all operation records are in use.
-bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
+bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r,
+               RendezvousPool::CountedRead& place) noexcept {
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   const std::uint32_t bytes = std::min(r.length - r.requested, kRendezvousReadBytes);
@@ -110,7 +147,8 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
   append(a, *op);
   queue_flush(ctx, a);
   ++a.rendezvous.reads_outstanding;
-  ++ctx.rendezvous->reads_outstanding;
+  ++a.source->reads;
+  place = {&a, ctx.now};
   return true;
 }
 
@@ -123,7 +161,7 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
     const bool goes_on = a.state == ConnectionState::ready && r != nullptr;
     if (goes_on && !find_block(ctx, *r)) return;
     (void)dequeue(ctx, waiters);
-    if (goes_on) enqueue(ctx, ctx.rendezvous->readers, a);
+    if (goes_on) enqueue_reader(ctx, a);
   }
 }
 
@@ -142,6 +180,27 @@ void call_on_offer(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept 
   detail::retain(r.block);
   r.data = to.data();
   r.named = true;
+}
+
+/// Posts the next READ of an agent, or lets it wait for a block. False: all operation records are
+/// in use.
+bool read_next(EngineContext& ctx, Agent& a, RendezvousPool::CountedRead& place) noexcept {
+  RendezvousPool& all = *ctx.rendezvous;
+  Rendezvous& mine = a.rendezvous;
+  RendezvousReceive* const r = mine.reading;
+  if (r == nullptr || a.state != ConnectionState::ready) return true;
+  // A message must not overtake others that wait for a block: otherwise short messages would take
+  // the blocks that a long one waits for.
+  if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
+    r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
+    enqueue(ctx, all.buffer_waiters, a);
+    return true;
+  }
+  if (!post_read(ctx, a, *r, place)) return false;
+  if (r->requested == r->length) mine.reading = next_to_read(r->next);
+  if (mine.reading != nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
+    enqueue_reader(ctx, a);
+  return true;
 }
 
 RendezvousReceive receive_of(const wire::RendezvousOffer& offer, const ibv_wc& wc) noexcept {
@@ -203,29 +262,22 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   Rendezvous& mine = a.rendezvous;
   if (mine.reading == nullptr) mine.reading = &r;
   if (mine.queue == nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
-    enqueue(ctx, ctx.rendezvous->readers, a);
+    enqueue_reader(ctx, a);
   visit_at_end_of_poll(ctx, a);  // the end of the poll posts the first READ
 }
 
 void post_rendezvous_reads(EngineContext& ctx) noexcept {
   RendezvousPool& all = *ctx.rendezvous;
   if (!all.buffer_waiters.empty()) feed_buffer_waiters(ctx);
-  while (all.reads_outstanding < kRendezvousReads && !all.readers.empty()) {
-    Agent& a = dequeue(ctx, all.readers);
-    Rendezvous& mine = a.rendezvous;
-    RendezvousReceive* const r = mine.reading;
-    if (r == nullptr || a.state != ConnectionState::ready) continue;
-    // A message must not overtake others that wait for a block: otherwise short messages would take
-    // the blocks that a long one waits for.
-    if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
-      r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
-      enqueue(ctx, all.buffer_waiters, a);
-      continue;
-    }
-    if (!post_read(ctx, a, *r)) return enqueue(ctx, all.readers, a);
-    if (r->requested == r->length) mine.reading = next_to_read(r->next);
-    if (mine.reading != nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
-      enqueue(ctx, all.readers, a);
+  while (!all.reader_turns.empty()) {
+    RendezvousPool::CountedRead* const place = find_place(ctx);
+    if (place == nullptr) return;
+    SourceAccount& source = all.reader_turns.pop_front();
+    source.readers.is_listed = false;
+    if (source.readers.agents.empty()) continue;
+    Agent& a = dequeue(ctx, source.readers.agents);
+    if (!read_next(ctx, a, *place)) return enqueue_reader(ctx, a);
+    take_turns(ctx, source);
   }
 }
 
@@ -242,7 +294,7 @@ void expire_buffer_waiters(EngineContext& ctx) noexcept {
     if (!waits) continue;  // the connection has closed meanwhile
     a.rendezvous.reading = next_to_read(r->next);
     refuse(ctx, a, *r, RendezvousVerdict::no_room);
-    if (a.rendezvous.reading != nullptr) enqueue(ctx, ctx.rendezvous->readers, a);
+    if (a.rendezvous.reading != nullptr) enqueue_reader(ctx, a);
     deliver_complete(ctx, a);
   }
 }
@@ -259,15 +311,14 @@ void refuse_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
 
 void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept {
   Rendezvous& mine = a.rendezvous;
-  --mine.reads_outstanding;
-  --ctx.rendezvous->reads_outstanding;
+  uncount_read(ctx, a);
   if (status != Status::ok) return;
   if (a.state != ConnectionState::ready) return refuse_rendezvous_receives(ctx, a);
   // READs of a queue pair end in order, so this READ belongs to the first unfinished message.
   RendezvousReceive* r = mine.receives.front();
   while (r->kind != Kind::rendezvous || r->complete) r = r->next;
   r->arrived += bytes;
-  if (mine.reading != nullptr && mine.queue == nullptr) enqueue(ctx, ctx.rendezvous->readers, a);
+  if (mine.reading != nullptr && mine.queue == nullptr) enqueue_reader(ctx, a);
   if (r->arrived != r->length) return;
   r->complete = true;
   send_answer(ctx, a, *r, RendezvousVerdict::received);

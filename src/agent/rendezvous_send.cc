@@ -2,6 +2,7 @@
 // the receiver's answer.
 #include <endian.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -34,6 +35,17 @@ void link(Agent& a, RendezvousSend& t) noexcept {
   t.agent = &a;
   a.rendezvous.sends.push_front(t);
   ++a.rendezvous.send_count;
+  ++a.source->offers;
+}
+
+/// Whether the agent's source has less than its share of the records and, if the message needs one,
+/// of the windows. A peer decides for how long it lets an offer wait.
+bool may_offer(EngineContext& ctx, const Agent& a, const Request& r) noexcept {
+  const auto& sends = ctx.rendezvous->sends;
+  const memory::KeySource keys = ctx.keys();
+  std::uint32_t free = sends.capacity() - sends.size();
+  if (a.domain == nullptr && keys.can_bind(*r.block)) free = std::min(free, keys.windows.free());
+  return has_share(a.source->offers, free);
 }
 
 /// Ends a send whose key is closed. The record is free before the callback, which may send again. A
@@ -41,6 +53,7 @@ void link(Agent& a, RendezvousSend& t) noexcept {
 void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
   a.rendezvous.sends.erase(t);
   --a.rendezvous.send_count;
+  --a.source->offers;
   if (t.due) ctx.cancellations.erase(t);
   const bool ok = status == Status::ok;
   Completion completion;
@@ -133,6 +146,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   if (r.size > a.max_message) return Status::message_too_long;
   if (a.send_queue.used + 2 > send_limit_of(a)) return Status::would_block;
   if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a)) return Status::would_block;
+  if (!may_offer(ctx, a, r)) return Status::would_block;
   RendezvousPool& all = *ctx.rendezvous;
   const std::uint32_t index = all.sends.acquire();
   if (index == base::IndexPool<RendezvousSend>::kNone) return Status::would_block;
@@ -179,6 +193,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
          "it is malformed, or answers none that is outstanding", base::kProtocolRemedy});
   }
   t->answered = true;
+  a.liveness.stalls.offers.on_progress();
   t->verdict = answer.verdict;
   if (!t->key.is_window()) {
     memory::close_key(ctx.keys(), t->key, t->block);

@@ -57,12 +57,14 @@ ConnectionStats stats(const Agent& a) noexcept {
 
 namespace {
 
-/// Whether only rendezvous messages are refused.
+/// Whether only rendezvous messages are refused: windows or records are used up, or the
+/// connection's source has its share of them.
 bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
   const auto& sends = ctx.rendezvous->sends;
-  const bool by_window = a.domain == nullptr && ctx.windows.size() != 0;
-  return sends.size() == sends.capacity() || (by_window && ctx.windows.free() == 0);
+  std::uint32_t free = sends.capacity() - sends.size();
+  if (a.domain == nullptr && ctx.windows.size() != 0) free = std::min(free, ctx.windows.free());
+  return !has_share(a.source->offers, free);
 }
 
 Blocker blocker_of(const EngineContext& ctx, const Agent& a) noexcept {

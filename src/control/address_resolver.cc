@@ -115,8 +115,9 @@ void CmAddressResolver::on_readable() {
 Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid,
                                   GidType type) {
   if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
-  // A peer that names the address it comes from leaves no unknown neighbour behind.
-  if (h.inbound && gid != h.peer().as_v6()) {
+  // A peer that names the address it comes from, or one that has answered, leaves no unknown
+  // neighbour behind.
+  if (h.inbound && gid != h.peer().as_v6() && !answered_.contains(gid)) {
     auto charged = base::no_throw("resolve an address", [&]() -> Result<bool> {
       return resolution_limits_.try_begin(h.source->first);
     });
@@ -133,6 +134,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
     return begun;
   }
   h.address = AddressState::pending;
+  h.resolving = gid;
   // The frame stays in the exchange: nothing is read meanwhile.
   if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
   return false;
@@ -171,6 +173,8 @@ void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcom
     if (h == nullptr || h->address != AddressState::pending) return;
     h->address = AddressState::resolved;
     end_resolution(*h, outcome.has_value());
+    if (!outcome) answered_.remove(h->resolving);
+    if (outcome && h->inbound) answered_.add(h->source->first, h->resolving);
     watch(*h);
     std::visit(
         [&](auto& dialogue) {

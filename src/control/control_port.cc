@@ -47,6 +47,7 @@ void ControlPort::close() noexcept {
     if (handshakes_.in_use(i)) drop(handshakes_.at(i));
   }
   kept_requests_.clear();
+  kept_of_.clear();
   resolver_.reset();
   listeners_.stop_all();
 }

@@ -231,6 +231,7 @@ class ControlPort {
   bool begin_request(std::unique_ptr<CmRequest>& request) noexcept;
   void begin_kept_requests() noexcept;
   void reject_kept_request();
+  void erase_kept(std::vector<std::unique_ptr<CmRequest>>::iterator request) noexcept;
   void reject(CmRequest& request, const Error& why) noexcept;
 
   void collect_events() noexcept;
@@ -261,9 +262,11 @@ class ControlPort {
   std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
   std::uint32_t held_for_connections_ = 0;  ///< of these
   std::vector<std::unique_ptr<CmRequest>>
-      kept_requests_;  ///< without a handshake, the oldest first
+      kept_requests_;     ///< without a handshake, the oldest first
+  SourceCounts kept_of_;  ///< requests there, of each source
   ResolutionLimits resolution_limits_;
   ResolutionLimits challenge_limits_;
+  AnsweredAddresses answered_;
   std::uint32_t outbound_ = 0;
   Listeners listeners_{epoll_};
   std::vector<DescriptorOwner*> descriptors_;

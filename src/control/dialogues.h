@@ -223,10 +223,11 @@ struct Handshake {
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;
-  bool is_charged = false;             ///< its resolution counts in ResolutionLimits
-  bool is_challenged = false;          ///< its path validation counts
-  std::unique_ptr<CmRequest> request;  ///< if through rdma_cm; the exchange is idle then
-  std::uint64_t waits_since = 0;       ///< tick of the dialogue's last step
+  bool is_charged = false;                   ///< its resolution counts in ResolutionLimits
+  bool is_challenged = false;                ///< its path validation counts
+  std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending
+  std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then
+  std::uint64_t waits_since = 0;             ///< tick of the dialogue's last step
   base::Timer timer;
 
   [[nodiscard]] const Address& peer() const noexcept {

@@ -88,6 +88,15 @@ void ControlPort::resume_held() noexcept {
 // Equals the backlog of a TCP listener, which the kernel keeps.
 constexpr std::size_t kKeptRequests = 512;
 
+namespace {
+
+void uncount(SourceCounts& counts, const Source& source) noexcept {
+  const auto found = counts.find(source);
+  if (found != counts.end() && --found->second == 0) counts.erase(found);
+}
+
+}  // namespace
+
 void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
   request->came_at = clock_.now();
   if (inbound_ >= options_.handshakes) {
@@ -96,7 +105,9 @@ void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
     if (last != nullptr) evict(*last);
   }
   if (begin_request(request)) return;
+  const auto count = kept_of_.try_emplace(request->peer.source(), 0).first;
   kept_requests_.push_back(std::move(request));
+  ++count->second;
   if (kept_requests_.size() > kKeptRequests) reject_kept_request();
 }
 
@@ -133,7 +144,7 @@ void ControlPort::begin_kept_requests() noexcept {
                          "connections.handshake_timeout",
                          options_.handshakes),
             "try again, or raise connections.handshakes at the server"});
-    kept_requests_.erase(kept_requests_.begin());
+    erase_kept(kept_requests_.begin());
   }
   constexpr int kMostPerPoll = 4;
   for (int i = 0; i < kMostPerPoll && !kept_requests_.empty(); ++i) {
@@ -145,17 +156,23 @@ void ControlPort::begin_kept_requests() noexcept {
     const auto next = std::min_element(
         kept_requests_.begin(), kept_requests_.end(),
         [&](const auto& a, const auto& b) { return handshakes_of(a) < handshakes_of(b); });
+    const Source source = (*next)->peer.source();
     if (!begin_request(*next)) return;
     kept_requests_.erase(next);
+    uncount(kept_of_, source);
   }
+}
+
+void ControlPort::erase_kept(std::vector<std::unique_ptr<CmRequest>>::iterator request) noexcept {
+  uncount(kept_of_, (*request)->peer.source());
+  kept_requests_.erase(request);
 }
 
 /// Makes room among the kept requests: of the source with the most of them, the newest goes.
 void ControlPort::reject_kept_request() {
-  SourceCounts kept;
-  for (const auto& each : kept_requests_) ++kept[each->peer.source()];
-  const auto most = std::max_element(
-      kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most =
+      std::max_element(kept_of_.begin(), kept_of_.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
   const auto found =
       std::find_if(kept_requests_.rbegin(), kept_requests_.rend(),
                    [&](const auto& each) { return each->peer.source() == most->first; })
@@ -164,7 +181,7 @@ void ControlPort::reject_kept_request() {
   reject(**found, {Status::limit, "accept a connection through rdma_cm",
                    base::format("{} requests wait already, most of them from there", kKeptRequests),
                    "try again later"});
-  kept_requests_.erase(found);
+  erase_kept(found);
 }
 
 }  // namespace spinwire::control

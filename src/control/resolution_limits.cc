@@ -4,6 +4,27 @@
 
 namespace spinwire::control {
 
+bool AnsweredAddresses::contains(const Gid& address) const noexcept {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Entry& each) { return each.address == address; });
+}
+
+void AnsweredAddresses::add(const Source& source, const Gid& address) {
+  if (contains(address)) return;
+  const auto is_of_source = [&](const Entry& each) { return each.source == source; };
+  const auto count = std::count_if(entries_.begin(), entries_.end(), is_of_source);
+  if (static_cast<std::size_t>(count) >= kOfSource) {
+    entries_.erase(std::find_if(entries_.begin(), entries_.end(), is_of_source));
+  } else if (entries_.size() >= kOfAll) {
+    entries_.erase(entries_.begin());
+  }
+  entries_.push_back({source, address});
+}
+
+void AnsweredAddresses::remove(const Gid& address) noexcept {
+  std::erase_if(entries_, [&](const Entry& each) { return each.address == address; });
+}
+
 bool ResolutionLimits::has_room(const Account& account, const Limit& limit) const noexcept {
   return account.pending < limit.at_once &&
          account.spent_until <= clock_.now() + clock_.ticks(limit.interval * (limit.burst - 1));

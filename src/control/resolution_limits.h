@@ -3,13 +3,39 @@
 // shared by all processes. Cold.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "control/address.h"
 #include "spinwire/clock.h"
 
 namespace spinwire::control {
+
+/// An RDMA address.
+using Gid = std::array<std::uint8_t, 16>;
+
+/// Addresses that have answered, so that resolving one again leaves no unanswered entry behind. The
+/// oldest gives way: of the source that named it, or of all.
+class AnsweredAddresses {
+ public:
+  static constexpr std::size_t kOfSource = 8;
+  static constexpr std::size_t kOfAll = 256;
+
+  [[nodiscard]] bool contains(const Gid& address) const noexcept;
+  /// May throw std::bad_alloc.
+  void add(const Source& source, const Gid& address);
+  void remove(const Gid& address) noexcept;
+
+ private:
+  struct Entry {
+    Source source;
+    Gid address;
+  };
+  std::vector<Entry> entries_;  ///< the oldest first
+};
 
 /// Resolutions of each source and of all together: at once, and unanswered ones per time. Answered
 /// ones cost nothing, so that the rate does not limit honest peers.

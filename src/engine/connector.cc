@@ -49,7 +49,7 @@ class ApplicationListener final : public control::ListenerOwner {
                                                       const wire::JoinSession& join) override {
     if (calls_ == nullptr) return no_method();
     auto joined = rpc::on_join_session(*calls_, handshake, peer, join);
-    if (joined) connector_.count(joined->subject, peer);
+    joined ? connector_.count(joined->subject, peer) : connector_.count_failed(handshake, peer);
     return joined;
   }
   Result<control::AcceptedSession> on_open_session(const control::Address& peer,
@@ -221,12 +221,26 @@ void Connector::on_failed(std::uint64_t subject, const Error& why) {
 // ---- what listeners take ----
 
 Result<control::Admission> Connector::admit(const control::Address& peer) const {
+  if (auto share = agent::check_receives_of(context_, peer); !share)
+    return tl::unexpected(share.error());
   // The next one cannot be made, as make() would find.
   return accepted_.admit(peer, agent::is_full(context_));
 }
 
 void Connector::count(std::uint64_t subject, const control::Address& peer) noexcept {
-  if (find(subject) != nullptr) accepted_.add(subject, peer);
+  Agent* const a = find(subject);
+  if (a == nullptr) return;
+  accepted_.add(subject, peer);
+  agent::use_account_of(context_, *a, peer);
+}
+
+void Connector::count_failed(control::HandshakeId handshake,
+                             const control::Address& peer) noexcept {
+  for (Agent& a : context_.agents) {
+    if (agent::handshake_of(a) != handshake || agent::was_ready(a)) continue;
+    count(agent::subject_of(a), peer);
+    accepted_.on_ending(agent::subject_of(a));
+  }
 }
 
 Result<control::AcceptedConnection> Connector::accept(
@@ -244,7 +258,7 @@ Result<control::AcceptedConnection> Connector::accept(
 Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control::Address& from,
                                                          const Endpoint& endpoint,
                                                          const ListenOptions& options) {
-  accepted_.add(agent::subject_of(a), from);
+  count(agent::subject_of(a), from);
   return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &options).map([&] {
     return control::AcceptedConnection{this, agent::subject_of(a)};
   });

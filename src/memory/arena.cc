@@ -109,7 +109,8 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
       ++pool.refusals;
       return nullptr;
     }
-    if (pool.partial[size_class] != kNoChunk) return allocate_block(pool, pool.partial[size_class]);
+    if (Chunk* const other = pool.partial[size_class].front(); other != nullptr)
+      return allocate_block(pool, *other);
   }
   const std::uint32_t local = pool.map.find_one();
   pool.map.clear(local);

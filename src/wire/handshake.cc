@@ -70,6 +70,10 @@ constexpr std::uint32_t kPsnMax = 0xffffff;
 constexpr std::uint16_t kLidMax = 0xbfff;  // above are multicast LIDs
 constexpr std::uint32_t kMessageMax = 1u << 31;
 constexpr std::uint32_t kCreditsMax = 32768;
+/// A peer that takes only short messages at once would make each of ours a rendezvous message.
+constexpr std::uint32_t kEagerBytesMin = 256;
+/// A peer gets a sign of life four times in this time.
+constexpr std::uint32_t kPeerTimeoutMin = 25;         // ms
 constexpr std::uint32_t kPeerTimeoutMax = 3'600'000;  // ms
 constexpr std::size_t kShownMax = 16;
 
@@ -223,9 +227,9 @@ void check_endpoint(Checks& checks, const Endpoint& e) {
   if (e.raw) return;  // nothing else is used
   checks.field(e.max_message != 0 && e.max_message <= kMessageMax, "max_message", e.max_message,
                "1 to 2147483648 bytes");
-  if (e.eager_bytes == 0 || e.eager_bytes > e.max_message) {
+  if (e.eager_bytes < kEagerBytesMin || e.eager_bytes > e.max_message) {
     checks.fail("eager_bytes", std::to_string(e.eager_bytes),
-                base::format("1 to max_message, {} bytes", e.max_message));
+                base::format("256 to max_message, {} bytes", e.max_message));
   }
   checks.field(e.credits <= kCreditsMax, "credits", e.credits, "0 to 32768");
   checks.not_zero("incarnation", e.incarnation);
@@ -233,8 +237,8 @@ void check_endpoint(Checks& checks, const Endpoint& e) {
              e.credit_cell_address, "a multiple of 8 above 0");
   checks.not_zero("credit_cell_rkey", e.credit_cell_rkey);
   checks.not_zero("credit_cell_token", e.credit_cell_token);
-  checks.field(e.peer_timeout_ms != 0 && e.peer_timeout_ms <= kPeerTimeoutMax, "peer_timeout_ms",
-               e.peer_timeout_ms, "1 to 3600000 milliseconds");
+  checks.field(e.peer_timeout_ms >= kPeerTimeoutMin && e.peer_timeout_ms <= kPeerTimeoutMax,
+               "peer_timeout_ms", e.peer_timeout_ms, "25 to 3600000 milliseconds");
 }
 
 }  // namespace

@@ -544,7 +544,7 @@ TEST(ConfigCheck, ReceivePoolHoldsTheReceivesWithAQuarterSpare) {
   // Blocks have at least 256 bytes.
   config.queues.receive_depth = 32768;
   config.queues.completion_depth = 65536;
-  config.connections.eager_bytes = 64;
+  config.connections.eager_bytes = 256;
   config.memory.receive_bytes = 32768ull * (256 + 64) * 5 / 4;
   EXPECT_TRUE(config.check());
   --config.memory.receive_bytes;

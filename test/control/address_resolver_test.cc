@@ -7,8 +7,8 @@
 namespace control_port_test {
 namespace {
 
+using control::Gid;
 using control::Resolution;
-using Gid = std::array<std::uint8_t, 16>;
 
 /// Answers when the test says so.
 struct ResolverRecord : control::AddressResolver {
@@ -191,6 +191,38 @@ TEST_F(ManyAddresses, OneSourceHasOnlySoManyResolvedAtOnce) {
   end({});
   EXPECT_EQ(resolver_.begun.size(), kOfSource.at_once + 5);
   EXPECT_EQ(wide_.port.refusals(), 0u);
+}
+
+TEST_F(ManyAddresses, OneThatHasAnsweredIsNotLimited) {
+  const auto name = [&](std::uint8_t last) {
+    Endpoint e = endpoint(101, 9);
+    e.gid[15] = last;
+    peers_.push_back(loopback::plain_client(address_, "127.0.0.2:0"));
+    say(peers_.back(), wire::encode(wire::Hello{e}).bytes());
+    const std::size_t before = resolver_.begun.size();
+    for (int i = 0; i < 2000 && resolver_.begun.size() == before; ++i) wide_.step();
+    return resolver_.begun.size() != before;
+  };
+  ASSERT_TRUE(name(200));
+  end({});
+  for (std::uint8_t i = 0; i < kOfSource.at_once; ++i) ASSERT_TRUE(name(i));
+  EXPECT_FALSE(name(100)) << "the source has its share";
+  EXPECT_TRUE(name(200));
+  wide_.port.on_resolved(resolver_.begun.back(), tl::unexpected(ResolverRecord::unreachable()));
+  EXPECT_FALSE(name(200)) << "it answers no more";
+}
+
+TEST(AnsweredAddresses, OneSourceReplacesItsOwn) {
+  control::AnsweredAddresses all;
+  const auto gid = [](std::uint8_t n) { return Gid{n}; };
+  all.add({1}, gid(1));
+  for (std::uint8_t i = 10; i < 10 + 2 * control::AnsweredAddresses::kOfSource; ++i)
+    all.add({2}, gid(i));
+  EXPECT_TRUE(all.contains(gid(1)));
+  EXPECT_FALSE(all.contains(gid(10)));
+  EXPECT_TRUE(all.contains(gid(9 + 2 * control::AnsweredAddresses::kOfSource)));
+  all.remove(gid(1));
+  EXPECT_FALSE(all.contains(gid(1)));
 }
 
 TEST_F(ManyAddresses, UnansweredOnesAreLimitedPerTime) {

@@ -61,14 +61,14 @@ TEST(EndpointText, ReadsBackEveryValue) {
     e.qp_num = static_cast<std::uint32_t>(2 + random() % 0xfffffd);
     e.psn = static_cast<std::uint32_t>(random() & 0xffffff);
     e.mtu = static_cast<std::uint16_t>(256u << random() % 5);
-    e.max_message = static_cast<std::uint32_t>(1 + random() % (1u << 31));
-    e.eager_bytes = static_cast<std::uint32_t>(1 + random() % e.max_message);
+    e.max_message = static_cast<std::uint32_t>(256 + random() % ((1u << 31) - 255));
+    e.eager_bytes = static_cast<std::uint32_t>(256 + random() % (e.max_message - 255));
     e.credits = static_cast<std::uint32_t>(random() % 32769);
     e.incarnation = random() | 1;
     e.credit_cell_address = (random() | 8) & ~std::uint64_t{7};
     e.credit_cell_rkey = static_cast<std::uint32_t>(random() | 1);
     e.credit_cell_token = static_cast<std::uint32_t>(random() | 1);
-    e.peer_timeout_ms = static_cast<std::uint32_t>(1 + random() % 3600000);
+    e.peer_timeout_ms = static_cast<std::uint32_t>(25 + random() % (3600000 - 24));
     e.max_rd_atomic = static_cast<std::uint8_t>(random());
     const auto read = Endpoint::parse(e.text());
     ASSERT_TRUE(read) << read.error().message() << "\n" << e.text();

@@ -141,6 +141,7 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"max_message", "0", [](E& e) { e.max_message = 0; }},
       {"max_message", "2147483649", [](E& e) { e.max_message = (1u << 31) + 1; }},
       {"eager_bytes", "0", [](E& e) { e.eager_bytes = 0; }},
+      {"eager_bytes", "255", [](E& e) { e.eager_bytes = 255; }},
       {"eager_bytes", "8193", [](E& e) { e.eager_bytes = 8193; }},
       {"credits", "32769", [](E& e) { e.credits = 32769; }},
       {"incarnation", "0", [](E& e) { e.incarnation = 0; }},
@@ -149,6 +150,7 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"credit_cell_rkey", "0", [](E& e) { e.credit_cell_rkey = 0; }},
       {"credit_cell_token", "0", [](E& e) { e.credit_cell_token = 0; }},
       {"peer_timeout_ms", "0", [](E& e) { e.peer_timeout_ms = 0; }},
+      {"peer_timeout_ms", "24", [](E& e) { e.peer_timeout_ms = 24; }},
       {"peer_timeout_ms", "3600001", [](E& e) { e.peer_timeout_ms = 3600001; }},
   };
   for (const auto& c : cases) {
@@ -181,7 +183,7 @@ TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
       [](E& e) { e.mtu = 512; },
       [](E& e) { e.mtu = 2048; },
       [](E& e) { e.mtu = 4096; },
-      [](E& e) { e.max_message = e.eager_bytes = 1; },
+      [](E& e) { e.max_message = e.eager_bytes = 256; },
       [](E& e) { e.max_message = 1u << 31; },
       [](E& e) { e.credits = 0; },
       [](E& e) { e.credits = 32768; },

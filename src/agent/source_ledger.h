@@ -1,0 +1,89 @@
+// What each source holds of what all connections of an engine share: receives, rendezvous offers,
+// leases, READs. A source is a host of the network that has connected to a listener. A connection
+// whose peer is on this host, or was chosen by the application, is a source of its own.
+//
+// A source may take more of a pool while it holds less than kShareOfFree times what is free. One
+// source alone gets three quarters of a pool, n sources a part of 3 / (3 n + 1) each, and some is
+// left for the next. Nothing is set aside, and nobody has to know how many sources there will be.
+//
+// Sources also take turns: at set-up steps, so that a host with many half-open connections does not
+// delay others, and at READs of rendezvous messages.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "base/index_pool.h"
+#include "base/intrusive_list.h"
+#include "control/address.h"
+#include "memory/arena.h"
+
+namespace spinwire::agent {
+
+struct Agent;
+struct EngineContext;
+
+inline constexpr std::uint32_t kShareOfFree = 3;
+
+/// Whether a source that holds `held` may take `more`, with `free` left for all.
+constexpr bool has_share(std::uint64_t held, std::uint64_t free, std::uint64_t more = 1) noexcept {
+  return more <= free && held + more <= kShareOfFree * (free - more) + 1;
+}
+
+Agent*& next_in_setup_queue(Agent& a) noexcept;
+Agent*& next_in_rendezvous(Agent& a) noexcept;
+
+struct SourceAccount;
+
+/// A source's agents that wait for the same thing, and its place among the sources that take turns.
+template <auto agent_link>
+struct Waiting {
+  base::IntrusiveQueue<agent_link> agents;
+  SourceAccount* next = nullptr;
+  bool is_listed = false;  ///< among the sources that take turns
+};
+
+struct SourceAccount {
+  std::uint32_t connections = 0;
+  std::uint32_t receives = 0;     ///< reserved, of the shared queue
+  std::uint32_t own_queues = 0;   ///< receive queues of single connections
+  std::uint32_t offers = 0;       ///< rendezvous messages that its peers have not answered
+  std::uint32_t leases = 0;       ///< requested by its peers
+  std::uint64_t lease_bytes = 0;  ///< lease_charge() of each
+  std::uint32_t reads = 0;        ///< outstanding, of its rendezvous messages
+  bool is_host = false;           ///< in SourceLedger::hosts
+  control::Source host{};
+  Waiting<next_in_setup_queue> setup;
+  Waiting<next_in_rendezvous> readers;
+};
+
+SourceAccount*& next_for_setup(SourceAccount& s) noexcept;
+SourceAccount*& next_reader(SourceAccount& s) noexcept;
+
+struct SourceLedger {
+  /// May throw std::bad_alloc.
+  explicit SourceLedger(std::uint32_t connections) : accounts(connections) {}
+  base::IndexPool<SourceAccount> accounts;
+  std::map<control::Source, SourceAccount*> hosts;
+  std::uint64_t lease_bytes = 0;                     ///< lease_charge() of all
+  base::IntrusiveQueue<next_for_setup> setup_turns;  ///< sources with agents that have a step to do
+};
+
+/// The part of a chunk that the block of a lease takes, bytes.
+inline std::uint64_t lease_charge(const detail::Block& block) noexcept {
+  const std::uint64_t whole = block.capacity + sizeof(detail::Block);
+  const std::uint64_t in_chunk = memory::kChunkBytes / whole;
+  return in_chunk != 0 ? memory::kChunkBytes / in_chunk : whole;
+}
+
+/// Gives a new agent an account of its own. Each agent can have one.
+void open_account(EngineContext& ctx, Agent& a) noexcept;
+/// The agent's peer is that host: moves what the agent holds to the host's account. Does nothing
+/// for this host, or without memory.
+void use_account_of(EngineContext& ctx, Agent& a, const control::Address& peer) noexcept;
+/// The agent ends, and holds nothing.
+void close_account(EngineContext& ctx, Agent& a) noexcept;
+/// Whether one more connection of that host may have receives. Errors: limit.
+Result<void> check_receives_of(const EngineContext& ctx, const control::Address& peer);
+
+}  // namespace spinwire::agent
