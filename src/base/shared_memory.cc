@@ -39,7 +39,6 @@ struct Registry : ProcessWide {
   struct Entry {
     int fd;
     std::size_t size;
-    bool hugepages;
   };
   std::map<std::uintptr_t, Entry> entries;
 };
@@ -200,7 +199,7 @@ Result<SharedMemory> SharedMemory::create(std::size_t size, const SharedMemoryOp
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.entries.emplace(reinterpret_cast<std::uintptr_t>(data),
-                        Registry::Entry{memory.fd(), memory.size(), request->huge});
+                        Registry::Entry{memory.fd(), memory.size()});
     memory.mapping_.registered = true;
     return memory;
   });
@@ -242,8 +241,8 @@ std::optional<SharedMemoryRef> find_shared_memory(const void* address,
   const std::size_t size = entry->second.size;
   const std::size_t offset = at - entry->first;
   if (offset >= size || length > size - offset) return std::nullopt;
-  return SharedMemoryRef{entry->second.fd, offset, reinterpret_cast<std::byte*>(entry->first), size,
-                         entry->second.hugepages};
+  return SharedMemoryRef{entry->second.fd, offset, reinterpret_cast<std::byte*>(entry->first),
+                         size};
 }
 
 }  // namespace spinwire::base

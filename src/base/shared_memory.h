@@ -65,7 +65,6 @@ struct SharedMemoryRef {
   std::uint64_t offset = 0;   ///< of the asked address within the file
   std::byte* base = nullptr;  ///< start of the mapping, which is the start of the file
   std::size_t size = 0;       ///< bytes of the mapping
-  bool hugepages = false;     ///< in pages that are not the ordinary ones
 };
 
 /// Finds the mapping that holds all of [address, address + length), if there is one. An empty range

@@ -196,7 +196,7 @@ struct MappedObject {
   std::byte* base = nullptr;
   std::uint64_t size = 0;
   std::uint32_t generation = 0;
-  bool hugepages = false;  ///< the peer can take pages away, so the processor must not touch them
+  bool guarded = false;  ///< the peer may take pages away, so the processor must not touch them
 };
 
 /// Shares a lane among the queue pairs whose datagrams wait for room: see ud_send_queue.cc.
@@ -473,8 +473,8 @@ struct Context {
   std::uint32_t pid = 0;
   ibv_gid gid{};
   ibv_gid shown_gid{};
-  std::uint64_t process = 0;            ///< process_word of this process
-  bool reaches_private_memory = false;  ///< of peers in other processes: see allow_private_memory()
+  std::uint64_t process = 0;     ///< process_word of this process
+  bool trusts_pages = true;      ///< of peers in other processes: see kTrustPagesVariable
   DirectorySlot directory_slot;  ///< empty with Driving::by_user: the context shows its own GID
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll

@@ -93,10 +93,10 @@ std::shared_ptr<Entry[]> make_table(std::size_t entries) {
   return {table, [](Entry* all) { std::free(all); }};
 }
 
-/// Whether the user of this process trusts all peers with the time of its polls.
-bool private_memory_chosen() noexcept {
-  const char* const chosen = std::getenv(kPrivateMemoryVariable);
-  return chosen != nullptr && std::strcmp(chosen, "1") == 0;
+/// Whether the user of this process trusts its peers' pages.
+bool pages_are_trusted() noexcept {
+  const char* const chosen = std::getenv(kTrustPagesVariable);
+  return chosen == nullptr || std::strcmp(chosen, "0") != 0;
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
@@ -126,7 +126,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->rights = make_table<QueuePairRights>(kMaxQueuePairs);
   c->accesses = std::make_shared<LocalAccesses>();
   c->lane_scan.claimed_since = std::make_unique<std::uint64_t[]>(kMaxLanes);
-  c->reaches_private_memory = driving == Driving::by_poll || private_memory_chosen();
+  c->trusts_pages = pages_are_trusted();
   c->lanes.resize(kMaxLanes);
   c->numbers.generation.resize(kMaxQueuePairs, 0);
   c->object_users.reserve(64);

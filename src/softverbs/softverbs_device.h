@@ -15,11 +15,11 @@ enum class Driving : std::uint8_t;
 struct FaultPlan;
 
 inline constexpr const char* kDeviceName = "softverbs";
-/// "1" lets the contexts that engines open reach private memory of peers in other processes. Such a
-/// peer can make a poll last for ever, by memory whose pages a file system in user space supplies.
-/// Contexts with Driving::by_poll always reach it: programs for libibverbs register ordinary
-/// memory.
-inline constexpr const char* kPrivateMemoryVariable = "SOFTVERBS_PRIVATE_MEMORY";
+/// "0": contexts do not rely on the pages of peers in other processes. Such a peer can supply pages
+/// of its private memory as late as it likes, and can take hugepages away: a context that touches
+/// them waits for ever, or ends its process by SIGBUS. Without trust, operations on private memory
+/// are refused, and the kernel copies to and from hugepages.
+inline constexpr const char* kTrustPagesVariable = "SOFTVERBS_TRUST_PAGES";
 /// Limits of a queue and of a work request.
 inline constexpr int kMaxWr = 32768;
 inline constexpr int kMaxSge = 16;

@@ -249,7 +249,7 @@ TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
 
 TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
   Config c = hostile_config();
-  c.connections.peer_timeout = 1h;  // whoever is silent stays
+  c.connections.peer_timeout = 1h;  // a silent peer is not lost
   c.memory.rendezvous_bytes = 16u << 20;
   Besieged t(c);
   LostRequests device(t, IBV_WR_RDMA_READ, 2);

@@ -107,8 +107,6 @@ struct Common {
   }
   bool open(const spinwire::Config& config) {
     if (!nursery) return fault("no page to share"), false;
-    // Half of the one-sided work is on private memory. Victims inherit the choice.
-    (void)setenv(spinwire::softverbs::kPrivateMemoryVariable, "1", 1);
     auto opened = spinwire::Engine::open(config);
     if (!opened) return fault(opened.error().message()), false;
     engine = std::move(*opened);

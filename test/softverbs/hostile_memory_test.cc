@@ -41,7 +41,7 @@ ibv_wc_status run(Node& node, ibv_qp* qp, Send send) {
 
 // ---- private memory ----
 
-TEST(SoftverbsPrivateMemory, IsReachedOnlyIfChosen) {
+TEST(SoftverbsPrivateMemory, IsNotReachedWithoutTrust) {
   if (!children_may_look()) GTEST_SKIP() << "kernel.yama.ptrace_scope forbids it";
   Child child([](int socket) {
     NodeOptions options;
@@ -53,7 +53,7 @@ TEST(SoftverbsPrivateMemory, IsReachedOnlyIfChosen) {
     (void)get<char>(socket);
   });
   NodeOptions options;
-  options.reaches_private_memory = false;
+  options.trusts_pages = false;
   Node node(options);
   ibv_qp* qp = node.make_qp();
   const Card theirs = meet(node, qp, child.socket());
@@ -63,22 +63,22 @@ TEST(SoftverbsPrivateMemory, IsReachedOnlyIfChosen) {
   EXPECT_TRUE(all_are(node.bytes(0, 64), 0));
 }
 
-TEST(SoftverbsPrivateMemory, IsChosenByTheEnvironmentOrByPrograms) {
-  const auto reaches = [](sv::Driving driving) {
-    ibv_context* const context = sv::open_device(spinwire::Clock::real(), driving).value();
-    const bool chosen = sv::context_of(context).reaches_private_memory;
+TEST(SoftverbsPrivateMemory, TrustIsEndedByTheEnvironment) {
+  const auto trusts = [] {
+    ibv_context* const context =
+        sv::open_device(spinwire::Clock::real(), sv::Driving::by_user).value();
+    const bool trusted = sv::context_of(context).trusts_pages;
     (void)sv::close_device(context);
-    return chosen;
+    return trusted;
   };
-  const char* const before = std::getenv(sv::kPrivateMemoryVariable);
+  const char* const before = std::getenv(sv::kTrustPagesVariable);
   const std::string kept = before == nullptr ? "" : before;
-  (void)unsetenv(sv::kPrivateMemoryVariable);
-  EXPECT_FALSE(reaches(sv::Driving::by_user));
-  EXPECT_TRUE(reaches(sv::Driving::by_poll));
-  (void)setenv(sv::kPrivateMemoryVariable, "1", 1);
-  EXPECT_TRUE(reaches(sv::Driving::by_user));
-  (void)(before == nullptr ? unsetenv(sv::kPrivateMemoryVariable)
-                           : setenv(sv::kPrivateMemoryVariable, kept.c_str(), 1));
+  (void)unsetenv(sv::kTrustPagesVariable);
+  EXPECT_TRUE(trusts());
+  (void)setenv(sv::kTrustPagesVariable, "0", 1);
+  EXPECT_FALSE(trusts());
+  (void)(before == nullptr ? unsetenv(sv::kTrustPagesVariable)
+                           : setenv(sv::kTrustPagesVariable, kept.c_str(), 1));
 }
 
 // ---- hugepages ----
@@ -119,12 +119,13 @@ TEST(SoftverbsHugepages, APageThatIsMissingFailsTheOperation) {
   if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
   if (own_process::number_in("/proc/meminfo", "HugePages_Free").value_or(0) != 0)
     GTEST_SKIP() << "hugepages are free, so none is missing";
+  link.a.internals().trusts_pages = false;
   link.forge(2 << 20, 7);
   for (const sv::Copy direction : {sv::Copy::from_peer, sv::Copy::to_peer}) {
     const auto bytes = sv::resolve(link.peer, link.region.pd, link.b.address(0), 64,
                                    link.b.mr->rkey, IBV_ACCESS_REMOTE_WRITE, 0);
     ASSERT_EQ(bytes.kind, sv::RemoteBytes::Kind::guarded);
-    EXPECT_FALSE(bytes.mappable);
+    EXPECT_TRUE(bytes.mappable);  // others use the processor's atomics, so an atomic is refused
     const ibv_sge here = link.a.sge(0, 64);
     errno = 0;
     EXPECT_FALSE(sv::copy_remote(link.peer, bytes, &here, 1, 64, direction));
@@ -135,6 +136,7 @@ TEST(SoftverbsHugepages, APageThatIsMissingFailsTheOperation) {
 TEST(SoftverbsHugepages, APartOfAPageIsUnmappedWhole) {
   HugeLink link;
   if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
+  link.a.internals().trusts_pages = false;  // else a page must be free
   const std::uint32_t object = link.region.object;
   for (std::uint32_t generation = 7; generation < 20; ++generation) {
     link.forge(4096, generation);

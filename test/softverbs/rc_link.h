@@ -38,7 +38,7 @@ struct NodeOptions {
   int cq_entries = 1024;
   std::size_t memory = 4u << 20;
   bool private_memory = false;
-  bool reaches_private_memory = true;  ///< of peers in other processes
+  bool trusts_pages = true;  ///< of peers in other processes
   bool signal_all = false;
   spinwire::Clock clock = spinwire::Clock::real();
   sv::Driving driving = sv::Driving::by_user;
@@ -63,7 +63,7 @@ class Node {
     auto opened = sv::open_device(options.clock, options.driving, options.faults);
     must(opened.has_value(), "open_device");
     context = *opened;
-    internals().reaches_private_memory = options.reaches_private_memory;
+    internals().trusts_pages = options.trusts_pages;
     pd = sv::alloc_pd(context);
     cq = sv::create_cq(context, options.cq_entries);
     if (options.srq_depth != 0) {

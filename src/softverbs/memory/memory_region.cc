@@ -109,7 +109,7 @@ void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* addres
       slot.object_offset = shared->offset;
       slot.object_generation =
           c.segment->objects[slot.object].generation.load(std::memory_order_relaxed);
-      if (!shared->hugepages) mapped = kMapped;
+      mapped = kMapped;
     }
   }
   open_region(c.regions.own[index], {key, static_cast<std::uint32_t>(access) | mapped,

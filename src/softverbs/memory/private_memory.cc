@@ -22,19 +22,19 @@ void explain_refusal(const Peer& peer) noexcept {
             peer.pid);
 }
 
-/// Logs that the user of this process has not chosen to reach private memory.
+/// Logs that the user of this process does not trust the pages of peers.
 void explain_choice(const Peer& peer) noexcept {
   base::log(LogLevel::warning,
             "softverbs: an operation on the private memory of process {} is refused, because that "
             "process could make it last for ever; let the memory lie in a pool of the engine, or "
-            "trust all peers and set {}=1",
-            peer.pid, kPrivateMemoryVariable);
+            "trust all peers: do not set {}=0",
+            peer.pid, kTrustPagesVariable);
 }
 
 /// Opens the address space of the peer's process. Unlike process_vm_writev(), the descriptor never
 /// leads to a later process with the same pid.
 bool open_address_space(Peer& peer) noexcept {
-  if (!peer.context->reaches_private_memory) {
+  if (!peer.context->trusts_pages) {
     // The memory of a process that is ending cannot be mapped either.
     if (is_ending(peer.pid)) return errno = ESRCH, false;
     explain_choice(peer);

@@ -34,15 +34,16 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
     return nullptr;
   }
   MappedObject& mapped = peer.objects[index];
-  // Hugepages are mapped and unmapped whole. They are not reserved: the kernel copies to and from
-  // them, and reports a page that is missing.
-  const int flags = MAP_SHARED | (file.hugepage != 0 ? MAP_NORESERVE : 0);
+  const bool guarded = file.hugepage != 0 && !peer.context->trusts_pages;
+  // Guarded pages are not reserved: the kernel copies, and reports a page that is missing.
+  const int flags = MAP_SHARED | (guarded ? MAP_NORESERVE : 0);
+  // Hugepages are mapped and unmapped whole.
   if (file.hugepage != 0) size = (size + file.hugepage - 1) & ~(file.hugepage - 1);
   if (mapped.base != nullptr && munmap(mapped.base, mapped.size) != 0) return nullptr;
   mapped = {};
   void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, file.fd.get(), 0);
   if (at == MAP_FAILED) return nullptr;
-  mapped = {static_cast<std::byte*>(at), size, generation, file.hugepage != 0};
+  mapped = {static_cast<std::byte*>(at), size, generation, guarded};
   return &mapped;
 }
 
@@ -103,10 +104,10 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   if (object == kLockObject) return {};
   const MappedObject* mapped = object_of(peer, object, region.object_generation);
   if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
-  const auto kind = mapped->hugepages ? RemoteBytes::Kind::guarded : RemoteBytes::Kind::direct;
+  const auto kind = mapped->guarded ? RemoteBytes::Kind::guarded : RemoteBytes::Kind::direct;
   const std::uint64_t offset = region.object_offset + (address - region.address);
   if (offset > mapped->size || length > mapped->size - offset) return {};
-  return {kind, !mapped->hugepages, mapped->base + offset, address};
+  return {kind, true, mapped->base + offset, address};
 }
 
 namespace {
