@@ -1,6 +1,7 @@
 // Cold.
 #include "agent/source_ledger.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -78,6 +79,9 @@ void close_account(EngineContext& ctx, Agent& a) noexcept {
   release_unused(ctx, s);
 }
 
+/// Of the receives, this part is not for a host with more than its share.
+constexpr std::uint32_t kPartForOthers = 16;
+
 Result<void> check_receives_of(const EngineContext& ctx, const control::Address& peer) {
   const auto found = ctx.sources.hosts.find(peer.source());
   if (peer.is_loopback() || found == ctx.sources.hosts.end()) return {};
@@ -87,6 +91,11 @@ Result<void> check_receives_of(const EngineContext& ctx, const control::Address&
   const std::uint32_t used = shares ? ctx.reserved_receives : ctx.own_queues->queues.size();
   const std::uint32_t held = shares ? s.receives : s.own_queues;
   if (used >= all || has_share(held, all - used)) return {};
+  // What the host's connections hold beyond one each, they yield as they send. So it may have more
+  // connections meanwhile, but the last receives are for others.
+  const bool has_last = all - used <= all / kPartForOthers;
+  const std::uint32_t used_least = std::min(ctx.agents.size(), all);
+  if (shares && !has_last && has_share(s.connections, all - used_least)) return {};
   return base::fail(Status::limit, "accept one more connection",
                     base::format("{} of {} {} are of {}, which is its share", held, all,
                                  shares ? "reserved receives" : "receive queues", peer.str()),

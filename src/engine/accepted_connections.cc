@@ -1,7 +1,5 @@
 #include "engine/accepted_connections.h"
 
-#include <utility>
-
 #include "base/error.h"
 #include "config/queue_sizing.h"
 
@@ -9,22 +7,19 @@ namespace spinwire::engine {
 
 AcceptedConnections::AcceptedConnections(const Config::Connections& limits)
     : maximum_(limits.maximum),
-      share_of_source_(limits.maximum_per_source != 0 ? limits.maximum_per_source
-                                                      : limits.maximum - limits.maximum / 4),
       half_open_share_(config::half_open_connections(limits)),
+      sources_(limits.maximum, limits.maximum_per_source),
       records_(limits.maximum) {}
 
 Result<control::Admission> AcceptedConnections::admit(const control::Address& peer,
-                                                      bool is_full) const {
-  if (!peer.is_loopback()) {
-    const auto found = sources_.find(peer.source());
-    if (found != sources_.end() && found->second >= share_of_source_) {
-      return base::fail(Status::limit, "accept one more connection",
-                        base::format("{} of connections.maximum = {} are of {}, which is its share",
-                                     found->second, maximum_, peer.str()),
-                        "close some, or raise connections.maximum_per_source or "
-                        "connections.maximum at the server");
-    }
+                                                      std::uint32_t free, bool is_full) const {
+  // A full engine refuses everybody, and with another reason.
+  if (free != 0 && !sources_.admits(peer, free)) {
+    return base::fail(Status::limit, "accept one more connection",
+                      base::format("{} of connections.maximum = {} are of {}, which is its share",
+                                   sources_.used_by(peer), maximum_, peer.str()),
+                      "close some, or raise connections.maximum_per_source or "
+                      "connections.maximum at the server");
   }
   const std::uint32_t unready = half_open_ + ending_;
   if (unready == 0 || (!is_full && unready < half_open_share_)) return control::Admission{};
@@ -43,14 +38,11 @@ void AcceptedConnections::enter(Record& record, Part part) noexcept {
 void AcceptedConnections::add(std::uint64_t subject, const control::Address& peer) noexcept {
   Record& record = record_of(subject);
   enter(record, Part::half_open);
-  if (peer.is_loopback()) return;
   // Without memory for its source it counts as this host's.
-  const auto counted = base::no_throw("count a connection", [&]() -> Result<void> {
-    record.source = sources_.try_emplace(peer.source(), 0).first;
+  (void)base::no_throw("count a connection", [&]() -> Result<void> {
+    record.source = sources_.add(peer);
     return {};
   });
-  record.is_counted = counted.has_value();
-  if (record.is_counted) ++record.source->second;
 }
 
 void AcceptedConnections::on_ready(std::uint64_t subject) noexcept {
@@ -66,8 +58,7 @@ void AcceptedConnections::on_ending(std::uint64_t subject) noexcept {
 void AcceptedConnections::remove(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
   enter(record, Part::none);
-  if (!std::exchange(record.is_counted, false)) return;
-  if (--record.source->second == 0) sources_.erase(record.source);
+  sources_.remove(record.source);
 }
 
 }  // namespace spinwire::engine

@@ -7,6 +7,7 @@
 
 #include "control/address.h"
 #include "control/owners.h"
+#include "control/source_share.h"
 #include "spinwire/config.h"
 
 namespace spinwire::engine {
@@ -16,9 +17,10 @@ class AcceptedConnections {
   /// May throw std::bad_alloc.
   explicit AcceptedConnections(const Config::Connections& limits);
 
-  /// Whether one more can be accepted from there. `is_full`: no record or receive is left. Errors:
-  /// limit (connections.maximum_per_source).
-  [[nodiscard]] Result<control::Admission> admit(const control::Address& peer, bool is_full) const;
+  /// Whether one more can be accepted from there, while `free` records of connections are free.
+  /// `is_full`: no record or receive is left. Errors: limit (connections.maximum_per_source).
+  [[nodiscard]] Result<control::Admission> admit(const control::Address& peer, std::uint32_t free,
+                                                 bool is_full) const;
   /// Counts a half-open connection; `subject` names it until remove().
   void add(std::uint64_t subject, const control::Address& peer) noexcept;
   // Each does nothing for a record that is not, or no more, half-open.
@@ -35,8 +37,7 @@ class AcceptedConnections {
   enum class Part : std::uint8_t { none, half_open, ending, ready };
   struct Record {
     Part part = Part::none;
-    bool is_counted = false;  ///< `source` is valid
-    control::SourceCounts::iterator source;
+    control::SourceShare::Place source;
   };
   void enter(Record& record, Part part) noexcept;
   Record& record_of(std::uint64_t subject) noexcept {
@@ -44,12 +45,11 @@ class AcceptedConnections {
   }
 
   std::uint32_t maximum_;
-  std::uint32_t share_of_source_;
   std::uint32_t half_open_share_;
   std::uint32_t half_open_ = 0;
   std::uint32_t ending_ = 0;
-  control::SourceCounts sources_;  ///< without this host's
-  std::vector<Record> records_;    ///< by the index in the subject
+  control::SourceShare sources_;
+  std::vector<Record> records_;  ///< by the index in the subject
 };
 
 }  // namespace spinwire::engine

@@ -223,8 +223,8 @@ void Connector::on_failed(std::uint64_t subject, const Error& why) {
 Result<control::Admission> Connector::admit(const control::Address& peer) const {
   if (auto share = agent::check_receives_of(context_, peer); !share)
     return tl::unexpected(share.error());
-  // The next one cannot be made, as make() would find.
-  return accepted_.admit(peer, agent::is_full(context_));
+  const std::uint32_t free = context_.agents.capacity() - context_.agents.size();
+  return accepted_.admit(peer, free, agent::is_full(context_));
 }
 
 void Connector::count(std::uint64_t subject, const control::Address& peer) noexcept {

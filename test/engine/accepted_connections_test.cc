@@ -28,50 +28,70 @@ class EngineAcceptedConnections : public testing::Test {
     limits.maximum_per_source = per_source;
     return AcceptedConnections(limits);
   }
+  /// What a listener asks while `used` of 8 records are in use.
+  static auto admit(const AcceptedConnections& all, const char* peer, std::uint32_t used,
+                    bool is_full = false) {
+    return all.admit(address(peer), 8 - used, is_full);
+  }
 };
 
 TEST_F(EngineAcceptedConnections, AHostHasThreeQuartersAndOthersTheRest) {
   AcceptedConnections all = make(8);
   for (std::uint32_t i = 0; i < 6; ++i) {
-    ASSERT_TRUE(all.admit(address("10.0.0.1:5"), false)) << i;
+    ASSERT_TRUE(admit(all, "10.0.0.1:5", i)) << i;
     all.add(i, address("10.0.0.1:5"));
     all.on_ready(i);
   }
-  const auto refused = all.admit(address("10.0.0.1:6"), false);
+  const auto refused = admit(all, "10.0.0.1:6", 6);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().status, Status::limit);
   const std::string why = refused.error().message();
   EXPECT_NE(why.find("6 of connections.maximum = 8 are of 10.0.0.1:6"), std::string::npos) << why;
   EXPECT_NE(why.find("connections.maximum_per_source"), std::string::npos) << why;
-  EXPECT_TRUE(all.admit(address("10.0.0.2:5"), false));
+  EXPECT_TRUE(admit(all, "10.0.0.2:5", 6));
   all.remove(3);
-  EXPECT_TRUE(all.admit(address("10.0.0.1:6"), false));
+  EXPECT_TRUE(admit(all, "10.0.0.1:6", 5));
+}
+
+// With a fixed share, the second host would take all that the first one leaves.
+TEST_F(EngineAcceptedConnections, TwoHostsLeaveRoomForAThird) {
+  constexpr std::uint32_t kMaximum = 64;
+  AcceptedConnections all = make(kMaximum);
+  std::uint32_t used = 0;
+  for (const char* host : {"10.0.0.1:5", "10.0.0.2:5"}) {
+    while (used < kMaximum && all.admit(address(host), kMaximum - used, false)) {
+      all.add(used, address(host));
+      all.on_ready(used++);
+    }
+  }
+  EXPECT_LT(used, kMaximum);
+  EXPECT_TRUE(all.admit(address("10.0.0.3:5"), kMaximum - used, false));
 }
 
 TEST_F(EngineAcceptedConnections, TheShareIsASettingAndThisHostHasNone) {
   AcceptedConnections all = make(8, 1);
   all.add(0, address("[2001:db8::1]:5"));
-  EXPECT_FALSE(all.admit(address("[2001:db8::2]:5"), false)) << "one host may have all of a /64";
+  EXPECT_FALSE(admit(all, "[2001:db8::2]:5", 1)) << "one host may have all of a /64";
   for (std::uint32_t i = 1; i < 8; ++i) {
     all.add(i, address("127.0.0.1:5"));
     all.on_ready(i);
-    EXPECT_TRUE(all.admit(address("[::1]:5"), false));
+    EXPECT_TRUE(admit(all, "[::1]:5", i + 1));
   }
 }
 
 TEST_F(EngineAcceptedConnections, HalfOpenOnesHaveAQuarter) {
   AcceptedConnections all = make(8);
   all.add(0, address("127.0.0.1:5"));
-  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), false)->now);
+  EXPECT_TRUE(admit(all, "127.0.0.1:5", 2)->now);
   all.add(1, address("127.0.0.1:5"));
-  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), false)->now);
-  EXPECT_EQ(all.admit(address("127.0.0.1:5"), false)->ending, 0u);
+  EXPECT_FALSE(admit(all, "127.0.0.1:5", 2)->now);
+  EXPECT_EQ(admit(all, "127.0.0.1:5", 2)->ending, 0u);
   all.on_ending(0);
   all.on_ending(0);
-  EXPECT_EQ(all.admit(address("127.0.0.1:5"), false)->ending, 1u);
-  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), false)->now);
+  EXPECT_EQ(admit(all, "127.0.0.1:5", 2)->ending, 1u);
+  EXPECT_FALSE(admit(all, "127.0.0.1:5", 2)->now);
   all.remove(0);
-  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), false)->now);
+  EXPECT_TRUE(admit(all, "127.0.0.1:5", 2)->now);
   all.on_ready(1);
   all.on_ending(1);  // too late: it is no half-open one
   EXPECT_EQ(all.half_open() + all.ending(), 0u);
@@ -80,9 +100,9 @@ TEST_F(EngineAcceptedConnections, HalfOpenOnesHaveAQuarter) {
 TEST_F(EngineAcceptedConnections, AFullEngineWaitsForHalfOpenOnesOnly) {
   AcceptedConnections all = make(8);
   all.add(0, address("127.0.0.1:5"));
-  EXPECT_FALSE(all.admit(address("127.0.0.1:5"), true)->now);
+  EXPECT_FALSE(admit(all, "127.0.0.1:5", 8, true)->now);
   all.on_ready(0);
-  EXPECT_TRUE(all.admit(address("127.0.0.1:5"), true)->now) << "to be refused at once";
+  EXPECT_TRUE(admit(all, "127.0.0.1:5", 8, true)->now) << "to be refused at once";
 }
 
 TEST_F(EngineAcceptedConnections, AHostThatConnectsTooOftenIsRefusedAndAnotherIsNot) {

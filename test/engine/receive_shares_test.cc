@@ -1,9 +1,11 @@
 // The receives that a host's connections may reserve.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/harness.h"
 #include "sim/serving_nodes.h"
@@ -41,11 +43,13 @@ struct World {
     EXPECT_TRUE(sim.run_until([&] { return c.ready() || closed.has_value(); }, 5s));
     if (closed) why = closed->message();
     (void)Connection(c).set_handlers({});
+    connections.push_back(c);
     return c.ready();
   }
   Simulation sim;
   Listener listener;
   std::string why;
+  std::vector<Connection> connections;
 };
 
 TEST(EngineReceiveShares, AHostThatConnectsOftenLeavesReceivesForOthers) {
@@ -61,6 +65,25 @@ TEST(EngineReceiveShares, AHostThatConnectsOftenLeavesReceivesForOthers) {
     const auto audit = world.sim.engine(1).audit();
     EXPECT_TRUE(audit) << audit.error().message();
   }
+}
+
+// Credit grows to a host's share. Its connections yield it as they send, and it is no reason to
+// refuse another connection meanwhile.
+TEST(EngineReceiveShares, AHostWithBusyConnectionsCanMakeMore) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a simulation";
+  World world(SharedReceiveQueue::automatic);
+  std::uint32_t count = 0;
+  for (; count < 3; ++count) ASSERT_TRUE(world.connect(0)) << world.why;
+  for (std::uint32_t round = 0; round < 200; ++round) {
+    for (const Connection& each : world.connections) {
+      const std::array<std::byte, 8> bytes{};
+      for (int i = 0; i < 20; ++i) (void)Connection(each).send_copy(bytes);
+    }
+    (void)world.sim.run_until([] { return false; }, 100us);
+  }
+  EXPECT_GE(world.sim.engine(1).stats().reserved_receives, 30u) << "its share of 40";
+  for (; count < 10; ++count) ASSERT_TRUE(world.connect(0)) << count << ": " << world.why;
+  EXPECT_TRUE(world.connect(2)) << world.why;
 }
 
 }  // namespace

@@ -285,6 +285,13 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
     case Status::peer_lost:
       if (!excused(c)) return told("without a reason");
       return;
+    case Status::limit:
+      // The server's send pool was exhausted, and the reply had to make room.
+      if (is_connected(c) && excused(c)) return;
+      if (c.runs != 1) return told("but its handler did not run exactly once");
+      if (sim_.engine(s.to).rpc_stats().dropped_replies == 0)
+        return told("but the server has dropped no reply");
+      return;
     default:
       if (is_connected(c) && excused(c)) return;
       return told("which no call may");
