@@ -38,6 +38,7 @@ inline spinwire::wire::SessionEnd sample_session() {
   e.mtu = 4048;
   e.incarnation = sample_endpoint().incarnation;
   e.first = 0x40;
+  e.token = 0x746f6b656e;
   return e;
 }
 

@@ -37,7 +37,7 @@ inline spinwire::Endpoint valid_endpoint() {
   return e;
 }
 
-/// A client's end of a session. Every field but the token, which only servers give, has a value.
+/// A client's end of a session. Every field has a value.
 inline spinwire::wire::SessionEnd valid_session_end() {
   spinwire::wire::SessionEnd e;
   e.gid = valid_endpoint().gid;
