@@ -468,17 +468,19 @@ inline char command(int in) {
   return got == 1 ? c : got == 0 ? 'q' : '\0';
 }
 
-/// A child that listens and echoes every message until told to quit.
+/// A child that listens and echoes every message until told to quit. An echo that lacks credit waits
+/// for it.
 inline int echo_server(int in, int out, const Config& config) {
   Node node(config);
-  node.on_message = [](Connection c, Message& m) {
-    const Buffer b = m.take();
-    (void)c.send(b);
-  };
+  std::deque<std::pair<Connection, Buffer>> echoes;
+  node.on_message = [&echoes](Connection c, Message& m) { echoes.emplace_back(c, m.take()); };
   node.listen();
   write_line(out, node.listener.address());
   for (unsigned i = 0;; ++i) {
     (void)node.poll();
+    while (!echoes.empty() &&
+           echoes.front().first.send(echoes.front().second) != Status::would_block)
+      echoes.pop_front();
     if (i % 1024 == 0 && command(in) == 'q') return 0;
   }
 }
