@@ -49,13 +49,15 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
 bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   set_stage(a, a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init);
   if (a.raw != nullptr) return false;  // there is no credit
+  const auto token = base::random_secret();
+  if (!token) return set_up_failed(ctx, a, token.error());
   a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
   if (a.credit_cells.block == nullptr) {
     return set_up_failed(ctx, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
-  a.credit.token = static_cast<std::uint32_t>(base::random_seed()) | 1;
+  a.credit.token = static_cast<std::uint32_t>(*token) | 1;
   a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
   // Also what is there before the peer's first word is a word, so that any other is not genuine.
   a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);

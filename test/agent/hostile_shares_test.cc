@@ -93,7 +93,28 @@ struct Besieged : Attacked {
   std::vector<std::unique_ptr<Stranger>> strangers;
 };
 
-class HostileShares : public HostilePeer {};
+class HostileShares : public HostilePeer {
+ protected:
+  /// A victim that is soon tired of a peer.
+  static Config impatient_config() {
+    Config c = hostile_config();
+    c.connections.peer_timeout = 50ms;
+    c.connections.keepalive_interval = 10ms;
+    c.connections.rendezvous_timeout = 50ms;
+    return c;
+  }
+  /// The stranger's process is alive, since it grants what is granted already. Its connection ends
+  /// all the same, because of what it holds up.
+  static void expect_lost(Besieged& t, Stranger& s, std::uint32_t granted, const char* why) {
+    ASSERT_TRUE(t.until([&] {
+      (void)s.peer.write_granted(granted);
+      return !t.node.closed.empty();
+    }));
+    EXPECT_EQ(t.node.closed[0].status, Status::peer_lost);
+    EXPECT_NE(t.node.closed[0].message().find(why), std::string::npos)
+        << t.node.closed[0].message();
+  }
+};
 
 TEST_F(HostileShares, AnswersThatNobodyLetsGoEndTheirOwnConnection) {
   Besieged t;
@@ -116,21 +137,11 @@ TEST_F(HostileShares, AnswersThatNobodyLetsGoEndTheirOwnConnection) {
 }
 
 TEST_F(HostileShares, AnswersWaitForCreditNoLongerThanTheTimeout) {
-  Config c = hostile_config();
-  c.connections.peer_timeout = 50ms;
-  c.connections.keepalive_interval = 10ms;
-  Besieged t(c);
+  Besieged t(impatient_config());
   Stranger& s = t.add_without_credit();
   t.node.closed.clear();
   t.ask_twice(s);
-  // Its process is alive: it grants what is granted already.
-  ASSERT_TRUE(t.until([&] {
-    (void)s.peer.write_granted(1);
-    return !t.node.closed.empty();
-  }));
-  EXPECT_EQ(t.node.closed[0].status, Status::peer_lost);
-  EXPECT_NE(t.node.closed[0].message().find("no credit for the answers"), std::string::npos)
-      << t.node.closed[0].message();
+  expect_lost(t, s, 1, "no credit for the answers");
   t.leave();
 }
 
@@ -173,22 +184,12 @@ TEST_F(HostileShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
 }
 
 TEST_F(HostileShares, OffersWaitForAnAnswerNoLongerThanTheTimeout) {
-  Config c = hostile_config();
-  c.connections.peer_timeout = 50ms;
-  c.connections.keepalive_interval = 10ms;
-  c.connections.rendezvous_timeout = 50ms;
-  Besieged t(c);
+  Besieged t(impatient_config());
   Stranger& s = t.add([](Endpoint&) {});
   Buffer message = t.node.filled(100'000, 1);
   t.node.closed.clear();
   (void)offer_all(s.victim, message);
-  ASSERT_TRUE(t.until([&] {
-    (void)s.peer.write_granted(Peer::kReceives);
-    return !t.node.closed.empty();
-  }));
-  EXPECT_EQ(t.node.closed[0].status, Status::peer_lost);
-  EXPECT_NE(t.node.closed[0].message().find("answered no offer"), std::string::npos)
-      << t.node.closed[0].message();
+  expect_lost(t, s, Peer::kReceives, "answered no offer");
   message.reset();
   t.leave();
 }
@@ -223,9 +224,7 @@ struct LostRequests {
 };
 
 TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
-  Config c = hostile_config();
-  c.connections.peer_timeout = 50ms;
-  c.connections.keepalive_interval = 10ms;
+  Config c = impatient_config();
   c.connections.direct_messages = spinwire::DirectPath::off;
   Besieged t(c);
   Stranger& s = t.add([](Endpoint&) {});
@@ -236,13 +235,7 @@ TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
   EXPECT_EQ(
       t.node.tally.run([&](auto done) { return s.victim.send_with_imm(message.slice(), 7, done); }),
       Status::ok);
-  ASSERT_TRUE(t.until([&] {
-    (void)s.peer.write_granted(Peer::kReceives);
-    return !t.node.closed.empty();
-  }));
-  EXPECT_EQ(t.node.closed[0].status, Status::peer_lost);
-  EXPECT_NE(t.node.closed[0].message().find("lets no operation complete"), std::string::npos)
-      << t.node.closed[0].message();
+  expect_lost(t, s, Peer::kReceives, "lets no operation complete");
   message.reset();
   t.leave();
 }
@@ -270,19 +263,15 @@ TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
   t.leave();
 }
 
-/// Asks for leases until the engine has answered all requests.
-void take_leases(Besieged& t, Stranger& s, std::uint32_t count, std::uint64_t bytes,
-                 std::uint32_t& sent) {
-  ASSERT_TRUE(t.until([&] {
-    if (sent < count && s.peer.granted() > sent &&
-        s.peer.send(message(MessageKind::lease_request,
-                            wire::encode(wire::LeaseRequest{bytes, 1'000'000'000, sent, 8, 3}),
-                            wire::message_flag::kWantCredit))) {
-      ++sent;
-      (void)s.peer.grant(1);
-    }
-    return s.peer.heard.size() >= count;
-  }));
+/// Asks for one more lease if there is credit.
+bool ask_for_lease(Stranger& s, std::uint64_t bytes, std::uint32_t& sent) {
+  if (s.peer.granted() <= sent ||
+      !s.peer.send(message(MessageKind::lease_request,
+                           wire::encode(wire::LeaseRequest{bytes, 1'000'000'000, sent, 8, 3}),
+                           wire::message_flag::kWantCredit)))
+    return false;
+  ++sent;
+  return true;
 }
 
 TEST_F(HostileShares, LeasesOfOnePeerLeaveRecordsAndMemoryForOthers) {
@@ -294,7 +283,10 @@ TEST_F(HostileShares, LeasesOfOnePeerLeaveRecordsAndMemoryForOthers) {
     Stranger& s = t.add([](Endpoint&) {});
     std::uint32_t sent = 0;
     SCOPED_TRACE(bytes);
-    take_leases(t, s, c.leases.maximum, bytes, sent);
+    ASSERT_TRUE(t.until([&] {
+      if (sent < c.leases.maximum && ask_for_lease(s, bytes, sent)) (void)s.peer.grant(1);
+      return s.peer.heard.size() >= c.leases.maximum;
+    }));
     t.borrow();
     t.leave();
   }
@@ -308,16 +300,9 @@ TEST_F(HostileShares, LeasesAreZeroedWithinABudget) {
   Stranger& s = t.add([](Endpoint&) {});
   constexpr std::uint32_t kCount = 12;
   std::uint32_t sent = 0;
-  const auto ask = [&] {
-    s.peer.poll();
-    if (sent < kCount && s.peer.granted() > sent &&
-        s.peer.send(message(MessageKind::lease_request,
-                            wire::encode(wire::LeaseRequest{64u << 10, 1'000'000'000, sent, 8, 3}),
-                            wire::message_flag::kWantCredit)))
-      ++sent;
-  };
   for (int i = 0; i < 2000; ++i) {  // without a control step
-    ask();
+    s.peer.poll();
+    if (sent < kCount) (void)ask_for_lease(s, 64u << 10, sent);
     (void)t.node.engine.poll();
   }
   EXPECT_EQ(sent, kCount);

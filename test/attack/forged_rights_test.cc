@@ -45,12 +45,28 @@ class AttackByForgedRights : public testing::Test {
   }
   /// A WRITE or READ, which the attacker's own thread executes.
   ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset) {
+    return one_sided(opcode, offset, key_);
+  }
+  ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset, std::uint32_t key) {
     link_.at_a.clear();
     Send send(1, link_.a.sge(0, 32), opcode);
-    send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key_);
+    send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key);
     must(send.post(link_.qa) == 0, "post");
     must(link_.run(1, 0), "run");
     return link_.at_a[0].status;
+  }
+  /// The attacker writes to memory of another domain of the victim, after `forge` has made the
+  /// segment say that its queue pair may.
+  template <typename Forge>
+  void write_in_another_domain(Forge&& forge) {
+    ibv_pd* const other = sv::alloc_pd(link_.b.context);
+    ibv_mr* const elsewhere = sv::reg_mr(other, own_.data(), own_.size(), Node::kAllAccess);
+    ASSERT_NE(elsewhere, nullptr);
+    forge(*static_cast<const sv::Pd*>(other), elsewhere->rkey);
+    EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, 0, elsewhere->rkey), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(all_are(own_, 0));
+    EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
+    EXPECT_EQ(sv::dealloc_pd(other), 0);
   }
   /// A new pair of queue pairs, after a refusal.
   void reconnect() {
@@ -136,18 +152,9 @@ TEST_F(AttackByForgedRights, AOneSidedWriteUnderAnEndedKey) {
 }
 
 TEST_F(AttackByForgedRights, AOneSidedWriteInAnotherDomain) {
-  ibv_pd* const other = sv::alloc_pd(link_.b.context);
-  ibv_mr* const elsewhere = sv::reg_mr(other, own_.data(), own_.size(), Node::kAllAccess);
-  ASSERT_NE(elsewhere, nullptr);
-  link_.b.internals().segment->regions[sv::region_index(elsewhere->rkey)].pd = shared_entry().pd;
-  Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE);
-  send.to(reinterpret_cast<std::uint64_t>(own_.data()), elsewhere->rkey);
-  ASSERT_EQ(send.post(link_.qa), 0);
-  ASSERT_TRUE(link_.run(1, 0));
-  EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
-  EXPECT_TRUE(all_are(own_, 0));
-  EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
-  EXPECT_EQ(sv::dealloc_pd(other), 0);
+  write_in_another_domain([this](const sv::Pd&, std::uint32_t key) {
+    link_.b.internals().segment->regions[sv::region_index(key)].pd = shared_entry().pd;
+  });
 }
 
 TEST_F(AttackByForgedRights, AOneSidedWriteThroughAQueuePairWithoutTheRight) {
@@ -160,19 +167,9 @@ TEST_F(AttackByForgedRights, AOneSidedWriteThroughAQueuePairWithoutTheRight) {
 }
 
 TEST_F(AttackByForgedRights, AOneSidedWriteThroughAQueuePairOfAnotherDomain) {
-  ibv_pd* const other = sv::alloc_pd(link_.b.context);
-  ibv_mr* const elsewhere = sv::reg_mr(other, own_.data(), own_.size(), Node::kAllAccess);
-  ASSERT_NE(elsewhere, nullptr);
-  link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.pd =
-      static_cast<sv::Pd*>(other)->id;
-  Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE);
-  send.to(reinterpret_cast<std::uint64_t>(own_.data()), elsewhere->rkey);
-  ASSERT_EQ(send.post(link_.qa), 0);
-  ASSERT_TRUE(link_.run(1, 0));
-  EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
-  EXPECT_TRUE(all_are(own_, 0));
-  EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
-  EXPECT_EQ(sv::dealloc_pd(other), 0);
+  write_in_another_domain([this](const sv::Pd& other, std::uint32_t) {
+    link_.b.internals().segment->queue_pairs[link_.qb->handle].rights.pd = other.id;
+  });
 }
 
 TEST_F(AttackByForgedRights, AWriteThroughAQueuePairThatHasFailed) {

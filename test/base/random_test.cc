@@ -1,19 +1,16 @@
 #include "base/random.h"
 
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <set>
+
+#include "forbidden_call.h"
 
 namespace random_test {
 namespace {
@@ -26,19 +23,6 @@ TEST(Random, SeedsDiffer) {
   EXPECT_EQ(seeds.size(), 100u);
 }
 
-/// Makes getrandom() fail for the rest of the process.
-bool forbid_getrandom() {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getrandom, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{4, rules};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 TEST(Random, SecretsAreTheKernelsOrAnError) {
   const auto secret = spinwire::base::random_secret();
   ASSERT_TRUE(secret) << secret.error().message();
@@ -46,7 +30,7 @@ TEST(Random, SecretsAreTheKernelsOrAnError) {
   EXPECT_NE(*secret, *spinwire::base::random_secret());
   const pid_t child = fork();
   if (child == 0) {
-    if (!forbid_getrandom()) _exit(2);
+    if (!forbid_call(SYS_getrandom, EPERM)) _exit(2);
     const auto none = spinwire::base::random_secret();
     const bool refused = !none && none.error().status == spinwire::Status::system;
     // What is no secret goes on.

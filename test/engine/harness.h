@@ -468,8 +468,8 @@ inline char command(int in) {
   return got == 1 ? c : got == 0 ? 'q' : '\0';
 }
 
-/// A child that listens and echoes every message until told to quit. An echo that lacks credit waits
-/// for it.
+/// A child that listens and echoes every message until told to quit. An echo that lacks credit
+/// waits for it.
 inline int echo_server(int in, int out, const Config& config) {
   Node node(config);
   std::deque<std::pair<Connection, Buffer>> echoes;

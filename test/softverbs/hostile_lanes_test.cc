@@ -361,16 +361,8 @@ TEST(SoftverbsForgedAccess, APeerThatNeverLeavesIsGivenUp) {
   options.clock = spinwire::Clock::manual(&now);
   Node node(options);
   sv::Context& c = node.internals();
-  Child child([](int socket) {
-    Node theirs(small());
-    (void)meet(theirs, theirs.make_qp(), socket);
-    sv::begin_access(*theirs.internals().peers[0]);
-    put(socket, 'd');
-    (void)get<char>(socket);
-  });
   ibv_qp* qp = node.make_qp();
-  meet(node, qp, child.socket());
-  (void)get<char>(child.socket());
+  const AccessingPeer peer(node, qp, small());
   ASSERT_EQ(Send(1, node.sge(0, 8)).post(qp), 0);
   ASSERT_EQ(sv::dereg_mr(node.mr), EBUSY);
   now += 59'000'000'000;
@@ -393,7 +385,7 @@ TEST(SoftverbsForgedAccess, APeerThatNeverLeavesIsGivenUp) {
   }
   ASSERT_EQ(c.peers.size(), 1u);
   EXPECT_NE(c.lanes[lane], nullptr);
-  child.kill_only();
+  peer.child.kill_only();
   EXPECT_TRUE(until(
       [&] {
         now += 2'000'000;

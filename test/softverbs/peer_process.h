@@ -14,6 +14,7 @@
 #include <functional>
 
 #include "base/unique_fd.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/rc_link.h"
 
 namespace softverbs_test {
@@ -102,6 +103,23 @@ inline Card meet(Node& node, ibv_qp* qp, int socket, const ConnectOptions& how =
   sv::control_device(node.context);
   return theirs;
 }
+
+/// A child whose queue pair is connected to ours. It stays in an access to our memory until it is
+/// killed.
+struct AccessingPeer {
+  AccessingPeer(Node& node, ibv_qp* qp, const NodeOptions& options = {})
+      : child([&options](int socket) {
+          Node theirs(options);
+          (void)meet(theirs, theirs.make_qp(), socket);
+          sv::begin_access(*theirs.internals().peers[0]);
+          put(socket, 'd');
+          (void)get<char>(socket);
+        }) {
+    (void)meet(node, qp, child.socket());
+    (void)get<char>(child.socket());
+  }
+  Child child;
+};
 
 /// Whether the peer has closed its end of the socket.
 inline bool hung_up(int socket) {

@@ -1,13 +1,10 @@
 // Memory that is revoked while a peer copies. Once the device reports success, only the new holder
 // accesses it. Two processes; the peer copies whole blocks as fast as it can until it is refused.
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "forbidden_call.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
@@ -469,18 +467,10 @@ TEST(SoftverbsLeaving, ThePeerIsNotKnownYet) {
 
 TEST(SoftverbsLeaving, ADeadPeerHasLeft) {
   Node node;
-  Child child([](int socket) {
-    Node theirs;
-    meet(theirs, theirs.make_qp(), socket);
-    sv::begin_access(*theirs.internals().peers[0]);
-    put(socket, 'd');
-    (void)get<char>(socket);
-  });
   ibv_qp* qp = node.make_qp();
-  meet(node, qp, child.socket());
-  (void)get<char>(child.socket());
+  AccessingPeer peer(node, qp);
   ASSERT_EQ(sv::destroy_qp(qp), EBUSY);
-  child.kill_and_reap();
+  peer.child.kill_and_reap();
   int result = EBUSY;
   EXPECT_TRUE(until(
       [&] {
@@ -491,23 +481,10 @@ TEST(SoftverbsLeaving, ADeadPeerHasLeft) {
   std::erase(node.qps, qp);
 }
 
-/// From now on membarrier fails with ENOSYS in this process.
-void forbid_membarrier() {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{static_cast<unsigned short>(std::size(rules)), rules};
-  must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs");
-  must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0, "seccomp");
-}
-
 TEST(SoftverbsWithoutMembarrier, NoDeviceAndNothingIsTakenBack) {
   Child child([](int) {
     Link link;
-    forbid_membarrier();
+    must(forbid_call(SYS_membarrier, ENOSYS), "a filter of system calls");
     ibv_mr* mr = std::exchange(link.b.mr, nullptr);
     must(sv::dereg_mr(mr) == EBUSY && sv::dereg_mr(mr) == EBUSY, "a key ends unseen");
     must(sv::destroy_qp(link.qb) == EBUSY, "a queue pair ends unseen");

@@ -216,14 +216,10 @@ TEST(SoftverbsDeath, LeftMessagesArrive) {
 TEST(SoftverbsDeath, InTheMidstOfAnAccess) {
   // Deregistering waits for the busy peer, but not after its death is known.
   Node node;
-  auto child = guest(
-      [](Node& theirs, ibv_qp*, const Card&) { sv::begin_access(*theirs.internals().peers[0]); });
-  ibv_qp* qp = node.make_qp();
-  meet(node, qp, child->socket());
-  (void)get<char>(child->socket());
+  AccessingPeer peer(node, node.make_qp());
   ibv_mr* mr = sv::reg_mr(node.pd, node.memory.data(), 64, Node::kAllAccess);
   ASSERT_EQ(sv::dereg_mr(mr), EBUSY);
-  child->kill_and_reap();
+  peer.child.kill_and_reap();
   int result = EBUSY;
   EXPECT_TRUE(until(
       [&] {
