@@ -95,8 +95,8 @@ struct Besieged : Attacked {
 
 class HostileShares : public HostilePeer {
  protected:
-  /// A victim that is soon tired of a peer.
-  static Config impatient_config() {
+  /// A victim with short time-outs.
+  static Config short_timeouts() {
     Config c = hostile_config();
     c.connections.peer_timeout = 50ms;
     c.connections.keepalive_interval = 10ms;
@@ -137,7 +137,7 @@ TEST_F(HostileShares, AnswersThatNobodyLetsGoEndTheirOwnConnection) {
 }
 
 TEST_F(HostileShares, AnswersWaitForCreditNoLongerThanTheTimeout) {
-  Besieged t(impatient_config());
+  Besieged t(short_timeouts());
   Stranger& s = t.add_without_credit();
   t.node.closed.clear();
   t.ask_twice(s);
@@ -184,7 +184,7 @@ TEST_F(HostileShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
 }
 
 TEST_F(HostileShares, OffersWaitForAnAnswerNoLongerThanTheTimeout) {
-  Besieged t(impatient_config());
+  Besieged t(short_timeouts());
   Stranger& s = t.add([](Endpoint&) {});
   Buffer message = t.node.filled(100'000, 1);
   t.node.closed.clear();
@@ -224,7 +224,7 @@ struct LostRequests {
 };
 
 TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
-  Config c = impatient_config();
+  Config c = short_timeouts();
   c.connections.direct_messages = spinwire::DirectPath::off;
   Besieged t(c);
   Stranger& s = t.add([](Endpoint&) {});
