@@ -48,9 +48,9 @@ class ApplicationListener final : public control::ListenerOwner {
                                                       const control::Address& peer,
                                                       const wire::JoinSession& join) override {
     if (calls_ == nullptr) return no_method();
-    auto joined = rpc::on_join_session(*calls_, handshake, peer, join);
-    joined ? connector_.count(joined->subject, peer) : connector_.count_failed(handshake, peer);
-    return joined;
+    rpc::JoinOutcome joined = rpc::on_join_session(*calls_, handshake, peer, join);
+    if (joined.made) connector_.count(*joined.made, peer, !joined.answer);
+    return std::move(joined.answer);
   }
   Result<control::AcceptedSession> on_open_session(const control::Address& peer,
                                                    const wire::SessionEnd& client) override {
@@ -227,20 +227,12 @@ Result<control::Admission> Connector::admit(const control::Address& peer) const 
   return accepted_.admit(peer, free, agent::is_full(context_));
 }
 
-void Connector::count(std::uint64_t subject, const control::Address& peer) noexcept {
+void Connector::count(std::uint64_t subject, const control::Address& peer, bool ending) noexcept {
   Agent* const a = find(subject);
   if (a == nullptr) return;
   accepted_.add(subject, peer);
+  if (ending) accepted_.on_ending(subject);
   agent::use_account_of(context_, *a, peer);
-}
-
-void Connector::count_failed(control::HandshakeId handshake,
-                             const control::Address& peer) noexcept {
-  for (Agent& a : context_.agents) {
-    if (agent::handshake_of(a) != handshake || agent::was_ready(a)) continue;
-    count(agent::subject_of(a), peer);
-    accepted_.on_ending(agent::subject_of(a));
-  }
 }
 
 Result<control::AcceptedConnection> Connector::accept(

@@ -74,10 +74,9 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
                                                 const control::CmEvent& request,
                                                 const ListenOptions& options,
                                                 const config::ConnectionAttributes& attributes);
-  /// Counts a connection that another part has accepted.
-  void count(std::uint64_t subject, const control::Address& peer) noexcept;
-  /// Counts one that has failed while it was accepted, if there is any: its record is not free yet.
-  void count_failed(control::HandshakeId handshake, const control::Address& peer) noexcept;
+  /// Counts a connection that another part has accepted. `ending`: it has failed since, and its
+  /// record is not free yet.
+  void count(std::uint64_t subject, const control::Address& peer, bool ending = false) noexcept;
 
  private:
   [[nodiscard]] agent::Agent* find(std::uint64_t subject) noexcept {

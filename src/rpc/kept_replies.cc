@@ -1,6 +1,8 @@
 #include "rpc/kept_replies.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 
@@ -11,22 +13,28 @@
 namespace spinwire::rpc {
 namespace {
 
-constexpr std::string_view kDropped = "the server ran the call and dropped the reply";
-static_assert(kDropped.size() <= kSlotPayloadBytes);
+static_assert(kReplyDropped.size() <= kSlotPayloadBytes);
 
 bool has_buffer(const std::unique_ptr<ReplyBuffer[]>& buffers, std::uint32_t slot) noexcept {
   return buffers != nullptr && buffers[slot].block != nullptr;
 }
 
-/// Visits the slots whose calls are answered and hold memory. The slot of a running handler keeps
-/// its reply buffer.
+// The next two visit the slots whose calls are answered and hold memory. The slot of a running
+// handler keeps its reply buffer.
+
+/// Inline calls.
 template <typename Visit>
-void for_each_kept(ServerSession& s, Visit&& visit) noexcept {
+void for_each_kept_inline(ServerSession& s, Visit&& visit) noexcept {
   for (std::uint32_t slot = 0; slot < s.window; ++slot) {
     const ServerSlot& v = s.slots[slot];
     if (v.state == ServerSlotState::running) continue;
     if (v.payload.block != nullptr || has_buffer(s.reply_buffers, slot)) visit(s, slot);
   }
+}
+/// All calls.
+template <typename Visit>
+void for_each_kept(ServerSession& s, Visit&& visit) noexcept {
+  for_each_kept_inline(s, visit);
   if (s.connection == nullptr) return;
   ConnectionServer& b = *s.connection;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
@@ -42,9 +50,9 @@ void drop_reply(Rpc& r, ServerSession& s, std::uint32_t slot) noexcept {
   ServerSlot& v = s.slots[slot];
   if (v.payload.block == nullptr) return;
   release_payload(v.payload);
-  std::memcpy(v.payload.text, kDropped.data(), kDropped.size());
+  std::memcpy(v.payload.text, kReplyDropped.data(), kReplyDropped.size());
   v.status = Status::limit;
-  v.size = static_cast<std::uint16_t>(kDropped.size());
+  v.size = static_cast<std::uint16_t>(kReplyDropped.size());
   ++r.stats.dropped_replies;
 }
 
@@ -68,27 +76,48 @@ void count_kept_replies(Rpc& r) noexcept {
   });
 }
 
-/// The source's session with kept replies whose last request is the oldest.
-ServerSession& find_oldest(Rpc& r, const SessionSource& source) noexcept {
-  ServerSession* found = nullptr;
+/// The sessions of a source with kept replies whose last requests are the oldest.
+struct OldestSessions {
+  static constexpr std::size_t kMost = 32;
+  std::array<ServerSession*, kMost> all{};
+  std::size_t count = 0;
+
+  static bool is_older(const ServerSession* one, const ServerSession* other) noexcept {
+    return one->last_heard < other->last_heard;
+  }
+  /// `all` is a heap, its newest session first.
+  void add(ServerSession& s) noexcept {
+    if (count == kMost) {
+      if (!is_older(&s, all[0])) return;
+      std::pop_heap(all.begin(), all.end(), is_older);
+      --count;
+    }
+    all[count++] = &s;
+    std::push_heap(all.begin(), all.begin() + count, is_older);
+  }
+};
+
+OldestSessions find_oldest(Rpc& r, const SessionSource& source) noexcept {
+  OldestSessions oldest;
   r.servers.for_each([&](ServerSession& s) {
-    if (s.source != &source || s.kept_replies == 0) return;
-    if (found == nullptr || s.last_heard < found->last_heard) found = &s;
+    if (s.source == &source && s.kept_replies != 0) oldest.add(s);
   });
-  return *found;
+  return oldest;
+}
+
+void drop_all(Rpc& r, ServerSession& s) noexcept {
+  for_each_kept(s, [&r](auto& end, std::uint32_t slot) { drop_reply(r, end, slot); });
 }
 
 }  // namespace
 
-void drop_kept_replies(Rpc& r, ServerSession& s) noexcept {
-  for_each_kept(s, [&r](auto& end, std::uint32_t slot) { drop_reply(r, end, slot); });
-  s.kept_replies = 0;
+void drop_kept_inline_replies(Rpc& r, ServerSession& s) noexcept {
+  for_each_kept_inline(s, [&r](auto& end, std::uint32_t slot) { drop_reply(r, end, slot); });
 }
 
-/// Counting takes a look at each slot. So it frees more than one block, and an attempt in vain is
-/// not repeated at once.
+/// Counting takes a look at each slot. So an attempt frees the replies of several sessions, and one
+/// in vain is not repeated at once.
 bool ReplyReclaimer::reclaim() noexcept {
-  constexpr std::uint32_t kPart = 8;
   const std::uint64_t now = rpc_.context.clock.now();
   if (now < next_attempt_) return false;
   count_kept_replies(rpc_);
@@ -100,13 +129,8 @@ bool ReplyReclaimer::reclaim() noexcept {
     next_attempt_ = now + rpc_.min_rto;
     return false;
   }
-  const std::uint32_t before = heaviest->kept_replies;
-  const std::uint32_t goal = std::max(before / kPart, 1u);
-  while (before - heaviest->kept_replies < goal) {
-    ServerSession& s = find_oldest(rpc_, *heaviest);
-    heaviest->kept_replies -= s.kept_replies;
-    drop_kept_replies(rpc_, s);
-  }
+  const OldestSessions oldest = find_oldest(rpc_, *heaviest);
+  for (std::size_t i = 0; i < oldest.count; ++i) drop_all(rpc_, *oldest.all[i]);
   return true;
 }
 

@@ -120,9 +120,8 @@ Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address&
   return r.dialogues.accept(from, client);
 }
 
-Result<control::AcceptedConnection> on_join_session(Rpc& r, control::HandshakeId handshake,
-                                                    const control::Address& from,
-                                                    const wire::JoinSession& join) {
+JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
+                            const wire::JoinSession& join) {
   return r.dialogues.accept_join(handshake, from.text().view(), join);
 }
 

@@ -131,9 +131,8 @@ Result<Session> open_session(Rpc& r, std::string_view address, const SessionOpti
 // For listeners: a peer opens a session, or connects for the calls of one. Errors are sent to it.
 Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address& from,
                                                  const wire::SessionEnd& client);
-Result<control::AcceptedConnection> on_join_session(Rpc& r, control::HandshakeId handshake,
-                                                    const control::Address& from,
-                                                    const wire::JoinSession& join);
+JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
+                            const wire::JoinSession& join);
 /// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are notified.
 void end(Rpc& r) noexcept;
 /// The time-out of calls that give none, in ticks.

@@ -13,10 +13,11 @@ namespace spinwire::rpc {
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address,
                               const control::Address& from);
 /// Whether one more session of the peer's host is within the host's share; see
-/// control/source_share.h. A host at its share may replace a session that it has never used.
+/// control/source_share.h. Peers on this host have no share. A host at its share may replace a
+/// session that it has never used.
+bool admit_source(Rpc& r, const control::Address& peer) noexcept;
 /// Takes a session out of the list of those that were never used, if it is there.
 void mark_used(Rpc& r, ServerSession& s) noexcept;
-bool admit_source(Rpc& r, const control::Address& peer) noexcept;
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   ServerSession* const s = r.servers.find(wire::RpcName::index(name));
   return s != nullptr && s->name == name ? s : nullptr;

@@ -193,18 +193,19 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
 }
 
 // The connection is internal: the application's handlers do not see it.
-Result<control::AcceptedConnection> SessionDialogues::accept_join(control::HandshakeId handshake,
-                                                                  std::string_view peer,
-                                                                  const wire::JoinSession& join) {
+JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake, std::string_view peer,
+                                          const wire::JoinSession& join) {
   ServerSession* const s = find_session_to_join(rpc_, join);
   if (s == nullptr) {
-    return base::fail(Status::refused, "join a session", "the peer has no such session here",
-                      "open another session");
+    return {base::fail(Status::refused, "join a session", "the peer has no such session here",
+                       "open another session"),
+            {}};
   }
-  const auto refuse = [&](const Error& why) {
+  std::optional<std::uint64_t> subject;
+  const auto refuse = [&](const Error& why) -> JoinOutcome {
     // A session without datagrams ends with its connection.
     if (s->transport == Transport::connection) release_server_session(rpc_, *s);
-    return tl::unexpected(why);
+    return {tl::unexpected(why), subject};
   };
   if (auto present = engine_.check_device("join a session"); !present)
     return refuse(present.error());
@@ -214,6 +215,7 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
       "join a session");
   if (!made) return refuse(made.error());
   agent::Agent* const a = *made;
+  subject = agent::subject_of(*a);
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
     if (auto taken = agent::accept_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
     join_session(rpc_, *s, *a);
@@ -223,7 +225,7 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
     agent::fail(rpc_.context, *a, joined.error());
     return refuse(joined.error());
   }
-  return control::AcceptedConnection{&connections_, agent::subject_of(*a)};
+  return {control::AcceptedConnection{&connections_, *subject}, subject};
 }
 
 // ---- silent servers ----

@@ -22,6 +22,12 @@ class EngineServices {
   virtual void step_soon() noexcept = 0;
 };
 
+/// The answer to a peer that joins a session by a connection.
+struct JoinOutcome {
+  Result<control::AcceptedConnection> answer;
+  std::optional<std::uint64_t> made;  ///< subject of the connection, also if it failed afterwards
+};
+
 class SessionDialogues final : public control::SessionOwner,
                                public control::ServedSessionOwner,
                                public control::ProbeOwner {
@@ -50,9 +56,8 @@ class SessionDialogues final : public control::SessionOwner,
   // For listeners. Errors are sent to the peer.
   Result<control::AcceptedSession> accept(const control::Address& from,
                                           const wire::SessionEnd& client);
-  Result<control::AcceptedConnection> accept_join(control::HandshakeId handshake,
-                                                  std::string_view peer,
-                                                  const wire::JoinSession& join);
+  JoinOutcome accept_join(control::HandshakeId handshake, std::string_view peer,
+                          const wire::JoinSession& join);
 
   // control::SessionOwner
   void on_opened(std::uint64_t subject, control::HandshakeId handshake,

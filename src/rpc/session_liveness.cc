@@ -162,7 +162,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   // A client that still waits for a reply sends its request again, until its call times out or its
   // silence lasts for the peer time-out.
   if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
-    drop_kept_replies(r, s);
+    drop_kept_inline_replies(r, s);
   r.context.timers.schedule(s.timer, now + r.timeouts.keepalive);
 }
 

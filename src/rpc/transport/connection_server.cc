@@ -5,6 +5,7 @@
 
 #include "agent/submit.h"
 #include "base/internals.h"
+#include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
@@ -80,9 +81,8 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
 /// Builds the library's own refusal.
 Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
   const std::string_view text = v.refusal == Status::unsupported ? "no such method"
-                                : v.refusal == Status::limit
-                                    ? "the server ran the call and dropped the reply"
-                                    : "the handler has not answered";
+                                : v.refusal == Status::limit     ? kReplyDropped
+                                                                 : "the handler has not answered";
   const Status status = build_reply_message(
       r, v, v.refusal, reinterpret_cast<const std::byte*>(text.data()), text.size(), nullptr);
   if (status == Status::ok) v.state = State::answering;
