@@ -71,7 +71,8 @@ struct Config {
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
     /// Accepted connections that one peer host may have, so that it cannot keep others out; 0:
-    /// three quarters of `maximum`. Peers on this host are not limited. At most 65536
+    /// three quarters of `maximum`. Up to that, a host also leaves others a quarter of what is free
+    /// in `maximum` and in queues.receive_depth. Peers on this host are not limited. At most 65536
     std::uint32_t maximum_per_source = 0;
     /// How many of them may have ConnectionSettings::own_domain at a time. With a shared receive
     /// queue, each adds `credits` + queues.receive_postlist receives. 0 … 65536
@@ -94,10 +95,10 @@ struct Config {
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
     Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between keepalives; 1ms … 1h
-    /// A peer that is silent for this long is lost. So is a peer that polls but grants no credit
-    /// for the answers that it waits for, answers no offer of a rendezvous message, or lets no
-    /// operation complete; long messages have a second more for each MB, offers also
-    /// rendezvous_timeout. 25ms … 1h
+    /// A peer that is silent for this long is lost. So is a peer that polls, but grants no credit
+    /// for the answers that it waits for, or lets no operation complete, or, while less than half
+    /// of the windows or of the records of rendezvous messages is free, answers no offer. For each
+    /// MB of a message it has a second more, and for an offer also rendezvous_timeout. 25ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);
     /// Unused credit returns to the engine after this time; 1ms … 1h
     Nanoseconds credit_idle_timeout = std::chrono::seconds(1);

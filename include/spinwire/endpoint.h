@@ -23,13 +23,13 @@ struct Endpoint {
   std::uint32_t psn = 0;          ///< first packet sequence number sent; 24 bits
   std::uint16_t mtu = 0;          ///< bytes: 256, 512, 1024, 2048 or 4096
   std::uint32_t max_message = 0;  ///< longest message accepted, bytes; 1 … 2^31
-  std::uint32_t eager_bytes = 0;  ///< longest message sent as one SEND; 1 … max_message
+  std::uint32_t eager_bytes = 0;  ///< longest message sent as one SEND; 256 … max_message
   std::uint32_t credits = 0;      ///< messages that the other end may send at first; 0 … 32768
   std::uint64_t incarnation = 0;  ///< random number of this run of the engine; not 0
   std::uint64_t credit_cell_address = 0;  ///< cell to which the other end writes credit; 8-aligned
   std::uint32_t credit_cell_rkey = 0;     ///< its key; not 0
   std::uint32_t credit_cell_token = 0;    ///< random; proves who wrote a word there; not 0
-  std::uint32_t peer_timeout_ms = 0;      ///< longest silence that this end accepts; 1 … 3600000
+  std::uint32_t peer_timeout_ms = 0;      ///< longest silence that this end accepts; 25 … 3600000
   std::uint8_t max_rd_atomic = 0;         ///< READs and atomics accepted at once
   /// The end of a raw connection: only address, queue pair, PSN, MTU and max_rd_atomic are used.
   /// For a peer that is not a Spinwire engine, fill in these and set `raw`.

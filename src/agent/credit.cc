@@ -31,9 +31,9 @@ void reserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexcep
 
 /// Receives that the agent's source may have besides what it has: has_share().
 std::uint32_t share_of_source(const EngineContext& ctx, const Agent& a) noexcept {
-  const std::uint64_t free = ctx.reservable_receives - ctx.reserved_receives;
-  const std::uint64_t held = std::min<std::uint64_t>(a.source->receives, kShareOfFree * free);
-  return static_cast<std::uint32_t>((kShareOfFree * free - held) / (kShareOfFree + 1));
+  const std::uint32_t free = ctx.reservable_receives - ctx.reserved_receives;
+  if (!shares_receives(ctx)) return free;
+  return static_cast<std::uint32_t>(control::room_of_source(a.source->receives, free));
 }
 
 /// Whether this engine still needs messages from the peer.

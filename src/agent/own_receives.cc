@@ -113,7 +113,10 @@ void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) no
 
 bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept {
   base::IndexPool<OwnQueue>& queues = ctx.own_queues->queues;
-  if (!has_share(a.source->own_queues, queues.capacity() - queues.size())) return false;
+  // With a shared queue, the application gives single connections a domain and a queue.
+  if (ctx.device->srq() == nullptr && shares_receives(ctx) &&
+      !has_share(a.source->own_queues, queues.capacity() - queues.size()))
+    return false;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();
   while (index != kNone && !fill_chain(ctx, index)) {

@@ -79,12 +79,17 @@ void close_account(EngineContext& ctx, Agent& a) noexcept {
   release_unused(ctx, s);
 }
 
+bool shares_receives(const EngineContext& ctx) noexcept {
+  const Config::Connections& c = ctx.config.connections;
+  return control::leaves_room(c.maximum, c.maximum_per_source);
+}
+
 /// Of the receives, this part is not for a host with more than its share.
 constexpr std::uint32_t kPartForOthers = 16;
 
 Result<void> check_receives_of(const EngineContext& ctx, const control::Address& peer) {
   const auto found = ctx.sources.hosts.find(peer.source());
-  if (peer.is_loopback() || found == ctx.sources.hosts.end()) return {};
+  if (peer.is_loopback() || found == ctx.sources.hosts.end() || !shares_receives(ctx)) return {};
   const SourceAccount& s = *found->second;
   const bool shares = ctx.device->srq() != nullptr;
   const std::uint32_t all = shares ? ctx.reservable_receives : ctx.own_queues->queues.capacity();
@@ -96,10 +101,12 @@ Result<void> check_receives_of(const EngineContext& ctx, const control::Address&
   const bool has_last = all - used <= all / kPartForOthers;
   const std::uint32_t used_least = std::min(ctx.agents.size(), all);
   if (shares && !has_last && has_share(s.connections, all - used_least)) return {};
-  return base::fail(Status::limit, "accept one more connection",
-                    base::format("{} of {} {} are of {}, which is its share", held, all,
-                                 shares ? "reserved receives" : "receive queues", peer.str()),
-                    "close some, or raise queues.receive_depth of the server");
+  return base::fail(
+      Status::limit, "accept one more connection",
+      base::format("{} of {} {} are of {}, which is its share", held, all,
+                   shares ? "reserved receives" : "receive queues", peer.str()),
+      "close some, or raise queues.receive_depth or connections.maximum_per_source of "
+      "the server");
 }
 
 }  // namespace spinwire::agent

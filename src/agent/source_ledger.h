@@ -2,9 +2,9 @@
 // leases, READs. A source is a host of the network that has connected to a listener. A connection
 // whose peer is on this host, or was chosen by the application, is a source of its own.
 //
-// A source may take more of a pool while it holds less than kShareOfFree times what is free. One
-// source alone gets three quarters of a pool, n sources a part of 3 / (3 n + 1) each, and some is
-// left for the next. Nothing is set aside, and nobody has to know how many sources there will be.
+// The rule is that of control/source_share.h: one source alone gets three quarters of a pool, n
+// sources a part of 3 / (3 n + 1) each, and some is left for the next; of three things or fewer one
+// source may have all. Nothing is set aside, and nobody has to know how many sources there will be.
 //
 // Sources also take turns: at set-up steps, so that a host with many half-open connections does not
 // delay others, and at READs of rendezvous messages.
@@ -16,6 +16,7 @@
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "control/address.h"
+#include "control/source_share.h"
 #include "memory/arena.h"
 
 namespace spinwire::agent {
@@ -23,12 +24,12 @@ namespace spinwire::agent {
 struct Agent;
 struct EngineContext;
 
-inline constexpr std::uint32_t kShareOfFree = 3;
-
 /// Whether a source that holds `held` may take `more`, with `free` left for all.
 constexpr bool has_share(std::uint64_t held, std::uint64_t free, std::uint64_t more = 1) noexcept {
-  return more <= free && held + more <= kShareOfFree * (free - more) + 1;
+  return control::room_of_source(held, free) >= more;
 }
+/// Whether hosts share receives. They do not if the user lets one host have all connections.
+[[nodiscard]] bool shares_receives(const EngineContext& ctx) noexcept;
 
 Agent*& next_in_setup_queue(Agent& a) noexcept;
 Agent*& next_in_rendezvous(Agent& a) noexcept;

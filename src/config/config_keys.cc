@@ -140,7 +140,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, keepalive_interval, duration, kMillisecond, kHour, "",
                     "each end shows the other that it polls, this often at least"),
     SPINWIRE_NUMBER(connections, Connections, peer_timeout, duration, 25 * kMillisecond, kHour, "",
-                    "a peer whose process is not heard for this long is lost"),
+                    "a peer that is silent, or holds something up, for this long is lost"),
     SPINWIRE_NUMBER(connections, Connections, credit_idle_timeout, duration, kMillisecond, kHour, "",
                     "credit unused for this long returns to the engine"),
 

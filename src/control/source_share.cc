@@ -11,20 +11,17 @@ std::uint32_t count(const SourceCounts& counts, const Source& of) noexcept {
   return found != counts.end() ? found->second : 0;
 }
 
-/// Below any count of things that a process can have.
-std::uint32_t three_times(std::uint32_t free) noexcept {
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::uint64_t{3} * free, UINT32_MAX));
-}
-
 }  // namespace
 
 bool SourceShare::admits(const Address& peer, std::uint32_t free) const noexcept {
   if (peer.is_loopback()) return true;
   const std::uint32_t used = count(sources_, peer.source());
-  const std::uint32_t most = leaves_room_ ? std::min(share_, three_times(free)) : share_;
-  if (used >= most) return false;
+  if (used >= share_) return false;
+  if (!leaves_room_) return true;
+  const std::uint64_t room = room_of_source(used, free);
   const Source host = peer.as_v6();
-  return host == peer.source() || !leaves_room_ || count(hosts_, host) < three_times(most - used);
+  if (room == 0 || host == peer.source()) return room != 0;
+  return room_of_source(count(hosts_, host), std::min<std::uint64_t>(share_ - used, room)) != 0;
 }
 
 std::uint32_t SourceShare::used_by(const Address& peer) const noexcept {

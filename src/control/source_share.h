@@ -17,6 +17,20 @@
 
 namespace spinwire::control {
 
+inline constexpr std::uint32_t kShareOfFree = 3;
+
+/// How much more a source that holds `held` may take while `free` are free: each while it has less
+/// than three times of what is free.
+constexpr std::uint64_t room_of_source(std::uint64_t held, std::uint64_t free) noexcept {
+  const std::uint64_t most = kShareOfFree * (free + 1);
+  return most > held ? (most - held) / (kShareOfFree + 1) : 0;
+}
+/// Whether a share (0: three quarters) leaves room for others. A larger one is the user's decision
+/// that one source may have all; then the share is the only limit.
+constexpr bool leaves_room(std::uint32_t maximum, std::uint32_t share) noexcept {
+  return share <= maximum - maximum / 4;
+}
+
 class SourceShare {
  public:
   /// What a peer was counted for; see add(). Empty for a peer on this host.
@@ -27,11 +41,10 @@ class SourceShare {
     SourceCounts::iterator host_;
   };
 
-  /// `maximum`: of all sources. `share`: of one; 0: three quarters. A share above three quarters is
-  /// the user's decision that one source may have all: the share is then the only limit.
+  /// `maximum`: of all sources. `share`: of one; 0: three quarters. See leaves_room().
   SourceShare(std::uint32_t maximum, std::uint32_t share) noexcept
       : share_(share != 0 ? share : maximum - maximum / 4),
-        leaves_room_(share_ <= maximum - maximum / 4) {}
+        leaves_room_(leaves_room(maximum, share)) {}
 
   /// Whether the peer may have one more while `free` are free. Peers on this host may, because they
   /// all have one address.
