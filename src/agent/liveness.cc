@@ -75,13 +75,20 @@ std::uint64_t bytes_with_device(const Agent& a) noexcept {
   return bytes;
 }
 
-/// What a peer that polls holds up for too long; null: nothing.
+/// Whether half of the records of offers, or of the windows, are in use: others may soon lack some.
+bool are_offers_short(const EngineContext& ctx) noexcept {
+  const auto& sends = ctx.rendezvous->sends;
+  return 2 * sends.size() >= sends.capacity() || 2 * ctx.windows.free() < ctx.windows.size();
+}
+
+/// What a peer that polls holds up for too long; null: nothing. It may be slow: what nobody else
+/// needs may take as long as it likes. While it fetches a long message, it grants no credit.
 const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
   Stalls& s = a.liveness.stalls;
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
-  s.answers.check(!a.control_queue.messages.empty(), elapsed);
+  s.answers.check(!a.control_queue.messages.empty() && a.rendezvous.sends.empty(), elapsed);
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
-  s.offers.check(!a.rendezvous.sends.empty(), elapsed);
+  s.offers.check(!a.rendezvous.sends.empty() && are_offers_short(ctx), elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
   if (s.offers.ticks > timeout + for_block &&
       s.offers.ticks > timeout + for_block + transfer_ticks(ctx, a.rendezvous.sends.back()->length))

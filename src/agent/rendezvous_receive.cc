@@ -35,9 +35,18 @@ Agent& dequeue(EngineContext& ctx, AgentQueue& queue) noexcept {
   return a;
 }
 
+/// Whether another source has READs, or bytes to read.
+bool do_others_read(const EngineContext& ctx, const SourceAccount& s) noexcept {
+  for (const RendezvousPool::CountedRead& each : ctx.rendezvous->reads) {
+    if (each.agent != nullptr && each.agent->source != &s) return true;
+  }
+  return !ctx.rendezvous->reader_turns.empty();
+}
+
 /// Lets the agent's source have turns, if it has bytes to read and may post a READ.
 void take_turns(EngineContext& ctx, SourceAccount& s) noexcept {
-  if (s.readers.is_listed || s.readers.agents.empty() || s.reads >= kRendezvousReadsPerSource)
+  if (s.readers.is_listed || s.readers.agents.empty() ||
+      (s.reads >= kRendezvousReadsPerSource && do_others_read(ctx, s)))
     return;
   s.readers.is_listed = true;
   ctx.rendezvous->reader_turns.push_back(s);

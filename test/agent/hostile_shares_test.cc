@@ -15,6 +15,8 @@ namespace hostile_shares_test {
 namespace {
 
 using namespace hostile_peer;  // NOLINT: a test's helpers
+using spinwire::agent::Agent;
+using spinwire::control::Address;
 
 /// A raw peer, and the engine's end of its connection.
 struct Stranger {
@@ -53,8 +55,22 @@ struct Besieged : Attacked {
     EXPECT_TRUE(until([&] { return s.victim.ready(); }));
     return s;
   }
+  Stranger& add() {
+    return add([](Endpoint&) {});
+  }
   Stranger& add_without_credit() {
     return add([](Endpoint& e) { e.credits = 1; });
+  }
+  /// Another raw peer of one and the same host of the network.
+  Stranger& add_of_host() {
+    Stranger& s = add();
+    spinwire::agent::use_account_of(context(), agent_of(s), *Address::parse("10.0.0.1:7"));
+    return s;
+  }
+  Agent& agent_of(const Stranger& s) {
+    Agent* const a = spinwire::agent::find_by_qpn(context(), s.victim.endpoint()->qp_num);
+    EXPECT_NE(a, nullptr);
+    return *a;
   }
   /// Asks for memory that the engine refuses, so that it owes an answer.
   static bool ask(Stranger& s) {
@@ -171,11 +187,23 @@ std::uint32_t offer_all(Connection c, const Buffer& message) {
   return count;
 }
 
-TEST_F(HostileShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
+/// Strangers of one host, or a single one.
+std::vector<Stranger*> add_some(Besieged& t, bool of_host) {
+  if (!of_host) return {&t.add()};
+  return {&t.add_of_host(), &t.add_of_host(), &t.add_of_host()};
+}
+
+class HostileHostShares : public HostileShares, public testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Connections, HostileHostShares, testing::Bool(),
+                         [](const auto& each) { return each.param ? "OfOneHost" : "Single"; });
+
+TEST_P(HostileHostShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
   Besieged t;
-  Stranger& s = t.add([](Endpoint&) {});
   Buffer message = t.node.filled(100'000, 1);
-  EXPECT_GE(offer_all(s.victim, message), t.windows() / 2);
+  std::uint32_t offered = 0;
+  for (Stranger* const s : add_some(t, GetParam())) offered += offer_all(s->victim, message);
+  EXPECT_GE(offered, t.windows() / 2);
+  EXPECT_LE(offered, t.windows() * 3 / 4 + 1);
   const std::uint64_t before = t.friendly.messages;
   ASSERT_EQ(t.honest.server.send(message), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.friendly.messages == before + 1; }));
@@ -185,7 +213,7 @@ TEST_F(HostileShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
 
 TEST_F(HostileShares, OffersWaitForAnAnswerNoLongerThanTheTimeout) {
   Besieged t(short_timeouts());
-  Stranger& s = t.add([](Endpoint&) {});
+  Stranger& s = t.add();
   Buffer message = t.node.filled(100'000, 1);
   t.node.closed.clear();
   (void)offer_all(s.victim, message);
@@ -227,7 +255,7 @@ TEST_F(HostileShares, OperationsOfAPeerThatPollsCompleteInTime) {
   Config c = short_timeouts();
   c.connections.direct_messages = spinwire::DirectPath::off;
   Besieged t(c);
-  Stranger& s = t.add([](Endpoint&) {});
+  Stranger& s = t.add();
   t.settle();
   LostRequests device(t, IBV_WR_SEND_WITH_IMM, 1);
   Buffer message = t.node.filled(100, 1);
@@ -247,7 +275,7 @@ TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
   Besieged t(c);
   LostRequests device(t, IBV_WR_RDMA_READ, 2);
   for (int i = 0; i < 2; ++i) {
-    Stranger& s = t.add([](Endpoint&) {});
+    Stranger& s = t.add();
     ASSERT_TRUE(
         s.peer.send(MessageKind::rendezvous_offer, wire::encode(s.peer.offer(kLongest, 1))));
   }
@@ -263,6 +291,27 @@ TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
   t.leave();
 }
 
+TEST_F(HostileShares, ReadsOfOneHostLeaveHalfToOthersThatRead) {
+  Config c = hostile_config();
+  c.connections.peer_timeout = 1h;
+  c.memory.rendezvous_bytes = 16u << 20;
+  Besieged t(c);
+  LostRequests device(t, IBV_WR_RDMA_READ, 3);
+  for (int i = 0; i < 3; ++i) device.dead.push_back(t.agent_of(t.add_of_host()).qp->qp_num);
+  // All come before the engine polls.
+  for (auto& s : t.strangers) {
+    ASSERT_TRUE(
+        s->peer.send(MessageKind::rendezvous_offer, wire::encode(s->peer.offer(kLongest, 1))));
+  }
+  Buffer message = t.friendly.filled(kLongest, 1);
+  const std::uint64_t before = t.node.messages;
+  ASSERT_EQ(t.honest.client.send(message), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.node.messages == before + 1; }));
+  EXPECT_EQ(device.lost, 2u);
+  message.reset();
+  t.leave();
+}
+
 /// Asks for one more lease if there is credit.
 bool ask_for_lease(Stranger& s, std::uint64_t bytes, std::uint32_t& sent) {
   if (s.peer.granted() <= sent ||
@@ -274,19 +323,20 @@ bool ask_for_lease(Stranger& s, std::uint64_t bytes, std::uint32_t& sent) {
   return true;
 }
 
-TEST_F(HostileShares, LeasesOfOnePeerLeaveRecordsAndMemoryForOthers) {
+TEST_P(HostileHostShares, LeasesLeaveRecordsAndMemoryForOthers) {
   for (const std::uint64_t bytes : {64u, 256u << 10}) {
     Config c = hostile_config();
     c.leases.count = c.leases.maximum;
     c.memory.lease_bytes = 8u << 20;
     Besieged t(c);
-    Stranger& s = t.add([](Endpoint&) {});
-    std::uint32_t sent = 0;
     SCOPED_TRACE(bytes);
-    ASSERT_TRUE(t.until([&] {
-      if (sent < c.leases.maximum && ask_for_lease(s, bytes, sent)) (void)s.peer.grant(1);
-      return s.peer.heard.size() >= c.leases.maximum;
-    }));
+    for (Stranger* const s : add_some(t, GetParam())) {
+      std::uint32_t sent = 0;
+      ASSERT_TRUE(t.until([&] {
+        if (sent < c.leases.maximum && ask_for_lease(*s, bytes, sent)) (void)s->peer.grant(1);
+        return s->peer.heard.size() >= c.leases.maximum;
+      }));
+    }
     t.borrow();
     t.leave();
   }
@@ -297,7 +347,7 @@ TEST_F(HostileShares, LeasesAreZeroedWithinABudget) {
   c.leases.count = c.leases.maximum;
   c.engine.control = ControlMode::manual;
   Besieged t(c);
-  Stranger& s = t.add([](Endpoint&) {});
+  Stranger& s = t.add();
   constexpr std::uint32_t kCount = 12;
   std::uint32_t sent = 0;
   for (int i = 0; i < 2000; ++i) {  // without a control step
@@ -312,8 +362,6 @@ TEST_F(HostileShares, LeasesAreZeroedWithinABudget) {
 }
 
 TEST_F(HostileShares, HostsTakeTurnsAtSetUp) {
-  using spinwire::agent::Agent;
-  using spinwire::control::Address;
   spinwire::detail::EngineCore core(small_config(), Clock::real(),
                                     std::move(*spinwire::base::OwnerGuard::create()));
   ASSERT_TRUE(core.open());
