@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string>
 
+#include "softverbs/lane/attached_peer.h"
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/ud_link.h"
 
@@ -126,6 +128,34 @@ TEST(SoftverbsHostile, ARegionInTheTableOfLocks) {
   EXPECT_EQ(resolved(), sv::RemoteBytes::Kind::refused);
   region.object = object;
   peer.same_process = true;
+}
+
+/// A process that was given up may go on. It still has its lane, so nothing connects with it.
+TEST(SoftverbsHostile, AContextThatWasGivenUpConnectsNoMore) {
+  Node b;
+  sv::Context& c = b.internals();
+  {
+    Link link;
+    ibv_qp* const before = b.make_qp();
+    ASSERT_EQ(b.init(before), 0);
+    ASSERT_EQ(b.rtr(before, {gid_of(link.a), 77, 1}), 0);
+    c.peers[0]->overdue = true;
+    ASSERT_TRUE(
+        until([&] { sv::control_device(b.context); }, [&] { return c.peers[0]->given_up; }));
+    b.destroy(before);
+    ibv_qp* const again = b.make_qp();
+    ASSERT_EQ(b.init(again), 0);
+    EXPECT_EQ(b.rtr(again, {gid_of(link.a), 78, 1}), ESTALE);
+    std::string why;
+    EXPECT_EQ(sv::attach_peer(c, gid_of(link.a), why), nullptr);
+    EXPECT_NE(why.find("must open its device anew"), std::string::npos) << why;
+    EXPECT_EQ(c.peers.size(), 1u);
+  }
+  ASSERT_TRUE(until([&] { sv::control_device(b.context); }, [&] { return c.peers.empty(); }));
+  Node other;
+  ibv_qp* const qp = b.make_qp();
+  ASSERT_EQ(b.init(qp), 0);
+  EXPECT_EQ(b.rtr(qp, {gid_of(other), 77, 1}), 0);
 }
 
 TEST(SoftverbsHostile, AWriteTooShortForItsTarget) {

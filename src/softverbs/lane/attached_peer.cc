@@ -252,7 +252,13 @@ bool reach(Context& c, Peer& peer, const GidParts& parts, std::string& why) {
 
 Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   for (auto& peer : c.peers) {
-    if (same_gid(peer->gid, gid) && !peer->gone) return peer.get();
+    if (!same_gid(peer->gid, gid) || (peer->gone && !peer->given_up)) continue;
+    if (!peer->given_up) return peer.get();
+    return refuse_with(
+        ESTALE, why,
+        base::format("process {} was given up, because it stayed in one access to our memory for "
+                     "too long; it must open its device anew",
+                     peer->pid));
   }
   const std::optional<GidParts> parts = parse_gid(gid);
   if (!parts)
