@@ -177,7 +177,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- targets ----------------------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check \
+.PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check check-folder \
   check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
@@ -237,6 +237,14 @@ check: check-tests
 check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
 	@$(if $(filter-out 1,$(SHARDS)),tools/dev/run_shards.sh $(SHARDS)) timeout -k 10 \
 	  $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' $(GTEST_ARGS)
+
+# The suites of the tests in a folder, as a filter.
+suites_of = $(shell sed -nE 's/^TEST(_F|_P)?.(\w+),.*/*\2.*/p' $(wildcard $(1)/*_test.cc) | sort -u | paste -sd:)
+## check-folder: after an edit, the quick tests of one folder of test/ (FOLDER=agent)
+check-folder: $(TESTS)
+	@$(if $(FOLDER),,$(error FOLDER is missing: make check-folder FOLDER=agent))
+	@tools/dev/run_shards.sh $(shell nproc) timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< \
+	  --gtest_filter='$(call suites_of,test/$(FOLDER))$(QUICK)' $(GTEST_ARGS)
 
 # The program does not depend on Spinwire; it tests other devices without the preloaded library.
 RUN_CONFORMANCE := $(PRELOAD_RUN) $(CONFORMANCE) --device softverbs

@@ -87,8 +87,9 @@ struct Long : Pair {
 /// How the sender's memory is opened.
 enum class By { window, registration, own_domain };
 
-Config config_by(By by) {
+Config config_by(By by, std::uint64_t send_bytes) {
   Config c = by == By::window ? long_config() : without_windows();
+  c.memory.send_bytes = send_bytes;
   if (by == By::own_domain) {
     c.connections.own_domains = 2;
     c.memory.receive_bytes = 4u << 20;
@@ -98,7 +99,7 @@ Config config_by(By by) {
 
 /// With own protection domains at both ends, if requested.
 struct LongBy : Long {
-  explicit LongBy(By by) : Long(config_by(by)) {
+  explicit LongBy(By by, std::uint64_t send_bytes = 24u << 20) : Long(config_by(by, send_bytes)) {
     if (by == By::own_domain) use_own_domains(*this);
   }
 };
@@ -148,7 +149,7 @@ TEST_P(EngineLongMessages, TakeTurnsWithEverythingElseThatIsOrdered) {
   std::uint32_t sent = 0;
   std::mt19937 random(7);
   std::vector<std::uint32_t> kinds;
-  const std::uint32_t many = amount(20000);
+  const std::uint32_t many = amount(5000);
   ASSERT_TRUE(t.until([&] {
     for (int burst = 0; burst < 8 && sent < many; ++burst) {
       const std::uint32_t kind = random() % 16;
@@ -182,15 +183,15 @@ TEST_P(EngineLongMessages, GoBothWaysAtOnce) {
   LongBy t(GetParam());
   t.listen_to(t.client);
   std::uint32_t back = 0;
-  for (std::uint32_t sent = 0; sent < 60 || back < 60;) {
+  for (std::uint32_t sent = 0; sent < 20 || back < 20;) {
     const Buffer there = t.client.filled(70000, Long::seed(70000));
     const Buffer here = t.server.filled(90000, Long::seed(90000));
-    if (sent < 60 && t.ends.client.send(there) == Status::ok) ++sent;
-    if (back < 60 && t.ends.server.send(here) == Status::ok) ++back;
+    if (sent < 20 && t.ends.client.send(there) == Status::ok) ++sent;
+    if (back < 20 && t.ends.server.send(here) == Status::ok) ++back;
     (void)(t.client.poll() + t.server.poll());
     ASSERT_TRUE(t.client.closed.empty()) << t.client.closed.front().message();
   }
-  ASSERT_TRUE(t.until([&] { return t.came.size() == 120; }));
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 40; }));
   for (const Came& c : t.came) EXPECT_TRUE(c.right);
   t.finish();
 }
@@ -198,7 +199,7 @@ TEST_P(EngineLongMessages, GoBothWaysAtOnce) {
 TEST_P(EngineLongMessages, EndWithTheirConnection) {
   // Closed by either end, or broken, at each stage of a transfer.
   for (int steps = 0; steps<12; steps += slowness()> 1 ? 3 : 1) {
-    LongBy t(GetParam());
+    LongBy t(GetParam(), 10u << 20);
     t.warm_up();
     for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(600000), Status::ok);
     for (int i = 0; i < steps; ++i) (void)(t.server.poll() + t.client.poll());

@@ -23,10 +23,19 @@ std::filesystem::path folder() {
   return std::filesystem::path(__FILE__).parent_path() / ".." / ".." / "conf";
 }
 
-std::vector<std::string> shipped() {
+std::uint64_t bytes_of_pools(const Config& c) {
+  return c.memory.send_bytes + c.memory.receive_bytes + c.memory.lease_bytes +
+         c.memory.rendezvous_bytes;
+}
+
+/// Files whose engines take seconds to open, because of their pools, or the others.
+std::vector<std::string> shipped(bool are_large) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder())) {
-    if (entry.path().extension() == ".toml") names.push_back(entry.path().stem());
+    if (entry.path().extension() != ".toml") continue;
+    const auto loaded = Config::load(entry.path());
+    if ((loaded && bytes_of_pools(*loaded) > 512 * kMiB) == are_large)
+      names.push_back(entry.path().stem());
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -37,7 +46,9 @@ std::uint64_t available_bytes() {
 }
 
 class EngineShippedConfig : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(File, EngineShippedConfig, testing::ValuesIn(shipped()),
+INSTANTIATE_TEST_SUITE_P(File, EngineShippedConfig, testing::ValuesIn(shipped(false)),
+                         [](const auto& file) { return file.param; });
+INSTANTIATE_TEST_SUITE_P(SlowFile, EngineShippedConfig, testing::ValuesIn(shipped(true)),
                          [](const auto& file) { return file.param; });
 
 TEST_P(EngineShippedConfig, OpensConnectsAndMovesData) {
@@ -45,12 +56,10 @@ TEST_P(EngineShippedConfig, OpensConnectsAndMovesData) {
   ASSERT_TRUE(loaded) << loaded.error().message();
   Config config = *loaded;
   config.device.name = device_name();  // the named device may be missing here
-  const auto& memory = config.memory;
-  const std::uint64_t pools =
-      memory.send_bytes + memory.receive_bytes + memory.lease_bytes + memory.rendezvous_bytes;
+  const std::uint64_t pools = bytes_of_pools(config);
   if (!on_softverbs() && 2 * pools + 256 * kMiB > available_bytes())
     GTEST_SKIP() << "two engines pin " << 2 * pools / kMiB << " MiB, which this machine lacks";
-  if (memory.hugepages == HugepagePolicy::require) {
+  if (config.memory.hugepages == HugepagePolicy::require) {
     // Without reserved hugepages the error says how many to reserve.
     if (const auto opened = Engine::open(config); !opened) {
       EXPECT_EQ(opened.error().status, Status::no_memory) << opened.error().message();
