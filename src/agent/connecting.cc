@@ -277,9 +277,9 @@ void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept {
 
 void begin_end(EngineContext& ctx, Agent& a) noexcept {
   const bool sends_goodbye = is_ready(a) || (a.closing && !a.goodbye_sent);
-  if (sends_goodbye && a.stage == Stage::up && a.raw == nullptr) {
-    // Saves the peer from waiting for its time-out.
-    a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+  if (a.stage == Stage::up && a.raw == nullptr) {
+    // Saves the peer from waiting for its time-out. close() may have queued it already.
+    if (sends_goodbye) a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
     (void)flush(ctx, a);
   }
   close(ctx, a);

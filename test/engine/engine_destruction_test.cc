@@ -15,6 +15,23 @@ using namespace engine_test;  // the names of a test namespace
 
 bool gone(const Node& n) { return n.engine.stats().connections == 0; }
 
+// The goodbye of a connection that has nothing outstanding waits for the end of a poll, which does
+// not come.
+TEST(EngineDestruction, SendsTheGoodbyeOfAConnectionThatWasJustClosed) {
+  if (!on_softverbs())
+    GTEST_SKIP() << kSoftverbsOnly
+                 << "an adapter may drop what was posted before its queue pair ends";
+  Pair p;
+  Error why;
+  p.client.on_closed = [&](Connection, const Error& e) { why = e; };
+  ASSERT_TRUE(p.until([&] { return p.ends.server.stats().outstanding == 0; }));
+  p.settle();
+  ASSERT_EQ(p.ends.server.close(), Status::ok);
+  p.server.engine = Engine();
+  ASSERT_TRUE(until({&p.client}, [&] { return gone(p.client); }));
+  EXPECT_EQ(why.status, Status::ok) << why.message();
+}
+
 TEST(EngineDestruction, EndsConnectionsAndOperationsOnce) {
   Pair p;
   Tally tally;
