@@ -337,6 +337,9 @@ TEST_P(HostileHostShares, LeasesLeaveRecordsAndMemoryForOthers) {
         return s->peer.heard.size() >= c.leases.maximum;
       }));
     }
+    const auto& records = t.context().leases->granted;
+    EXPECT_LE(records.size(), records.capacity() * 3 / 4);
+    EXPECT_LE(t.context().sources.lease_bytes, c.memory.lease_bytes * 3 / 4);
     t.borrow();
     t.leave();
   }

@@ -7,6 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "agent/agent.h"
+#include "agent/connecting.h"
+#include "base/owner_guard.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "sim/serving_nodes.h"
 #include "spinwire/log.h"
@@ -126,6 +130,32 @@ TEST_F(EngineAcceptedConnections, AHostThatConnectsTooOftenIsRefusedAndAnotherIs
   ASSERT_TRUE(world.sim.run_until(
       [&] { return world.sim.engine(1).stats().connections == maximum - maximum / 4; }, 1s));
   EXPECT_TRUE(world.connect(0, 1).ready());
+}
+
+// As for a peer that joins a session, and fails while it does.
+TEST_F(EngineAcceptedConnections, OneThatFailedWhileItWasAcceptedCountsUntilItsRecordIsFree) {
+  Config config = small_config();
+  config.connections.maximum_per_source = 1;
+  spinwire::detail::EngineCore core(config, Clock::real(),
+                                    std::move(*spinwire::base::OwnerGuard::create()));
+  ASSERT_TRUE(core.open());
+  const Address peer = address("10.0.0.1:7");
+  ASSERT_TRUE(core.connector.admit(peer));
+  spinwire::agent::Agent* const failed = *spinwire::agent::make(
+      core.context, {.peer = "10.0.0.1:7", .attributes = core.context.attributes}, "test");
+  core.connector.count(spinwire::agent::subject_of(*failed), peer, true);
+  const auto second = core.connector.admit(peer);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().status, Status::limit);
+  const auto other = core.connector.admit(address("10.0.0.2:7"));
+  ASSERT_TRUE(other);
+  spinwire::agent::fail(core.context, *failed, {Status::protocol, "test", "a bad endpoint", ""});
+  ASSERT_TRUE(until({}, [&] {
+    (void)core.poll();
+    return core.context.agents.size() == 0;
+  }));
+  EXPECT_TRUE(core.connector.admit(peer));
+  core.end();
 }
 
 TEST_F(EngineAcceptedConnections, AnEngineLogsThatFewerConnectionsThanHandshakesMayBeHalfOpen) {
