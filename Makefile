@@ -242,7 +242,7 @@ check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFOR
 suites_of = $(shell sed -nE 's/^TEST(_F|_P)?.(\w+),.*/*\2.*/p' $(wildcard $(1)/*_test.cc) | sort -u | paste -sd:)
 ## check-folder: after an edit, the quick tests of one folder of test/ (FOLDER=agent)
 check-folder: $(TESTS)
-	@$(if $(FOLDER),,$(error FOLDER is missing: make check-folder FOLDER=agent))
+	@$(if $(wildcard test/$(or $(FOLDER),-)/*_test.cc),,$(error FOLDER='$(FOLDER)' is no folder of test/ with tests, such as FOLDER=agent))
 	@tools/dev/run_shards.sh $(shell nproc) timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< \
 	  --gtest_filter='$(call suites_of,test/$(FOLDER))$(QUICK)' $(GTEST_ARGS)
 

@@ -40,6 +40,10 @@ for name in "${engine_tests[@]}" "${suite_tests[@]}" "${tool_tests[@]}"; do
   # shellcheck disable=SC2053  # a pattern
   [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
 done
+if ((${#chosen[@]} == 0)); then
+  echo "softroce: no test has a name like FILTER='${FILTER:-}'; names: ${engine_tests[*]} ${suite_tests[*]} ${tool_tests[*]}" >&2
+  exit 2
+fi
 run_tests 2 "${chosen[@]}"
 print_engine_table
 finish
