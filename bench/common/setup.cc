@@ -45,7 +45,7 @@ void drive(Engine& engine) {
 }
 
 WaitLimit::WaitLimit() noexcept
-    : clock_(Clock::real()), end_(clock_.now() + clock_.ticks(std::chrono::seconds(10))) {}
+    : clock_(Clock::real()), end_(clock_.now() + clock_.ticks(std::chrono::minutes(1))) {}
 
 bool WaitLimit::over() const noexcept { return clock_.now() > end_; }
 

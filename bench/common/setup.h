@@ -43,7 +43,7 @@ inline void advance_time() noexcept { stepped_time += 1000; }
 /// Polls, and takes a control step if the configuration leaves it to the caller. Set-up.
 void drive(Engine& engine);
 
-/// Repeats `step` until `done()`. Gives up after ten seconds and prints `what`. Set-up.
+/// Repeats `step` until `done()`. Gives up after a minute and prints `what`. Set-up.
 template <typename Step, typename Done>
 void run_until(std::string_view what, Step&& step, Done&& done);
 
