@@ -43,6 +43,18 @@ bool peer_may_need_credit(const Agent& a) noexcept {
           (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()));
 }
 
+/// Writes the grant into the peer's cell by a store, where the device can. The peer may see it
+/// before messages that were sent earlier; grants are cumulative.
+bool store_in_cell(EngineContext& ctx, Agent& a) noexcept {
+  if (ctx.direct == nullptr) return false;
+  CreditCells& cells = a.credit_cells;
+  if (!ctx.direct->write_word(a.qp, cells.peer_address, cells.peer_key, next_credit_word(a)))
+    return false;
+  a.credit.advertised = a.credit.granted;
+  a.liveness.last_credit_write = ctx.now;
+  return true;
+}
+
 /// Advertises credit and posts control messages. What lacks credit or a record waits; the end of an
 /// outstanding write lists the agent again.
 void visit(EngineContext& ctx, Agent& a) noexcept {
@@ -53,7 +65,8 @@ void visit(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.by_messages.any()) [[unlikely]] {
     done = advertise_by_messages(ctx, a, has_news);
   } else if (has_news) {
-    done = !a.credit.write_pending && submit_internal(ctx, a, OperationKind::credit_write);
+    done = !a.credit.write_pending &&
+           (store_in_cell(ctx, a) || submit_internal(ctx, a, OperationKind::credit_write));
     if (!done && !a.credit.write_pending) wait_for_credit(ctx, a);
   }
   a.credit.in_end_of_poll_list = false;
@@ -64,6 +77,11 @@ void visit(EngineContext& ctx, Agent& a) noexcept {
 constexpr std::uint32_t kMostGrants = 0x8000;
 
 }  // namespace
+
+std::uint64_t next_credit_word(Agent& a) noexcept {
+  return wire::encode(wire::CreditWord{a.credit.granted, ++a.credit_cells.sequence},
+                      a.credit_cells.peer_token);
+}
 
 bool count_grants(EngineContext& ctx, Agent& a) noexcept {
   return count_header_grants(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0);

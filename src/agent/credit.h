@@ -6,8 +6,9 @@
 // Idle connections return credit.
 //
 // Grants are cumulative counts. Messages carry them. When no message goes that way, the engine
-// writes the count into the peer's credit cell, 8 bytes in exposed memory. The write uses no
-// receive, so advertising credit never needs credit. Goodbyes need no credit either: they use
+// writes the count into the peer's credit cell, 8 bytes in exposed memory: by a store where the
+// device can (verbs/direct_messages.h), else by a WRITE. Neither uses a receive, so advertising
+// credit never needs credit. Goodbyes need no credit either: they use
 // receives that are never reserved.
 //
 // The cell is opened to its own queue pair alone if the device can register memory so
@@ -127,6 +128,8 @@ bool on_credit_message(EngineContext& ctx, Agent& a) noexcept;
 }
 /// Defers a grant until receives are posted for it.
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept;
+/// The word that tells the peer what is granted now; each differs from the one before.
+std::uint64_t next_credit_word(Agent& a) noexcept;
 /// Raises the grant to the reserved receives. Returns false if there is nothing to raise.
 inline bool raise_grant(Agent& a) noexcept {
   const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;

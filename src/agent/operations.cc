@@ -5,7 +5,6 @@
 #include "agent/completion.h"
 #include "agent/submit.h"
 #include "base/error.h"
-#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 namespace {
@@ -122,8 +121,7 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
   if (kind == OperationKind::credit_write) {
     // The second cacheline of the cell's block holds the value to write.
     auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
-    *value = wire::encode(wire::CreditWord{a.credit.granted, ++a.credit_cells.sequence},
-                          a.credit_cells.peer_token);
+    *value = next_credit_word(a);
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
                   a.credit_cells.block->lkey};
     if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;

@@ -19,6 +19,9 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
 /// Runs a work request on the peer's memory. False if it failed, or has to wait.
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
+/// Stores a word into the peer's memory, with the checks of a WRITE. False: nothing was stored, as
+/// work requests wait, or as a WRITE would fail or be delayed.
+bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept;
 /// Runs and transmits queued work requests, as far as order, room and retry timers allow.
 void run_send_queue(Qp& qp) noexcept;
 /// Reads and applies the peer's acknowledgement of the lane to it, and its negative answers.

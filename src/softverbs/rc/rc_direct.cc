@@ -86,6 +86,11 @@ Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uin
 
 bool publish(ibv_context* base) noexcept { return publish_held(context_of(base)); }
 
+bool write_word(ibv_qp* base, std::uint64_t address, std::uint32_t rkey,
+                std::uint64_t word) noexcept {
+  return softverbs::write_word(*static_cast<Qp*>(base), address, rkey, word);
+}
+
 void receive_in_place(ibv_qp* base) noexcept { static_cast<Qp*>(base)->in_place = true; }
 
 void release(ibv_context* base, std::uint32_t budget) noexcept {
@@ -126,7 +131,7 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 }  // namespace
 
 const DirectMessages& direct_messages() noexcept {
-  static constexpr DirectMessages calls{send,    publish,  kLongest, receive_in_place,
+  static constexpr DirectMessages calls{send,    publish,  write_word, kLongest, receive_in_place,
                                         release, take_lost};
   return calls;
 }

@@ -38,6 +38,11 @@ struct DirectMessages {
                std::uint64_t wr_id) noexcept;
   /// Publishes what was sent through the context. False: nothing was.
   bool (*publish)(ibv_context* context) noexcept;
+  /// Stores a word into the peer's memory at once, without a completion, with the checks of a WRITE
+  /// and before messages that are not published yet. False: nothing was stored, because work
+  /// requests wait, or because a WRITE would fail, or would not reach the memory by a store.
+  bool (*write_word)(ibv_qp* qp, std::uint64_t address, std::uint32_t rkey,
+                     std::uint64_t word) noexcept;
   /// Longest message, with its header.
   std::uint32_t longest;
   /// From now on polls report the queue pair's plain messages by completions whose wr_id says where

@@ -186,4 +186,26 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   return reached == Reached::done;
 }
 
+bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept {
+  // Faults are injected into work requests only.
+  if (!qp.open || qp.sq_next != qp.sq_head || qp.faults != nullptr) [[unlikely]]
+    return false;
+  SendWr wr{};
+  wr.remote_address = address;
+  wr.rkey = rkey;
+  wr.length = sizeof word;
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  const bool stored = find(qp, wr, IBV_ACCESS_REMOTE_WRITE, bytes) == Reached::done &&
+                      bytes.kind == RemoteBytes::Kind::direct &&
+                      reinterpret_cast<std::uintptr_t>(bytes.data) % sizeof word == 0;
+  if (stored) {
+    std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(bytes.data))
+        .store(word, std::memory_order_release);
+  }
+  end_access(peer);
+  return stored;
+}
+
 }  // namespace spinwire::softverbs
