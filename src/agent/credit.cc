@@ -87,6 +87,12 @@ bool count_grants(EngineContext& ctx, Agent& a) noexcept {
   return count_header_grants(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0);
 }
 
+bool has_credit(EngineContext& ctx, Agent& a, bool& is_last) noexcept {
+  if (send_credits(a) <= 1 && !count_grants(ctx, a)) return false;
+  is_last = send_credits(a) == 1;
+  return true;
+}
+
 std::uint32_t visible_credits(const Agent& a) noexcept {
   std::uint32_t granted = a.credit.granted_to_us;
   const auto news =

@@ -45,14 +45,12 @@ inline bool count_header_grants(Agent& a) noexcept {
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
   return a.credit.send_limit - a.credit.sent;
 }
-/// Counts the grants in the last header. Whether there is more than the last credit.
-[[nodiscard]] inline bool learns_credits(Agent& a) noexcept {
-  return count_header_grants(a) && send_credits(a) > 1;
-}
 /// Credit to send, including uncounted grants in headers and in the credit cell.
 std::uint32_t visible_credits(const Agent& a) noexcept;
 /// Counts the grants in headers and in the credit cell. Returns false if there is no credit.
 bool count_grants(EngineContext& ctx, Agent& a) noexcept;
+/// Whether there is credit for a message. `is_last`: there is one, so the message asks for more.
+bool has_credit(EngineContext& ctx, Agent& a, bool& is_last) noexcept;
 /// Reads the word that the peer wrote into the credit cell, checks its proof, and counts its
 /// grants. Returns false, and ends the connection, if the count violates the protocol.
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;

@@ -165,13 +165,19 @@ inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
 
 }  // namespace
 
+bool find_credit_and_send(EngineContext& ctx, Agent& a, const Payload& p, bool defer_it) noexcept {
+  bool is_last = false;
+  return has_credit(ctx, a, is_last) && send_with_credit(ctx, a, p, is_last, defer_it);
+}
+
 bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
                           const CompletionCallback& done) noexcept {
+  bool is_last = false;
   if (a.send_queue.deferred != nullptr || a.send_queue.used >= a.send_queue.limit ||
-      ctx.operations.empty() || (send_credits(a) <= 1 && !learns_credits(a)))
+      ctx.operations.empty() || !has_credit(ctx, a, is_last))
     return false;
   Operation& op = *ctx.operations.acquire();
-  if (ctx.direct->send(a.qp, build_header(a, p.size, false), p.data, p.size, op.wr.wr_id) ==
+  if (ctx.direct->send(a.qp, build_header(a, p.size, is_last), p.data, p.size, op.wr.wr_id) ==
       verbs::Sent::refused) {
     op.kind = OperationKind::send;
     ctx.operations.release(op);

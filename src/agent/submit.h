@@ -295,14 +295,11 @@ struct Payload {
   std::uint32_t size;
 };
 
-/// Sends a message without a work request. False, and nothing sent: it needs one. There is no
-/// record, so it has ended when the call returns.
-[[gnu::always_inline]] inline bool send_direct(EngineContext& ctx, Agent& a, const Payload& p,
-                                               bool defer_it) noexcept {
-  if (a.send_queue.deferred != nullptr || (send_credits(a) <= 1 && !learns_credits(a))) [[unlikely]]
-    return false;
-  const verbs::Sent sent =
-      ctx.direct->send(a.qp, build_header(a, p.size, false), p.data, p.size, verbs::kNoCompletion);
+/// Sends a message for which there is credit without a work request. `is_last`: see has_credit().
+[[gnu::always_inline]] inline bool send_with_credit(EngineContext& ctx, Agent& a, const Payload& p,
+                                                    bool is_last, bool defer_it) noexcept {
+  const verbs::Sent sent = ctx.direct->send(a.qp, build_header(a, p.size, is_last), p.data, p.size,
+                                            verbs::kNoCompletion);
   if (sent == verbs::Sent::refused) [[unlikely]]
     return false;
   a.credit.advertised = a.credit.granted;
@@ -317,6 +314,19 @@ struct Payload {
     queue_flush(ctx, a);
   }
   return true;
+}
+/// The same where credit is to be found first.
+bool find_credit_and_send(EngineContext& ctx, Agent& a, const Payload& p, bool defer_it) noexcept;
+
+/// Sends a message without a work request. False, and nothing sent: it needs one. There is no
+/// record, so it has ended when the call returns.
+[[gnu::always_inline]] inline bool send_direct(EngineContext& ctx, Agent& a, const Payload& p,
+                                               bool defer_it) noexcept {
+  if (a.send_queue.deferred != nullptr) [[unlikely]]
+    return false;
+  if (send_credits(a) <= 1) [[unlikely]]
+    return find_credit_and_send(ctx, a, p, defer_it);
+  return send_with_credit(ctx, a, p, false, defer_it);
 }
 
 /// Does what send_direct() does, with a record for the callback or the id of the operation.

@@ -54,7 +54,7 @@ TEST(PeerLoss, PeerThatStopsPollingIsLostAfterTheTimeOut) {
   if (!on_softverbs())
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
   std::uint64_t ticks = kMillisecond;
-  Pair p(timed_config(), &ticks);
+  Pair p(without_direct_messages(timed_config()), &ticks);
   Node other(timed_config(), &ticks);
   other.listen();
   Ends second = connect(p.client, other);

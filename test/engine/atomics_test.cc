@@ -290,7 +290,7 @@ TEST(EngineAtomics, AConnectionsRightsBoundThem) {
 
 TEST(EngineAtomics, EndWithTheirConnection) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a send waits until the peer polls";
-  Bench b;
+  Bench b(without_direct_messages());
   const Buffer own = b.client.filled(8, 1);
   std::vector<Completion> ended;
   const CompletionCallback done = [&ended](const Completion& c) { ended.push_back(c); };

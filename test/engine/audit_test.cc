@@ -103,7 +103,7 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
 }
 
 TEST(EngineAudit, FindsWrongCountsOfOperations) {
-  Open o;
+  Open o(without_direct_messages());
   Agent& a = o.agent();
   expect_found(o, a.send_queue.used, 3,
                "3 operations are outstanding: 0 posted, 2 deferred and 0 given up");
@@ -116,7 +116,7 @@ TEST(EngineAudit, FindsWrongCountsOfOperations) {
 }
 
 TEST(EngineAudit, FindsBrokenListsOfOperations) {
-  Open o;
+  Open o(without_direct_messages());
   Agent& a = o.agent();
   spinwire::agent::Operation* const none = nullptr;
   expect_found(o, a.send_queue.deferred, none, "operations are outstanding");
@@ -197,7 +197,7 @@ TEST(EngineAudit, FindsConnectionsInWrongLists) {
 }
 
 TEST(EngineAudit, FindsDamagedMemory) {
-  Open o;
+  Open o(without_direct_messages());
   Block& block = *spinwire::detail::block_of(o.message);
   ASSERT_EQ(block.refs, 4u);  // ours, two of operations and one of an exposure
   expect_found(o, block.refs, 0, "uses memory that is free");

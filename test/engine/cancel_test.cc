@@ -91,7 +91,7 @@ TEST(EngineCancel, ADeferredMessageIsNeverSent) {
 }
 
 TEST(EngineCancel, TheBlockOfADeferredOneGoesBackWithItsCallback) {
-  Bench b;
+  Bench b(without_direct_messages());
   Buffer message = b.client.filled(100, 1);
   ASSERT_EQ(b.c().send(message, {}, Post::defer), Status::ok);
   EXPECT_EQ(spinwire::detail::block_of(message)->refs, 2u);
@@ -218,7 +218,7 @@ TEST(EngineCancel, WithoutACallbackToo) {
 /// receive.
 TEST(EngineCancel, ToldLongBeforeTheDeviceIsDone) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a send waits until the peer polls";
-  Bench b;
+  Bench b(without_direct_messages());
   Buffer ones = b.client.filled(64, 1);
   ASSERT_EQ(b.client.tally.run([&](auto done) { return b.c().send(ones, done); }), Status::ok);
   const OperationId send = b.c().last_operation();

@@ -208,7 +208,7 @@ TEST(EngineClose, OutstandingOperationsCompleteFirst) {
 TEST(EngineClose, PeerThatDoesNotPollIsWaitedForUpToTheDeadline) {
   if (device_name() != "softverbs")
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
-  Config c = small_config();
+  Config c = without_direct_messages();
   c.connections.close_timeout = 50ms;
   Pair p(c);
   Buffer b = p.client.filled(3000, 1);
@@ -233,7 +233,7 @@ TEST(EngineClose, FlushInsideTheLastCompletions) {
   if (device_name() != "softverbs")
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
   // The queue pair no longer exists when these callbacks run.
-  Config c = small_config();
+  Config c = without_direct_messages();
   c.connections.close_timeout = 20ms;
   Pair p(c);
   Buffer b = p.client.filled(3000, 1);

@@ -33,7 +33,7 @@ TEST(EngineDestruction, SendsTheGoodbyeOfAConnectionThatWasJustClosed) {
 }
 
 TEST(EngineDestruction, EndsConnectionsAndOperationsOnce) {
-  Pair p;
+  Pair p(without_direct_messages());
   Tally tally;
   Buffer held;
   Buffer kept;

@@ -114,6 +114,11 @@ inline Config small_config() {
   }
   return c;
 }
+/// Messages by work requests: one ends when the peer has it, not when the call returns.
+inline Config without_direct_messages(Config c = small_config()) {
+  c.connections.direct_messages = spinwire::DirectPath::off;
+  return c;
+}
 
 /// Detects within milliseconds that the peer of an idle connection is gone.
 inline Config watchful_config() {

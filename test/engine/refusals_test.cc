@@ -243,7 +243,7 @@ TEST(EngineRefusals, OperationLimitOfTheEngine) {
 }
 
 TEST(EngineRefusals, SendPoolDry) {
-  Bench b;
+  Bench b(without_direct_messages(watchful_config()));
   std::vector<Buffer> all;
   while (Buffer one = b.client.engine.allocate(4096)) all.push_back(std::move(one));
   EXPECT_EQ(b.client.engine.allocate_status(), Status::no_buffer);

@@ -19,7 +19,7 @@ using namespace engine_test;  // the names of a test namespace
 using spinwire::Blocker;
 
 TEST(EngineSnapshot, TellsWhatIsOutstandingByKind) {
-  Pair p;
+  Pair p(without_direct_messages());
   const bool atomics = p.client.engine.device().atomics;
   Buffer memory = p.server.buffer(64, Pool::lease);
   const auto region =
@@ -211,7 +211,7 @@ TEST(EngineSnapshot, TellsThatNoMoreLongMessagesCanBeOffered) {
 }
 
 TEST(EngineSnapshot, TellsOfWhatLacksCreditOfTheConnectionsOwn) {
-  Config config = small_config();
+  Config config = without_direct_messages();
   config.memory.windows = 8;
   Pair p(config);
   Connection c = p.ends.client;

@@ -100,9 +100,8 @@ class Load {
   }
   [[nodiscard]] bool worked() const {
     return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
-           (!atomics_ || added_ > 1000) &&
-           (!windows_ || (long_received_ > 100 && returned_ > 50)) && raw_received_ > 1000 &&
-           raw_told_ >= raw_received_;
+           (!atomics_ || added_ > 1000) && (!windows_ || (long_received_ > 50 && returned_ > 50)) &&
+           raw_received_ > 1000 && raw_told_ >= raw_received_;
   }
 
  private:
