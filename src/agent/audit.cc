@@ -41,7 +41,7 @@ class AgentAuditor : public base::Auditor {
     expect(a.generation == ctx_.agents.generation(a.index), "its handle names another");
     expect(a.qp == nullptr || find_by_qpn(ctx_, a.qp->qp_num) == &a,
            "its queue pair is not its own");
-    expect(a.credit_cells.block == nullptr || a.credit_cells.block->refs != 0,
+    expect(a.own_cell.block == nullptr || a.own_cell.block->refs != 0,
            "its credit cell is free memory");
     check_sends(a);
     check_operations(a);
@@ -199,9 +199,8 @@ class AgentAuditor : public base::Auditor {
                a.goodbye_sent || a.credit.by_messages.ask_outstanding ||
                a.control_queue.waits_for_credit,
            "no poll will ask the peer for credit");
-    expect(a.control_queue.messages.empty() || a.stage != Stage::up ||
-               a.credit.in_end_of_poll_list || a.control_queue.waits_for_credit ||
-               a.control_queue.outstanding != 0,
+    expect(a.control_to_send.empty() || a.stage != Stage::up || a.credit.in_end_of_poll_list ||
+               a.control_queue.waits_for_credit || a.control_queue.outstanding != 0,
            "no poll will post its control messages");
     expect(peer_credits(a) <= a.credit.reserved,
            "the peer has {} credits, {} receives are kept for it", peer_credits(a),

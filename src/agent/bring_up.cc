@@ -51,23 +51,23 @@ bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   if (a.raw != nullptr) return false;  // there is no credit
   const auto token = base::random_secret();
   if (!token) return set_up_failed(ctx, a, token.error());
-  a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
-  if (a.credit_cells.block == nullptr) {
+  a.own_cell.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
+  if (a.own_cell.block == nullptr) {
     return set_up_failed(ctx, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.credit.token = static_cast<std::uint32_t>(*token) | 1;
-  a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
+  a.credit.cell = new (a.own_cell.block->payload) CreditCell{};
   // Also what is there before the peer's first word is a word, so that any other is not genuine.
   a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);
   a.credit.cell->word.store(a.liveness.cell_word, std::memory_order_relaxed);
-  const BufferSlice cell = detail::make<BufferSlice>(
-      a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
+  const BufferSlice cell =
+      detail::make<BufferSlice>(a.own_cell.block, a.own_cell.block->payload, sizeof(CreditCell));
   auto exposed = ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a),
                                               memory::RegistrationTable::kLibrary);
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
-  a.credit_cells.region = *exposed;
+  a.own_cell.region = *exposed;
   return true;
 }
 
@@ -191,8 +191,8 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.max_message = ctx.config.connections.max_message_bytes;
   info.eager_bytes = ctx.config.connections.eager_bytes;
   info.credits = a.credit.granted;
-  info.credit_cell_address = a.credit_cells.region.address;
-  info.credit_cell_rkey = a.credit_cells.region.rkey;
+  info.credit_cell_address = a.own_cell.region.address;
+  info.credit_cell_rkey = a.own_cell.region.rkey;
   info.credit_cell_token = a.credit.token;
   info.peer_timeout_ms = peer_timeout_ms(ctx);
   return info;
@@ -233,9 +233,9 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
                       : a.send_queue.max_eager;
   a.credit.granted_to_us = a.credit.send_limit = peer.credits;
   a.credit.header_granted = static_cast<std::uint16_t>(peer.credits);
-  a.credit_cells.peer_address = peer.credit_cell_address;
-  a.credit_cells.peer_key = peer.credit_cell_rkey;
-  a.credit_cells.peer_token = peer.credit_cell_token;
+  a.peer_cell.address = peer.credit_cell_address;
+  a.peer_cell.key = peer.credit_cell_rkey;
+  a.peer_cell.token = peer.credit_cell_token;
   set_keepalive_interval(ctx, a, peer.peer_timeout_ms);
   return {};
 }

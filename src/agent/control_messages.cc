@@ -106,20 +106,20 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   ControlMessage& message = ctx.control_messages.at(index);
   message = what;
   message.index = index;
-  queue.messages.push_back(message);
+  a.control_to_send.push_back(message);
   visit_at_end_of_poll(ctx, a);
 }
 
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
-  while (!queue.messages.empty() && can_post(a)) {
+  while (!a.control_to_send.empty() && can_post(a)) {
     // The completion of an outstanding message posts further ones.
     if (queue.outstanding >= kControlMessagesAtOnce) return true;
-    if (!post_message(ctx, a, *queue.messages.front())) {
+    if (!post_message(ctx, a, *a.control_to_send.front())) {
       block_application(ctx, a, true);
       return false;
     }
-    ctx.control_messages.release(queue.messages.pop_front().index);
+    ctx.control_messages.release(a.control_to_send.pop_front().index);
     --queue.waiting;
     a.liveness.stalls.answers.on_progress();
   }
@@ -134,12 +134,13 @@ void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
 
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
   --a.control_queue.outstanding;
-  if (!a.control_queue.messages.empty()) visit_at_end_of_poll(ctx, a);
+  if (!a.control_to_send.empty()) visit_at_end_of_poll(ctx, a);
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
-  while (!queue.messages.empty()) ctx.control_messages.release(queue.messages.pop_front().index);
+  while (!a.control_to_send.empty())
+    ctx.control_messages.release(a.control_to_send.pop_front().index);
   queue.waiting = 0;
 }
 

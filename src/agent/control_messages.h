@@ -52,9 +52,8 @@ ControlMessage make_control_message(wire::MessageKind kind,
   return message;
 }
 
-/// The control messages of one connection, in the order in which they go out.
+/// What is known of the messages in Agent::control_to_send.
 struct ControlQueue {
-  base::IntrusiveQueue<&ControlMessage::next> messages;
   std::uint32_t waiting = 0;      ///< messages in the queue
   std::uint8_t outstanding = 0;   ///< messages with the device
   bool waits_for_credit = false;  ///< the agent is in EngineContext::credit_waiters

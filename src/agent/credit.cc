@@ -39,26 +39,24 @@ std::uint32_t share_of_source(const EngineContext& ctx, const Agent& a) noexcept
 /// Whether this engine still needs messages from the peer.
 bool peer_may_need_credit(const Agent& a) noexcept {
   return a.state == ConnectionState::ready ||
-         (a.stage == Stage::up &&
-          (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()));
+         (a.stage == Stage::up && (!a.rendezvous.sends.empty() || !a.control_to_send.empty()));
 }
 
 /// Writes the grant into the peer's cell by a store, where the device can. The peer may see it
 /// before messages that were sent earlier; grants are cumulative.
 bool store_in_cell(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.direct == nullptr) return false;
-  CreditCells& cells = a.credit_cells;
-  if (!ctx.direct->write_word(a.qp, cells.peer_address, cells.peer_key, next_credit_word(a)))
-    return false;
+  PeerCell& cell = a.peer_cell;
+  if (!ctx.direct->write_word(a.qp, cell.address, cell.key, next_credit_word(a))) return false;
   a.credit.advertised = a.credit.granted;
-  a.liveness.last_credit_write = ctx.now;
+  a.peer_cell.last_write = ctx.now;
   return true;
 }
 
 /// Advertises credit and posts control messages. What lacks credit or a record waits; the end of an
 /// outstanding write lists the agent again.
 void visit(EngineContext& ctx, Agent& a) noexcept {
-  if (!a.control_queue.messages.empty() && !post_control_messages(ctx, a)) wait_for_credit(ctx, a);
+  if (!a.control_to_send.empty() && !post_control_messages(ctx, a)) wait_for_credit(ctx, a);
   const bool has_news =
       (a.credit.advertised != a.credit.granted || a.credit.write_again) && peer_may_need_credit(a);
   bool done = true;
@@ -79,8 +77,8 @@ constexpr std::uint32_t kMostGrants = 0x8000;
 }  // namespace
 
 std::uint64_t next_credit_word(Agent& a) noexcept {
-  return wire::encode(wire::CreditWord{a.credit.granted, ++a.credit_cells.sequence},
-                      a.credit_cells.peer_token);
+  return wire::encode(wire::CreditWord{a.credit.granted, ++a.peer_cell.sequence},
+                      a.peer_cell.token);
 }
 
 bool count_grants(EngineContext& ctx, Agent& a) noexcept {

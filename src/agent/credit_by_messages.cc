@@ -31,7 +31,7 @@ bool submit_credit_message(EngineContext& ctx, Agent& a, wire::MessageKind kind)
   if (kind == wire::MessageKind::credit) {
     by.may_send = false;
     a.credit.write_pending = true;
-    a.liveness.last_credit_write = ctx.now;
+    a.peer_cell.last_write = ctx.now;
   } else {
     by.ask_due = false;
     by.ask_outstanding = by.awaits_message = true;

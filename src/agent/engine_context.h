@@ -192,8 +192,7 @@ struct Stalls {
 /// How long the peer has been silent. Ticks.
 struct Liveness {
   std::uint64_t last_completion = 0;     ///< when its device answered
-  std::uint64_t last_credit_write = 0;   ///< when we last wrote to the peer's credit cell
-  std::uint64_t keepalive_interval = 0;  ///< longest time between two such writes
+  std::uint64_t keepalive_interval = 0;  ///< longest time between two writes to the peer's cell
   std::uint64_t last_check = 0;
   std::uint64_t silent_ticks = 0;
   std::uint64_t cell_word = 0;  ///< the credit cell at the last check
@@ -233,14 +232,19 @@ struct Peer {
   std::array<char, 72> name{};
 };
 
-/// Memory in which credit is granted: this end's cell and the peer's.
-struct CreditCells {
+/// Memory in which the peer grants credit to us.
+struct OwnCell {
   Block* block = nullptr;
-  RemoteRegion region;  ///< this end's cell, as the peer addresses it
-  std::uint64_t peer_address = 0;
-  std::uint32_t peer_key = 0;
-  std::uint32_t peer_token = 0;
-  std::uint8_t sequence = 0;  ///< of the last word written
+  RemoteRegion region;  ///< the cell, as the peer addresses it
+};
+
+/// Memory in which we grant credit to the peer.
+struct PeerCell {
+  std::uint64_t address = 0;
+  std::uint32_t key = 0;
+  std::uint32_t token = 0;
+  std::uint8_t sequence = 0;     ///< of the last word written
+  std::uint64_t last_write = 0;  ///< tick
 };
 
 /// Where an agent's receives are posted. Chosen when its queue pair is made.
@@ -250,9 +254,10 @@ enum class ReceiveSource : std::uint8_t {
   raw,     ///< the application posts them: Agent::raw
 };
 
-/// One connection. A message that is sent directly touches the first three cache lines, and one
-/// that arrives the fourth: a connection among many costs that many misses.
-struct alignas(64) Agent {
+/// One connection. A message that is sent directly touches the first three cache lines, one that
+/// arrives the fifth as well, and the credit that is granted for it the fourth: a connection among
+/// many costs that many misses. Processors fetch lines in pairs.
+struct alignas(128) Agent {
   ibv_qp* qp = nullptr;
   ConnectionState state = ConnectionState::closed;
   Stage stage = Stage::idle;
@@ -267,19 +272,22 @@ struct alignas(64) Agent {
   SendQueue send_queue;
   Credit credit;
   Activity activity;
+  // For granting credit.
+  SourceAccount* source = nullptr;  ///< what it holds is counted there
+  std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
+  std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
+  PeerCell peer_cell;
+  base::IntrusiveQueue<&ControlMessage::next> control_to_send;  ///< in the order they go out
   ConnectionHandlers handlers;
   std::array<Tally, kOperationKinds> tallies{};  ///< of operations with a work request
   Liveness liveness;
   // Cold.
-  std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
-  SourceAccount* source = nullptr;  ///< what it holds is counted there
-  std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
   Rendezvous rendezvous;
   ControlQueue control_queue;
   LeaseTable leases;
   Setup setup;
   Peer peer;
-  CreditCells credit_cells;
+  OwnCell own_cell;
   config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
   Error cause;                                ///< why it ends; ok for a regular close
@@ -287,14 +295,14 @@ struct alignas(64) Agent {
   std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw
 };
-static_assert(offsetof(Agent, activity) == 128 &&
+static_assert(offsetof(Agent, activity) == 128 && offsetof(Agent, peer_cell) == 192 &&
                   (offsetof(Agent, handlers) + offsetof(ConnectionHandlers, on_message)) / 64 ==
-                      3 &&
+                      4 &&
                   (offsetof(Agent, handlers) + offsetof(ConnectionHandlers, on_message) +
                    sizeof(ConnectionHandlers::on_message) - 1) /
                           64 ==
-                      3,
-              "the hot fields fill four cache lines");
+                      4,
+              "the hot fields fill five cache lines");
 
 /// A list of agents with work at the end of the poll; each is in it at most once.
 class AgentList {

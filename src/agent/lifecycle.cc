@@ -41,14 +41,13 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
 
 bool step_deregister_cell(EngineContext& ctx, Agent& a) noexcept {
   end_cm(a);
-  const bool exposed = static_cast<bool>(a.credit_cells.region);
+  const bool exposed = static_cast<bool>(a.own_cell.region);
   // While a write of the peer to the cell is under way, the registration keeps the block.
   if (exposed) {
-    (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey,
+    (void)ctx.registrations->revoke(std::exchange(a.own_cell.region, {}).rkey,
                                     memory::RegistrationTable::kLibrary);
   }
-  if (a.credit_cells.block != nullptr)
-    detail::release(std::exchange(a.credit_cells.block, nullptr));
+  if (a.own_cell.block != nullptr) detail::release(std::exchange(a.own_cell.block, nullptr));
   a.credit.cell = nullptr;
   set_stage(a, a.domain != nullptr ? Stage::end_domain : Stage::over);
   return exposed;
@@ -261,7 +260,7 @@ void continue_close(EngineContext& ctx, Agent& a) noexcept {
   const bool can_send = a.stage == Stage::up && a.raw == nullptr;
   if (can_send && a.closing && !a.goodbye_sent && !a.goodbye_received) {
     // The offers of both ends must be answered first.
-    if (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()) return;
+    if (!a.rendezvous.sends.empty() || !a.control_to_send.empty()) return;
     a.goodbye_sent = true;
     if (submit_internal(ctx, a, OperationKind::goodbye)) return;
   }

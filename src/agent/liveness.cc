@@ -86,7 +86,7 @@ bool are_offers_short(const EngineContext& ctx) noexcept {
 const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
   Stalls& s = a.liveness.stalls;
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
-  s.answers.check(!a.control_queue.messages.empty() && a.rendezvous.sends.empty(), elapsed);
+  s.answers.check(!a.control_to_send.empty() && a.rendezvous.sends.empty(), elapsed);
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
   s.offers.check(!a.rendezvous.sends.empty() && are_offers_short(ctx), elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
@@ -171,8 +171,7 @@ void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   a.liveness.last_check = now;
   if (is_silent) return report_silent_peer(ctx, a);
   if (a.raw != nullptr || ended) return;
-  const bool due =
-      now - std::min(a.liveness.last_credit_write, now) >= a.liveness.keepalive_interval;
+  const bool due = now - std::min(a.peer_cell.last_write, now) >= a.liveness.keepalive_interval;
   if (due) (void)write_credit(ctx, a);
   if (idle(a)) return_unused_credit(ctx, a);
 }

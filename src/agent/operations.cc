@@ -107,8 +107,8 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
   Operation& op = *acquired;
   begin_internal(a, op, kind);
   op.wr.num_sge = 1;
-  op.wr.wr.rdma.remote_addr = a.credit_cells.peer_address;
-  op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
+  op.wr.wr.rdma.remote_addr = a.peer_cell.address;
+  op.wr.wr.rdma.rkey = a.peer_cell.key;
   if (has_header(kind)) {
     const bool returns = kind == OperationKind::credit_return;
     build_staged(
@@ -120,16 +120,15 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
   }
   if (kind == OperationKind::credit_write) {
     // The second cacheline of the cell's block holds the value to write.
-    auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
+    auto* value = reinterpret_cast<std::uint64_t*>(a.own_cell.block->payload) + 8;
     *value = next_credit_word(a);
-    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
-                  a.credit_cells.block->lkey};
+    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.own_cell.block->lkey};
     if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
-    op.block = a.credit_cells.block;
+    op.block = a.own_cell.block;
     detail::retain(op.block);
     a.credit.advertised = a.credit.granted;
     a.credit.write_pending = true;
-    a.liveness.last_credit_write = ctx.now;
+    a.peer_cell.last_write = ctx.now;
   } else if (kind == OperationKind::credit_return) {
     ++a.credit.sent;
     a.credit.returned_by_us += credits;

@@ -214,6 +214,7 @@ struct alignas(64) MessageState {
   bool direct_open = false;  ///< the peer's queue pair has been seen to receive
   bool in_place = false;     ///< completions of plain messages say where they lie in the lane
   bool nak_given = false;
+  bool has_faults = false;  ///< Qp::faults is not null
 };
 static_assert(sizeof(MessageState) == 64);
 

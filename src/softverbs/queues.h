@@ -47,6 +47,10 @@ constexpr bool is_packet(std::uint8_t opcode) noexcept {
 inline std::uint64_t next_word(std::uint64_t word) noexcept {
   return (word + (std::uint64_t{1} << 24)) & kExpectedMask;
 }
+/// The queue pair's own number, as packets name it: while packets are expected.
+inline std::uint32_t expected_number(const Qp& qp) noexcept {
+  return static_cast<std::uint32_t>(qp.expected & 0xffffff);
+}
 inline void expect(Qp& qp, std::uint64_t expected) noexcept {
   qp.expected = expected;
   qp.entry->expected_psn.store(static_cast<std::uint32_t>(expected >> 24),
@@ -80,10 +84,14 @@ inline const QueuePairRights& rights_of_remote(const Qp& qp) noexcept {
   return qp.peer->same_process ? qp.peer->local.queue_pairs[queue_pair_index(qp.dest_qpn)]
                                : remote_entry(qp).rights;
 }
-/// Whether the peer's queue pair is connected to ours and responds. It does until it fails.
-inline bool is_served(const Qp& qp, const QueuePairRights& remote) noexcept {
-  return remote.ident.load(std::memory_order_acquire) == queue_pair_ident(qp.dest_qpn, qp.qp_num) &&
+/// Whether the peer's queue pair is connected to ours, `number`, and responds. It does until it
+/// fails.
+inline bool is_served(const Qp& qp, const QueuePairRights& remote, std::uint32_t number) noexcept {
+  return remote.ident.load(std::memory_order_acquire) == queue_pair_ident(qp.dest_qpn, number) &&
          remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+}
+inline bool is_served(const Qp& qp, const QueuePairRights& remote) noexcept {
+  return is_served(qp, remote, qp.qp_num);
 }
 /// Whether polls have not yet received all packets in a lane.
 inline bool has_packet(const InLane& lane) noexcept {

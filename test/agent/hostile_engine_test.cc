@@ -147,7 +147,7 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   const Agent& a =
       *t.core.find(t.hostile.index(), spinwire::detail::Internals::generation(t.hostile));
   wire::RendezvousOffer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
-                              a.credit_cells.region.rkey, 1, false};
+                              a.own_cell.region.rkey, 1, false};
   t.tell(make_control_message(MessageKind::rendezvous_offer, wire::encode(offer)));
   ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && t.ended; }));
   EXPECT_EQ(t.server.closed[0].status, Status::remote_access) << t.server.closed[0].message();

@@ -108,7 +108,7 @@ class Neighbour {
   /// Overwrites part of the cell, in place of what was there.
   void write(const Bytes& bytes, std::size_t at = 0) {
     if (!connected()) return;
-    const auto& cell = core_.honest().credit_cells.region;
+    const auto& cell = core_.honest().own_cell.region;
     if (peer_.send(bytes, {IBV_WR_RDMA_WRITE, 0, 0, cell.address + at, cell.rkey})) ++written_;
     peer_.poll();
     refused_ += peer_.dead() ? 1 : 0;

@@ -210,7 +210,7 @@ TEST(EngineAudit, FindsDamagedMemory) {
   const Buffer idle = spinwire::detail::make<Buffer>(
       o.context().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
   expect_found(o, spinwire::detail::block_of(idle)->refs, 0, "has 0 references");
-  expect_found(o, o.agent().credit_cells.block->refs, 0, "credit cell");
+  expect_found(o, o.agent().own_cell.block->refs, 0, "credit cell");
 }
 
 TEST(EngineAudit, FindsNothingWhereThereIsNothing) {

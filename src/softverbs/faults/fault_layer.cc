@@ -137,7 +137,10 @@ void install(Context& c) {
 void uninstall(Context& c) noexcept {
   c.verbs.ops.post_send = post_send;
   c.verbs.ops.poll_cq = poll_cq;
-  for_each_queue_pair(c, [](Qp& qp) { qp.faults.reset(); });
+  for_each_queue_pair(c, [](Qp& qp) {
+    qp.faults.reset();
+    qp.has_faults = false;
+  });
   c.faults.reset();
 }
 
@@ -220,6 +223,7 @@ void attach_queue(Context& c, Qp& qp) {
     faults->held = std::make_unique<HeldWr[]>(std::size_t{qp.sq_mask} + 1);
   faults->posted = qp.sq_head;
   qp.faults = std::move(faults);
+  qp.has_faults = true;
 }
 
 void queue_connected(Qp& qp) noexcept { update_link(qp); }

@@ -93,17 +93,24 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   return Reached::done;
 }
 
-/// Resolves the bytes that a work request names, if the remote queue pair responds and grants the
-/// rights. Call it between begin_access() and end_access().
-[[gnu::always_inline]] inline Reached find(Qp& qp, const SendWr& wr, std::uint32_t access,
+/// Resolves the bytes that a work request names, if the remote queue pair grants the rights. Call
+/// it between begin_access() and end_access().
+[[gnu::always_inline]] inline Reached find(const Qp& qp, const QueuePairRights& remote,
+                                           const SendWr& wr, std::uint32_t access,
                                            RemoteBytes& bytes) noexcept {
-  const QueuePairRights& remote = *qp.remote_rights;
-  if (!is_served(qp, remote)) return Reached::not_ready;
   if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
   if (wr.length == 0) return Reached::done;
   bytes = resolve(*qp.peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
                   wr.rkey, access, qp.dest_qpn);
   return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
+}
+
+/// The same, if the remote queue pair responds.
+[[gnu::always_inline]] inline Reached find_served(const Qp& qp, const SendWr& wr,
+                                                  std::uint32_t access,
+                                                  RemoteBytes& bytes) noexcept {
+  const QueuePairRights& remote = *qp.remote_rights;
+  return is_served(qp, remote) ? find(qp, remote, wr, access, bytes) : Reached::not_ready;
 }
 
 /// Reports a refused request to the responder, whose queue pair fails at its next poll.
@@ -155,7 +162,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
-  Reached reached = find(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
+  Reached reached = find_served(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
   if (reached == Reached::done) reached = change(peer, wr, sges, bytes);
   end_access(peer);
   if (reached != Reached::contended) qp.contended_since = 0;
@@ -174,7 +181,8 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
-  Reached reached = find(qp, wr, read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, bytes);
+  Reached reached =
+      find_served(qp, wr, read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, bytes);
   if (reached == Reached::done && wr.length != 0 &&
       !copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
                    read ? Copy::from_peer : Copy::to_peer)) [[unlikely]] {
@@ -188,16 +196,19 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
 
 bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept {
   // Faults are injected into work requests only.
-  if (!qp.open || qp.sq_next != qp.sq_head || qp.faults != nullptr) [[unlikely]]
+  if (!qp.open || qp.sq_next != qp.sq_head || qp.has_faults) [[unlikely]]
     return false;
   SendWr wr{};
   wr.remote_address = address;
   wr.rkey = rkey;
   wr.length = sizeof word;
   Peer& peer = *qp.peer;
+  // Of the queue pair only MessageState is read, which is one cache line.
+  const QueuePairRights& remote = rights_of_remote(qp);
   begin_access(peer);
   RemoteBytes bytes;
-  const bool stored = find(qp, wr, IBV_ACCESS_REMOTE_WRITE, bytes) == Reached::done &&
+  const bool stored = is_served(qp, remote, expected_number(qp)) &&
+                      find(qp, remote, wr, IBV_ACCESS_REMOTE_WRITE, bytes) == Reached::done &&
                       bytes.kind == RemoteBytes::Kind::direct &&
                       reinterpret_cast<std::uintptr_t>(bytes.data) % sizeof word == 0;
   if (stored) {
