@@ -199,7 +199,7 @@ TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
 TEST(PeerLoss, KilledProcess) {
   if (!on_softverbs())
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
-  Config c = small_config();
+  Config c = without_direct_messages();
   c.connections.peer_timeout = 1h;  // the device notices, or nobody
   Child victim([&](int in, int out) { return echo_server(in, out, c); });
   Node server;
