@@ -87,7 +87,8 @@ struct Config {
     /// refuses it. 1ms … 1h
     Nanoseconds rendezvous_timeout = std::chrono::seconds(1);
     /// automatic: short messages go without work requests, and are read where they arrive, where
-    /// the device can do that, as the embedded one does. off: all messages go by work requests.
+    /// the device can do that, as the embedded one does; credit is stored, too. off: all go by work
+    /// requests.
     DirectPath direct_messages = DirectPath::automatic;
     std::uint32_t credits = 64;  ///< most receives reserved for one peer; 1 … 32768
     std::uint32_t mtu = 4096;    ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes

@@ -45,11 +45,11 @@ bool peer_may_need_credit(const Agent& a) noexcept {
 /// Writes the grant into the peer's cell by a store, where the device can. The peer may see it
 /// before messages that were sent earlier; grants are cumulative.
 bool store_in_cell(EngineContext& ctx, Agent& a) noexcept {
-  if (ctx.direct == nullptr) return false;
-  PeerCell& cell = a.peer_cell;
-  if (!ctx.direct->write_word(a.qp, cell.address, cell.key, next_credit_word(a))) return false;
-  a.credit.advertised = a.credit.granted;
-  a.peer_cell.last_write = ctx.now;
+  const PeerCell& cell = a.peer_cell;
+  if (ctx.direct == nullptr ||
+      !ctx.direct->write_word(a.qp, cell.address, cell.key, next_credit_word(a)))
+    return false;
+  on_credit_word_sent(ctx, a);
   return true;
 }
 
@@ -74,11 +74,32 @@ void visit(EngineContext& ctx, Agent& a) noexcept {
 /// A peer grants no more at once; see wire::check(const Endpoint&).
 constexpr std::uint32_t kMostGrants = 0x8000;
 
+/// Grants that a connection takes from its cell between two polls. A header has the low 16 bits of
+/// a count, so one that lies unread while the cell goes on by 0x8000 would pass for a newer one.
+/// The lane, or the receives, hold what a few polls read.
+constexpr std::uint32_t kMostFromCell = 0x2000;
+
+/// Whether so many grants may be taken from the cell before the next poll.
+bool may_take_from_cell(const EngineContext& ctx, Agent& a, std::uint32_t grants) noexcept {
+  TakenFromCell& taken = a.from_cell;
+  const auto poll = static_cast<std::uint16_t>(ctx.polls);
+  if (taken.poll != poll) taken = {poll, 0};
+  if (taken.grants != 0 && taken.grants + grants > kMostFromCell) return false;
+  taken.grants = static_cast<std::uint16_t>(taken.grants + grants);
+  return true;
+}
+
 }  // namespace
 
-std::uint64_t next_credit_word(Agent& a) noexcept {
-  return wire::encode(wire::CreditWord{a.credit.granted, ++a.peer_cell.sequence},
-                      a.peer_cell.token);
+std::uint64_t next_credit_word(const Agent& a) noexcept {
+  const auto sequence = static_cast<std::uint8_t>(a.peer_cell.sequence + 1);
+  return wire::encode(wire::CreditWord{a.credit.granted, sequence}, a.peer_cell.token);
+}
+
+void on_credit_word_sent(EngineContext& ctx, Agent& a) noexcept {
+  ++a.peer_cell.sequence;
+  a.peer_cell.last_write = ctx.now;
+  a.credit.advertised = a.credit.granted;
 }
 
 bool count_grants(EngineContext& ctx, Agent& a) noexcept {
@@ -118,6 +139,7 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
     fail_credit(ctx, a);
     return false;
   }
+  if (!may_take_from_cell(ctx, a, news)) return true;
   const std::uint32_t granted = a.credit.granted_to_us + news;
   a.credit.granted_to_us = granted;
   a.credit.header_granted = static_cast<std::uint16_t>(granted);  // older headers are outdated

@@ -8,8 +8,8 @@
 // Grants are cumulative counts. Messages carry them. When no message goes that way, the engine
 // writes the count into the peer's credit cell, 8 bytes in exposed memory: by a store where the
 // device can (verbs/direct_messages.h), else by a WRITE. Neither uses a receive, so advertising
-// credit never needs credit. Goodbyes need no credit either: they use
-// receives that are never reserved.
+// credit never needs credit. Goodbyes need no credit either: they use receives that are never
+// reserved.
 //
 // The cell is opened to its own queue pair alone if the device can register memory so
 // (Provider::reg_mr_for_qp); the embedded device can. A memory window cannot replace that: it is
@@ -49,7 +49,7 @@ inline bool count_header_grants(Agent& a) noexcept {
 std::uint32_t visible_credits(const Agent& a) noexcept;
 /// Counts the grants in headers and in the credit cell. Returns false if there is no credit.
 bool count_grants(EngineContext& ctx, Agent& a) noexcept;
-/// Whether there is credit for a message. `is_last`: there is one, so the message asks for more.
+/// Whether there is credit for a message. `is_last`: one is known, so the message asks for more.
 bool has_credit(EngineContext& ctx, Agent& a, bool& is_last) noexcept;
 /// Reads the word that the peer wrote into the credit cell, checks its proof, and counts its
 /// grants. Returns false, and ends the connection, if the count violates the protocol.
@@ -84,7 +84,8 @@ void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept;
 /// messages.
 void visit_listed_agents(EngineContext& ctx) noexcept;
 /// Connections that wait for credit, or for a record, and are looked at in one poll. A peer may
-/// grant credit by a WRITE, which nothing reports; peers that grant nothing can make many wait.
+/// grant credit by a WRITE or a store, which nothing reports; peers that grant nothing can make
+/// many wait.
 inline constexpr std::uint32_t kCreditWaitersPerPoll = 4;
 /// Lists the agent again in a later poll, in its turn, because it lacks credit or a record.
 void wait_for_credit(EngineContext& ctx, Agent& a) noexcept;
@@ -126,8 +127,9 @@ bool on_credit_message(EngineContext& ctx, Agent& a) noexcept;
 }
 /// Defers a grant until receives are posted for it.
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept;
-/// The word that tells the peer what is granted now; each differs from the one before.
-std::uint64_t next_credit_word(Agent& a) noexcept;
+/// The word that tells the peer what is granted now. It differs from the last one that was sent.
+std::uint64_t next_credit_word(const Agent& a) noexcept;
+void on_credit_word_sent(EngineContext& ctx, Agent& a) noexcept;
 /// Raises the grant to the reserved receives. Returns false if there is nothing to raise.
 inline bool raise_grant(Agent& a) noexcept {
   const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
@@ -139,7 +141,12 @@ inline bool raise_grant(Agent& a) noexcept {
 inline void grant_credit(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.receive_shortage > ctx.shortage_allowed && has_receive_shortage(ctx, a)) [[unlikely]]
     return wait_for_receives(ctx, a);
-  if (!raise_grant(a)) return;
+  if (!raise_grant(a)) {
+    // The peer may not know of older grants, and has asked.
+    if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) [[unlikely]]
+      visit_at_end_of_poll(ctx, a);
+    return;
+  }
   // A message may carry the grant. For half of the reserved receives, write it at once.
   if (a.credit.peer_needs_credit ||
       (a.credit.granted - a.credit.advertised) * 2 > a.credit.reserved)

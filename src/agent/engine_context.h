@@ -238,6 +238,12 @@ struct OwnCell {
   RemoteRegion region;  ///< the cell, as the peer addresses it
 };
 
+/// Credit that was found in our cell since a poll: see kMostFromCell.
+struct TakenFromCell {
+  std::uint16_t poll = 0;  ///< low bits of EngineContext::polls
+  std::uint16_t grants = 0;
+};
+
 /// Memory in which we grant credit to the peer.
 struct PeerCell {
   std::uint64_t address = 0;
@@ -275,13 +281,14 @@ struct alignas(128) Agent {
   // For granting credit.
   SourceAccount* source = nullptr;  ///< what it holds is counted there
   std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
-  std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
+  TakenFromCell from_cell;
   PeerCell peer_cell;
   base::IntrusiveQueue<&ControlMessage::next> control_to_send;  ///< in the order they go out
   ConnectionHandlers handlers;
   std::array<Tally, kOperationKinds> tallies{};  ///< of operations with a work request
   Liveness liveness;
   // Cold.
+  std::uint32_t max_message = 0;  ///< longest message that the peer takes, bytes
   Rendezvous rendezvous;
   ControlQueue control_queue;
   LeaseTable leases;
@@ -396,6 +403,7 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   EngineContext(const Config& settings, const Clock& time);
 
   // Hot.
+  std::uint64_t polls = 0;  ///< completed
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;  ///< agents with a queue pair

@@ -339,7 +339,7 @@ const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_w
   Agent* const a = ctx.by_qpn.find(wc->qp_num);
   if (a == nullptr || a->receives != ReceiveSource::shared) [[unlikely]]
     return process_other_receives(ctx, a, wc, end);
-  // Alone, it is no agent that prefetch_agent_behind() has prefetched.
+  // A lone arrival has none before it at which prefetch_agent_behind() could have done this.
   if (wc + 1 == end) prefetch(*a);
   return process_receives_of<false>(ctx, *a, wc, end);
 }

@@ -126,9 +126,8 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
     if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
     op.block = a.own_cell.block;
     detail::retain(op.block);
-    a.credit.advertised = a.credit.granted;
     a.credit.write_pending = true;
-    a.peer_cell.last_write = ctx.now;
+    on_credit_word_sent(ctx, a);
   } else if (kind == OperationKind::credit_return) {
     ++a.credit.sent;
     a.credit.returned_by_us += credits;

@@ -58,7 +58,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   int poll() noexcept;
   /// A poll whose caller has checked the thread. Inline, because an idle poll does little else.
   [[gnu::always_inline]] int poll_owned() noexcept {
-    ++polls;
+    ++context.polls;
     std::uint64_t now = context.clock.now();
     if (now < context.now) [[unlikely]]
       now = resume_clock();
@@ -105,7 +105,6 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   std::uint32_t rpc_qp_num = 0;     ///< of `calls`; 0: no datagrams
   agent::EngineContext context;
   std::array<ibv_wc, 64> completions;
-  std::uint64_t polls = 0;
   // Cold.
   control::ControlPort control;
   engine::DeviceWatch device_watch;

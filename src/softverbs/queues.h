@@ -19,8 +19,8 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
 /// Runs a work request on the peer's memory. False if it failed, or has to wait.
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
-/// Stores a word into the peer's memory, with the checks of a WRITE. False: nothing was stored, as
-/// work requests wait, or as a WRITE would fail or be delayed.
+/// Stores a word into the peer's memory, with the checks of a WRITE. See
+/// DirectMessages::write_word.
 bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept;
 /// Runs and transmits queued work requests, as far as order, room and retry timers allow.
 void run_send_queue(Qp& qp) noexcept;
@@ -46,10 +46,6 @@ constexpr bool is_packet(std::uint8_t opcode) noexcept {
 /// PSN and queue pair of the packet after the one with this word; the PSN wraps at 24 bits.
 inline std::uint64_t next_word(std::uint64_t word) noexcept {
   return (word + (std::uint64_t{1} << 24)) & kExpectedMask;
-}
-/// The queue pair's own number, as packets name it: while packets are expected.
-inline std::uint32_t expected_number(const Qp& qp) noexcept {
-  return static_cast<std::uint32_t>(qp.expected & 0xffffff);
 }
 inline void expect(Qp& qp, std::uint64_t expected) noexcept {
   qp.expected = expected;

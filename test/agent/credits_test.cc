@@ -111,8 +111,8 @@ TEST(Credits, OneWayStreamIsToldByWrites) {
   EXPECT_LE(most, 64u);  // connections.credits
   EXPECT_EQ(p.client.messages, 0u);
   EXPECT_EQ(p.ends.server.stats().messages_sent, 0u);
-  // Credit is granted in steps, not for each message.
-  EXPECT_LT(p.server.engine.stats().doorbells, kMessages / 8);
+  // Credit is granted in steps, not for each message: by stores where the device can.
+  EXPECT_LT(p.server.engine.stats().doorbells, on_softverbs() ? 20 : kMessages / 8);
   b.reset();
   p.finish();
 }

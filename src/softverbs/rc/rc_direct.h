@@ -38,9 +38,10 @@ struct DirectMessages {
                std::uint64_t wr_id) noexcept;
   /// Publishes what was sent through the context. False: nothing was.
   bool (*publish)(ibv_context* context) noexcept;
-  /// Stores a word into the peer's memory at once, without a completion, with the checks of a WRITE
-  /// and before messages that are not published yet. False: nothing was stored, because work
-  /// requests wait, or because a WRITE would fail, or would not reach the memory by a store.
+  /// Stores a word into the peer's memory at once, without a completion, with the checks of a
+  /// WRITE. It does not wait for messages that are not published, or for SENDs that are not
+  /// acknowledged. False, and nothing stored: work requests wait, faults are injected, a WRITE
+  /// would fail, or the memory cannot be reached by one store.
   bool (*write_word)(ibv_qp* qp, std::uint64_t address, std::uint32_t rkey,
                      std::uint64_t word) noexcept;
   /// Longest message, with its header.

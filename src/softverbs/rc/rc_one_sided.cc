@@ -195,7 +195,7 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
 }
 
 bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept {
-  // Faults are injected into work requests only.
+  // A plan of faults must be able to delay the word, or to lose it.
   if (!qp.open || qp.sq_next != qp.sq_head || qp.has_faults) [[unlikely]]
     return false;
   SendWr wr{};
@@ -203,11 +203,12 @@ bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t
   wr.rkey = rkey;
   wr.length = sizeof word;
   Peer& peer = *qp.peer;
-  // Of the queue pair only MessageState is read, which is one cache line.
+  // Of the queue pair only MessageState is read, which is one cache line. Its own number is part of
+  // what it expects.
   const QueuePairRights& remote = rights_of_remote(qp);
   begin_access(peer);
   RemoteBytes bytes;
-  const bool stored = is_served(qp, remote, expected_number(qp)) &&
+  const bool stored = is_served(qp, remote, word_qpn(qp.expected)) &&
                       find(qp, remote, wr, IBV_ACCESS_REMOTE_WRITE, bytes) == Reached::done &&
                       bytes.kind == RemoteBytes::Kind::direct &&
                       reinterpret_cast<std::uintptr_t>(bytes.data) % sizeof word == 0;
