@@ -58,9 +58,10 @@ TEST_F(SoftverbsDirectWord, IsRefusedWhereAWriteFails) {
   ibv_mr* readable = sv::reg_mr(b_.node.pd, b_.node.bytes(kAt, 64).data(), 64,
                                 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
   ASSERT_NE(readable, nullptr);
-  EXPECT_TRUE(refused(kAt, readable->rkey));
+  const std::uint32_t key = readable->rkey;
+  EXPECT_TRUE(refused(kAt, key));
   sv::dereg_mr(readable);
-  EXPECT_TRUE(refused(kAt, readable->rkey));
+  EXPECT_TRUE(refused(kAt, key));
   // Nothing is reported, and the queue pairs go on.
   EXPECT_EQ(word_at(b_), 0u);
   settle();
