@@ -222,10 +222,13 @@ void visit_listed_agents(EngineContext& ctx) noexcept {
   }
 }
 
-void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {
-  // A peer without credit learns of earlier grants now.
+void advertise_to_waiting_peer(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted)
     visit_at_end_of_poll(ctx, a);
+}
+
+void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {
+  advertise_to_waiting_peer(ctx, a);
   if (a.credit.waits_for_receives) return;
   a.credit.waits_for_receives = true;
   ctx.receive_waiters.add(a);

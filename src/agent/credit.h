@@ -129,6 +129,7 @@ bool on_credit_message(EngineContext& ctx, Agent& a) noexcept;
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept;
 /// The word that tells the peer what is granted now. It differs from the last one that was sent.
 std::uint64_t next_credit_word(const Agent& a) noexcept;
+/// The peer's cell has that word, or a WRITE of it is posted.
 void on_credit_word_sent(EngineContext& ctx, Agent& a) noexcept;
 /// Raises the grant to the reserved receives. Returns false if there is nothing to raise.
 inline bool raise_grant(Agent& a) noexcept {
@@ -137,16 +138,13 @@ inline bool raise_grant(Agent& a) noexcept {
   a.credit.granted = target;
   return true;
 }
+/// Lists the agent if its peer has asked for credit, and has older grants that it does not know of.
+void advertise_to_waiting_peer(EngineContext& ctx, Agent& a) noexcept;
 /// Grants the peer all receives that are reserved for it, if they are posted.
-inline void grant_credit(EngineContext& ctx, Agent& a) noexcept {
+[[gnu::always_inline]] inline void grant_credit(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.receive_shortage > ctx.shortage_allowed && has_receive_shortage(ctx, a)) [[unlikely]]
     return wait_for_receives(ctx, a);
-  if (!raise_grant(a)) {
-    // The peer may not know of older grants, and has asked.
-    if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) [[unlikely]]
-      visit_at_end_of_poll(ctx, a);
-    return;
-  }
+  if (!raise_grant(a)) return advertise_to_waiting_peer(ctx, a);
   // A message may carry the grant. For half of the reserved receives, write it at once.
   if (a.credit.peer_needs_credit ||
       (a.credit.granted - a.credit.advertised) * 2 > a.credit.reserved)
