@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "softverbs/direct_message_link.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/peer_process.h"
 
 namespace softverbs_test::direct_word {
 
@@ -69,6 +71,75 @@ TEST_F(SoftverbsDirectWord, IsRefusedWhereAWriteFails) {
   EXPECT_TRUE(store(a_, b_));
 }
 
+/// Credit cells have such keys.
+TEST_F(SoftverbsDirectWord, AKeyOfOneQueuePairTakesTheWordsOfItsPeerAlone) {
+  ibv_mr* cell = sv::reg_mr_for_qp(b_.qp, b_.node.bytes(kAt, 64).data(), 64,
+                                   IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_NE(cell, nullptr);
+  ibv_qp* const other = a_.node.make_qp();
+  connect(a_.node, other, b_.node, b_.node.make_qp());
+  const auto write_word = [&](ibv_qp* by) {
+    return sv::direct_messages().write_word(by, b_.node.address(kAt), cell->rkey, kWord);
+  };
+  EXPECT_FALSE(write_word(other));
+  EXPECT_EQ(word_at(b_), 0u);
+  EXPECT_TRUE(write_word(a_.qp));
+  EXPECT_EQ(word_at(b_), kWord);
+  sv::dereg_mr(cell);
+}
+
+// The queue pair's own number is read from what it expects, which each message changes.
+TEST_F(SoftverbsDirectWord, IsTakenWhateverHasBeenReceived) {
+  for (std::uint32_t i = 0; i < 300; ++i) {  // the PSN wraps
+    ASSERT_TRUE(b_.send(number_of(i, 32)));
+    b_.publish();
+    settle();
+    ASSERT_TRUE(store(a_, b_, i + 1));
+    ASSERT_EQ(word_at(b_), i + 1);
+  }
+  EXPECT_EQ(a_.taken().size(), 300u);
+}
+
+// A peer that revokes its memory waits for accesses that are marked.
+TEST_F(SoftverbsDirectWord, IsMarkedAsAnAccess) {
+  const auto serial = [&] { return a_.out().own_access_serial; };
+  const auto before = serial();
+  ASSERT_TRUE(store(a_, b_));
+  EXPECT_EQ(serial(), before + 2);
+  ASSERT_FALSE(store(a_, b_, kWord, b_.node.memory.size()));
+  EXPECT_EQ(serial(), before + 4);
+  EXPECT_EQ(a_.out().access_serial->load(), serial());
+}
+
+class SoftverbsDirectWordElsewhere : public testing::TestWithParam<bool> {};
+
+TEST_P(SoftverbsDirectWordElsewhere, IsStoredInMemoryThatIsMapped) {
+  NodeOptions options;
+  options.private_memory = GetParam();
+  Child child([&options](int socket) {
+    Node node(options);
+    (void)meet(node, node.make_qp(), socket);
+    (void)get<char>(socket);
+    std::uint64_t word = 0;
+    std::memcpy(&word, node.memory.data(), sizeof word);
+    put(socket, word);
+    (void)get<char>(socket);
+  });
+  Node node;
+  ibv_qp* const qp = node.make_qp();
+  const Card theirs = meet(node, qp, child.socket());
+  const bool mapped = !GetParam();
+  EXPECT_EQ(sv::direct_messages().write_word(qp, theirs.memory, theirs.key, kWord), mapped);
+  EXPECT_FALSE(sv::direct_messages().write_word(qp, theirs.memory, theirs.key + 1, kWord));
+  put(child.socket(), 'r');
+  const std::uint64_t theirs_now = get<std::uint64_t>(child.socket());
+  EXPECT_EQ(theirs_now == kWord, mapped);
+  put(child.socket(), 'q');
+  EXPECT_EQ(child.wait(), 0);
+}
+INSTANTIATE_TEST_SUITE_P(Memory, SoftverbsDirectWordElsewhere, testing::Bool(),
+                         [](const auto& with) { return with.param ? "Private" : "Shared"; });
+
 TEST_F(SoftverbsDirectWord, IsRefusedOnceEitherQueuePairHasFailed) {
   b_.node.fail(b_.qp);
   EXPECT_FALSE(store(a_, b_));
@@ -102,7 +173,7 @@ TEST(SoftverbsDirectWordSetUp, IsRefusedBeforeBothEndsAreConnected) {
   EXPECT_EQ(word_at(b), kWord);
 }
 
-// The plan of faults decides about work requests.
+// A plan of faults must be able to delay the word, or to lose it.
 TEST(SoftverbsDirectWordSetUp, IsRefusedWhereFaultsAreInjected) {
   const sv::FaultPlan plan;
   Node a({.faults = &plan}), b;
