@@ -240,7 +240,7 @@ struct OwnCell {
 
 /// Credit that was found in our cell since a poll: see kMostFromCell.
 struct TakenFromCell {
-  std::uint16_t poll = 0;  ///< low bits of EngineContext::polls
+  std::uint16_t poll = 0;  ///< low bits of EngineStats::polls
   std::uint16_t grants = 0;
 };
 
@@ -403,7 +403,6 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   EngineContext(const Config& settings, const Clock& time);
 
   // Hot.
-  std::uint64_t polls = 0;  ///< completed
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;  ///< agents with a queue pair

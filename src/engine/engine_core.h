@@ -58,7 +58,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   int poll() noexcept;
   /// A poll whose caller has checked the thread. Inline, because an idle poll does little else.
   [[gnu::always_inline]] int poll_owned() noexcept {
-    ++context.polls;
+    ++context.stats.polls;
     std::uint64_t now = context.clock.now();
     if (now < context.now) [[unlikely]]
       now = resume_clock();

@@ -132,7 +132,7 @@ Result<void> Simulation::State::start_node(Node& node) {
 void Simulation::State::end_node(Node& node) noexcept {
   detail::EngineCore& core = *detail::core_of(node.engine);
   end_quiet();
-  note(core.context.polls ^ base::Random::mix(core.context.stats.completions));
+  note(core.context.stats.polls ^ base::Random::mix(core.context.stats.completions));
   core.abort();
   // Neither held-back packets nor messages of the destructor may leave.
   (void)softverbs::set_links(node.device(), softverbs::LinkState::down);

@@ -159,7 +159,6 @@ EngineStats Engine::stats() const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr) return {};
   EngineStats stats = agent::stats(core->context);
-  stats.polls = core->context.polls;
   stats.handshakes_refused = core->control.refusals();
   return stats;
 }
