@@ -169,14 +169,13 @@ class Client {
     if (!session || session->state() == SessionState::closed)
       session = node.engine.open_session(address, {});
     if (!session || session->state() != SessionState::ready) continue;
-    bool answered = false;
+    std::optional<Status> outcome;
     const auto began = std::chrono::steady_clock::now();
-    const auto called = session->call(
-        kEcho, request.slice(), [&](Reply& reply) { answered = reply.status() == Status::ok; });
-    while (called == Status::ok && !answered && session->state() == SessionState::ready)
-      (void)node.poll();
+    const auto called = session->call(kEcho, request.slice(),
+                                      [&](Reply& reply) { outcome = reply.status(); });
+    while (called == Status::ok && !outcome) (void)node.poll();
     const auto took = std::chrono::steady_clock::now() - began;
-    if (!answered) continue;
+    if (outcome != Status::ok) continue;
     told.latency[told.calls.load() % Told::kKept] = static_cast<std::uint32_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
     told.calls.fetch_add(1);
