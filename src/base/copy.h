@@ -54,4 +54,16 @@ template <typename Word>
   }
 }
 
+/// Copies from 32 to 64 bytes without a call, by moves that may overlap. The ranges must not.
+[[gnu::always_inline]] inline void copy_line(std::byte* to, const std::byte* from,
+                                             std::size_t n) noexcept {
+  std::byte rest[16], tail[16];
+  std::memcpy(rest, from + n - 32, 16);
+  std::memcpy(tail, from + n - 16, 16);
+  copy_head(to, from);
+  std::memcpy(to + 16, from + 16, 16);
+  std::memcpy(to + n - 32, rest, 16);
+  std::memcpy(to + n - 16, tail, 16);
+}
+
 }  // namespace spinwire::base

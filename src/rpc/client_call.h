@@ -49,7 +49,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   if (payload.block == nullptr) [[likely]] {
     r.port->send(to, words, length, payload.text);
   } else {
-    r.port->send(to, words, length, payload.block, payload.data);
+    r.port->send(to, words, length, payload.block, payload.in.data);
   }
 }
 /// The cold path of send_datagram() on a device with direct datagrams.

@@ -167,6 +167,7 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   c.on_ready = nullptr;
   c.on_closed = nullptr;
   r.clients.release(c.timer.index);
+  release_unneeded_copies(r);
 }
 
 namespace {

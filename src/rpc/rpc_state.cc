@@ -161,6 +161,9 @@ void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
   if (wants_connections(r)) r.dialogues.begin_connections();
   review_tombstone(r);
+  // An engine without calls since the last control step keeps no memory for copies.
+  const std::uint64_t calls = r.stats.calls + r.stats.served;
+  if (std::exchange(r.calls_at_upkeep, calls) == calls) (void)r.copy_blocks.release_all();
 }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {
@@ -169,9 +172,12 @@ void on_timer(Rpc& r, base::Timer& timer) noexcept {
   on_server_timer(r, r.servers.at(timer.index));
 }
 
+Block* allocate_to_send(Rpc& r, std::size_t size) noexcept {
+  return r.context.arena->allocate(memory::PoolId::send, size);
+}
+
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
-  Block* const block =
-      r.context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(size, 1));
+  Block* const block = allocate_to_send(r, std::max<std::size_t>(size, 1));
   if (block != nullptr && size != 0) std::memcpy(block->payload, data, size);
   return block;
 }

@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
+#include "rpc/copy_blocks.h"
 #include "rpc/kept_replies.h"
 #include "rpc/retransmission_queue.h"
 #include "rpc/session.h"
@@ -92,10 +93,12 @@ struct Rpc {
   base::RoundQueue<&ClientSession::next_pending> pending_cancellations;
   base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
   CurrentCall current_call;
+  CopyBlocks copy_blocks;
   RpcStats stats;
   RetransmissionQueue retransmission_queue;
   base::Timer retransmission_timer;
   // Cold.
+  std::uint64_t calls_at_upkeep = 0;                       ///< made and served
   base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet
   SessionDialogues dialogues;
   LocalAddress local;
@@ -192,6 +195,12 @@ inline std::uint32_t datagram_qp_num(const Rpc& r) noexcept { return r.local.qp_
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
                                    std::uint32_t first, bool datagrams = true) noexcept;
 
+/// A block of the send pool; null if the pool is empty.
+[[gnu::cold, gnu::noinline]] Block* allocate_to_send(Rpc& r, std::size_t size) noexcept;
+/// An engine without sessions keeps no memory for copies.
+inline void release_unneeded_copies(Rpc& r) noexcept {
+  if (r.clients.size() + r.servers.size() == 0) (void)r.copy_blocks.release_all();
+}
 /// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 /// Sends header and payload. Returns false, and sends nothing, if the port is full.

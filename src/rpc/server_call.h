@@ -86,7 +86,7 @@ namespace spinwire::rpc {
   ServerSlot& v = s.slots[header.number & (s.window - 1)];
   if (!is_new_request(v, header.number)) [[unlikely]]
     return on_duplicate_request(r, s, v, header.number), false;
-  release_payload(v.payload);
+  end_payload(r, v.payload);
   v.number = header.number;
   v.state = ServerSlotState::running;
   v.payload.arrived_at = r.oldest_arrival;

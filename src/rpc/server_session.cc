@@ -129,6 +129,7 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   release_source(r, *std::exchange(s.source, nullptr));
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
+  release_unneeded_copies(r);
 }
 
 void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,

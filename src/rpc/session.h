@@ -32,9 +32,13 @@ inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 /// A payload: up to kSlotPayloadBytes, or a reference to the block of a longer one. All of `text`
 /// may be sent whatever the size, so `text` must only hold bytes that the peer may see.
 struct Payload {
-  Block* block = nullptr;  ///< null: in `text`
-  union {
+  struct Reference {
     const std::byte* data;
+    bool is_copy;  ///< the block is ours, not the application's
+  };
+  Block* block = nullptr;  ///< null: the payload is in `text`
+  union {
+    Reference in;
     std::byte text[kSlotPayloadBytes];
     std::uint64_t arrived_at;  ///< tick; while a request is not answered
   };

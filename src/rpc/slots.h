@@ -1,12 +1,28 @@
 // A call takes a slot of its session, and releases it for the next call. Hot.
 #pragma once
 
+#include <cstring>
 #include <utility>
 
 #include "base/copy.h"
 #include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
+
+/// Releases the block of a payload, if it has one.
+inline void release_payload(Payload& payload) noexcept {
+  if (payload.block == nullptr) [[likely]]
+    return;
+  detail::release(std::exchange(payload.block, nullptr));
+  payload.in = {};
+}
+/// Ends a payload; the block of a copy serves later copies.
+[[gnu::always_inline]] inline void end_payload(Rpc& r, Payload& payload) noexcept {
+  if (payload.block == nullptr) [[likely]]
+    return;
+  detail::Block* const block = std::exchange(payload.block, nullptr);
+  std::exchange(payload.in, {}).is_copy ? r.copy_blocks.give(block) : detail::release(block);
+}
 
 /// Fills an empty payload: copies a short one, else references its block. Returns false if the send
 /// pool is empty.
@@ -16,24 +32,19 @@ namespace spinwire::rpc {
     base::copy_small(payload.text, data, size);
     return true;
   }
+  payload.in.is_copy = block == nullptr;
   if (block != nullptr) {
     detail::retain(block);
   } else {
-    block = copy_to_send_block(r, data, size);
-    if (block == nullptr) [[unlikely]]
+    block = r.copy_blocks.take(size);
+    if (block == nullptr && (block = allocate_to_send(r, size)) == nullptr) [[unlikely]]
       return false;
+    std::memcpy(block->payload, data, size);
     data = block->payload;
   }
   payload.block = block;
-  payload.data = data;
+  payload.in.data = data;
   return true;
-}
-
-inline void release_payload(Payload& payload) noexcept {
-  if (payload.block == nullptr) [[likely]]
-    return;
-  detail::release(std::exchange(payload.block, nullptr));
-  payload.data = nullptr;
 }
 
 inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
@@ -66,7 +77,7 @@ inline void release_slot(Rpc& r, ClientSession& c, ClientSlot& call, std::uint32
   if (--c.in_flight == 0) [[unlikely]]
     r.retransmission_queue.end(c.retransmission_place);
   --r.reserved_receives;
-  release_payload(call.payload);
+  end_payload(r, call.payload);
   call.number += c.window;
 }
 

@@ -85,5 +85,62 @@ TEST(RpcCallBuffers, BuffersAreMadeLongAndSentAsLongAsTheyAreNow) {
   t.finish();
 }
 
+/// Calls of more bytes than a slot has, which the library copies at both ends.
+class RpcCopies : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (over_connections()) GTEST_SKIP() << "datagrams";
+  }
+  /// Makes a call; `in_reply` runs in its callback.
+  static void call(Calls& t, std::size_t size, std::uint32_t seed,
+                   const std::function<void()>& in_reply = {}) {
+    const Bytes request = filled(size, seed);
+    bool ended = false;
+    const auto done = [&](Reply& r) {
+      EXPECT_EQ(r.status(), Status::ok) << to_string(r.status());
+      EXPECT_EQ(bytes_of(r.bytes()), request);
+      if (in_reply) in_reply();
+      ended = true;
+    };
+    ASSERT_EQ(t.session.call(kEcho, std::span<const std::byte>(request), done), Status::ok);
+    ASSERT_TRUE(t.until([&] { return ended; }));
+  }
+  static std::uint64_t blocks_used(const Node& node) {
+    return node.engine.memory_stats(Pool::send).blocks_used;
+  }
+};
+
+TEST_F(RpcCopies, OfEveryLengthFollowEachOther) {
+  Calls t;
+  std::uint32_t seed = 0;
+  for (const std::size_t size : {49, 3000, 50, 700, 64, 3000, 49, 48, 0, 300}) {
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(call(t, size, ++seed)) << size;
+  }
+  t.finish();
+}
+
+TEST_F(RpcCopies, AnIdleEngineKeepsNoMemoryForThem) {
+  Calls t;
+  ASSERT_NO_FATAL_FAILURE(call(t, 300, 1));
+  EXPECT_TRUE(t.until([&] { return blocks_used(t.client) == 0; }));
+  EXPECT_TRUE(t.session.ready());
+  t.finish();
+}
+
+TEST_F(RpcCopies, TheirMemoryIsForAllWhenTheSendPoolIsEmpty) {
+  Config c = rpc_config();
+  c.memory.send_bytes = 2u << 20;  // blocks of one size at a time
+  Calls t(c);
+  Buffer other;
+  const auto allocate = [&] {
+    EXPECT_EQ(blocks_used(t.client), 1u) << "no copy's memory was kept: this tests nothing";
+    other = t.client.engine.allocate(3000);
+  };
+  ASSERT_NO_FATAL_FAILURE(call(t, 300, 1, allocate));
+  EXPECT_TRUE(other) << to_string(t.client.engine.allocate_status());
+  other = Buffer();
+  t.finish();
+}
+
 }  // namespace
 }  // namespace rpc_call_buffers_test

@@ -46,7 +46,7 @@ Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
   }
   const Payload& payload = k.call.payload;
   const bool within = k.call.size <= kCopied && is_eager(a, k.call.size);
-  const std::byte* const data = payload.block == nullptr ? payload.text : payload.data;
+  const std::byte* const data = payload.block == nullptr ? payload.text : payload.in.data;
   Status status = send_message(r, a, header, {data, within ? std::size_t{k.call.size} : 0});
   if (status == Status::ok) k.sent = within || k.call.size == 0 ? Sent::all : Sent::header;
   if (status == Status::no_buffer && within && payload.block != nullptr) {
@@ -77,7 +77,8 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
     if (copy == nullptr) return Status::no_buffer;
     std::memcpy(copy->payload, payload.text, k.call.size);
     payload.block = copy;
-    payload.data = copy->payload;
+    payload.in.data = copy->payload;
+    payload.in.is_copy = true;
   }
   Rpc* const self = &r;
   const std::uint32_t session = b.session;
@@ -87,7 +88,7 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
   };
   const Status status = agent::submit_any<agent::OperationKind::send_imm>(
       r.context, a,
-      {payload.block, const_cast<std::byte*>(payload.data), k.call.size, nullptr, number, done,
+      {payload.block, const_cast<std::byte*>(payload.in.data), k.call.size, nullptr, number, done,
        true});
   if (status == Status::ok) {
     k.sent = Sent::all;

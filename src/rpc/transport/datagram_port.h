@@ -68,7 +68,7 @@ class DatagramPort {
     if (length <= verbs::kDirectPayload) [[likely]]
       return is_sent(to,
                      verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
-    const std::byte* const bytes = payload.block != nullptr ? payload.data : payload.text;
+    const std::byte* const bytes = payload.block != nullptr ? payload.in.data : payload.text;
     return is_sent(to,
                    direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
   }

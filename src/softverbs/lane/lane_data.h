@@ -34,11 +34,10 @@ inline bool has_data_room(OutLane& out, std::uint32_t bytes) noexcept {
          make_data_room(out, bytes);
 }
 
-/// Returns the place for the bytes of the packet whose line is at `position`, after
-/// has_data_room(). Writes the offset of bytes in the data to the line.
-inline std::byte* place_packet(OutLane& out, Line& line, std::uint64_t position,
-                               std::uint32_t bytes) noexcept {
-  if (bytes <= kLinePayload) return line.payload;
+/// Returns the place in the lane's data for the bytes of a packet that do not fit into its line, at
+/// `position`, after has_data_room(). Writes their offset to the line.
+inline std::byte* place_in_data(OutLane& out, Line& line, std::uint64_t position,
+                                std::uint32_t bytes) noexcept {
   constexpr std::uint32_t kAligned = 64;
   const std::uint32_t begin = out.data_next;
   // With as many records as lines, the oldest record is of a consumed line.
@@ -47,6 +46,11 @@ inline std::byte* place_packet(OutLane& out, Line& line, std::uint64_t position,
   out.data_next = (begin + bytes + kAligned - 1) & ~(kAligned - 1);
   std::memcpy(line.payload, &begin, sizeof begin);
   return out.data + begin;
+}
+/// Returns the place for a packet's bytes, in its line or in the data.
+inline std::byte* place_packet(OutLane& out, Line& line, std::uint64_t position,
+                               std::uint32_t bytes) noexcept {
+  return bytes <= kLinePayload ? line.payload : place_in_data(out, line, position, bytes);
 }
 
 /// The bytes of a received packet; null if a hostile sender's line names none.

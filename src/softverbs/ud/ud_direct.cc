@@ -43,30 +43,38 @@ Sent send_checked(const DirectEnd& by, const DatagramAddress& to, std::uint64_t 
   return open_limit(by, to) ? send_direct(by, to, low, high, payload, length) : Sent::refused;
 }
 
-/// Whether the lane has room for a direct datagram of `bytes` bytes.
-bool has_direct_room(const DirectEnd& by, const DatagramAddress& to, std::uint32_t bytes) noexcept {
-  const bool within = to.lane->tail < to.lane->direct_limit && by.sender->sends_at_once;
-  if (within && has_data_room(*static_cast<OutLane*>(to.lane), bytes)) [[likely]]
-    return true;
-  return open_limit(by, to) && has_data_room(*static_cast<OutLane*>(to.lane), bytes);
+/// Whether the lane takes a line, and has room for so many bytes beside the lines.
+inline bool has_direct_room(const DirectEnd& by, const OutLane& out, std::uint64_t bytes) noexcept {
+  return out.tail < out.direct_limit && by.sender->sends_at_once &&
+         out.data_next + bytes <= out.data_bound;
+}
+[[gnu::cold, gnu::noinline]] bool make_direct_room(const DirectEnd& by, const DatagramAddress& to,
+                                                   std::uint64_t bytes) noexcept {
+  OutLane& out = *static_cast<OutLane*>(to.lane);
+  const bool within = out.tail < out.direct_limit && by.sender->sends_at_once;
+  if (within && make_data_room(out, static_cast<std::uint32_t>(bytes))) return true;
+  return open_limit(by, to) && has_data_room(out, static_cast<std::uint32_t>(bytes));
 }
 
 Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
-  const auto bytes = static_cast<std::uint32_t>(kDirectHeader + length);
-  if (length > kDatagramBytes - kDirectHeader || !has_direct_room(by, to, bytes)) [[unlikely]]
-    return Sent::refused;
+  const std::uint64_t bytes = kDirectHeader + length;
   OutLane& out = *static_cast<OutLane*>(to.lane);
-  Line& line = out.lines[out.tail % kLaneLines];
-  std::byte* const at = place_packet(out, line, out.tail, bytes);
+  if (bytes > kDatagramBytes) [[unlikely]]
+    return Sent::refused;
+  if (!has_direct_room(by, out, bytes) && !make_direct_room(by, to, bytes)) [[unlikely]]
+    return Sent::refused;
+  const std::uint64_t position = out.tail;
+  Line& line = out.lines[position % kLaneLines];
+  std::byte* const at = place_in_data(out, line, position, static_cast<std::uint32_t>(bytes));
   std::memcpy(at, &low, sizeof low);
   std::memcpy(at + sizeof low, &high, sizeof high);
-  if (length <= kLinePayload) {
-    copy_small(at + kDirectHeader, payload, length);
+  if (length - kDirectPayload <= 32) {
+    base::copy_line(at + kDirectHeader, payload, length);
   } else {
     std::memcpy(at + kDirectHeader, payload, length);
   }
-  return queue_direct(by, to, line, out.tail, bytes, by.sender->datagram_word);
+  return queue_direct(by, to, line, position, bytes, by.sender->datagram_word);
 }
 
 void receive_batches(ibv_qp* base, DirectBatches* batches) noexcept {

@@ -91,8 +91,8 @@ struct DirectDatagrams {
   /// send_direct() calls it at the limit: renews DirectLane::direct_limit and sends, or refuses.
   Sent (*send_checked)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                        std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
-  /// Sends a payload of any length up to the device's longest datagram; reads exactly `length`
-  /// bytes.
+  /// Sends a payload longer than kDirectPayload, up to the device's longest datagram; reads exactly
+  /// `length` bytes.
   Sent (*send_long)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                     std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
   /// Holds back a line's word until publish(); the lane must have no held line. Until then the peer
