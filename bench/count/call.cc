@@ -29,7 +29,7 @@ struct Caller {
 
   Session session;
   std::size_t size = 0;
-  std::array<std::byte, 4096> request{};
+  std::array<std::byte, 16384> request{};
   std::uint64_t done = 0;
 };
 
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
         "arguments: WINDOW (a power of two, 1 to 64) SIZE [verbs] OPERATIONS (a multiple)");
   Caller caller;  // outlives the engines
   caller.size = std::strtoul(argv[2], nullptr, 10);
-  if (caller.size > caller.request.size()) bench::give_up("SIZE is at most 4096");
+  if (caller.size > caller.request.size()) bench::give_up("SIZE is at most 16384");
   Config config = bench::hot_path_config();
   config.rpc.backlog = 64;
   if (verbs) config.rpc.direct_datagrams = DirectPath::off;

@@ -284,7 +284,9 @@ class SPINWIRE_API Session {
   Session() noexcept = default;
   [[nodiscard]] SessionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
-  /// Longest request and longest reply of an inline call, in bytes; 0 unless ready.
+  /// Longest request and longest reply of an inline call, in bytes; 0 unless ready. On adapters
+  /// what one datagram holds besides a header of 16 bytes. On softverbs 16 KiB, or 4 KiB if
+  /// memory.rendezvous_bytes is 0 at an end, unless rpc.direct_datagrams is "off" at one.
   [[nodiscard]] std::size_t max_inline_call() const noexcept;
   /// Longest request, in bytes: connections.max_message_bytes here and, once there is a connection
   /// for long calls, at the server; 0 unless ready.

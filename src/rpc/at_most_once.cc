@@ -6,7 +6,7 @@
 namespace spinwire::rpc {
 
 /// The request was here before: its reply was lost, or the handler is still running.
-void on_duplicate_request(Rpc& r, const ServerSession& s, const ServerSlot& v,
+void on_duplicate_request(Rpc& r, ServerSession& s, const ServerSlot& v,
                           std::uint32_t number) noexcept {
   if (number != v.number || v.state != ServerSlotState::answered) {
     ++r.stats.duplicates;

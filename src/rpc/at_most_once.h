@@ -13,7 +13,7 @@ namespace spinwire::rpc {
 }
 /// Handles a request that has arrived before: sends its reply again if there is one, else drops the
 /// request.
-[[gnu::cold]] void on_duplicate_request(Rpc& r, const ServerSession& s, const ServerSlot& v,
+[[gnu::cold]] void on_duplicate_request(Rpc& r, ServerSession& s, const ServerSlot& v,
                                         std::uint32_t number) noexcept;
 /// The client has finished all calls below this number: drops their replies. A late request of
 /// these calls is then a duplicate.

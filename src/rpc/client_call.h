@@ -10,6 +10,7 @@
 #include "rpc/rpc_state.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
+#include "rpc/unsent.h"
 
 namespace spinwire::rpc {
 
@@ -87,8 +88,9 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   call.sent_at = now;
   if (call.deadline < now + r.min_rto) [[unlikely]]
     schedule_early_check(r, c, call);
-  (void)send_datagram(r, c.peer_address->destination, wire::pack(header), header.length,
-                      call.payload);
+  if (!send_datagram(r, c.peer_address->destination, wire::pack(header), header.length,
+                     call.payload)) [[unlikely]]
+    defer_request(r, c, slot);
 }
 
 /// Whether a request is too long for a datagram.

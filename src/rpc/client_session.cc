@@ -15,6 +15,7 @@
 #include "rpc/retransmission.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
+#include "rpc/unsent.h"
 
 namespace spinwire::rpc {
 
@@ -60,7 +61,7 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
   c.peer_session = peer.name;
   c.token = peer.token;
   c.max_inline_call =
-      static_cast<std::uint16_t>(wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.local.mtu)));
+      static_cast<std::uint16_t>(wire::rpc_payload(longest_datagram(r, peer, *peer_address)));
   if (c.transport == Transport::datagram) return mark_ready(r, c);
   if (!open_mandatory_connection(r, c))
     end_session(r, c, Status::no_memory, "there is no memory for its calls");
@@ -162,12 +163,13 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   r.context.timers.cancel(c.timer);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
+  forget_unsent(r, c);
   if (std::exchange(c.cancellation_pending, false)) r.pending_cancellations.erase(c);
   c.name = 0;
   c.on_ready = nullptr;
   c.on_closed = nullptr;
   r.clients.release(c.timer.index);
-  release_unneeded_copies(r);
+  release_spares_without_sessions(r);
 }
 
 namespace {

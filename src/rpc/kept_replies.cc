@@ -120,7 +120,7 @@ void drop_kept_inline_replies(Rpc& r, ServerSession& s) noexcept {
 bool ReplyReclaimer::reclaim() noexcept {
   const std::uint64_t now = rpc_.context.clock.now();
   if (now < next_attempt_) return false;
-  if (rpc_.copy_blocks.release_all()) return true;
+  if (release_spares(rpc_)) return true;
   count_kept_replies(rpc_);
   SessionSource* heaviest = nullptr;
   for (auto& [address, source] : rpc_.sources) {

@@ -14,7 +14,7 @@ ReplyPlace reply_place(Rpc& r, CallRef call) noexcept {
   ServerSession* const s = find_server(r, call.session);
   const ServerSlot* const v = s != nullptr ? find_slot(*s, call.number) : nullptr;
   if (v == nullptr || v->state != ServerSlotState::running) return {};
-  return {&s->reply_buffers, s->window, wire::rpc_payload(s->mtu), 0};
+  return {&s->reply_buffers, s->window, wire::rpc_payload(s->longest_datagram), 0};
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
+#include "rpc/unsent.h"
 
 namespace spinwire::rpc {
 
@@ -141,8 +142,9 @@ void end(Rpc& r) noexcept {
 bool run_deferred_work(Rpc& r) noexcept {
   run_cancel_callbacks(r);
   resume_blocked_sessions(r);
+  if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
-  return !r.pending_cancellations.empty() || !r.connection_queue.empty();
+  return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r);
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
@@ -152,7 +154,8 @@ bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& heade
 
 bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords words,
                         std::uint16_t length, const Payload& payload) noexcept {
-  if (r.port->full()) return ++r.stats.send_queue_full, false;
+  const bool too_long = wire::kRpcHeaderBytes + length > r.port->mtu();
+  if (too_long || r.port->full()) return r.stats.send_queue_full += too_long ? 0 : 1, false;
   post_datagram(r, to, words, length, payload);
   return true;
 }
@@ -161,9 +164,8 @@ void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
   if (wants_connections(r)) r.dialogues.begin_connections();
   review_tombstone(r);
-  // An engine without calls since the last control step keeps no memory for copies.
   const std::uint64_t calls = r.stats.calls + r.stats.served;
-  if (std::exchange(r.calls_at_upkeep, calls) == calls) (void)r.copy_blocks.release_all();
+  if (std::exchange(r.calls_at_upkeep, calls) == calls) (void)release_spares(r);
 }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {
@@ -182,6 +184,16 @@ Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexc
   return block;
 }
 
+std::uint32_t longest_datagram(const Rpc& r, const wire::SessionEnd& peer,
+                               const PeerAddress& address) noexcept {
+  const std::uint32_t by_verbs = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
+  if (address.transport != Transport::datagram ||
+      !DatagramPort::reaches_directly(address.destination)) {
+    return by_verbs;
+  }
+  return std::max(by_verbs, std::min(peer.direct_datagrams, r.port->longest_direct()));
+}
+
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
                                    std::uint32_t first, bool datagrams) noexcept {
   wire::SessionEnd end;
@@ -196,6 +208,7 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
   end.mtu = static_cast<std::uint16_t>(r.local.mtu);
+  if (datagrams && r.port != nullptr) end.direct_datagrams = r.port->longest_direct();
   end.incarnation = r.context.incarnation;
   end.first = first;
   return end;

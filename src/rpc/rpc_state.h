@@ -91,6 +91,9 @@ struct Rpc {
   base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
   /// Sessions with cancelled calls whose callbacks have not run.
   base::RoundQueue<&ClientSession::next_pending> pending_cancellations;
+  // Sessions with datagrams that found no room; see unsent.h.
+  base::IntrusiveQueue<next_unsent<ClientSession>> unsent_requests;
+  base::IntrusiveQueue<next_unsent<ServerSession>> unsent_replies;
   base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
   CurrentCall current_call;
   CopyBlocks copy_blocks;
@@ -144,10 +147,13 @@ void end(Rpc& r) noexcept;
 [[nodiscard]] inline DatagramPort* datagram_port(const Rpc& r) noexcept { return r.port.get(); }
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
+inline bool has_unsent(const Rpc& r) noexcept {
+  return !r.unsent_requests.empty() || !r.unsent_replies.empty();
+}
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty();
+         !r.connection_queue.empty() || has_unsent(r);
 }
 /// Runs the callbacks of cancelled calls and sends calls that waited for room. Returns whether work
 /// is left for the next poll.
@@ -197,9 +203,18 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
 
 /// A block of the send pool; null if the pool is empty.
 [[gnu::cold, gnu::noinline]] Block* allocate_to_send(Rpc& r, std::size_t size) noexcept;
-/// An engine without sessions keeps no memory for copies.
-inline void release_unneeded_copies(Rpc& r) noexcept {
-  if (r.clients.size() + r.servers.size() == 0) (void)r.copy_blocks.release_all();
+/// The longest datagram between this engine and an end of a session, in bytes.
+std::uint32_t longest_datagram(const Rpc& r, const wire::SessionEnd& peer,
+                               const PeerAddress& address) noexcept;
+
+/// Releases the memory that is kept for later calls. Returns false if there was none to copy to.
+inline bool release_spares(Rpc& r) noexcept {
+  if (r.port != nullptr) r.port->release_long_spare();
+  return r.copy_blocks.release_all();
+}
+/// An engine without sessions keeps none.
+inline void release_spares_without_sessions(Rpc& r) noexcept {
+  if (r.clients.size() + r.servers.size() == 0) (void)release_spares(r);
 }
 /// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;

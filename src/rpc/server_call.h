@@ -9,6 +9,7 @@
 #include "rpc/client_call.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
+#include "rpc/unsent.h"
 
 namespace spinwire::rpc {
 
@@ -24,9 +25,11 @@ namespace spinwire::rpc {
       std::min<std::int64_t>(time.count() >> kServerTimeShift, kServerTimeMax));
 }
 
-[[gnu::always_inline]] inline void send_reply(Rpc& r, const ServerSession& s, const ServerSlot& v,
-                                              std::uint16_t time, std::uint32_t number,
-                                              Status status, std::uint16_t size) noexcept {
+/// Returns false, and sends nothing, if there is no room.
+[[gnu::always_inline]] inline bool try_to_send_reply(Rpc& r, const ServerSession& s,
+                                                     const ServerSlot& v, std::uint16_t time,
+                                                     std::uint32_t number, Status status,
+                                                     std::uint16_t size) noexcept {
   const wire::RpcHeader header{s.peer_session,
                                number,
                                time,
@@ -34,7 +37,14 @@ namespace spinwire::rpc {
                                static_cast<std::uint8_t>(status),
                                size,
                                static_cast<std::uint16_t>(s.advertised_window)};
-  (void)send_datagram(r, s.peer_address->destination, wire::pack(header), size, v.payload);
+  return send_datagram(r, s.peer_address->destination, wire::pack(header), size, v.payload);
+}
+/// Sends a reply now or, if there is no room, in a later poll.
+[[gnu::always_inline]] inline void send_reply(Rpc& r, ServerSession& s, const ServerSlot& v,
+                                              std::uint16_t time, std::uint32_t number,
+                                              Status status, std::uint16_t size) noexcept {
+  if (!try_to_send_reply(r, s, v, time, number, status, size)) [[unlikely]]
+    defer_reply(r, s, number & (s.window - 1));
 }
 
 [[gnu::always_inline]] inline Status finish_reply(Rpc& r, ServerSession& s, ServerSlot& v,
@@ -65,7 +75,7 @@ namespace spinwire::rpc {
   }
   if (v->state != ServerSlotState::running) [[unlikely]]
     return Status::not_connected;
-  if (size > kSlotPayloadBytes && size > wire::rpc_payload(s->mtu)) [[unlikely]]
+  if (size > kSlotPayloadBytes && size > wire::rpc_payload(s->longest_datagram)) [[unlikely]]
     return Status::message_too_long;
   return finish_reply(r, *s, *v, call.number, status, data, size, block);
 }

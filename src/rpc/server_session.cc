@@ -10,6 +10,7 @@
 #include "rpc/receive_reservation.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
+#include "rpc/unsent.h"
 
 namespace spinwire::rpc {
 
@@ -90,7 +91,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.peer_session = peer.name;
   s.window = peer.window;
   s.advertised_window = 0;
-  s.mtu = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
+  s.longest_datagram = longest_datagram(r, peer, *peer_address);
   s.peer_address = peer_address;
   s.transport = peer_address->transport;
   s.opened_at = s.last_heard = s.liveness.last_ping_or_close = s.liveness.last_check =
@@ -116,6 +117,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
 void release_server_session(Rpc& r, ServerSession& s) noexcept {
   if (r.current_call.session == &s) r.current_call = {};
   mark_used(r, s);
+  forget_unsent(r, s);
   release_server_connection(r, s);
   return_receives(r, s);
   r.context.timers.cancel(s.timer);
@@ -129,7 +131,7 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   release_source(r, *std::exchange(s.source, nullptr));
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
-  release_unneeded_copies(r);
+  release_spares_without_sessions(r);
 }
 
 void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,

@@ -126,6 +126,17 @@ struct Liveness {
   std::uint64_t silent_ticks = 0;        ///< silence while an answer was due
 };
 
+/// The slots of a session whose datagrams found no room; see unsent.h.
+template <typename Session>
+struct Unsent {
+  std::uint64_t slots = 0;  ///< a bit for each; none: the session is not in the list
+  Session* next = nullptr;
+};
+template <typename Session>
+Session*& next_unsent(Session& s) noexcept {
+  return s.unsent.next;
+}
+
 /// A client's session. A call reads the first cacheline, its reply also the second.
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
@@ -159,6 +170,7 @@ struct alignas(64) ClientSession {
   Block* backlog_block = nullptr;
   std::uint32_t backlog_first = 0;
   ClientSession* next_blocked = nullptr;
+  Unsent<ClientSession> unsent;  ///< requests
   ClientSession* next_pending = nullptr;
   bool cancellation_pending = false;  ///< in Rpc::pending_cancellations
   base::Timer timer;
@@ -210,11 +222,12 @@ struct alignas(64) ServerSession {
   std::uint32_t window = 0;
   /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet.
   std::uint32_t advertised_window = 0;
-  std::uint32_t mtu = 0;
-  ServerSlot* slots = nullptr;   ///< right behind this record
-  std::uint64_t last_heard = 0;  ///< tick of the last request; see last_heard_from()
+  std::uint32_t longest_datagram = 0;  ///< that it may be sent, bytes
+  ServerSlot* slots = nullptr;         ///< right behind this record
+  std::uint64_t last_heard = 0;        ///< tick of the last request; see last_heard_from()
   std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< one per slot; null: no handler reserved one
   // Cold.
+  Unsent<ServerSession> unsent;  ///< replies
   base::Timer timer;
   Liveness liveness;
   std::uint64_t opened_at = 0;     ///< tick

@@ -15,6 +15,7 @@ using softverbs::DirectEnd;
 using softverbs::DirectLane;
 using softverbs::kDirectHeader;
 using softverbs::kDirectPayload;
+using softverbs::kLongestDirect;
 using softverbs::Line;
 using softverbs::send_direct;
 using softverbs::Sent;

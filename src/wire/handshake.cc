@@ -160,6 +160,12 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, Capabilities capabiliti
   return encode_body<EndpointLayout>(kind, e, capabilities);
 }
 
+Frame encode_session(FrameKind kind, const SessionEnd& e, Capabilities capabilities) noexcept {
+  if (e.direct_datagrams >= kPageDatagramBytes) capabilities.features |= feature::page_datagrams;
+  if (e.direct_datagrams >= kLongDatagramBytes) capabilities.features |= feature::long_datagrams;
+  return encode_body<SessionLayout>(kind, e, capabilities);
+}
+
 /// Checks the fields of a struct in turn. The first that is out of its limits is the outcome.
 class Checks {
  public:
@@ -255,10 +261,10 @@ Frame encode(const Ready& ready, const Capabilities& capabilities) noexcept {
   return encode_body<ReadyLayout>(FrameKind::ready, ready, capabilities);
 }
 Frame encode(const OpenSession& open, const Capabilities& capabilities) noexcept {
-  return encode_body<SessionLayout>(FrameKind::open_session, open.end, capabilities);
+  return encode_session(FrameKind::open_session, open.end, capabilities);
 }
 Frame encode(const SessionOpened& opened, const Capabilities& capabilities) noexcept {
-  return encode_body<SessionLayout>(FrameKind::session_opened, opened.end, capabilities);
+  return encode_session(FrameKind::session_opened, opened.end, capabilities);
 }
 Frame encode(const JoinSession& join, const Capabilities& capabilities) noexcept {
   return encode_body<JoinLayout>(FrameKind::join_session, join, capabilities);
@@ -360,8 +366,11 @@ Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
       });
 }
 
-Result<SessionEnd> decode_session(std::span<const std::byte> body) {
-  const auto check = [](Checks& checks, const SessionEnd& e) {
+Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features) {
+  const auto check = [features](Checks& checks, SessionEnd& e) {
+    e.direct_datagrams = (features & feature::long_datagrams) != 0   ? kLongDatagramBytes
+                         : (features & feature::page_datagrams) != 0 ? kPageDatagramBytes
+                                                                     : 0;
     if (e.qp_num != 0) {  // an end without datagrams may omit its address
       check_address(checks, e);
       check_qp_num(checks, e.qp_num);
@@ -425,9 +434,13 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
     case FrameKind::ready:
       return decode_ready(known).map(wrap);
     case FrameKind::open_session:
-      return decode_session(known).map([&](const SessionEnd& e) { return wrap(OpenSession{e}); });
+      return decode_session(known, header.features).map([&](const SessionEnd& e) {
+        return wrap(OpenSession{e});
+      });
     case FrameKind::session_opened:
-      return decode_session(known).map([&](const SessionEnd& e) { return wrap(SessionOpened{e}); });
+      return decode_session(known, header.features).map([&](const SessionEnd& e) {
+        return wrap(SessionOpened{e});
+      });
     case FrameKind::join_session:
       return decode_join(known).map(wrap);
     case FrameKind::path_response:

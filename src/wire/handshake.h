@@ -43,7 +43,10 @@ inline constexpr std::size_t kRefuseTextMax = 200;
 /// Bits of a header's features.
 namespace feature {
 inline constexpr std::uint32_t raw = 1;  ///< the endpoint of a raw connection
-}
+// An end of a session takes direct datagrams of up to so many bytes.
+inline constexpr std::uint32_t page_datagrams = 2;  ///< kPageDatagramBytes
+inline constexpr std::uint32_t long_datagrams = 4;  ///< kLongDatagramBytes
+}  // namespace feature
 
 enum class FrameKind : std::uint16_t {
   hello = 1,
@@ -102,8 +105,14 @@ struct SessionEnd {
   /// Random, not 0. Datagrams about the session carry a proof of it; see session_proof(). The
   /// server's must also be presented by a connection for the session's calls.
   std::uint64_t token = 0;
+  /// The longest direct datagram that this end takes: 0, kPageDatagramBytes or kLongDatagramBytes.
+  /// A feature: what an end does not know, it does not use.
+  std::uint32_t direct_datagrams = 0;
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
+/// Payloads of 4 KiB and 16 KiB, and their headers.
+inline constexpr std::uint32_t kPageDatagramBytes = (4 << 10) + 16;
+inline constexpr std::uint32_t kLongDatagramBytes = (16 << 10) + 16;
 struct OpenSession {
   SessionEnd end;
 };

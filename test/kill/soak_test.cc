@@ -171,8 +171,8 @@ class Client {
     if (!session || session->state() != SessionState::ready) continue;
     std::optional<Status> outcome;
     const auto began = std::chrono::steady_clock::now();
-    const auto called = session->call(kEcho, request.slice(),
-                                      [&](Reply& reply) { outcome = reply.status(); });
+    const auto called =
+        session->call(kEcho, request.slice(), [&](Reply& reply) { outcome = reply.status(); });
     while (called == Status::ok && !outcome) (void)node.poll();
     const auto took = std::chrono::steady_clock::now() - began;
     if (outcome != Status::ok) continue;

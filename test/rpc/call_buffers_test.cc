@@ -6,19 +6,19 @@ namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 
-TEST(RpcCallBuffers, RequestsAndRepliesLieOnACachelineWhereTheyArrived) {
+TEST(RpcCallBuffers, RequestsAndRepliesThatAreKeptLieOnACacheline) {
   Calls t;
   std::vector<std::uintptr_t> places;
   const auto place = [](std::span<const std::byte> bytes) {
     return reinterpret_cast<std::uintptr_t>(bytes.data());
   };
   ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
-    places.push_back(place(r.bytes()));
+    places.push_back(place(r.keep().bytes()));
     (void)r.reply(r.bytes());
   }));
   bool ended = false;
   const auto done = [&](Reply& r) {
-    places.push_back(place(r.bytes()));
+    places.push_back(place(r.keep().bytes()));
     ended = true;
   };
   const Bytes bytes = filled(40, 1);

@@ -109,7 +109,7 @@ TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   Session there = with_them.open(without);
   Session back = without.open(with_them);
   ASSERT_TRUE(all.until([&] { return datagrams.ready() && there.ready() && back.ready(); }));
-  EXPECT_EQ(there.max_inline_call(), datagrams.max_inline_call());
+  EXPECT_LE(there.max_inline_call(), datagrams.max_inline_call());
   EXPECT_EQ(there.max_call(), datagrams.max_call());
   expect_echoes(all, datagrams, 20);
   EXPECT_EQ(with_them.stats().long_calls, 0u);
@@ -143,7 +143,7 @@ TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   };
   EXPECT_EQ(granted(), c.rpc.window);
   Buffer b = spinwire::detail::make<Buffer>(
-      client.core.context.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+      client.core.context.arena->allocate(spinwire::memory::PoolId::send, 20000), 20000);
   bool done = false;
   ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
   ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
@@ -359,7 +359,7 @@ void expect_passes(const std::string& suites, int least) {
       engine_test::run_again("SPINWIRE_TEST_TRANSPORT", "connections",
                              suites +
                                  "-RpcSessionSurvival.AHandlerThatIsSlowerThanTheTimeOut:"
-                                 "RpcCallBuffers.RequestsAndRepliesLieOnACachelineWhereTheyArrived:"
+                                 "RpcCallBuffers.RequestsAndRepliesThatAreKeptLieOnACacheline:"
                                  "RpcLongCalls.RequestsOfAnyLengthArriveWhole:RpcLongCalls."
                                  "WhatIsWrongWithACallIsToldAtOnce:"
                                  "RpcLongCalls.AWindowAndABacklogAreAllThatIsTaken:"

@@ -18,7 +18,7 @@ constexpr std::span<const std::byte> kNothing;
 /// The results of calls of every kind.
 std::vector<Status> call_all_ways(Calls& t, Session& s) {
   const auto done = [](Reply&) { ADD_FAILURE() << "a call that was refused has ended"; };
-  const Buffer fits = t.client.buffer(300), longer = t.client.buffer(6000);
+  const Buffer fits = t.client.buffer(300), longer = t.client.buffer(20000);
   return {s.call(kEcho, kNothing, done), s.call(kEcho, kNothing, done, CallOptions{}),
           s.call(kEcho, fits.slice(), done), s.call(kEcho, fits.slice(), done, CallOptions{}),
           s.call(kEcho, longer.slice(), done)};
@@ -173,7 +173,7 @@ TEST(RpcSessionStates, BytesOfAnyLengthAreCopied) {
   }));
   for (const std::size_t size :
        {kSlotPayloadBytes, kSlotPayloadBytes + 1, t.session.max_inline_call(),
-        t.session.max_inline_call() + 1, t.session.max_call()}) {
+        std::min(t.session.max_inline_call() + 1, t.session.max_call()), t.session.max_call()}) {
     for (const bool with_options : {false, true}) {
       Bytes request = filled(size, 1);
       std::optional<Status> ended;
@@ -212,10 +212,10 @@ TEST(RpcSessionStates, AnAnswerBetweenPollsGoesOutAtOnce) {
   Config c = rpc_config();
   c.memory.rendezvous_bytes = 4u << 20;
   Calls t(c);
-  Buffer room = t.client.buffer(8000);
+  Buffer room = t.client.buffer(20000);
   CallOptions into;
   into.reply_into = room.slice();
-  for (const std::size_t size : {std::size_t{9}, std::size_t{7000}}) {
+  for (const std::size_t size : {std::size_t{9}, std::size_t{19000}}) {
     ASSERT_EQ(t.begin(kLater, filled(1, 1), size > 1000 ? into : CallOptions{}), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
     const PendingCall call = t.later[0].call;

@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kLongest = std::uint64_t{2} << 32;
 struct NumberedDatagram {
   std::uint64_t low;
   std::uint64_t high;
-  std::array<std::byte, sv::kDatagramBytes - sv::kDirectHeader> payload{};
+  std::array<std::byte, sv::kLongestDirect - sv::kDirectHeader> payload{};
   std::uint32_t payload_length;
 
   explicit NumberedDatagram(std::uint64_t number)

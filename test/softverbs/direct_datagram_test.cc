@@ -471,7 +471,7 @@ TEST_F(SoftverbsDirectShapes, NoneIsTakenIntoARunThatLiesBeforeIt) {
 /// Datagrams that do not fit into a line, read in place.
 class SoftverbsDirectLong : public DirectPair {
  protected:
-  void SetUp() override { b_.batches.longest = sv::kDatagramBytes; }
+  void SetUp() override { b_.batches.longest = sv::kLongestDirect; }
   /// Writes a line like a hostile peer, with the word of a direct datagram.
   void forge(std::uint16_t length, std::uint32_t offset) {
     sv::OutLane& out = a_.node.internals().peers[0]->out;
@@ -503,13 +503,13 @@ TEST_F(SoftverbsDirectLong, TheyLieInRunsWithShortOnes) {
 
 TEST_F(SoftverbsDirectLong, TheLongestAndOneByteMore) {
   const auto& direct = sv::direct_datagrams();
-  const std::vector<std::byte> payload(sv::kDatagramBytes);
+  const std::vector<std::byte> payload(sv::kLongestDirect);
   EXPECT_EQ(direct.send_long({&direct, a_.qp, direct.sender(a_.qp)},
                              {to_b_.get(), b_.qp->qp_num, kQkey, direct.lane(to_b_.get())}, 1, 2,
-                             payload.data(), sv::kDatagramBytes - sv::kDirectHeader + 1),
+                             payload.data(), sv::kLongestDirect - sv::kDirectHeader + 1),
             sv::Sent::refused);
   std::uint64_t longest = kLongest;
-  while (NumberedDatagram(longest).length() != sv::kDatagramBytes) ++longest;
+  while (NumberedDatagram(longest).length() != sv::kLongestDirect) ++longest;
   ASSERT_TRUE(send(longest));
   a_.publish();
   EXPECT_EQ(b_.steps(), Numbers{longest});
@@ -536,8 +536,8 @@ TEST_F(SoftverbsDirectLong, HostileLengthsAndOffsetsAreDropped) {
   forge(100, sv::kLaneData);
   forge(100, kNowhere);
   forge(0xffff, 0);
-  forge(sv::kDatagramBytes + 1, 0);
-  forge(sv::kDatagramBytes, sv::kLaneData - sv::kDatagramBytes + 1);
+  forge(sv::kLongestDirect + 1, 0);
+  forge(sv::kLongestDirect, sv::kLaneData - sv::kLongestDirect + 1);
   EXPECT_EQ(b_.steps(), Numbers{});
   EXPECT_EQ(dropped(b_.node, sv::Drop::malformed), 6u);
   ASSERT_TRUE(send(kLong) && send(2));

@@ -133,6 +133,23 @@ TEST(SessionFrames, ComeBackAsSent) {
   }
 }
 
+TEST(SessionFrames, TellHowLongDirectDatagramsMayBe) {
+  namespace wire = spinwire::wire;
+  for (const std::uint32_t longest :
+       {std::uint32_t{0}, wire::kPageDatagramBytes, wire::kLongDatagramBytes}) {
+    SessionEnd e = valid_session_end();
+    e.direct_datagrams = longest;
+    const auto open = decode_frame(encode(OpenSession{e}));
+    const auto opened = decode_frame(encode(SessionOpened{e}));
+    ASSERT_TRUE(open && opened);
+    EXPECT_EQ(std::get<OpenSession>(open->body).end.direct_datagrams, longest);
+    EXPECT_EQ(std::get<SessionOpened>(opened->body).end.direct_datagrams, longest);
+    const std::uint32_t bits = open->header.features;
+    EXPECT_EQ((bits & wire::feature::page_datagrams) != 0, longest != 0);
+    EXPECT_EQ((bits & wire::feature::long_datagrams) != 0, longest > wire::kPageDatagramBytes);
+  }
+}
+
 TEST(SessionFrames, APathResponseComesBackAsSent) {
   const auto shown = decode_frame(encode(PathResponse{0x8899aabbccddeeff}));
   ASSERT_TRUE(shown) << shown.error().message();

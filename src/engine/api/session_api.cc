@@ -47,7 +47,10 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
 [[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
   if (polling && when != Post::now) [[likely]]
     return;  // posted at the end of the poll
-  when == Post::defer ? core.wake_soon() : rpc::post_datagrams(*core.calls);
+  if (when == Post::defer) return core.wake_soon();
+  rpc::post_datagrams(*core.calls);
+  if (rpc::has_unsent(*core.calls)) [[unlikely]]
+    core.wake_soon();
 }
 
 /// Starts a call over the session's connection. `options` null: defaults.
@@ -216,6 +219,8 @@ namespace {
     agent::flush_queued_agents(core.context);
   } else if (done == Status::ok) {
     rpc::post_datagrams(*core.calls);
+    if (rpc::has_unsent(*core.calls)) [[unlikely]]
+      core.wake_soon();
   }
   return done;
 }

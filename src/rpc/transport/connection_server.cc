@@ -123,7 +123,8 @@ Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, s
 /// The longest reply of a call that names no memory.
 std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
   const std::uint32_t message = std::max(agent::max_eager(a), agent::max_message(a));
-  return std::min<std::size_t>(wire::rpc_payload(s.mtu), message - wire::kRpcMessageHeaderBytes);
+  return std::min<std::size_t>(wire::rpc_payload(s.longest_datagram),
+                               message - wire::kRpcMessageHeaderBytes);
 }
 
 /// Refuses a call on the library's behalf, or queues the refusal until there is memory. The session

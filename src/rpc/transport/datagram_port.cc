@@ -88,28 +88,51 @@ Result<void> DatagramPort::make_receives() {
   direct_.qp = qp_;
   direct_.sender = direct_.device->sender(qp_);
   batches_.wr_id = agent::receive_id(receive_depth_);
-  batches_.longest = mtu_;
+  // Long ones are kept in the rendezvous pool.
+  batches_.longest = context_.config.memory.rendezvous_bytes != 0 ? wire::kLongDatagramBytes
+                                                                  : wire::kPageDatagramBytes;
   (void)renew_spare();
   return {};
 }
 
 Block* DatagramPort::renew_spare() noexcept {
   if (spare_ != nullptr) detail::release(spare_);  // the slice that keeps it holds a reference
-  spare_ = block_for_receive();
+  spare_ = context_.arena->allocate(memory::PoolId::receive,
+                                    wire::rpc_payload(wire::kPageDatagramBytes));
   direct_.device->receive_batches(qp_, spare_ != nullptr ? &batches_ : nullptr);
   return spare_;
 }
 
-std::byte* DatagramPort::copy_to_spare(const verbs::DirectBatch& batch, const std::byte* bytes,
+Block* DatagramPort::long_spare() noexcept {
+  constexpr std::size_t kBytes = wire::rpc_payload(wire::kLongDatagramBytes);
+  if (long_spare_ == nullptr)
+    long_spare_ = context_.arena->allocate(memory::PoolId::rendezvous, kBytes);
+  return long_spare_;
+}
+
+void DatagramPort::release_long_spare() noexcept {
+  if (long_spare_ != nullptr) detail::release(std::exchange(long_spare_, nullptr));
+}
+
+std::byte* DatagramPort::copy_to_spare(Block& spare, const verbs::DirectBatch& batch,
+                                       const std::byte* bytes,
                                        std::uint32_t length) const noexcept {
-  std::byte* const grh = spare_->payload + kReceiveOffset;
+  std::byte* const grh = spare.payload + kReceiveOffset;
   direct_.device->write_route(qp_, batch, length, grh);
-  std::memcpy(grh + kGrhBytes, bytes, length);
+  std::memcpy(grh + kGrhBytes, bytes, std::min(length, mtu_));
   return grh;
 }
 
+namespace {
+/// A lane without room: sends to it go by work requests.
+verbs::DirectLane closed;
+}  // namespace
+
+bool DatagramPort::reaches_directly(const verbs::DatagramAddress& to) noexcept {
+  return to.lane != &closed;
+}
+
 void DatagramPort::resolve(verbs::DatagramAddress& to) noexcept {
-  static verbs::DirectLane closed;  // a lane without room: sends to it go by work requests
   verbs::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
   to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
@@ -133,6 +156,7 @@ DatagramPort::~DatagramPort() {
   }
   if (lines_block_ != nullptr) detail::release(lines_block_);
   if (spare_ != nullptr) detail::release(spare_);
+  release_long_spare();
 }
 
 void DatagramPort::post() noexcept {

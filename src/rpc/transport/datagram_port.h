@@ -35,6 +35,8 @@ static_assert(kPayloadOffset == 64);
 /// The longest datagram that fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
+static_assert(wire::kLongDatagramBytes == verbs::kLongestDirect);
+
 struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two
   std::uint32_t receive_depth = 0;
@@ -53,6 +55,12 @@ class DatagramPort {
   [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_->qp_num; }
   /// Fills in the lane of direct datagrams to an address; a lane without room if there is none.
   void resolve(verbs::DatagramAddress& to) noexcept;
+  /// The longest datagram that work requests carry, in bytes.
+  [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }
+  /// The longest direct datagram that may arrive here: see wire::SessionEnd::direct_datagrams.
+  [[nodiscard]] std::uint32_t longest_direct() const noexcept { return batches_.longest; }
+  /// Whether direct datagrams can be sent to a resolved address.
+  [[nodiscard]] static bool reaches_directly(const verbs::DatagramAddress& to) noexcept;
 
   // Sends: one datagram each. Not allowed while full().
   [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
@@ -149,14 +157,20 @@ class DatagramPort {
   void give_back(const verbs::DirectBatch& batch, std::uint32_t count) noexcept {
     direct_.device->release_batch(qp_, batch, count);
   }
-  /// A block for a direct datagram that is kept, or that must be copied. Not null while there are
-  /// batches.
+  /// A block for a direct datagram of up to wire::kPageDatagramBytes that is kept, or that must be
+  /// copied. Not null while there are batches.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }
+  /// A block for a longer one, from the rendezvous pool; null if the pool has none now.
+  [[nodiscard]] Block* long_spare() noexcept;
+  /// The block was kept, or is not needed now.
+  void release_long_spare() noexcept;
   /// Replaces the spare block, which was kept. Null: the pool is empty, and datagrams use receives
   /// until it has blocks.
   Block* renew_spare() noexcept;
-  /// Copies a direct datagram to the spare block in the layout of a receive. Returns its GRH.
-  [[nodiscard]] std::byte* copy_to_spare(const verbs::DirectBatch& batch, const std::byte* bytes,
+  /// Copies a direct datagram to a spare block in the layout of a receive, up to the MTU. Returns
+  /// its GRH.
+  [[nodiscard]] std::byte* copy_to_spare(Block& spare, const verbs::DirectBatch& batch,
+                                         const std::byte* bytes,
                                          std::uint32_t length) const noexcept;
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
   /// The memory of a receive: the GRH, then the datagram.
@@ -250,6 +264,7 @@ class DatagramPort {
   verbs::DirectEnd direct_;
   verbs::DirectBatches batches_;
   Block* spare_ = nullptr;
+  Block* long_spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
   std::unique_ptr<HeldBlock[]> held_blocks_;  ///< one for each entry of the send queue
   // Cold.

@@ -94,28 +94,8 @@ struct Arrival {
 /// Handles a direct datagram like one from a receive: it is no plain request or reply, or its queue
 /// pair was not heard before.
 [[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch,
-                                                       const std::byte* bytes,
-                                                       std::uint32_t length) noexcept {
-  ibv_wc wc{};
-  wc.status = IBV_WC_SUCCESS;
-  wc.byte_len = static_cast<std::uint32_t>(kGrhBytes) + length;
-  wc.qp_num = r.port->qp_num();
-  wc.src_qp = static_cast<std::uint32_t>(batch.source) & 0xffffff;
-  wc.wc_flags = IBV_WC_GRH;
-  const Arrival at{r.port->spare(), r.port->copy_to_spare(batch, bytes, length)};
-  RpcHeader header;
-  if (wire::decode(at.datagram(), length, header)) {
-    const ServerSession* const s = find_server(r, header.session);
-    const ClientSession* const c = find_client(r, header.session);
-    PeerAddress* const peer_address =
-        header.kind == RpcKind::request && s != nullptr ? s->peer_address
-        : header.kind == RpcKind::reply && c != nullptr ? c->peer_address
-                                                        : nullptr;
-    if (peer_address != nullptr && peer_address->source_filter.matches(wc, at.grh))
-      peer_address->direct_source = batch.source;
-  }
-  return on_datagram(r, wc, at);
-}
+                                                       std::byte* bytes, std::uint32_t length,
+                                                       Block* spare) noexcept;
 
 /// Handles a direct datagram. Returns whether the spare block was kept.
 [[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const verbs::DirectBatch& batch,
@@ -137,7 +117,49 @@ struct Arrival {
         [[likely]]
       return complete_call(r, *c, words, spare, payload, now);
   }
-  return on_indirect_datagram(r, batch, datagram, static_cast<std::uint32_t>(length));
+  return on_indirect_datagram(r, batch, datagram, static_cast<std::uint32_t>(length), spare);
+}
+
+/// The peer of a datagram's session; null if there is no such session.
+PeerAddress* peer_of(Rpc& r, const RpcHeader& header) noexcept {
+  const ServerSession* const s = find_server(r, header.session);
+  const ClientSession* const c = find_client(r, header.session);
+  if (header.kind == RpcKind::request && s != nullptr) return s->peer_address;
+  if (header.kind == RpcKind::reply && c != nullptr) return c->peer_address;
+  return nullptr;
+}
+
+bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* bytes,
+                          std::uint32_t length, Block* spare) noexcept {
+  ibv_wc wc{};
+  wc.status = IBV_WC_SUCCESS;
+  wc.byte_len = static_cast<std::uint32_t>(kGrhBytes) + length;
+  wc.qp_num = r.port->qp_num();
+  wc.src_qp = static_cast<std::uint32_t>(batch.source) & 0xffffff;
+  wc.wc_flags = IBV_WC_GRH;
+  const Arrival at{spare, r.port->copy_to_spare(*spare, batch, bytes, length)};
+  RpcHeader header{};
+  PeerAddress* const peer = wire::decode(bytes, length, header) ? peer_of(r, header) : nullptr;
+  if (peer != nullptr && peer->direct_source != batch.source &&
+      peer->source_filter.matches(wc, at.grh)) {
+    peer->direct_source = batch.source;
+    return on_direct_datagram(r, batch, bytes, length, spare, r.context.now);
+  }
+  if (length <= r.port->mtu()) return on_datagram(r, wc, at);
+  // Only its head was copied, and no call takes it.
+  ClientSession* const c = header.kind == RpcKind::reply ? find_client(r, header.session) : nullptr;
+  c != nullptr ? on_unexpected_reply(r, *c, wc, at.grh) : on_unknown_session(r, header, wc, at.grh);
+  return false;
+}
+
+/// Handles a datagram that is too long for the spare block. It is lost if there is no memory to
+/// keep it.
+[[gnu::noinline]] void on_long_datagram(Rpc& r, const verbs::DirectBatch& batch,
+                                        std::byte* datagram, std::uint64_t length) noexcept {
+  Block* const spare = r.port->long_spare();
+  if (spare == nullptr) return void(++r.stats.bad_datagrams);
+  if (on_direct_datagram(r, batch, datagram, length, spare, r.context.now))
+    r.port->release_long_spare();  // the slice that keeps it holds a reference
 }
 
 /// More sessions than this do not stay in the caches.
@@ -191,6 +213,10 @@ bool many_sessions(const Rpc& r) noexcept {
   for (std::uint64_t length = 0; spare != nullptr && line != end; ++line) {
     std::byte* const datagram = batch.bytes(*line, length, longest);
     if (datagram == nullptr) break;
+    if (length > wire::kPageDatagramBytes) [[unlikely]] {
+      on_long_datagram(r, batch, datagram, length);
+      continue;
+    }
     if (on_direct_datagram(r, batch, datagram, length, spare, now)) [[unlikely]]
       spare = r.port->renew_spare();
   }

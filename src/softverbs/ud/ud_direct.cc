@@ -23,7 +23,7 @@ DirectSender* sender(ibv_qp* base) noexcept { return static_cast<Qp*>(base); }
 
 DirectLane* lane(ibv_ah* base) noexcept {
   const Ah& ah = *static_cast<const Ah*>(base);
-  return ah.plain ? &ah.peer->out : nullptr;
+  return ah.plain && ah.peer->context->faults == nullptr ? &ah.peer->out : nullptr;
 }
 
 void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
@@ -60,7 +60,7 @@ Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low
                std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
   const std::uint64_t bytes = kDirectHeader + length;
   OutLane& out = *static_cast<OutLane*>(to.lane);
-  if (bytes > kDatagramBytes) [[unlikely]]
+  if (bytes > kLongestDirect) [[unlikely]]
     return Sent::refused;
   if (!has_direct_room(by, out, bytes) && !make_direct_room(by, to, bytes)) [[unlikely]]
     return Sent::refused;

@@ -35,6 +35,9 @@ struct DatagramAddress {
 /// payload of up to kDirectPayload bytes fits into the line.
 inline constexpr std::size_t kDirectHeader = 16;
 inline constexpr std::size_t kDirectPayload = 32;
+/// The longest direct datagram, with its header. The verbs of an adapter carry no more than the
+/// MTU; direct datagrams lie in memory, so a block of 16 KiB goes as a whole.
+inline constexpr std::uint32_t kLongestDirect = (16 << 10) + kDirectHeader;
 static_assert(kDirectHeader + kDirectPayload == sizeof Line::payload);
 
 /// Consecutive datagrams in a lane, to be read in place: those with the word of the first, up to
@@ -86,13 +89,14 @@ struct DirectDatagrams {
   /// The part of a queue pair for direct senders.
   DirectSender* (*sender)(ibv_qp* qp) noexcept;
   /// The lane of an address handle, valid as long as the handle; null if it has no direct
-  /// datagrams.
+  /// datagrams, or faults are injected.
   DirectLane* (*lane)(ibv_ah* ah) noexcept;
   /// send_direct() calls it at the limit: renews DirectLane::direct_limit and sends, or refuses.
   Sent (*send_checked)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                        std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
-  /// Sends a payload longer than kDirectPayload, up to the device's longest datagram; reads exactly
-  /// `length` bytes.
+  /// Sends a payload longer than kDirectPayload, up to kLongestDirect with the header; reads
+  /// exactly `length` bytes. The receiver's DirectBatches::longest must allow it: it drops one that
+  /// is longer than that and than the MTU.
   Sent (*send_long)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                     std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
   /// Holds back a line's word until publish(); the lane must have no held line. Until then the peer

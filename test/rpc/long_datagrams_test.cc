@@ -1,0 +1,237 @@
+// Direct datagrams that are longer than the MTU, up to 16 KiB of payload, and datagrams that wait
+// for room in a lane.
+#include "base/internals.h"
+#include "rpc/direct_calls.h"
+#include "rpc/unsent.h"
+#include "softverbs/lane/line.h"
+
+namespace rpc_long_datagrams_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::DirectPath;
+namespace softverbs = spinwire::softverbs;
+
+constexpr std::size_t kMost = std::size_t{16} << 10;
+/// More calls of kMost bytes than a lane's data holds.
+constexpr std::uint32_t kMany = 2 * softverbs::kLaneData / kMost;
+
+class RpcLongDatagrams : public RpcDirect {
+ protected:
+  static Config config() {
+    Config c = rpc_config();
+    c.memory.rendezvous_bytes = 4u << 20;  // where long datagrams are kept
+    c.memory.send_bytes = 16u << 20;
+    return c;
+  }
+  /// Nothing is lost here: what waits must not be sent again by the retransmission timer.
+  static Config patient() {
+    Config c = config();
+    c.rpc.min_rto = 10s;
+    return c;
+  }
+  /// Makes a call, so that the server has granted the session's whole window.
+  static void open_window(Calls& t) { ASSERT_EQ(t.call(kEcho, {}).status, Status::ok); }
+  /// Starts an echo of `size` bytes; the reply counts if its bytes are right.
+  static void start(Calls& t, std::size_t size, std::uint32_t seed, std::uint32_t& right,
+                    spinwire::Method method = kEcho) {
+    const Buffer request = t.client.filled(size, seed);
+    const auto done = [&right, size, seed](Reply& r) {
+      EXPECT_EQ(r.status(), Status::ok) << to_string(r.status());
+      right += r.bytes().size() == size && Node::holds(r.bytes(), seed) ? 1 : 0;
+    };
+    ASSERT_EQ(t.session.call(method, request.slice(), done), Status::ok);
+  }
+};
+
+TEST_F(RpcLongDatagrams, CallsOfUpTo16KibUseNoConnection) {
+  Calls t(patient());
+  EXPECT_EQ(t.session.max_inline_call(), kMost);
+  std::uint32_t right = 0, calls = 0;
+  for (const std::size_t size : {4031, 4032, 4033, 4095, 4096, 8192, 16383, 16384}) {
+    ASSERT_NO_FATAL_FAILURE(start(t, size, ++calls, right));
+    ASSERT_TRUE(t.until([&] { return right == calls; })) << size;
+  }
+  EXPECT_EQ(t.client.engine.rpc_stats().long_calls, 0u);
+  EXPECT_EQ(t.client.engine.stats().connections, 0u);
+  ASSERT_NO_FATAL_FAILURE(start(t, kMost, ++calls, right));
+  ASSERT_TRUE(t.until([&] { return right == calls; }));
+  EXPECT_EQ(t.client.engine.rpc_stats().retransmitted_requests, 0u);
+  t.finish();
+}
+
+TEST_F(RpcLongDatagrams, WithoutARendezvousPoolAPageGoesAsAWhole) {
+  Config c = patient();
+  c.memory.rendezvous_bytes = 0;
+  Calls t(c);
+  EXPECT_EQ(t.session.max_inline_call(), 4096u);
+  std::uint32_t right = 0;
+  ASSERT_NO_FATAL_FAILURE(start(t, 4096, 1, right));
+  ASSERT_TRUE(t.until([&] { return right == 1; }));
+  // The first datagram from a peer, too; and bytes that are kept.
+  Session second = t.open();
+  ASSERT_TRUE(t.until([&] { return second.ready(); }));
+  BufferSlice kept;
+  Buffer request = t.client.filled(4096, 2);
+  ASSERT_EQ(second.call(kEcho, request.slice(), [&kept](Reply& r) { kept = r.keep(); }),
+            Status::ok);
+  ASSERT_TRUE(t.until([&] { return static_cast<bool>(kept); }));
+  EXPECT_TRUE(kept.size() == 4096 && Node::holds(kept.bytes(), 2));
+  EXPECT_EQ(t.client.engine.rpc_stats().long_calls, 0u);
+  kept = {};
+  request = Buffer();
+  EXPECT_EQ(second.close(), Status::ok);
+  t.finish();
+}
+
+TEST_F(RpcLongDatagrams, WithoutDirectDatagramsAtOneEndTheMtuIsTheLimit) {
+  Config off = patient();
+  off.rpc.direct_datagrams = DirectPath::off;
+  Node with(patient()), without(off);
+  for (Node* node : {&with, &without}) {
+    node->listen();
+    ASSERT_TRUE(node->engine.serve(kEcho, [](Request& r) {
+      EXPECT_LE(r.max_reply(), 4096u);
+      EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    }));
+  }
+  Session there = with.engine.open_session(without.listener.address(), {}).value();
+  Session back = without.engine.open_session(with.listener.address(), {}).value();
+  ASSERT_TRUE(until({&with, &without}, [&] { return there.ready() && back.ready(); }));
+  EXPECT_LE(there.max_inline_call(), 4096u);
+  EXPECT_LE(back.max_inline_call(), 4096u);
+  int ended = 0;
+  for (Session* session : {&there, &back}) {
+    Node& from = session == &there ? with : without;
+    const Buffer request = from.filled(there.max_inline_call(), 1);
+    const auto done = [&ended](Reply& r) { ended += Node::holds(r.bytes(), 1) ? 1 : 0; };
+    ASSERT_EQ(session->call(kEcho, request.slice(), done), Status::ok);
+  }
+  EXPECT_TRUE(until({&with, &without}, [&] { return ended == 2; }));
+}
+
+TEST_F(RpcLongDatagrams, MoreThanALaneHoldsWaitForRoom) {
+  Calls t(patient(), nullptr, 64);
+  ASSERT_NO_FATAL_FAILURE(open_window(t));
+  std::uint32_t right = 0;
+  for (int round = 0; round < 3; ++round) {
+    right = 0;
+    for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_NO_FATAL_FAILURE(start(t, kMost, i, right));
+    EXPECT_TRUE(spinwire::rpc::has_unsent(*spinwire::detail::core_of(t.client.engine)->calls));
+    ASSERT_TRUE(t.until([&] { return right == kMany; })) << right;
+  }
+  EXPECT_EQ(t.client.engine.rpc_stats().retransmitted_requests, 0u);
+  EXPECT_EQ(t.server.engine.rpc_stats().retransmitted_replies, 0u);
+  t.finish();
+}
+
+TEST_F(RpcLongDatagrams, RepliesThatFindNoRoomWaitToo) {
+  Calls t(patient(), nullptr, 64);
+  ASSERT_NO_FATAL_FAILURE(open_window(t));
+  for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_EQ(t.begin(kLater, {}), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == kMany; }));
+  // The client does not poll, so the lane to it fills up.
+  Buffer reply = t.server.filled(kMost, 3);
+  for (auto& each : t.later) EXPECT_EQ(each.call.reply(reply.slice()), Status::ok);
+  EXPECT_TRUE(spinwire::rpc::has_unsent(*spinwire::detail::core_of(t.server.engine)->calls));
+  for (int i = 0; i < 1000; ++i) (void)t.server.poll();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  for (const Ended& each : t.ended) {
+    EXPECT_EQ(each.status, Status::ok);
+    const bool first = &each == &t.ended.front();
+    EXPECT_TRUE(first || (each.bytes.size() == kMost && Node::holds(each.bytes, 3)));
+  }
+  EXPECT_EQ(t.client.engine.rpc_stats().retransmitted_requests, 0u);
+  reply = Buffer();
+  t.finish();
+}
+
+TEST_F(RpcLongDatagrams, OneFullLaneHoldsUpNoOtherPeer) {
+  Calls slow(patient(), nullptr, 64);
+  ASSERT_NO_FATAL_FAILURE(open_window(slow));
+  Node other(patient());
+  other.listen();
+  ASSERT_TRUE(other.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  Session there = slow.client.engine.open_session(other.listener.address(), {}).value();
+  ASSERT_TRUE(until({&slow.client, &other}, [&] { return there.ready(); }));
+  std::uint32_t right = 0;
+  for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_NO_FATAL_FAILURE(start(slow, kMost, i, right));
+  // The slow server does not poll.
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    bool ended = false;
+    const Buffer request = slow.client.filled(kMost, i);
+    const auto done = [&ended, i](Reply& r) { ended = Node::holds(r.bytes(), i); };
+    ASSERT_EQ(there.call(kEcho, request.slice(), done), Status::ok);
+    ASSERT_TRUE(until({&slow.client, &other}, [&] { return ended; }));
+  }
+  EXPECT_EQ(right, 0u);
+  EXPECT_TRUE(slow.until([&] { return right == kMany; }));
+}
+
+TEST_F(RpcLongDatagrams, SessionsEndWhileTheirDatagramsWait) {
+  for (const bool client_closes : {true, false}) {
+    Calls t(patient(), nullptr, 64);
+    ASSERT_NO_FATAL_FAILURE(open_window(t));
+    for (std::uint32_t i = 0; i < kMany; ++i)
+      ASSERT_EQ(t.begin(kEcho, filled(kMost, i)), Status::ok);
+    ASSERT_TRUE(spinwire::rpc::has_unsent(*spinwire::detail::core_of(t.client.engine)->calls));
+    if (client_closes) {
+      EXPECT_EQ(t.session.close(), Status::ok);
+    } else {
+      t.server.listener = {};
+      t.server.engine = Engine();
+    }
+    const auto ended = [&] { return t.all_ended(); };
+    ASSERT_TRUE(client_closes ? t.until(ended) : until({&t.client}, ended));
+    EXPECT_FALSE(spinwire::rpc::has_unsent(*spinwire::detail::core_of(t.client.engine)->calls));
+    const auto audit = t.client.engine.audit();
+    EXPECT_TRUE(audit) << audit.error().message();
+  }
+}
+
+TEST_F(RpcLongDatagrams, AreKeptLikeShortOnes) {
+  Calls t(patient());
+  std::vector<BufferSlice> requests, replies;
+  ASSERT_TRUE(t.server.engine.serve(9, [&requests](Request& r) {
+    requests.push_back(r.keep());
+    EXPECT_EQ(r.reply(requests.back()), Status::ok);
+  }));
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    const std::size_t size = i % 2 == 0 ? kMost - i : 100 + i;
+    const Buffer request = t.client.filled(size, i);
+    ASSERT_EQ(
+        t.session.call(9, request.slice(), [&replies](Reply& r) { replies.push_back(r.keep()); }),
+        Status::ok);
+    ASSERT_TRUE(t.until([&] { return replies.size() == i + 1; }));
+  }
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    EXPECT_TRUE(Node::holds(requests[i].bytes(), i)) << i;
+    EXPECT_TRUE(Node::holds(replies[i].bytes(), i)) << i;
+  }
+  requests.clear();
+  replies.clear();
+  t.finish();
+}
+
+TEST_F(RpcLongDatagrams, OneThatFindsNoMemoryToKeepItComesAgain) {
+  Config c = config();
+  c.rpc.min_rto = 1ms * slowness();
+  Calls t(c);
+  std::vector<Buffer> all;
+  while (Buffer b = t.server.engine.allocate(512u << 10, Pool::rendezvous))
+    all.push_back(std::move(b));
+  while (Buffer b = t.server.engine.allocate(16u << 10, Pool::rendezvous))
+    all.push_back(std::move(b));
+  ASSERT_FALSE(all.empty());
+  std::uint32_t right = 0;
+  ASSERT_NO_FATAL_FAILURE(start(t, kMost, 1, right));
+  ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().retransmitted_requests >= 2; }));
+  EXPECT_EQ(right, 0u);
+  EXPECT_NE(t.server.engine.rpc_stats().bad_datagrams, 0u);
+  all.clear();
+  EXPECT_TRUE(t.until([&] { return right == 1; }));
+  EXPECT_EQ(t.session.close(), Status::ok);
+}
+
+}  // namespace
+}  // namespace rpc_long_datagrams_test
