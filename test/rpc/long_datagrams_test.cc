@@ -24,8 +24,8 @@ class RpcLongDatagrams : public RpcDirect {
     c.memory.send_bytes = 16u << 20;
     return c;
   }
-  /// Nothing is lost here: what waits must not be sent again by the retransmission timer.
-  static Config patient() {
+  /// Nothing is lost here, so nothing must be sent again by the retransmission timer.
+  static Config long_rto() {
     Config c = config();
     c.rpc.min_rto = 10s;
     return c;
@@ -45,7 +45,7 @@ class RpcLongDatagrams : public RpcDirect {
 };
 
 TEST_F(RpcLongDatagrams, CallsOfUpTo16KibUseNoConnection) {
-  Calls t(patient());
+  Calls t(long_rto());
   EXPECT_EQ(t.session.max_inline_call(), kMost);
   std::uint32_t right = 0, calls = 0;
   for (const std::size_t size : {4031, 4032, 4033, 4095, 4096, 8192, 16383, 16384}) {
@@ -61,7 +61,7 @@ TEST_F(RpcLongDatagrams, CallsOfUpTo16KibUseNoConnection) {
 }
 
 TEST_F(RpcLongDatagrams, WithoutARendezvousPoolAPageGoesAsAWhole) {
-  Config c = patient();
+  Config c = long_rto();
   c.memory.rendezvous_bytes = 0;
   Calls t(c);
   EXPECT_EQ(t.session.max_inline_call(), 4096u);
@@ -85,9 +85,9 @@ TEST_F(RpcLongDatagrams, WithoutARendezvousPoolAPageGoesAsAWhole) {
 }
 
 TEST_F(RpcLongDatagrams, WithoutDirectDatagramsAtOneEndTheMtuIsTheLimit) {
-  Config off = patient();
+  Config off = long_rto();
   off.rpc.direct_datagrams = DirectPath::off;
-  Node with(patient()), without(off);
+  Node with(long_rto()), without(off);
   for (Node* node : {&with, &without}) {
     node->listen();
     ASSERT_TRUE(node->engine.serve(kEcho, [](Request& r) {
@@ -111,7 +111,7 @@ TEST_F(RpcLongDatagrams, WithoutDirectDatagramsAtOneEndTheMtuIsTheLimit) {
 }
 
 TEST_F(RpcLongDatagrams, MoreThanALaneHoldsWaitForRoom) {
-  Calls t(patient(), nullptr, 64);
+  Calls t(long_rto(), nullptr, 64);
   ASSERT_NO_FATAL_FAILURE(open_window(t));
   std::uint32_t right = 0;
   for (int round = 0; round < 3; ++round) {
@@ -126,7 +126,7 @@ TEST_F(RpcLongDatagrams, MoreThanALaneHoldsWaitForRoom) {
 }
 
 TEST_F(RpcLongDatagrams, RepliesThatFindNoRoomWaitToo) {
-  Calls t(patient(), nullptr, 64);
+  Calls t(long_rto(), nullptr, 64);
   ASSERT_NO_FATAL_FAILURE(open_window(t));
   for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_EQ(t.begin(kLater, {}), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == kMany; }));
@@ -147,9 +147,9 @@ TEST_F(RpcLongDatagrams, RepliesThatFindNoRoomWaitToo) {
 }
 
 TEST_F(RpcLongDatagrams, OneFullLaneHoldsUpNoOtherPeer) {
-  Calls slow(patient(), nullptr, 64);
+  Calls slow(long_rto(), nullptr, 64);
   ASSERT_NO_FATAL_FAILURE(open_window(slow));
-  Node other(patient());
+  Node other(long_rto());
   other.listen();
   ASSERT_TRUE(other.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
   Session there = slow.client.engine.open_session(other.listener.address(), {}).value();
@@ -170,7 +170,7 @@ TEST_F(RpcLongDatagrams, OneFullLaneHoldsUpNoOtherPeer) {
 
 TEST_F(RpcLongDatagrams, SessionsEndWhileTheirDatagramsWait) {
   for (const bool client_closes : {true, false}) {
-    Calls t(patient(), nullptr, 64);
+    Calls t(long_rto(), nullptr, 64);
     ASSERT_NO_FATAL_FAILURE(open_window(t));
     for (std::uint32_t i = 0; i < kMany; ++i)
       ASSERT_EQ(t.begin(kEcho, filled(kMost, i)), Status::ok);
@@ -190,7 +190,7 @@ TEST_F(RpcLongDatagrams, SessionsEndWhileTheirDatagramsWait) {
 }
 
 TEST_F(RpcLongDatagrams, AreKeptLikeShortOnes) {
-  Calls t(patient());
+  Calls t(long_rto());
   std::vector<BufferSlice> requests, replies;
   ASSERT_TRUE(t.server.engine.serve(9, [&requests](Request& r) {
     requests.push_back(r.keep());
