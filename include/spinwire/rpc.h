@@ -395,9 +395,12 @@ struct RpcStats {
   std::uint64_t served = 0;                  ///< handlers that ran here
   std::uint64_t retransmitted_replies = 0;   ///< replies sent again, because the request came again
   std::uint64_t dropped_replies = 0;         ///< replies kept for such requests, and dropped before
-  std::uint64_t duplicates = 0;       ///< requests dropped, because the call is served or over
-  std::uint64_t late_replies = 0;     ///< replies and closings dropped: the call or session is over
-  std::uint64_t bad_datagrams = 0;    ///< datagrams dropped: malformed, or of no known session
+  std::uint64_t duplicates = 0;     ///< requests dropped, because the call is served or over
+  std::uint64_t late_replies = 0;   ///< replies and closings dropped: the call or session is over
+  std::uint64_t bad_datagrams = 0;  ///< datagrams dropped: malformed, or of no known session
+  /// Datagrams of more than 4 KiB dropped, because the rendezvous pool has no block to keep them;
+  /// they come again.
+  std::uint64_t unkept_datagrams = 0;
   std::uint64_t cwnd_reductions = 0;  ///< reductions of a session's congestion window
   std::uint64_t send_queue_full = 0;  ///< datagrams without room in the send queue
   std::uint64_t long_calls = 0;       ///< calls over connections

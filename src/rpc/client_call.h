@@ -59,7 +59,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
                                                      const Payload& payload) noexcept;
 
 /// Sends header and payload, as a direct datagram if possible. Returns false, and sends nothing, if
-/// the port is full.
+/// there is no room now, or others to the peer wait for room.
 [[gnu::always_inline]] inline bool send_datagram(Rpc& r, const verbs::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
@@ -69,7 +69,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
       return true;
     return post_datagram_cold(r, to, words, length, payload);
   }
-  if (port.full()) [[unlikely]]
+  if (port.full() || to.holds_back) [[unlikely]]
     return ++r.stats.send_queue_full, false;
   post_datagram(r, to, words, length, payload);
   return true;

@@ -161,9 +161,9 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   end_calls(r, c, status_of_calls(why));
   if (c.on_closed) c.on_closed(handle(r, c), why ? *why : Error{Status::ok, {}, {}, {}});
   r.context.timers.cancel(c.timer);
+  forget_unsent(r, c);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
-  forget_unsent(r, c);
   if (std::exchange(c.cancellation_pending, false)) r.pending_cancellations.erase(c);
   c.name = 0;
   c.on_ready = nullptr;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "memory/poison.h"
 #include "spinwire/buffer.h"
 
 namespace spinwire::rpc {
@@ -26,20 +27,27 @@ class CopyBlocks {
   [[nodiscard]] detail::Block* take(std::size_t size) noexcept {
     if (count_ == 0 || blocks_[count_ - 1]->capacity < size) [[unlikely]]
       return nullptr;
-    return blocks_[--count_];
+    detail::Block* const block = blocks_[--count_];
+    memory::unpoison(block->payload, block->capacity);
+    return block;
   }
   /// Takes over the reference to a block of the send pool that holds a copy.
   void give(detail::Block* block) noexcept {
     if (block->refs != 1 || block->capacity > kLongest) [[unlikely]]  // the device still reads it
       return detail::release(block);
     if (count_ == kMost) [[unlikely]]
-      detail::release(blocks_[--count_]);
+      return detail::release(block);
+    memory::poison(block->payload, block->capacity);
     blocks_[count_++] = block;
   }
   /// Returns false if there were none. Cold.
   bool release_all() noexcept {
     const bool some = count_ != 0;
-    while (count_ != 0) detail::release(blocks_[--count_]);
+    while (count_ != 0) {
+      detail::Block* const block = blocks_[--count_];
+      memory::unpoison(block->payload, block->capacity);
+      detail::release(block);
+    }
     return some;
   }
 

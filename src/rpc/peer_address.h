@@ -10,6 +10,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "base/intrusive_list.h"
 #include "base/random.h"
 #include "control/owners.h"
 #include "spinwire/rpc.h"
@@ -46,6 +47,11 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 
 inline constexpr std::uint64_t kProbeUnderWay = ~std::uint64_t{0};
 
+struct ClientSession;
+struct ServerSession;
+base::IntrusiveLinks<ClientSession>& unsent_request_links(ClientSession& c) noexcept;
+base::IntrusiveLinks<ServerSession>& unsent_reply_links(ServerSession& s) noexcept;
+
 /// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
 /// and a source filter. With Transport::connection, the numbers only identify the peer.
 struct PeerAddress {
@@ -59,6 +65,10 @@ struct PeerAddress {
   std::uint64_t incarnation = 0;
   std::uint64_t next_probe_at = 0;  ///< tick, or kProbeUnderWay
   control::ProbeOutcome last_probe = control::ProbeOutcome::none;
+  // Sessions with datagrams that found no room, in turn; see unsent.h.
+  base::IntrusiveList<unsent_request_links> unsent_requests;
+  base::IntrusiveList<unsent_reply_links> unsent_replies;
+  PeerAddress* next_waiting = nullptr;
 };
 
 /// What distinguishes peers.

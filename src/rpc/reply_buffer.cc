@@ -27,10 +27,13 @@ std::span<std::byte> reserve_reply(Rpc& r, CallRef call, std::size_t size) noexc
   if (*place.buffers == nullptr) place.buffers->reset(new (std::nothrow) ReplyBuffer[place.window]);
   if (*place.buffers == nullptr) return {};
   ReplyBuffer& buffer = (*place.buffers)[call.number & (place.window - 1)];
-  // The last reply may still be in the send queue.
-  if (buffer.block != nullptr && buffer.block->refs != 1) release_reply_buffer(buffer);
+  // The last reply may still be in the send queue, or have been shorter.
+  if (buffer.block != nullptr &&
+      (buffer.block->refs != 1 || buffer.block->capacity < place.offset + size)) {
+    release_reply_buffer(buffer);
+  }
   if (buffer.block == nullptr)
-    buffer.block = r.context.arena->allocate(memory::PoolId::send, place.offset + place.longest);
+    buffer.block = r.context.arena->allocate(memory::PoolId::send, place.offset + size);
   if (buffer.block == nullptr) return {};
   buffer.number = call.number;
   buffer.size = static_cast<std::uint32_t>(size);

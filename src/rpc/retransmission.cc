@@ -54,6 +54,10 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
     end_call_in_slot(r, c, slot, Status::timed_out);
     return kNever;
   }
+  if (k.resends == kNotSent) {  // see unsent.h
+    k.on_session_timer = k.deadline < now + r.min_rto;
+    return k.on_session_timer ? k.deadline : kNever;
+  }
   std::uint64_t due = k.sent_at + (c.rto << k.resends);
   if (now >= due) {
     resend(r, c, k, now);

@@ -35,10 +35,28 @@ class RpcAuditor : public base::Auditor {
         std::distance(r_.connection_requests.begin(), r_.connection_requests.end());
     expect(requests == connections_wanted_, "{} want a connection, {} listed", connections_wanted_,
            requests);
+    check_waiting_peers();
     return take_fault();
   }
 
  private:
+  void check_waiting_peers() {
+    std::ptrdiff_t sessions = 0;
+    std::ptrdiff_t peers = 0;
+    for (const auto& [key, peer] : r_.peer_addresses) {
+      const auto waiting =
+          std::distance(peer->unsent_requests.begin(), peer->unsent_requests.end()) +
+          std::distance(peer->unsent_replies.begin(), peer->unsent_replies.end());
+      expect((waiting != 0) == peer->destination.holds_back,
+             "{} sessions wait for room to a peer that holds back others, or does not", waiting);
+      sessions += waiting;
+      peers += waiting != 0 ? 1 : 0;
+    }
+    expect(sessions == unsent_, "{} sessions have unsent datagrams, {} listed", unsent_, sessions);
+    const auto listed = std::distance(r_.waiting_peers.begin(), r_.waiting_peers.end());
+    expect(listed == peers, "datagrams to {} peers wait, {} listed", peers, listed);
+  }
+
   void check_client(const ClientSession& c, std::uint32_t index) {
     set_place(base::format("session {}: ", index));
     std::uint32_t active = 0;
@@ -49,9 +67,12 @@ class RpcAuditor : public base::Auditor {
       active += busy ? 1 : 0;
       has_cancelled = has_cancelled || (busy && k.outcome);
       expect(k.number % c.window == slot, "slot {} has call {}", slot, k.number);
+      expect(!busy || k.resends != kNotSent || (c.unsent.slots >> slot & 1) != 0,
+             "the request in slot {} is never sent", slot);
       expect(busy || k.payload.block == nullptr || k.size <= kSlotPayloadBytes,
              "slot {} is free and holds a block", slot);
     }
+    unsent_ += c.unsent.slots != 0 ? 1 : 0;
     for (std::uint32_t w = 0; w < c.backlog_count; ++w)
       has_cancelled = has_cancelled || backlog_at(r_, c, w).outcome;
     expect(!has_cancelled || c.cancellation_pending, "a cancelled call has no callback due");
@@ -87,6 +108,11 @@ class RpcAuditor : public base::Auditor {
 
   void check_server(const ServerSession& s, std::uint32_t index) {
     if (s.advertised_window > 1) granted_ += s.advertised_window;
+    unsent_ += s.unsent.slots != 0 ? 1 : 0;
+    for (std::uint32_t slot = 0; slot < s.window; ++slot) {
+      expect(s.slots[slot].state != ServerSlotState::unsent || (s.unsent.slots >> slot & 1) != 0,
+             "the reply in slot {} of served session {} is never sent", slot, index);
+    }
     if (s.connection == nullptr) return;
     set_place(base::format("served session {}: ", index));
     const ConnectionServer& b = *s.connection;
@@ -118,6 +144,7 @@ class RpcAuditor : public base::Auditor {
   std::uint32_t granted_ = 0;   ///< the part that servers have granted
   std::uint32_t due_ = 0;       ///< sessions in the connection queue
   std::ptrdiff_t connections_wanted_ = 0;
+  std::ptrdiff_t unsent_ = 0;  ///< sessions with datagrams that wait for room
 };
 
 }  // namespace

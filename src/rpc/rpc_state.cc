@@ -154,8 +154,9 @@ bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& heade
 
 bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords words,
                         std::uint16_t length, const Payload& payload) noexcept {
-  const bool too_long = wire::kRpcHeaderBytes + length > r.port->mtu();
-  if (too_long || r.port->full()) return r.stats.send_queue_full += too_long ? 0 : 1, false;
+  const bool waits = to.holds_back && length > verbs::kDirectPayload;
+  if (waits || wire::kRpcHeaderBytes + length > r.port->mtu()) return false;
+  if (r.port->full()) return ++r.stats.send_queue_full, false;
   post_datagram(r, to, words, length, payload);
   return true;
 }

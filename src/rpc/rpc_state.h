@@ -91,9 +91,8 @@ struct Rpc {
   base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
   /// Sessions with cancelled calls whose callbacks have not run.
   base::RoundQueue<&ClientSession::next_pending> pending_cancellations;
-  // Sessions with datagrams that found no room; see unsent.h.
-  base::IntrusiveQueue<next_unsent<ClientSession>> unsent_requests;
-  base::IntrusiveQueue<next_unsent<ServerSession>> unsent_replies;
+  /// Peers with datagrams that found no room; see unsent.h.
+  base::IntrusiveQueue<&PeerAddress::next_waiting> waiting_peers;
   base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
   CurrentCall current_call;
   CopyBlocks copy_blocks;
@@ -147,9 +146,7 @@ void end(Rpc& r) noexcept;
 [[nodiscard]] inline DatagramPort* datagram_port(const Rpc& r) noexcept { return r.port.get(); }
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
-inline bool has_unsent(const Rpc& r) noexcept {
-  return !r.unsent_requests.empty() || !r.unsent_replies.empty();
-}
+inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty(); }
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
@@ -218,7 +215,7 @@ inline void release_spares_without_sessions(Rpc& r) noexcept {
 }
 /// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
-/// Sends header and payload. Returns false, and sends nothing, if the port is full.
+/// Sends header and payload. Returns false, and sends nothing, if there is no room now.
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept;
 /// Sends the peer a datagram about the session itself, if the session uses datagrams.

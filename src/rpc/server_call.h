@@ -44,7 +44,7 @@ namespace spinwire::rpc {
                                               std::uint16_t time, std::uint32_t number,
                                               Status status, std::uint16_t size) noexcept {
   if (!try_to_send_reply(r, s, v, time, number, status, size)) [[unlikely]]
-    defer_reply(r, s, number & (s.window - 1));
+    defer_reply(r, s, number & (s.window - 1));  // which sets another state
 }
 
 [[gnu::always_inline]] inline Status finish_reply(Rpc& r, ServerSession& s, ServerSlot& v,

@@ -45,6 +45,9 @@ struct Payload {
   Payload() noexcept : text{} {}
 };
 
+/// ClientSlot::resends of a request that has found no room yet.
+inline constexpr std::uint8_t kNotSent = UINT8_MAX;
+
 /// A client's slot: one of the calls that a session may have in flight.
 struct alignas(64) ClientSlot {
   std::uint32_t number = 0;  ///< of the present call, else the next; low bits: the slot
@@ -54,7 +57,7 @@ struct alignas(64) ClientSlot {
   std::uint64_t deadline = 0;  ///< tick
   ReplyCallback done;
   std::uint32_t id = 0;           ///< CallId::number
-  std::uint8_t resends = 0;       ///< times sent again
+  std::uint8_t resends = 0;       ///< times sent again, or kNotSent
   bool on_session_timer = false;  ///< the call is due before the retransmission timer
   std::optional<Status>
       outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
@@ -129,13 +132,10 @@ struct Liveness {
 /// The slots of a session whose datagrams found no room; see unsent.h.
 template <typename Session>
 struct Unsent {
-  std::uint64_t slots = 0;  ///< a bit for each; none: the session is not in the list
-  Session* next = nullptr;
+  base::IntrusiveLinks<Session> links;  ///< in a list of the peer's
+  std::uint64_t slots = 0;              ///< a bit for each; none: the session is in no list
+  std::uint32_t turn = 0;               ///< the slot from which the next one is looked for
 };
-template <typename Session>
-Session*& next_unsent(Session& s) noexcept {
-  return s.unsent.next;
-}
 
 /// A client's session. A call reads the first cacheline, its reply also the second.
 struct alignas(64) ClientSession {
@@ -190,7 +190,8 @@ struct alignas(64) ClientSession {
 };
 static_assert(offsetof(ClientSession, congestion) == 64);
 
-enum class ServerSlotState : std::uint8_t { none, running, answered };
+/// unsent: answered, but the reply has found no room yet.
+enum class ServerSlotState : std::uint8_t { none, running, answered, unsent };
 
 /// A server's slot: the last call and its reply.
 struct alignas(64) ServerSlot {
@@ -213,6 +214,10 @@ inline void release_reply_buffer(ReplyBuffer& buffer) noexcept {
 }
 
 struct SessionSource;
+
+inline base::IntrusiveLinks<ClientSession>& unsent_request_links(ClientSession& c) noexcept {
+  return c.unsent.links;
+}
 
 struct alignas(64) ServerSession {
   static constexpr std::size_t kHotBytes = 64;
@@ -243,6 +248,10 @@ struct alignas(64) ServerSession {
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
+
+inline base::IntrusiveLinks<ServerSession>& unsent_reply_links(ServerSession& s) noexcept {
+  return s.unsent.links;
+}
 
 /// The served sessions of one peer host.
 struct SessionSource {

@@ -1,5 +1,6 @@
-// Datagrams that found no room: a long one waits for its peer's lane, and any waits for the send
-// queue. They are tried again at the end of each poll. Cold.
+// Datagrams that found no room in the lane to their peer, or in the send queue. Later ones to that
+// peer wait behind them, unless a line holds them, so that none waits for ever. At the end of a
+// poll some peers have a turn: their sessions send in turn, one datagram each. Cold.
 #pragma once
 
 #include "rpc/rpc_state.h"

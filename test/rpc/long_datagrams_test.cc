@@ -1,5 +1,9 @@
 // Direct datagrams that are longer than the MTU, up to 16 KiB of payload, and datagrams that wait
 // for room in a lane.
+#include <algorithm>
+#include <bit>
+#include <vector>
+
 #include "base/internals.h"
 #include "rpc/direct_calls.h"
 #include "rpc/unsent.h"
@@ -29,6 +33,9 @@ class RpcLongDatagrams : public RpcDirect {
     Config c = config();
     c.rpc.min_rto = 10s;
     return c;
+  }
+  static const spinwire::rpc::Rpc& core_of_client(const Calls& t) {
+    return *spinwire::detail::core_of(t.client.engine)->calls;
   }
   /// Makes a call, so that the server has granted the session's whole window.
   static void open_window(Calls& t) { ASSERT_EQ(t.call(kEcho, {}).status, Status::ok); }
@@ -227,9 +234,115 @@ TEST_F(RpcLongDatagrams, OneThatFindsNoMemoryToKeepItComesAgain) {
   ASSERT_NO_FATAL_FAILURE(start(t, kMost, 1, right));
   ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().retransmitted_requests >= 2; }));
   EXPECT_EQ(right, 0u);
-  EXPECT_NE(t.server.engine.rpc_stats().bad_datagrams, 0u);
+  EXPECT_NE(t.server.engine.rpc_stats().unkept_datagrams, 0u);
+  EXPECT_EQ(t.server.engine.rpc_stats().bad_datagrams, 0u);
   all.clear();
   EXPECT_TRUE(t.until([&] { return right == 1; }));
+  EXPECT_EQ(t.session.close(), Status::ok);
+}
+
+TEST_F(RpcLongDatagrams, AreKeptByAHandlerThatHasEmptiedTheSendPool) {
+  Config c = long_rto();
+  c.memory.send_bytes = 2u << 20;
+  Calls t(c);
+  std::vector<Buffer> all;
+  BufferSlice kept;
+  ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
+    EXPECT_EQ(r.reply(std::span<const std::byte>()), Status::ok);
+    for (const std::size_t size : {512u << 10, 16u << 10, 64u}) {
+      while (Buffer b = t.server.engine.allocate(size)) all.push_back(std::move(b));
+    }
+    kept = r.keep();
+    // Somebody else's memory must not be the same.
+    while (Buffer b = t.server.engine.allocate(kMost, Pool::rendezvous)) {
+      std::memset(b.data(), 0xee, kMost);
+      all.push_back(std::move(b));
+    }
+  }));
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const Buffer request = t.client.filled(kMost, i);
+    bool ended = false;
+    ASSERT_EQ(t.session.call(9, request.slice(), [&ended](Reply&) { ended = true; }), Status::ok);
+    ASSERT_TRUE(t.until([&] { return ended; }));
+    EXPECT_TRUE(kept.size() == kMost && Node::holds(kept.bytes(), i));
+    kept = {};
+    all.clear();
+  }
+  t.finish();
+}
+
+/// Calls that begin again when they end, of sizes in turn, until each has ended `least` times.
+class ClosedLoop {
+ public:
+  ClosedLoop(Calls& calls, std::vector<std::size_t> sizes, std::uint32_t window)
+      : calls_(calls), sizes_(std::move(sizes)), ended_(window) {
+    request_ = calls.client.filled(kMost, 5);
+    for (std::uint32_t i = 0; i < window; ++i) begin(i);
+  }
+  ~ClosedLoop() { stopped_ = true; }
+  [[nodiscard]] bool all_ended(std::uint32_t least) const {
+    return std::ranges::all_of(ended_, [least](std::uint32_t n) { return n >= least; });
+  }
+  void stop() {
+    stopped_ = true;
+    EXPECT_TRUE(calls_.until([this] { return under_way_ == 0; }));
+  }
+
+ private:
+  void begin(std::uint32_t i) {
+    const std::size_t size = sizes_[i % sizes_.size()];
+    const auto done = [this, i, size](Reply& r) {
+      --under_way_;
+      EXPECT_EQ(r.status(), Status::ok) << to_string(r.status());
+      EXPECT_EQ(r.bytes().size(), size);
+      ++ended_[i];
+      if (!stopped_) begin(i);
+    };
+    const Status status = calls_.session.call(kEcho, request_.slice(0, size), done);
+    EXPECT_EQ(status, Status::ok) << to_string(status);
+    under_way_ += status == Status::ok ? 1 : 0;
+  }
+  Calls& calls_;
+  const std::vector<std::size_t> sizes_;
+  Buffer request_;
+  std::vector<std::uint32_t> ended_;
+  std::uint32_t under_way_ = 0;
+  bool stopped_ = false;
+};
+
+TEST_F(RpcLongDatagrams, NoneWaitsForEverWhileOthersComeAndGo) {
+  const std::vector<std::vector<std::size_t>> mixes = {
+      {kMost}, {8192}, {4096}, {4000, 4000, kMost}, {100, kMost, 4000, 8192}};
+  for (const auto& sizes : mixes) {
+    Calls t(long_rto(), nullptr, 64);
+    ASSERT_NO_FATAL_FAILURE(open_window(t));
+    ClosedLoop loop(t, sizes, 64);
+    EXPECT_TRUE(t.until([&] { return loop.all_ended(20); })) << sizes[0];
+    loop.stop();
+    EXPECT_EQ(t.client.engine.rpc_stats().retransmitted_requests, 0u);
+  }
+}
+
+TEST_F(RpcLongDatagrams, WhatWaitsForRoomIsNotSentAgain) {
+  Config c = config();
+  c.rpc.min_rto = 1ms;
+  Calls t(c, nullptr, 64);
+  ASSERT_NO_FATAL_FAILURE(open_window(t));
+  for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_EQ(t.begin(kEcho, filled(kMost, i)), Status::ok);
+  const auto waiting = [&t] { return std::popcount(core_of_client(t).clients.at(0).unsent.slots); };
+  const int before = waiting();
+  ASSERT_GT(before, 0);
+  const auto until = std::chrono::steady_clock::now() + 20ms;
+  while (std::chrono::steady_clock::now() < until) (void)t.client.poll();
+  EXPECT_EQ(waiting(), before);
+  // Those that were sent are sent again, in vain; those that wait are sent once.
+  const std::uint64_t resent = t.client.engine.rpc_stats().retransmitted_requests;
+  EXPECT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_LE(
+      t.server.engine.rpc_stats().duplicates + t.server.engine.rpc_stats().retransmitted_replies,
+      resent + kMany);
+  const auto audit = t.client.engine.audit();
+  EXPECT_TRUE(audit) << audit.error().message();
   EXPECT_EQ(t.session.close(), Status::ok);
 }
 

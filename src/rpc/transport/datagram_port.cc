@@ -103,11 +103,10 @@ Block* DatagramPort::renew_spare() noexcept {
   return spare_;
 }
 
-Block* DatagramPort::long_spare() noexcept {
+Block* DatagramPort::take_long_spare() noexcept {
+  if (long_spare_ != nullptr) return std::exchange(long_spare_, nullptr);
   constexpr std::size_t kBytes = wire::rpc_payload(wire::kLongDatagramBytes);
-  if (long_spare_ == nullptr)
-    long_spare_ = context_.arena->allocate(memory::PoolId::rendezvous, kBytes);
-  return long_spare_;
+  return context_.arena->allocate(memory::PoolId::rendezvous, kBytes);
 }
 
 void DatagramPort::release_long_spare() noexcept {

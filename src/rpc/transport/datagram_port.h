@@ -67,7 +67,8 @@ class DatagramPort {
   /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a direct datagram. If a line holds the payload, always reads kDirectPayload bytes. The
-  /// datagram is published with flush(), or when the list is full. False: use send().
+  /// datagram is published with flush(), or when the list is full. False: use send(), unless it is
+  /// longer than the MTU, or held back.
   [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
                                                      const Payload& payload) noexcept {
@@ -76,6 +77,8 @@ class DatagramPort {
     if (length <= verbs::kDirectPayload) [[likely]]
       return is_sent(to,
                      verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
+    if (to.holds_back) [[unlikely]]
+      return false;
     const std::byte* const bytes = payload.block != nullptr ? payload.in.data : payload.text;
     return is_sent(to,
                    direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
@@ -160,9 +163,11 @@ class DatagramPort {
   /// A block for a direct datagram of up to wire::kPageDatagramBytes that is kept, or that must be
   /// copied. Not null while there are batches.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }
-  /// A block for a longer one, from the rendezvous pool; null if the pool has none now.
-  [[nodiscard]] Block* long_spare() noexcept;
-  /// The block was kept, or is not needed now.
+  /// Takes a block for a longer one out of the port, with its reference; null if the rendezvous
+  /// pool has none now.
+  [[nodiscard]] Block* take_long_spare() noexcept;
+  /// Gives it back, if it was not kept.
+  void give_long_spare(Block* block) noexcept { long_spare_ = block; }
   void release_long_spare() noexcept;
   /// Replaces the spare block, which was kept. Null: the pool is empty, and datagrams use receives
   /// until it has blocks.

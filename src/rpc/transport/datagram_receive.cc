@@ -156,10 +156,12 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
 /// keep it.
 [[gnu::noinline]] void on_long_datagram(Rpc& r, const verbs::DirectBatch& batch,
                                         std::byte* datagram, std::uint64_t length) noexcept {
-  Block* const spare = r.port->long_spare();
-  if (spare == nullptr) return void(++r.stats.bad_datagrams);
-  if (on_direct_datagram(r, batch, datagram, length, spare, r.context.now))
-    r.port->release_long_spare();  // the slice that keeps it holds a reference
+  // Not the port's meanwhile: a callback may empty a pool, which makes the port give up its own.
+  Block* const spare = r.port->take_long_spare();
+  if (spare == nullptr) return void(++r.stats.unkept_datagrams);
+  const bool kept = on_direct_datagram(r, batch, datagram, length, spare, r.context.now);
+  // The slice that keeps it holds a reference.
+  kept ? detail::release(spare) : r.port->give_long_spare(spare);
 }
 
 /// More sessions than this do not stay in the caches.

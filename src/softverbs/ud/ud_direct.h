@@ -29,6 +29,9 @@ struct DatagramAddress {
   std::uint32_t qp_num = 0;
   std::uint32_t qkey = 0;      ///< used literally: the highest bit has no meaning
   DirectLane* lane = nullptr;  ///< lane of `ah`; null: no direct datagrams
+  /// For the layers above: datagrams that are longer than a line wait for room, so later ones wait
+  /// behind them.
+  bool holds_back = false;
 };
 
 /// A direct datagram is a header of two words, which the sender has in registers, and a payload. A
