@@ -1,6 +1,7 @@
 // Memory of a slot for building a reply: reserve_reply() and commit_reply().
 #include "rpc/reply_buffer.h"
 
+#include <algorithm>
 #include <new>
 
 #include "rpc/server_session.h"
@@ -28,12 +29,11 @@ std::span<std::byte> reserve_reply(Rpc& r, CallRef call, std::size_t size) noexc
   if (*place.buffers == nullptr) return {};
   ReplyBuffer& buffer = (*place.buffers)[call.number & (place.window - 1)];
   // The last reply may still be in the send queue, or have been shorter.
-  if (buffer.block != nullptr &&
-      (buffer.block->refs != 1 || buffer.block->capacity < place.offset + size)) {
+  const std::size_t bytes = place.offset + std::max<std::size_t>(size, 1);
+  if (buffer.block != nullptr && (buffer.block->refs != 1 || buffer.block->capacity < bytes))
     release_reply_buffer(buffer);
-  }
   if (buffer.block == nullptr)
-    buffer.block = r.context.arena->allocate(memory::PoolId::send, place.offset + size);
+    buffer.block = r.context.arena->allocate(memory::PoolId::send, bytes);
   if (buffer.block == nullptr) return {};
   buffer.number = call.number;
   buffer.size = static_cast<std::uint32_t>(size);
