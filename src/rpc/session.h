@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 struct Payload {
   struct Reference {
     const std::byte* data;
-    bool is_copy;  ///< the block is ours, not the application's
+    std::uint64_t is_copy;  ///< 1: the block is ours, not the application's; no padding follows
   };
   Block* block = nullptr;  ///< null: the payload is in `text`
   union {

@@ -21,7 +21,7 @@ inline void release_payload(Payload& payload) noexcept {
   if (payload.block == nullptr) [[likely]]
     return;
   detail::Block* const block = std::exchange(payload.block, nullptr);
-  std::exchange(payload.in, {}).is_copy ? r.copy_blocks.give(block) : detail::release(block);
+  std::exchange(payload.in, {}).is_copy != 0 ? r.copy_blocks.give(block) : detail::release(block);
 }
 
 /// Fills an empty payload: copies a short one, else references its block. Returns false if the send
@@ -32,7 +32,7 @@ inline void release_payload(Payload& payload) noexcept {
     base::copy_small(payload.text, data, size);
     return true;
   }
-  payload.in.is_copy = block == nullptr;
+  payload.in.is_copy = block == nullptr ? 1 : 0;
   if (block != nullptr) {
     detail::retain(block);
   } else {

@@ -78,7 +78,7 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
     std::memcpy(copy->payload, payload.text, k.call.size);
     payload.block = copy;
     payload.in.data = copy->payload;
-    payload.in.is_copy = true;
+    payload.in.is_copy = 1;
   }
   Rpc* const self = &r;
   const std::uint32_t session = b.session;
