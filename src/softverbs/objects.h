@@ -356,8 +356,15 @@ struct Liveness {
 /// The numbers of queue pairs: an index, and above it the index's generation or the
 /// process-directory slot.
 struct QueuePairNumbers {
-  std::vector<std::uint32_t> free;  ///< indices, oldest first
-  std::uint32_t next = 1;           ///< the lowest index that was never used
+  /// An index rests until so many others are free, too, since late packets may name it. Then it is
+  /// used before a fresh one, so that a context with few queue pairs uses few pages of the tables.
+  static constexpr std::uint32_t kRest = 4096;
+
+  std::uint32_t next = 1;  ///< the lowest index that was never used
+  std::uint32_t free = 0;  ///< length of the list of free indices
+  std::uint32_t first_free = 0;
+  std::uint32_t last_free = 0;
+  std::unique_ptr<std::uint16_t[]> next_free;  ///< oldest first
   std::vector<std::uint8_t> generation;
 };
 

@@ -83,20 +83,29 @@ void reserve_one(std::vector<T>& list, std::size_t used) {
   if (list.capacity() <= used) list.reserve(std::max<std::size_t>(64, 2 * used));
 }
 
-bool allocate_qpn(Context& c, std::uint32_t& qpn) {
+bool allocate_qpn(QueuePairNumbers& n, std::uint32_t& qpn) {
   std::uint32_t index = 0;
-  if (c.numbers.next < kFirstNumber) c.numbers.next = kFirstNumber;
-  if (c.numbers.next < kMaxQueuePairs) {
-    reserve_one(c.numbers.free, c.numbers.next);
-    index = c.numbers.next++;
-  } else if (!c.numbers.free.empty()) {
-    index = c.numbers.free.front();
-    c.numbers.free.erase(c.numbers.free.begin());
+  if (n.next < kFirstNumber) n.next = kFirstNumber;
+  const bool fresh = n.next < kMaxQueuePairs;
+  if (n.free > QueuePairNumbers::kRest || (!fresh && n.free != 0)) {
+    index = n.first_free;
+    n.first_free = n.next_free[index];
+    --n.free;
+  } else if (fresh) {
+    index = n.next++;
   } else {
     return false;
   }
-  qpn = std::uint32_t{c.numbers.generation[index]} << 16 | index;
+  qpn = std::uint32_t{n.generation[index]} << 16 | index;
   return true;
+}
+
+void free_qpn(QueuePairNumbers& n, std::uint32_t index) noexcept {
+  if (n.free++ == 0)
+    n.first_free = index;
+  else
+    n.next_free[n.last_free] = static_cast<std::uint16_t>(index);
+  n.last_free = index;
 }
 
 ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
@@ -115,7 +124,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
   reserve_one(c.waiting, c.objects_open);
   if (c.faults != nullptr) attach_queue(c, *qp);
-  if (!allocate_qpn(c, qp->qp_num)) return refuse_with(ENOMEM);
+  if (!allocate_qpn(c.numbers, qp->qp_num)) return refuse_with(ENOMEM);
   qp->datagram_word = packet_kind(Packet::datagram, 0) << 48 | std::uint64_t{qp->qp_num} << 24;
   qp->context = &c.verbs;
   qp->qp_context = init.qp_context;
@@ -392,7 +401,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   set_ident(*qp, qp->rights->ident.load(std::memory_order_relaxed) | kDestroyed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
-  c.numbers.free.push_back(qp->handle);
+  free_qpn(c.numbers, qp->handle);
   if (!c.directory_slot) ++c.numbers.generation[qp->handle];
   --static_cast<Pd*>(qp->pd)->users;
   --static_cast<Cq*>(qp->send_cq)->users;

@@ -128,6 +128,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->lane_scan.claimed_since = std::make_unique<std::uint64_t[]>(kMaxLanes);
   c->trusts_pages = pages_are_trusted();
   c->lanes.resize(kMaxLanes);
+  c->numbers.next_free = std::make_unique_for_overwrite<std::uint16_t[]>(kMaxQueuePairs);
   c->numbers.generation.resize(kMaxQueuePairs, 0);
   c->object_users.reserve(64);
   c->events.reserve(kEventRoom);

@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -159,6 +161,30 @@ TEST(SoftverbsLimits, NumbersUsedAgainDoNotGetOldPackets) {
   EXPECT_EQ(link.at_b[0].byte_len, 16u);
   EXPECT_EQ(link.at_b[0].qp_num, again->qp_num);
   EXPECT_EQ(link.at_a[0].wr_id, 9u);
+}
+
+TEST(SoftverbsLimits, AFewQueuePairsAtATimeUseAPartOfTheTable) {
+  constexpr std::uint32_t kAtATime = 3;
+  Node node(small());
+  ibv_qp_init_attr init = least(node);
+  std::map<std::uint32_t, std::uint32_t> last_use;  // by index
+  std::set<std::uint32_t> numbers;
+  std::vector<ibv_qp*> open;
+  for (std::uint32_t i = 0; i < 3 * sv::QueuePairNumbers::kRest; ++i) {
+    ibv_qp* const qp = sv::create_qp(node.pd, &init);
+    ASSERT_NE(qp, nullptr);
+    EXPECT_TRUE(numbers.insert(qp->qp_num).second) << "number " << qp->qp_num << " came again";
+    const auto [use, first] = last_use.try_emplace(sv::queue_pair_index(qp->qp_num), i);
+    if (!first) {
+      EXPECT_GT(i - std::exchange(use->second, i), sv::QueuePairNumbers::kRest);
+    }
+    open.push_back(qp);
+    if (open.size() < kAtATime) continue;
+    ASSERT_EQ(sv::destroy_qp(open.front()), 0);
+    open.erase(open.begin());
+  }
+  EXPECT_LE(last_use.size(), sv::QueuePairNumbers::kRest + kAtATime + 1);
+  for (ibv_qp* qp : open) ASSERT_EQ(sv::destroy_qp(qp), 0);
 }
 
 TEST(SlowSoftverbsLimits, AllQueuePairs) {
