@@ -183,15 +183,17 @@ inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uin
                                                       ibv_wc& completion) noexcept {
   if (word != lane.batch.word || lane.batch_cq != &cq || lane.batch_reported) [[unlikely]]
     return false;
-  DirectBatch& batch = lane.batch;
+  const DirectBatch& batch = lane.batch;
   DirectBatches& batches = *lane.batch_qp->direct;
   std::uint64_t length = 0;
   if (batches.count != 0 || batch.bytes(*lane.next, length, batches.longest) == nullptr)
       [[unlikely]]
     return false;
-  batch.first = lane.next;
-  batch.most = std::min(kPacketsPerTurn, static_cast<std::uint32_t>(lane.end - lane.next));
-  batches.batches[0] = batch;
+  // Processors cannot forward narrow stores to the wide loads of a copy, so these follow it.
+  DirectBatch& reported = batches.batches[0];
+  reported = batch;
+  reported.first = lane.next;
+  reported.most = std::min(kPacketsPerTurn, static_cast<std::uint32_t>(lane.end - lane.next));
   batches.count = 1;
   lane.batch_reported = true;
   CompletionHead{IBV_WC_RECV, lane.batch_qp->qp_num, 0}.fill(completion, batches.wr_id, 0);
