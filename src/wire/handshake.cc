@@ -366,11 +366,16 @@ Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
       });
 }
 
+namespace {
+std::uint32_t longest_datagram(std::uint32_t features) {
+  if ((features & feature::page_datagrams) == 0) return 0;
+  return (features & feature::long_datagrams) != 0 ? kLongDatagramBytes : kPageDatagramBytes;
+}
+}  // namespace
+
 Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features) {
   const auto check = [features](Checks& checks, SessionEnd& e) {
-    e.direct_datagrams = (features & feature::long_datagrams) != 0   ? kLongDatagramBytes
-                         : (features & feature::page_datagrams) != 0 ? kPageDatagramBytes
-                                                                     : 0;
+    e.direct_datagrams = longest_datagram(features);
     if (e.qp_num != 0) {  // an end without datagrams may omit its address
       check_address(checks, e);
       check_qp_num(checks, e.qp_num);

@@ -45,7 +45,7 @@ namespace feature {
 inline constexpr std::uint32_t raw = 1;  ///< the endpoint of a raw connection
 // An end of a session takes direct datagrams of up to so many bytes.
 inline constexpr std::uint32_t page_datagrams = 2;  ///< kPageDatagramBytes
-inline constexpr std::uint32_t long_datagrams = 4;  ///< kLongDatagramBytes
+inline constexpr std::uint32_t long_datagrams = 4;  ///< kLongDatagramBytes; needs page_datagrams
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {
@@ -195,10 +195,11 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
                              VersionRange ours = kVersions);
 
-/// Decoders of single bodies, of exactly the size of this version. `raw`: the header's feature.
+/// Decoders of single bodies, of exactly the size of this version. `raw` and `features` are of the
+/// header.
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
-Result<SessionEnd> decode_session(std::span<const std::byte> body);
+Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
 Result<PathResponse> decode_path_response(std::span<const std::byte> body);
 /// A newer peer may send a status that we do not know, which counts as `refused`.

@@ -148,6 +148,11 @@ TEST(SessionFrames, TellHowLongDirectDatagramsMayBe) {
     EXPECT_EQ((bits & wire::feature::page_datagrams) != 0, longest != 0);
     EXPECT_EQ((bits & wire::feature::long_datagrams) != 0, longest > wire::kPageDatagramBytes);
   }
+  // A peer that offers the second without the first offers nothing.
+  const auto odd = decode_frame(
+      encode(OpenSession{valid_session_end()}, {wire::kVersions, wire::feature::long_datagrams}));
+  ASSERT_TRUE(odd);
+  EXPECT_EQ(std::get<OpenSession>(odd->body).end.direct_datagrams, 0u);
 }
 
 TEST(SessionFrames, APathResponseComesBackAsSent) {
