@@ -118,9 +118,9 @@ void drop_kept_inline_replies(Rpc& r, ServerSession& s) noexcept {
 /// Counting takes a look at each slot. So an attempt frees the replies of several sessions, and one
 /// in vain is not repeated at once.
 bool ReplyReclaimer::reclaim() noexcept {
+  if (release_spares(rpc_)) return true;
   const std::uint64_t now = rpc_.context.clock.now();
   if (now < next_attempt_) return false;
-  if (release_spares(rpc_)) return true;
   count_kept_replies(rpc_);
   SessionSource* heaviest = nullptr;
   for (auto& [address, source] : rpc_.sources) {

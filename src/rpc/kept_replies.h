@@ -13,8 +13,8 @@ struct Rpc;
 struct ServerSession;
 
 /// Takes the memory of kept replies back when the send pool is exhausted: a client may keep its
-/// slots unused, and not say which replies it has. The source with the most kept replies loses
-/// those of up to 32 sessions that it has not used for longest.
+/// slots unused, and not say which replies it has. Blocks for copies come first. Then the source
+/// with the most kept replies loses those of up to 32 sessions that it has not used for longest.
 class ReplyReclaimer final : public memory::Reclaimer {
  public:
   explicit ReplyReclaimer(Rpc& rpc) noexcept : rpc_(rpc) {}

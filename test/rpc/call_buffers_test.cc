@@ -128,10 +128,16 @@ TEST_F(RpcCopies, AnIdleEngineKeepsNoMemoryForThem) {
 }
 
 TEST_F(RpcCopies, TheirMemoryIsForAllWhenTheSendPoolIsEmpty) {
+  std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
   c.memory.send_bytes = 2u << 20;  // blocks of one size at a time
-  Calls t(c);
+  Calls t(c, &now);
   Buffer other;
+  {
+    // An attempt in vain just before must not matter.
+    const Buffer all = t.client.buffer(64);
+    EXPECT_FALSE(t.client.engine.allocate(3000));
+  }
   const auto allocate = [&] {
     EXPECT_EQ(blocks_used(t.client), 1u) << "no copy's memory was kept: this tests nothing";
     other = t.client.engine.allocate(3000);
