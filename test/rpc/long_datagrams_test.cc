@@ -159,17 +159,22 @@ TEST_F(RpcLongDatagrams, OneFullLaneHoldsUpNoOtherPeer) {
   Node other(long_rto());
   other.listen();
   ASSERT_TRUE(other.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-  Session there = slow.client.engine.open_session(other.listener.address(), {}).value();
+  SessionOptions options;
+  options.window = 64;
+  Session there = slow.client.engine.open_session(other.listener.address(), options).value();
   ASSERT_TRUE(until({&slow.client, &other}, [&] { return there.ready(); }));
-  std::uint32_t right = 0;
+  std::uint32_t right = 0, ended = 0;
   for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_NO_FATAL_FAILURE(start(slow, kMost, i, right));
-  // The slow server does not poll.
-  for (std::uint32_t i = 0; i < 100; ++i) {
-    bool ended = false;
-    const Buffer request = slow.client.filled(kMost, i);
-    const auto done = [&ended, i](Reply& r) { ended = Node::holds(r.bytes(), i); };
-    ASSERT_EQ(there.call(kEcho, request.slice(), done), Status::ok);
-    ASSERT_TRUE(until({&slow.client, &other}, [&] { return ended; }));
+  // The slow server does not poll. Some calls to the other one wait for room, too.
+  const Buffer request = slow.client.filled(kMost, 9);
+  const auto done = [&ended](Reply& r) { ended += Node::holds(r.bytes(), 9) ? 1 : 0; };
+  for (const std::uint32_t calls : {1u, kMany, kMany, kMany}) {
+    ended = 0;
+    for (std::uint32_t i = 0; i < calls; ++i)
+      ASSERT_EQ(there.call(kEcho, request.slice(), done), Status::ok);
+    const auto& waiting = core_of_client(slow).waiting_peers;
+    EXPECT_EQ(std::distance(waiting.begin(), waiting.end()), calls == 1 ? 1 : 2);
+    ASSERT_TRUE(until({&slow.client, &other}, [&] { return ended == calls; }));
   }
   EXPECT_EQ(right, 0u);
   EXPECT_TRUE(slow.until([&] { return right == kMany; }));
@@ -194,6 +199,59 @@ TEST_F(RpcLongDatagrams, SessionsEndWhileTheirDatagramsWait) {
     const auto audit = t.client.engine.audit();
     EXPECT_TRUE(audit) << audit.error().message();
   }
+}
+
+TEST_F(RpcLongDatagrams, CallsAreCancelledWhileTheyWait) {
+  Calls t(long_rto(), nullptr, 64);
+  ASSERT_NO_FATAL_FAILURE(open_window(t));
+  std::vector<CallId> ids;
+  std::vector<Status> ends;
+  const Buffer request = t.client.filled(kMost, 1);
+  for (std::uint32_t i = 0; i < kMany; ++i) {
+    const auto done = [&, i](Reply& r) {
+      ends.push_back(r.status());
+      // The last one, which waits, too, is cancelled by the callback of the one before.
+      if (i + 2 != kMany) return;
+      EXPECT_EQ(t.session.cancel(ids.back()), Status::ok);
+    };
+    ids.emplace_back();
+    ASSERT_EQ(t.session.call(kEcho, request.slice(), done, {}, &ids.back()), Status::ok);
+  }
+  ASSERT_TRUE(spinwire::rpc::has_unsent(core_of_client(t)));
+  EXPECT_EQ(t.session.cancel(ids[kMany - 2]), Status::ok);
+  for (std::size_t ended = 0; ended != 2;) {
+    (void)t.client.poll();
+    const auto audit = t.client.engine.audit();
+    ASSERT_TRUE(audit) << audit.error().message();
+    ended = ends.size();
+  }
+  EXPECT_EQ(ends, (std::vector<Status>{Status::cancelled, Status::cancelled}));
+  ASSERT_TRUE(t.until([&] { return ends.size() == kMany; }));
+  EXPECT_EQ(std::ranges::count(ends, Status::ok), kMany - 2);
+  EXPECT_EQ(t.server.engine.rpc_stats().served, kMany - 2 + 1u);
+  EXPECT_EQ(t.session.close(), Status::ok);
+}
+
+TEST_F(RpcLongDatagrams, AReplyThatIsBuiltInPlaceTakesWhatItNeeds) {
+  Calls t(long_rto());
+  const auto& servers = spinwire::detail::core_of(t.server.engine)->calls->servers;
+  std::vector<std::size_t> capacities;
+  std::size_t size = 0;
+  ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
+    const std::span<std::byte> reply = r.reserve_reply(size);
+    ASSERT_EQ(reply.size(), size);
+    std::ranges::fill(reply, std::byte{7});
+    EXPECT_EQ(r.commit_reply(size), Status::ok);
+    capacities.push_back(servers.at(0).reply_buffers[0].block->capacity);
+  }));
+  for (const std::size_t each : {std::size_t{100}, kMost, std::size_t{100}}) {
+    size = each;
+    EXPECT_EQ(t.call(9, {}).bytes, Bytes(each, std::byte{7}));
+  }
+  ASSERT_EQ(capacities.size(), 3u);
+  EXPECT_LT(capacities[0], 1000u);
+  EXPECT_GE(capacities[1], kMost);
+  t.finish();
 }
 
 TEST_F(RpcLongDatagrams, AreKeptLikeShortOnes) {

@@ -109,6 +109,7 @@ TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   Session there = with_them.open(without);
   Session back = without.open(with_them);
   ASSERT_TRUE(all.until([&] { return datagrams.ready() && there.ready() && back.ready(); }));
+  EXPECT_GT(there.max_inline_call(), kSlotPayloadBytes);
   EXPECT_LE(there.max_inline_call(), datagrams.max_inline_call());
   EXPECT_EQ(there.max_call(), datagrams.max_call());
   expect_echoes(all, datagrams, 20);
