@@ -286,7 +286,8 @@ class SPINWIRE_API Session {
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
   /// Longest request and longest reply of an inline call, in bytes; 0 unless ready. On adapters
   /// what one datagram holds besides a header of 16 bytes. On softverbs 16 KiB, or 4 KiB if
-  /// memory.rendezvous_bytes is 0 at an end, unless rpc.direct_datagrams is "off" at one.
+  /// memory.rendezvous_bytes is 0 at an end, unless rpc.direct_datagrams is "off" at one, or the
+  /// network is simulated.
   [[nodiscard]] std::size_t max_inline_call() const noexcept;
   /// Longest request, in bytes: connections.max_message_bytes here and, once there is a connection
   /// for long calls, at the server; 0 unless ready.
@@ -402,7 +403,7 @@ struct RpcStats {
   /// they come again.
   std::uint64_t unkept_datagrams = 0;
   std::uint64_t cwnd_reductions = 0;  ///< reductions of a session's congestion window
-  std::uint64_t send_queue_full = 0;  ///< datagrams without room in the send queue
+  std::uint64_t send_queue_full = 0;  ///< attempts to send without room in the send queue
   std::uint64_t long_calls = 0;       ///< calls over connections
   /// Protocol violations that each ended a connection for calls, and refused connections that
   /// belong to no session.

@@ -10,8 +10,8 @@
 
 namespace spinwire::rpc {
 
-/// A stack of blocks of the send pool whose payloads are over: taking one costs a third of an
-/// allocation, and the last one used is in the caches. Holds a reference to each.
+/// A stack of blocks whose payloads are over. Taking one costs less than an allocation, and the
+/// last one used is in the caches. Holds a reference to each.
 class CopyBlocks {
  public:
   static constexpr std::uint32_t kMost = 64;
@@ -31,7 +31,7 @@ class CopyBlocks {
     memory::unpoison(block->payload, block->capacity);
     return block;
   }
-  /// Takes over the reference to a block of the send pool that holds a copy.
+  /// Takes over the reference to a block that holds a copy.
   void give(detail::Block* block) noexcept {
     if (block->refs != 1 || block->capacity > kLongest) [[unlikely]]  // the device still reads it
       return detail::release(block);

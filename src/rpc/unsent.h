@@ -16,7 +16,7 @@ namespace spinwire::rpc {
 /// The session ends.
 void forget_unsent(Rpc& r, ClientSession& c) noexcept;
 void forget_unsent(Rpc& r, ServerSession& s) noexcept;
-/// Sends what there is room for now, for a bounded number of sessions.
+/// Sends what there is room for now to the first few peers that wait.
 void send_unsent(Rpc& r) noexcept;
 
 }  // namespace spinwire::rpc

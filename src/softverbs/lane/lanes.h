@@ -35,8 +35,8 @@ struct PlacedBytes {
   std::uint64_t line;  ///< position
   std::uint32_t begin;
 };
-/// Initial size of the part of a lane's data in use. It holds several datagrams, so that one can be
-/// written while another is read.
+/// Initial size of the part of a lane's data in use. It holds several datagrams of the MTU, so that
+/// one can be written while another is read.
 inline constexpr std::uint32_t kLeastData = 16 * 1024;
 
 /// The lane to a peer, in the peer's segment.
