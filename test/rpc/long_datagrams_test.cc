@@ -117,6 +117,66 @@ TEST_F(RpcLongDatagrams, WithoutDirectDatagramsAtOneEndTheMtuIsTheLimit) {
   EXPECT_TRUE(until({&with, &without}, [&] { return ended == 2; }));
 }
 
+/// Makes an engine's datagram port take direct datagrams of up to `longest` bytes from now on.
+void take_direct(Node& node, std::uint32_t longest) {
+  spinwire::detail::core_of(node.engine)->calls->port->batches().longest = longest;
+}
+
+TEST_F(RpcLongDatagrams, AnEarlierReleaseGetsTheMtu) {
+  Config c = long_rto();
+  c.connections.max_message_bytes = 1u << 20;
+  c.queues.completion_depth = 16384;
+  for (const bool client_is_earlier : {false, true}) {
+    Calls t(c);
+    take_direct(client_is_earlier ? t.client : t.server, 0);  // offers none in a handshake
+    ASSERT_EQ(t.session.close(), Status::ok);
+    t.session = t.open();
+    ASSERT_TRUE(t.until([&] { return t.session.ready(); }));
+    const std::size_t most = t.session.max_inline_call();
+    EXPECT_LT(most, std::size_t{spinwire::wire::kPageDatagramBytes});
+    std::uint32_t right = 0, calls = 0;
+    for (const std::size_t size : {std::size_t{32}, most}) {
+      ASSERT_NO_FATAL_FAILURE(start(t, size, ++calls, right));
+      ASSERT_TRUE(t.until([&] { return right == calls; })) << size;
+    }
+    EXPECT_EQ(t.client.engine.rpc_stats().long_calls, 0u);
+    ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
+      EXPECT_TRUE(r.bytes().size() == kMost && Node::holds(r.bytes(), 7));
+      EXPECT_EQ(r.reply(r.bytes().first(r.max_reply())), Status::ok);
+    }));
+    {
+      const Buffer request = t.client.filled(kMost, 7);
+      const auto done = [&](Reply& r) { right += r.bytes().size() == most ? 1 : 0; };
+      ASSERT_EQ(t.session.call(9, request.slice(), done), Status::ok);
+      ASSERT_TRUE(t.until([&] { return right == calls + 1; }));
+    }
+    EXPECT_EQ(t.client.engine.rpc_stats().long_calls, 1u);
+    EXPECT_EQ(t.client.engine.rpc_stats().retransmitted_requests, 0u);
+    t.finish();
+  }
+}
+
+TEST_F(RpcLongDatagrams, APeerThatDoesNotTakeWhatItOfferedHurtsThoseCallsOnly) {
+  Calls t(config());
+  take_direct(t.server, 0);
+  CallOptions options;
+  options.timeout = 20ms;
+  Buffer request = t.client.filled(kMost, 1);
+  std::vector<Status> ends;
+  const auto done = [&ends](Reply& r) { ends.push_back(r.status()); };
+  ASSERT_EQ(t.session.call(kEcho, request.slice(), done, options), Status::ok);
+  request = Buffer();
+  std::uint32_t right = 0;
+  for (std::uint32_t i = 0; i < 10; ++i) ASSERT_NO_FATAL_FAILURE(start(t, 100, i, right));
+  ASSERT_TRUE(t.until([&] { return right == 10 && ends.size() == 1; }));
+  EXPECT_EQ(ends[0], Status::timed_out);
+  EXPECT_TRUE(t.session.ready());
+  take_direct(t.server, spinwire::wire::kLongDatagramBytes);
+  ASSERT_NO_FATAL_FAILURE(start(t, kMost, 2, right));
+  ASSERT_TRUE(t.until([&] { return right == 11; }));
+  t.finish();
+}
+
 TEST_F(RpcLongDatagrams, MoreThanALaneHoldsWaitForRoom) {
   Calls t(long_rto(), nullptr, 64);
   ASSERT_NO_FATAL_FAILURE(open_window(t));
