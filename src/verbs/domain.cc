@@ -49,9 +49,8 @@ void Device::retire_domain(const Domain& domain) noexcept {
 }
 
 bool Device::poll_retired_domains() noexcept {
+  destroy_left();  // a domain's queue pair goes before it
   if (retired_domains_.empty()) return false;
-  // The domain's queue pair may still be waiting to be destroyed.
-  destroy_left();
   Domain& first = retired_domains_.front();
   if (!end_domain(first) || first.pd != nullptr) {
     std::rotate(retired_domains_.begin(), retired_domains_.begin() + 1, retired_domains_.end());
