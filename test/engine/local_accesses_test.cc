@@ -88,5 +88,29 @@ TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
 }
 
+TEST_F(EngineLocalAccesses, AQueuePairThatTheyDelayGoesWithoutAnother) {
+  const auto connected = [&] {
+    int count = 0;
+    sv::for_each_queue_pair(sv::context_of(device()), [&count](const sv::Qp& qp) {
+      count += qp.qp_type == IBV_QPT_RC ? 1 : 0;
+    });
+    return count;
+  };
+  const auto until = [&](auto&& done) {
+    return engine_test::until({}, [&] {
+      (void)(owner_->core->poll() + peer_->core->poll());
+      return done();
+    });
+  };
+  ASSERT_EQ(connected(), 1);
+  std::atomic<std::uint64_t>& word = access_serial();
+  word.fetch_add(1);
+  EXPECT_EQ(connection_.close(), Status::ok);
+  ASSERT_TRUE(until([&] { return owner_->core->context.agents.size() == 0; }));
+  EXPECT_EQ(connected(), 1);
+  word.fetch_add(1);
+  EXPECT_TRUE(until([&] { return connected() == 0; }));
+}
+
 }  // namespace
 }  // namespace local_accesses_test
