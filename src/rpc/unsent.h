@@ -16,7 +16,7 @@ namespace spinwire::rpc {
 /// The session ends.
 void forget_unsent(Rpc& r, ClientSession& c) noexcept;
 void forget_unsent(Rpc& r, ServerSession& s) noexcept;
-/// Sends what there is room for now to the first few peers that wait.
+/// Sends to the first few peers that wait as much as their lanes have room for.
 void send_unsent(Rpc& r) noexcept;
 
 }  // namespace spinwire::rpc
