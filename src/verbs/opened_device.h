@@ -139,8 +139,8 @@ class Device {
   /// poll_retired_domains() retries.
   bool end_domain(Domain& domain) noexcept;
   void retire_domain(const Domain& domain) noexcept;
-  /// Tries again to destroy the queue pairs that could not be, then takes the next step of closing a
-  /// domain given to retire_domain(); false if there is none.
+  /// Tries again to destroy the queue pairs that could not be, then takes the next step of closing
+  /// a domain given to retire_domain(); false if there is none.
   bool poll_retired_domains() noexcept;
   /// Waits until no thread of this process accesses this device's memory. Call it before memory is
   /// unmapped, when no queue pair responds any more. False: an access took too long; do not unmap.
