@@ -13,7 +13,7 @@ namespace spinwire {
 enum class Post : std::uint8_t {
   automatic,  ///< `now` between polls, `defer` inside callbacks
   now,        ///< at once, behind the operations that the connection has deferred
-  defer,      ///< with the next flush(), or at the end of the poll()
+  defer,      ///< with the next flush(), at the end of the poll(), or earlier: with its group
 };
 
 /// How an accepted operation ended.

@@ -3,6 +3,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -251,14 +252,22 @@ inline void wake_if_asleep(Peer& peer) noexcept {
 /// Opens the part of the lane to a peer that direct senders use. False: they have to use the verbs.
 /// Cold.
 bool open_direct_limit(Peer& peer) noexcept;
-/// Holds back the word of a line, and with it all lines behind it, until publish_held().
-void hold_line(Peer& peer, Line& line, std::uint64_t word) noexcept;
-/// Publishes all held lines of a context. False: there are none.
+/// Holds back the word of the line at `position`, and with it all lines behind it, until
+/// publish_held(), or until the group is complete.
+void hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
+/// Publishes a complete group: the line at DirectLane::last is written.
+inline void publish_group(Peer& peer) noexcept {
+  publish_line(peer);
+  wake_if_asleep(peer);
+  peer.out.group = std::min(2 * peer.out.group, kLargestGroup);
+}
+/// Publishes all held lines of a context. False: nothing was sent directly since the last call.
 inline bool publish_held(Context& c) noexcept {
   if (c.held.empty()) return false;
   do {
     Peer& peer = c.held.pop_front();
     peer.has_held_line = false;
+    peer.out.group = kFirstGroup;
     if (peer.out.held == nullptr) continue;
     publish_line(peer);
     wake_if_asleep(peer);

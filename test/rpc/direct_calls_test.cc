@@ -8,6 +8,7 @@
 #include "base/internals.h"
 #include "engine/rerun_tests.h"
 #include "rpc/server_session.h"
+#include "softverbs/direct_groups.h"
 
 namespace rpc_direct_calls_test {
 namespace {
@@ -119,15 +120,15 @@ TEST_F(RpcDirect, CallsGoOutWhenTheirPostSays) {
   ASSERT_EQ(t.begin(kEcho, filled(5, 1), options), Status::ok);
   EXPECT_EQ(served(), 2u);
   options.post = Post::defer;
-  ASSERT_EQ(t.begin(kEcho, filled(5, 2), options), Status::ok);
-  EXPECT_EQ(served(), 2u);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho, filled(5, 2), options), Status::ok);
+  EXPECT_EQ(served(), 3u);  // the first is a group
   EXPECT_EQ(t.client.engine.flush(), Status::ok);
-  EXPECT_EQ(served(), 3u);
+  EXPECT_EQ(served(), 4u);
   // The next one posted at once also sends the deferred ones.
-  ASSERT_EQ(t.begin(kEcho, filled(5, 3), options), Status::ok);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho, filled(5, 3), options), Status::ok);
   options.post = Post::automatic;
   ASSERT_EQ(t.begin(kEcho, filled(5, 4), options), Status::ok);
-  EXPECT_EQ(served(), 5u);
+  EXPECT_EQ(served(), 7u);
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   // In a callback: at the end of the poll, or at once.
   for (const Post post : {Post::automatic, Post::defer, Post::now}) {
@@ -135,35 +136,31 @@ TEST_F(RpcDirect, CallsGoOutWhenTheirPostSays) {
     const std::uint64_t before = served();
     options.post = post;
     const auto next = [&](Reply&) {
-      ASSERT_EQ(t.begin(kEcho, filled(5, 6), options), Status::ok);
+      for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho, filled(5, 6), options), Status::ok);
       then = served();
     };
     const Bytes bytes = filled(5, 5);
     ASSERT_EQ(t.session.call(kEcho, std::span<const std::byte>(bytes), next), Status::ok);
     ASSERT_TRUE(t.until([&] { return then != 0; }));
-    EXPECT_EQ(then, before + (post == Post::now ? 2 : 1));
+    EXPECT_EQ(then, before + (post == Post::now ? 3 : 2));
     ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
-    EXPECT_EQ(served(), before + 2);
+    EXPECT_EQ(served(), before + 3);
   }
   t.finish();
 }
 
-TEST_F(RpcDirect, AListThatIsFullGoesOutByItself) {
-  for (const std::uint32_t length : {1u, 2u, 5u}) {
-    Config c = rpc_config();
-    c.queues.receive_postlist = length;
-    Calls t(c, nullptr, 16);
-    ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);  // from now on the whole window is granted
-    CallOptions options;
-    options.post = Post::defer;
-    for (std::uint32_t i = 1; i <= 3 * length; ++i) {
-      ASSERT_EQ(t.begin(kEcho, filled(5, i), options), Status::ok);
-      for (int polls = 0; polls < 4; ++polls) (void)t.server.poll();
-      EXPECT_EQ(t.server.engine.rpc_stats().served, 1 + i / length * length) << length;
-    }
-    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
-    t.finish();
+TEST_F(RpcDirect, AGroupThatIsCompleteGoesOutByItself) {
+  Calls t(rpc_config(), nullptr, 16);
+  ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);  // from now on the whole window is granted
+  CallOptions options;
+  options.post = Post::defer;
+  for (std::uint32_t i = 1; i <= 16; ++i) {
+    ASSERT_EQ(t.begin(kEcho, filled(5, i), options), Status::ok);
+    for (int polls = 0; polls < 4; ++polls) (void)t.server.poll();
+    EXPECT_EQ(t.server.engine.rpc_stats().served, 1 + softverbs_test::in_whole_groups(i));
   }
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  t.finish();
 }
 
 /// Datagrams without a direct way use work requests instead.

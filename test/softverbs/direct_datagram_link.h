@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "softverbs/direct_groups.h"
 #include "softverbs/ud/ud_datagram.h"
 #include "softverbs/ud/ud_direct.h"
 #include "softverbs/ud_link.h"

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "softverbs/direct_groups.h"
 #include "softverbs/rc/rc_direct.h"
 #include "softverbs/rc_link.h"
 

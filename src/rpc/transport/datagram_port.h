@@ -67,7 +67,7 @@ class DatagramPort {
   /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a direct datagram. If a line holds the payload, always reads kDirectPayload bytes. The
-  /// datagram is published with flush(), or when the list is full. False: use send(), unless it is
+  /// datagram is published with its group, or with flush(). False: use send(), unless it is
   /// longer than the MTU, or held back.
   [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
@@ -75,29 +75,21 @@ class DatagramPort {
     if (posted_ != sent_) [[unlikely]]
       return false;
     if (length <= verbs::kDirectPayload) [[likely]]
-      return is_sent(to,
-                     verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
+      return is_sent(verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
     if (to.holds_back) [[unlikely]]
       return false;
     const std::byte* const bytes = payload.block != nullptr ? payload.in.data : payload.text;
-    return is_sent(to,
-                   direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
+    return is_sent(direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
   }
   // Handles the outcome of a direct send.
-  [[nodiscard, gnu::always_inline]] bool is_sent(const verbs::DatagramAddress& to,
-                                                 verbs::Sent outcome) noexcept {
+  [[nodiscard, gnu::always_inline]] bool is_sent(verbs::Sent outcome) noexcept {
     switch (outcome) {
       case verbs::Sent::refused:
         return false;
       case verbs::Sent::first:
         unpublished_ = true;
-        to.lane->last = to.lane->tail + list_length_ - 2;
-        if (list_length_ == 1) publish();
         return true;
       case verbs::Sent::queued:
-        return true;
-      case verbs::Sent::last:
-        publish();
         return true;
     }
     return false;

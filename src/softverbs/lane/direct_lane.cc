@@ -1,6 +1,8 @@
 // The limit of direct senders, and lines whose publication waits for more.
 #include "softverbs/lane/direct_lane.h"
 
+#include <utility>
+
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -20,10 +22,19 @@ bool open_direct_limit(Peer& peer) noexcept {
   return true;
 }
 
-void hold_line(Peer& peer, Line& line, std::uint64_t word) noexcept {
-  peer.out.held = &line;
-  peer.out.held_word = word;
+void hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
+  OutLane& out = peer.out;
   if (!std::exchange(peer.has_held_line, true)) peer.context->held.push_front(peer);
+  static_assert(kFirstGroup == 1);
+  if (out.group == kFirstGroup) {
+    line.word.store(word, std::memory_order_release);
+    out.group = 2 * kFirstGroup;
+    wake_if_asleep(peer);
+    return;
+  }
+  out.held = &line;
+  out.held_word = word;
+  out.last = position + out.group - 1;
 }
 
 }  // namespace spinwire::softverbs

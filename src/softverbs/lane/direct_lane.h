@@ -8,6 +8,13 @@
 
 namespace spinwire::softverbs {
 
+/// Lines are published in groups. If each line is published alone, the peer fetches cache lines
+/// that are still being written; if a whole batch is, the peer idles until its end. The first group
+/// after publish() is one line, so that the peer begins at once; each next one is twice as large.
+/// `src/softverbs/measurements.md` has what each form costs.
+inline constexpr std::uint32_t kFirstGroup = 1;
+inline constexpr std::uint32_t kLargestGroup = 16;
+
 /// The part of the lane to a peer that a direct sender uses.
 struct DirectLane {
   Line* lines = nullptr;
@@ -18,15 +25,15 @@ struct DirectLane {
   std::uint64_t ack_on_top = 0;
   Line* held = nullptr;  ///< the first unpublished line; publishing writes `held_word` to it
   std::uint64_t held_word = 0;
-  std::uint64_t last = 0;  ///< position at which queue_direct() returns Sent::last
+  std::uint64_t last = 0;             ///< position that completes the group of `held`
+  std::uint32_t group = kFirstGroup;  ///< lines of the next group
 };
 
 /// Result of a direct send.
 enum class Sent : std::uint8_t {
   refused,  ///< nothing was sent: use the verbs
-  first,    ///< written; this packet and those behind it wait for publish()
-  queued,   ///< written behind an unpublished line
-  last      ///< queued, at DirectLane::last
+  first,    ///< written as the first of its group; call publish() after the last packet
+  queued,   ///< written behind an unpublished line, or published with its group
 };
 
 }  // namespace spinwire::softverbs

@@ -78,9 +78,10 @@ Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uin
   qp.next_psn = psn_add(qp.next_psn, 1);
   if (out.held != nullptr) {
     line.word.store(word, std::memory_order_release);
+    if (position == out.last) publish_group(peer);
     return Sent::queued;
   }
-  hold_line(peer, line, word);
+  hold_line(peer, line, position, word);
   return Sent::first;
 }
 

@@ -102,9 +102,12 @@ struct DirectDatagrams {
   /// is longer than that and than the MTU.
   Sent (*send_long)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                     std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
-  /// Holds back a line's word until publish(); the lane must have no held line. Until then the peer
-  /// sees no line behind it, so it does not fetch each line alone.
-  void (*hold)(ibv_ah* ah, Line& line, std::uint64_t word) noexcept;
+  /// Holds back the word of the line at `position` until its group is complete or publish(); the
+  /// lane must have no held line. Until then the peer sees no line behind it, so it does not fetch
+  /// each line alone.
+  void (*hold)(ibv_ah* ah, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
+  /// Publishes the held line of a complete group: see DirectLane::last.
+  void (*publish_group)(ibv_ah* ah) noexcept;
   /// Publishes all held lines.
   void (*publish)(ibv_qp* qp) noexcept;
   /// Makes polls report plain datagrams of up to DirectBatches::longest bytes to the queue pair in
@@ -141,10 +144,10 @@ struct DirectEnd {
   if (out.held != nullptr) [[likely]] {
     line.word.store(word, std::memory_order_release);
     if (position == out.last) [[unlikely]]
-      return Sent::last;
+      by.device->publish_group(to.ah);
     return Sent::queued;
   }
-  by.device->hold(to.ah, line, word);
+  by.device->hold(to.ah, line, position, word);
   return Sent::first;
 }
 
