@@ -67,9 +67,9 @@ struct EngineSlot;
 ///
 /// The operations are send() to fetch_add(), post_receive() and send_raw(). They copy no payload,
 /// except send_copy(). If the call answers ok, the operation is accepted: `done` runs exactly once,
-/// in a later poll(), and `id`, unless null, receives the operation's id for cancel(). Any other
-/// answer means that nothing was taken. All functions may be called from callbacks. Hot unless
-/// marked otherwise.
+/// inside a poll() and never inside the call, and `id`, unless null, receives the operation's id
+/// for cancel(). Any other answer means that nothing was taken. All functions may be called from
+/// callbacks. Hot unless marked otherwise.
 class SPINWIRE_API Connection {
  public:
   Connection() noexcept = default;

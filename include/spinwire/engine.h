@@ -43,7 +43,8 @@ struct EngineStats {
   std::uint64_t messages_received = 0;
   /// Violations of the protocol by peers. Each ended its connection.
   std::uint64_t bad_messages = 0;
-  std::uint64_t doorbells = 0;  ///< posts of send work requests
+  /// Posts of send work requests; direct messages between two flushes count as one.
+  std::uint64_t doorbells = 0;
   std::uint64_t receives_posted = 0;
   std::uint64_t accepted = 0;            ///< inbound connections that became ready
   std::uint64_t connected = 0;           ///< outbound connections that became ready

@@ -9,11 +9,12 @@
 
 namespace spinwire {
 
-/// When an operation reaches the device.
+/// When an operation reaches the device. On softverbs, short messages without a callback and calls
+/// that are deferred may leave at any time before.
 enum class Post : std::uint8_t {
   automatic,  ///< `now` between polls, `defer` inside callbacks
   now,        ///< at once, behind the operations that the connection has deferred
-  defer,      ///< with the next flush(), at the end of the poll(), or earlier: with its group
+  defer,      ///< with the next flush(), or at the end of the poll()
 };
 
 /// How an accepted operation ended.

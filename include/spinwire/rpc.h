@@ -293,8 +293,9 @@ class SPINWIRE_API Session {
   /// for long calls, at the server; 0 unless ready.
   [[nodiscard]] std::size_t max_call() const noexcept;
 
-  /// Calls a method. If it answers ok, `done` runs exactly once, in a later poll(). Do not change
-  /// the request until then. The session's window limits the inline calls that are under way at
+  /// Calls a method. If it answers ok, `done` runs exactly once, inside a poll() and never inside
+  /// this function; if this is a callback, perhaps in the same poll(). Do not change the request
+  /// until then. The session's window limits the inline calls that are under way at
   /// once, and equally the long ones; further calls wait in the backlog. `id`, unless null,
   /// receives the call's id for cancel(). Errors:
   ///   would_block       rpc.backlog calls of this kind wait already

@@ -384,8 +384,8 @@ struct Context {
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Peer*[]> acks_due;
-  std::unique_ptr<Qp*[]> queue_pairs;                 ///< by index
-  base::IntrusiveStack<next_held> held;               ///< peers with an unpublished line
+  std::unique_ptr<Qp*[]> queue_pairs;    ///< by index
+  base::IntrusiveStack<next_held> held;  ///< peers that got direct packets since publish_held()
   base::IntrusiveStack<&InLane::next_in_use> in_use;  ///< lanes in which messages are read in place
   std::uint32_t in_place_budget = 0;  ///< messages that may still be reported in place
   // Cold.

@@ -252,8 +252,9 @@ inline void wake_if_asleep(Peer& peer) noexcept {
 /// Opens the part of the lane to a peer that direct senders use. False: they have to use the verbs.
 /// Cold.
 bool open_direct_limit(Peer& peer) noexcept;
-/// Holds back the word of the line at `position`, and with it all lines behind it, until
-/// publish_held(), or until the group is complete.
+/// Publishes the line at `position`, if it is the first since publish_held(). Otherwise holds back
+/// its word, and with it all lines behind it, until the group is complete, publish_held(), or a
+/// packet of the verbs.
 void hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
 /// Publishes a complete group: the line at DirectLane::last is written.
 inline void publish_group(Peer& peer) noexcept {

@@ -318,7 +318,7 @@ TEST(EngineDoorbells, NowRingsOnceEachDeferOnceForAll) {
   std::uint64_t before = bells();
   for (int i = 0; i < 4; ++i) ASSERT_EQ(p.ends.client.send(b), Status::ok);
   EXPECT_EQ(bells(), before + 4);
-  // Outside callbacks, deferred operations wait for a flush or a poll.
+  // Deferred operations ring when they are flushed.
   before = bells();
   for (int i = 0; i < 4; ++i) ASSERT_EQ(p.ends.client.send(b, {}, Post::defer), Status::ok);
   EXPECT_EQ(bells(), before);

@@ -163,6 +163,31 @@ TEST_F(RpcDirect, AGroupThatIsCompleteGoesOutByItself) {
   t.finish();
 }
 
+/// A connection to the same peer shares the lane. Its deferred messages do not hold back a call.
+TEST_F(RpcDirect, ACallDoesNotWaitForADeferredMessage) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);
+  Connection c = t.client.engine.connect(t.server.listener.address(), {}).value();
+  ASSERT_TRUE(t.until([&] { return c.ready(); }));
+  const Bytes bytes = filled(5, 1);
+  // The first message is a work request, since the peer is not known to receive yet. Credit grows
+  // with use.
+  for (int i = 0; i < 40; ++i)
+    ASSERT_TRUE(t.until([&] { return c.send_copy(bytes) == Status::ok; }));
+  ASSERT_TRUE(t.until([&] { return t.client.engine.stats().operations == 0; }));
+  for (int round = 0; round < 3; ++round) {
+    // Groups of 1 and 2, and the first of the next: the call does not complete it.
+    for (int i = 0; i < 4; ++i) ASSERT_EQ(c.send_copy(bytes, {}, Post::defer), Status::ok);
+    const std::uint64_t before = t.server.engine.rpc_stats().served;
+    ASSERT_EQ(t.begin(kEcho, bytes), Status::ok);
+    for (int polls = 0; polls < 4; ++polls) (void)t.server.poll();
+    EXPECT_EQ(t.server.engine.rpc_stats().served, before + 1) << round;
+    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  }
+  EXPECT_EQ(c.close(), Status::ok);
+  t.finish();
+}
+
 /// Datagrams without a direct way use work requests instead.
 TEST_F(RpcDirect, WhatAPeerThatStandsStillTakesIsNotLost) {
   Calls t;

@@ -1,5 +1,6 @@
 // Engines on several threads that call each other. Each thread has its own engine; they share
 // nothing.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -38,8 +39,10 @@ void run_node(Shared& shared, std::size_t self) {
     (void)node.poll();
     for (Session& s : sessions) {
       const Bytes bytes = filled(30, begun);
-      const auto done = [&ended, first = bytes[0]](Reply& r) {
-        ended += r.status() == Status::ok && r.bytes()[0] == first ? 1 : 0;
+      const auto done = [&ended, number = begun](Reply& r) {
+        const bool whole =
+            r.status() == Status::ok && std::ranges::equal(r.bytes(), filled(30, number));
+        ended += whole ? 1 : 0;
       };
       if (begun < kCalls && s.call(kEcho, std::span<const std::byte>(bytes), done) == Status::ok)
         ++begun;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -242,7 +243,13 @@ inline void meet(const Node& one, const Node& other) {
   sv::control_device(one.context);
 }
 
-/// The peers that a context has listed for an unpublished line.
+/// The peers to which a context has an unpublished line.
+inline std::size_t peers_with_held_line(const Node& node) {
+  const auto& peers = node.internals().peers;
+  return static_cast<std::size_t>(std::count_if(
+      peers.begin(), peers.end(), [](const auto& peer) { return peer->out.held != nullptr; }));
+}
+/// The peers that a context has listed because it sent to them directly since publish().
 inline std::vector<const sv::Peer*> peers_with_open_line(const Node& node) {
   std::vector<const sv::Peer*> all;
   for (const sv::Peer& peer : node.internals().held) all.push_back(&peer);

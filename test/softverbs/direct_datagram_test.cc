@@ -19,7 +19,7 @@ constexpr std::size_t kTo = 1u << 20;  ///< offset of the receives
 class SoftverbsDirect : public DirectPair {};
 
 TEST_F(SoftverbsDirect, WholeGroupsAreSeenAtOnceAndTheRestWhenItIsPublished) {
-  for (std::uint64_t batch = 1; batch <= 40; ++batch) {
+  for (std::uint64_t batch = 1; batch <= 50; ++batch) {
     const std::uint64_t first = batch * 1000;
     send_all(first, first + batch);
     const std::uint64_t seen = in_whole_groups(batch);
@@ -31,6 +31,11 @@ TEST_F(SoftverbsDirect, WholeGroupsAreSeenAtOnceAndTheRestWhenItIsPublished) {
   }
   EXPECT_EQ(a_.steps(), Numbers{});
   EXPECT_EQ(a_.sends_completed, 0u);
+  // Groups of 1, 2, 4, 8, 16 and 16.
+  for (const std::uint64_t end : {1u, 3u, 7u, 15u, 31u, 47u}) {
+    EXPECT_EQ(in_whole_groups(end), end);
+    EXPECT_LT(in_whole_groups(end - 1), end - 1 + (end == 1 ? 1 : 0));
+  }
 }
 
 /// The sources of the batches reported by polls, until there are none.

@@ -342,20 +342,21 @@ TEST_F(SoftverbsDirectMessageAndDatagram, ShareALaneInOrder) {
     message(10);
     message(11);
     send_all(3, 5);
-    message(12);
-    EXPECT_EQ(peers_with_open_line(a_.node).size(), 1u);
+    message(12);  // completes the third group
+    message(13);
+    EXPECT_EQ(peers_with_held_line(a_.node), 1u);
     if (round % 2 == 0) {
-      a_.publish();  // one call publishes both
+      a_.publish();  // either call publishes both kinds
     } else {
       EXPECT_TRUE(sv::direct_messages().publish(a_.node.context));
     }
     const std::uint64_t head = a_.node.internals().peers[0]->out.control->head;
     constexpr std::uint64_t m = DirectEnd::kMessage;
     EXPECT_EQ(b_.steps(), numbers(1, 5));
-    EXPECT_EQ(std::exchange(b_.order, {}), (Numbers{1, 2, m, m, 3, 4, m}));
+    EXPECT_EQ(std::exchange(b_.order, {}), (Numbers{1, 2, m, m, 3, 4, m, m}));
     // The runs behind the messages are released, but nothing from the first message on.
     EXPECT_EQ(a_.node.internals().peers[0]->out.control->head, head + 2);
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < 4; ++i) {
       ASSERT_TRUE(sv::is_in_place(b_.others[i].wr_id));
       std::uint64_t header = 0;
       std::memcpy(&header, sv::in_place_bytes(b_.others[i].wr_id), sizeof header);
@@ -363,7 +364,7 @@ TEST_F(SoftverbsDirectMessageAndDatagram, ShareALaneInOrder) {
     }
     b_.others.clear();
     sv::direct_messages().release(b_.node.context, 100);
-    EXPECT_EQ(a_.node.internals().peers[0]->out.control->head, head + 7);
+    EXPECT_EQ(a_.node.internals().peers[0]->out.control->head, head + 8);
     (void)a_.steps();
   }
 }

@@ -13,6 +13,7 @@
 
 #include "base/random.h"
 #include "softverbs/peer_process.h"
+#include "softverbs/rc/rc_direct.h"
 #include "softverbs/rc_link.h"
 
 namespace softverbs_test::wake {
@@ -29,6 +30,7 @@ struct Page {
   std::atomic<std::uint64_t> timeout{0};            ///< of the sender, before it sends
   alignas(64) std::atomic<std::uint32_t> ready{0};  ///< the sender has seen that round
   std::atomic<std::uint32_t> sent{0};
+  std::atomic<std::uint64_t> direct{0};  ///< direct messages sent
 };
 
 NodeOptions small() {
@@ -66,15 +68,25 @@ class Senders {
       wait_a_little(page.timeout.load(std::memory_order_relaxed) + random.below(kJitter));
       for (std::size_t i = 0; i < kLanes; ++i) send((i + round) % kLanes, round);
       for (auto& node : nodes_) drain(*node);
+      page.direct.store(direct_, std::memory_order_relaxed);
       page.sent.store(round, std::memory_order_release);
     }
   }
 
  private:
+  /// Every other message is direct: the first of a group, published at once, and the second,
+  /// published after it was held.
   void send(std::size_t lane, std::uint32_t round) {
     const Node& node = *nodes_[lane];
+    const auto& direct = sv::direct_messages();
+    if (round % 2 == 0 &&
+        direct.send(node.qps[0], round, nullptr, 0, sv::kNoCompletion) != sv::Sent::refused) {
+      if (round % 4 == 0) (void)direct.publish(node.context);
+      ++direct_;
+      return;
+    }
     std::memcpy(&node.memory[0], &round, sizeof round);
-    const unsigned flags = IBV_SEND_INLINE | (round % 8 == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u);
+    const unsigned flags = IBV_SEND_INLINE | (round % 8 == 1 ? unsigned{IBV_SEND_SIGNALED} : 0u);
     must(Send(round, node.sge(0, sizeof round), IBV_WR_SEND, flags).post(node.qps[0]) == 0, "send");
   }
   static void drain(const Node& node) {
@@ -84,6 +96,7 @@ class Senders {
     }
   }
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::uint64_t direct_ = 0;
 };
 
 /// The receiving side: puts the lanes to sleep while the other side sends.
@@ -185,6 +198,7 @@ void race(int socket, Page& page, std::uint32_t rounds) {
               static_cast<unsigned long long>(sleeper.slept()),
               static_cast<unsigned long long>(sleeper.stayed()),
               static_cast<unsigned long long>(sleeper.woken()));
+  EXPECT_GT(page.direct.load(), std::uint64_t{round} * kLanes / 4);
   EXPECT_GT(sleeper.slept(), often);
   EXPECT_GT(sleeper.stayed(), often);
   EXPECT_GT(sleeper.woken(), often);

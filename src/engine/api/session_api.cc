@@ -43,10 +43,10 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
   return core != nullptr ? locate(*core, id) : nullptr;
 }
 
-/// Posts the datagrams of a call, at once or at the end of the poll.
+/// Posts the datagrams of a call, at once or at the end of the poll at the latest.
 [[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
   if (polling && when != Post::now) [[likely]]
-    return;  // posted at the end of the poll
+    return;  // posted at the end of the poll at the latest
   if (when == Post::defer) return core.wake_soon();
   rpc::post_datagrams(*core.calls);
   if (rpc::has_unsent(*core.calls)) [[unlikely]]
@@ -214,7 +214,7 @@ namespace {
   const bool polling = standing == base::OwnerGuard::kPolling;
   const Status done = rpc::answer_call(*core.calls, call, status, data, size, block);
   if (polling) [[likely]]
-    return done;  // posted at the end of the poll
+    return done;  // posted at the end of the poll at the latest
   if (call.transport == detail::Transport::connection) {
     agent::flush_queued_agents(core.context);
   } else if (done == Status::ok) {

@@ -67,7 +67,7 @@ class DatagramPort {
   /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a direct datagram. If a line holds the payload, always reads kDirectPayload bytes. The
-  /// datagram is published with its group, or with flush(). False: use send(), unless it is
+  /// datagram is published with its group (DirectLane::group), or with flush(). False: use send(), unless it is
   /// longer than the MTU, or held back.
   [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
@@ -87,9 +87,8 @@ class DatagramPort {
       case verbs::Sent::refused:
         return false;
       case verbs::Sent::first:
+      case verbs::Sent::queued:  // perhaps behind a message of a connection, which waits longer
         unpublished_ = true;
-        return true;
-      case verbs::Sent::queued:
         return true;
     }
     return false;

@@ -9,7 +9,8 @@
 namespace spinwire::softverbs {
 
 /// Lines are published in groups. If each line is published alone, the peer fetches cache lines
-/// that are still being written; if a whole batch is, the peer idles until its end. The first group
+/// that are still being written; if a whole batch is published at once, the peer
+/// idles until its end. The first group
 /// after publish() is one line, so that the peer begins at once; each next one is twice as large.
 /// `src/softverbs/measurements.md` has what each form costs.
 inline constexpr std::uint32_t kFirstGroup = 1;
@@ -26,7 +27,7 @@ struct DirectLane {
   Line* held = nullptr;  ///< the first unpublished line; publishing writes `held_word` to it
   std::uint64_t held_word = 0;
   std::uint64_t last = 0;             ///< position that completes the group of `held`
-  std::uint32_t group = kFirstGroup;  ///< lines of the next group
+  std::uint32_t group = kFirstGroup;  ///< lines of the group of `held`, or of the next one
 };
 
 /// Result of a direct send.

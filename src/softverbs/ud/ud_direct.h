@@ -130,7 +130,8 @@ struct DirectEnd {
   const DirectSender* sender = nullptr;  ///< of the queue pair
 };
 
-/// Queues the line at `position`, whose bytes are written, for the next publish().
+/// Queues the line at `position`, whose bytes are written, until its group is complete or the next
+/// publish().
 [[nodiscard, gnu::always_inline]] inline Sent queue_direct(const DirectEnd& by,
                                                            const DatagramAddress& to, Line& line,
                                                            std::uint64_t position,
@@ -152,8 +153,8 @@ struct DirectEnd {
 }
 
 /// Sends a header and `length` bytes of payload. Always reads kDirectPayload bytes, and the
-/// receiver may see them. The next publish(), or any other packet to the peer, publishes the
-/// datagram. There is no completion; the payload may be reused at once.
+/// receiver may see them. Its group, the next publish(), or any other packet to the peer
+/// publishes the datagram. There is no completion; the payload may be reused at once.
 [[nodiscard, gnu::always_inline]] inline Sent send_direct(const DirectEnd& by,
                                                           const DatagramAddress& to,
                                                           std::uint64_t low, std::uint64_t high,
