@@ -67,8 +67,8 @@ class DatagramPort {
   /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a direct datagram. If a line holds the payload, always reads kDirectPayload bytes. The
-  /// datagram is published with its group (DirectLane::group), or with flush(). False: use send(), unless it is
-  /// longer than the MTU, or held back.
+  /// datagram is published with its group (DirectLane::group), or with flush(). False: use send(),
+  /// unless it is longer than the MTU, or held back.
   [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
                                                      const Payload& payload) noexcept {
