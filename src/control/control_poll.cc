@@ -10,6 +10,10 @@
 
 namespace spinwire::control {
 
+/// The most of the time between two polls that counts as silence of peers. Usually the port is
+/// polled once per millisecond.
+constexpr Nanoseconds kLongestPause = std::chrono::milliseconds(2);
+
 Handshake* ControlPort::find_named(std::uint64_t token) noexcept {
   const auto index = static_cast<std::uint32_t>(token);
   if (kind_of(token) != TokenKind::handshake || !handshakes_.in_use(index)) return nullptr;
@@ -80,7 +84,10 @@ void ControlPort::handle_events() noexcept {
 
 void ControlPort::poll() noexcept {
   frames_left_ = kFramesPerPoll;
-  poll_end_ = clock_.now() + clock_.ticks(kTimePerPoll);
+  const std::uint64_t now = clock_.now();
+  poll_end_ = now + clock_.ticks(kTimePerPoll);
+  heard_time_ += std::min(now - std::min(last_poll_, now), clock_.ticks(kLongestPause));
+  last_poll_ = now;
   handle_events();
   if (next_event_ == event_count_) {
     collect_events();

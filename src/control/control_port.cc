@@ -122,7 +122,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
   h.is_charged = h.is_challenged = false;
-  h.waits_since = clock_.now();
+  h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
   return &h;
@@ -196,7 +196,7 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   if (dialogue == nullptr || dialogue->answered) return;
   dialogue->answered = true;
   Handshake& h = *find(id);
-  h.waits_since = clock_.now();
+  h.waits_since = heard_time_;
   h.exchange.expect(Accept::expected());
   send(h, wire::encode(wire::Accept{endpoint}));
   advance(h);
@@ -206,7 +206,7 @@ void ControlPort::on_cm_answered(HandshakeId id) noexcept {
   CmAccept* const dialogue = find<CmAccept>(id);
   if (dialogue == nullptr) return;
   dialogue->answered = true;
-  find(id)->waits_since = clock_.now();
+  find(id)->waits_since = heard_time_;
 }
 
 void ControlPort::respond(HandshakeId id, std::uint64_t path_token) noexcept {

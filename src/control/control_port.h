@@ -159,7 +159,7 @@ class ControlPort {
   // Functions for dialogues.
   void begin(Handshake& h, const Dialogue& next) noexcept {
     h.dialogue = next;
-    h.waits_since = clock_.now();
+    h.waits_since = heard_time_;
   }
   /// Calls `function` with the handshake's dialogue, which may throw std::bad_alloc.
   template <typename Function>
@@ -275,6 +275,10 @@ class ControlPort {
   std::size_t event_count_ = 0;
   std::uint32_t frames_left_ = 0;  ///< of this poll
   std::uint64_t poll_end_ = 0;     ///< tick
+  std::uint64_t last_poll_ = 0;    ///< tick
+  /// Ticks for which peers could be heard, constant during a poll: a peer is not silent while this
+  /// process does not run.
+  std::uint64_t heard_time_ = 0;
   std::uint64_t refusals_ = 0;
 };
 

@@ -227,7 +227,7 @@ struct Handshake {
   bool is_challenged = false;                ///< its path validation counts
   std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending
   std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then
-  std::uint64_t waits_since = 0;             ///< tick of the dialogue's last step
+  std::uint64_t waits_since = 0;  ///< ControlPort::heard_time_ at the dialogue's last step
   base::Timer timer;
 
   [[nodiscard]] const Address& peer() const noexcept {

@@ -1,7 +1,7 @@
 // When inbound handshakes or connections are used up, a silent peer gives way to a new one,
-// whatever the silent peer has said before. The victim is the peer that has been silent for the
-// longest time, at the source (IPv4 address, IPv6 /64) that holds the most. A handshake that waits
-// for this engine's own verbs never gives way.
+// whatever the silent peer has said before. Pauses between polls do not count as silence. The
+// victim is the peer that has been silent for the longest time, at the source (IPv4 address, IPv6
+// /64) that holds the most. A handshake that waits for this engine's own verbs never gives way.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -37,7 +37,7 @@ bool ControlPort::may_evict(const Handshake& h, std::uint32_t limit) const noexc
   if (!std::visit(waits, h.dialogue)) return false;
   const bool is_heavy = h.source->second > limit / 4;
   const Nanoseconds grace = is_heavy ? kGraceOfHeavySource : kGrace;
-  return clock_.now() - h.waits_since >=
+  return heard_time_ - h.waits_since >=
          clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, grace));
 }
 

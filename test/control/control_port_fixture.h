@@ -184,7 +184,16 @@ struct Port {
     });
   }
 
+  /// A pause of the whole process, without a poll.
   void pass(Nanoseconds time) { now += static_cast<std::uint64_t>(time.count()); }
+  /// Time in which the port is polled.
+  void pass_with_polls(Nanoseconds time) {
+    constexpr Nanoseconds kStep = std::chrono::milliseconds(1);
+    for (; time.count() > 0; time -= kStep) {
+      pass(kStep);
+      port.poll();
+    }
+  }
 
   std::uint64_t now = 0;
   spinwire::Clock clock = spinwire::Clock::manual(&now);

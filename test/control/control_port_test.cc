@@ -225,9 +225,22 @@ TEST_F(ControlPortTest, OldSilentPeersGiveWayToNewOnes) {
     server_.step();
   }
   EXPECT_FALSE(listener_->handshake);  // they are not old enough
-  server_.pass(100ms);
+  server_.pass_with_polls(100ms);
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_F(ControlPortTest, APauseOfThisProcessIsNoSilenceOfItsPeers) {
+  std::vector<UniqueFd> peers;
+  for (int i = 0; i < 4; ++i) peers.push_back(plain_peer());
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
+  const UniqueFd newcomer = plain_peer("127.0.0.2:0");
+  server_.pass(100ms);
+  for (int i = 0; i < 20; ++i) server_.step();
+  EXPECT_EQ(server_.port.refusals(), 0u);
+  for (const UniqueFd& peer : peers) EXPECT_FALSE(ended(peer));
+  server_.pass_with_polls(10ms);
   EXPECT_EQ(server_.port.refusals(), 1u);
 }
 
@@ -243,14 +256,14 @@ TEST_F(ControlPortTest, APeerThatIsSilentAfterItsHelloGivesWayToo) {
   }
   const HandshakeId unanswered = listener_->handshake;
   listener_->handshake = {};
-  server_.pass(100ms);
+  server_.pass_with_polls(100ms);
   hello();
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
   EXPECT_EQ(server_owner_.error.status, Status::limit);
   EXPECT_EQ(server_.port.handshakes(), 4u);
   for (int i = 0; i < 2; ++i) {
-    server_.pass(100ms);
+    server_.pass_with_polls(100ms);
     silent.push_back(plain_peer());
     ASSERT_TRUE(
         until([&] { return server_owner_.events.size() == static_cast<std::size_t>(i) + 2; }));
@@ -266,7 +279,7 @@ TEST_F(ControlPortTest, ASourceThatHoldsMuchGivesWaySooner) {
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 4; ++i) silent.push_back(plain_peer());
   ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
-  server_.pass(20ms);  // a shorter limit than for other sources
+  server_.pass_with_polls(20ms);  // a shorter limit than for other sources
   hello();
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(server_.port.refusals(), 1u);
@@ -275,11 +288,11 @@ TEST_F(ControlPortTest, ASourceThatHoldsMuchGivesWaySooner) {
 TEST_F(ControlPortTest, OfTwoSourcesTheOneThatHoldsMoreGivesWay) {
   const UniqueFd honest = plain_peer();  // silent for the longest time
   ASSERT_TRUE(until([&] { return server_.port.handshakes() == 1; }));
-  server_.pass(10ms);
+  server_.pass_with_polls(10ms);
   std::vector<UniqueFd> crowd;
   for (int i = 0; i < 3; ++i) crowd.push_back(plain_peer("127.0.0.2:0"));
   ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
-  server_.pass(100ms);
+  server_.pass_with_polls(100ms);
   const UniqueFd newcomer = plain_peer("127.0.0.3:0");
   ASSERT_TRUE(until([&] { return server_.port.refusals() == 1; }));
   EXPECT_TRUE(

@@ -45,7 +45,7 @@ TEST_F(HeldHandshakes, ANewcomerWithoutRoomEndsAHalfOpenConnectionAndGoesOn) {
   ASSERT_TRUE(until([&] { return listener_->asked.size() > 1; }));
   steps();
   EXPECT_TRUE(server_owner_.events.empty()) << "it has not had its time";
-  server_.pass(100ms);
+  server_.pass_with_polls(100ms);
   server_.step();
   EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
   EXPECT_EQ(server_owner_.error.status, Status::limit);
@@ -60,10 +60,11 @@ TEST_F(HeldHandshakes, ANewcomerWithoutRoomEndsAHalfOpenConnectionAndGoesOn) {
 TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
   half_open();
   half_open();
+  server_.pass_with_polls(4ms);  // they have nearly had their time
   listener_->has_room = false;
   hello();
   ASSERT_TRUE(until([&] { return listener_->asked.size() > 2; }));
-  server_.pass(100ms);
+  server_.pass(2ms);
   server_.step();
   EXPECT_EQ(server_owner_.events.size(), 1u);
   listener_->ending = 1;  // its record takes some steps to become free
@@ -78,7 +79,7 @@ TEST_F(HeldHandshakes, OneThatWaitsForOurOwnVerbsStays) {
   listener_->has_room = false;
   hello();
   ASSERT_TRUE(until([&] { return listener_->asked.size() > 1; }));
-  server_.pass(200ms);
+  server_.pass_with_polls(200ms);
   steps();
   EXPECT_TRUE(server_owner_.events.empty());
 }
@@ -101,7 +102,7 @@ TEST_F(HeldHandshakes, TheSourceWithTheFewestGoesFirst) {
 TEST_F(HeldHandshakes, HeldOnesGiveWayToNewPeers) {
   listener_->has_room = false;
   for (int i = 0; i < 4; ++i) held("127.0.0.2:0");
-  server_.pass(20ms);
+  server_.pass_with_polls(20ms);
   held("127.0.0.3:0");
   EXPECT_EQ(server_.port.handshakes(), 4u);
   EXPECT_EQ(server_.port.refusals(), 1u);
@@ -142,14 +143,14 @@ TEST_F(HeldHandshakes, RequestsOfOneSourceAreLimitedAndTheOldestGivesWay) {
   for (int i = 0; i < 4; ++i) {
     request("10.0.0.1:5");
     server_.port.on_cm_answered(listener_->handshake);
-    server_.pass(1ms);
+    server_.pass_with_polls(1ms);
   }
   const HandshakeId last = listener_->handshake;
   request("10.0.0.1:6");
   server_.step();
   EXPECT_TRUE(server_owner_.events.empty()) << "none has had its time";
   EXPECT_EQ(listener_->handshake, last);
-  server_.pass(5ms);
+  server_.pass_with_polls(5ms);
   server_.step();
   EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
   EXPECT_EQ(server_owner_.error.status, Status::limit);
@@ -206,7 +207,7 @@ TEST_F(HeldHandshakes, ARequestWithoutRoomIsHeldAndEndsAHalfOpenOne) {
   listener_->has_room = false;
   request("10.0.0.2:5");
   EXPECT_FALSE(listener_->handshake);
-  server_.pass(100ms);
+  server_.pass_with_polls(100ms);
   server_.step();
   EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
   listener_->has_room = true;
@@ -214,7 +215,7 @@ TEST_F(HeldHandshakes, ARequestWithoutRoomIsHeldAndEndsAHalfOpenOne) {
   EXPECT_TRUE(listener_->handshake);
   listener_->has_room = false;
   request("10.0.0.3:5");
-  server_.pass(600ms);
+  server_.pass_with_polls(600ms);
   server_.step();
   EXPECT_EQ(server_.port.handshakes(), 1u);
 }
