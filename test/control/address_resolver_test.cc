@@ -139,8 +139,8 @@ TEST_F(AddressResolution, ThosePendingGiveWayToNewPeers) {
   }
   ASSERT_TRUE(until([&] { return resolver.begun.size() == 4; }));
   resolver.knows = true;  // for the next address
+  server_.pass_with_polls(100ms);
   hello();
-  server_.pass(100ms);
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(resolver.cancelled.size(), 1u);
 }

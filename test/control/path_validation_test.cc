@@ -92,7 +92,7 @@ TEST_F(PathValidation, ItGivesWayToOthers) {
     say(silent.back(), wire::encode(wire::OpenSession{session_end(3, kClientIncarnation)}).bytes());
   }
   ASSERT_TRUE(until([&] { return challenges() == 3; }));
-  server_.pass(100ms);  // each peer has some undisturbed time
+  server_.pass_with_polls(100ms);  // each peer has some undisturbed time
   for (int i = 0; i < 3; ++i) silent.push_back(plain_peer());
   EXPECT_TRUE(until([&] { return server_owner_.saw("unconfirmed 44"); }));
 }
