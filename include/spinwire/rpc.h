@@ -294,10 +294,10 @@ class SPINWIRE_API Session {
   [[nodiscard]] std::size_t max_call() const noexcept;
 
   /// Calls a method. If it answers ok, `done` runs exactly once, inside a poll() and never inside
-  /// this function; if this is a callback, perhaps in the same poll(). Do not change the request
-  /// until then. The session's window limits the inline calls that are under way at
-  /// once, and equally the long ones; further calls wait in the backlog. `id`, unless null,
-  /// receives the call's id for cancel(). Errors:
+  /// this function; in a callback, perhaps in the same poll(). Do not change the request until
+  /// then. The session's window limits the inline calls that are under way at once, and equally the
+  /// long ones; further calls wait in the backlog. `id`, unless null, receives the call's id for
+  /// cancel(). Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
   ///   invalid_argument  no callback, a negative time-out, memory of another engine, or

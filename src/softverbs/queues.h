@@ -252,10 +252,10 @@ inline void wake_if_asleep(Peer& peer) noexcept {
 /// Opens the part of the lane to a peer that direct senders use. False: they have to use the verbs.
 /// Cold.
 bool open_direct_limit(Peer& peer) noexcept;
-/// Publishes the line at `position`, if it is the first since publish_held(). Otherwise holds back
-/// its word, and with it all lines behind it, until the group is complete, publish_held(), or a
-/// packet of the verbs.
-void hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
+/// Begins a group with the line at `position`; no line may be held. Publishes a group of one line
+/// at once. Otherwise holds back the line's word, and with it all lines behind it, until the group
+/// is complete, publish_held(), or a packet of the verbs.
+void begin_group(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
 /// Publishes a complete group: the line at DirectLane::last is written.
 inline void publish_group(Peer& peer) noexcept {
   publish_line(peer);

@@ -234,7 +234,7 @@ class Tools : public testing::Test {
     for (const char* name :
          {"spinwire-perf", "echo", "file-push", "tour", "kv-store", "market-feed"}) {
       if (!std::filesystem::exists(bin() + "/" + name)) {
-        GTEST_SKIP() << bin() << "/" << name << " is not built: run make first";
+        FAIL() << bin() << "/" << name << " is not built: run make first";
       }
     }
   }

@@ -58,6 +58,12 @@ test_stage() {
   judge "$1" "$code" "$start"
 }
 
+# skips LOG: the skipped tests, each with its reason.
+skips() {
+  awk '/: Skipped$/ { getline reason; next }
+       /^\[  SKIPPED \] [^ ]+ \([0-9]+ ms\)$/ { print "[  SKIPPED ] " $4 ": " reason }' "$1"
+}
+
 # judge NAME CODE START: counts the tests of a program that began at START and exited with CODE.
 judge() {
   local name=$1 code=$2 start=$3 log=$log_dir/$1.log ok bad skip
@@ -72,7 +78,7 @@ judge() {
   passed=$((passed + ok))
   failed=$((failed + ${bad:-0}))
   skipped=$((skipped + ${skip:-0}))
-  [[ -z "$skip" ]] || grep -E '^\[  SKIPPED \] [^ ]+$' "$log" | sort -u
+  [[ -z "$skip" ]] || skips "$log" | sort -u
   if [[ $code -ne 0 ]]; then
     grep -E '^\[  FAILED  \] |(ERROR|WARNING): .*Sanitizer|runtime error:' "$log" | sort -u
     failures "$log" | tail -n 200

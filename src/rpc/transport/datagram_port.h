@@ -81,17 +81,13 @@ class DatagramPort {
     const std::byte* const bytes = payload.block != nullptr ? payload.in.data : payload.text;
     return is_sent(direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
   }
-  // Handles the outcome of a direct send.
+  /// Handles the outcome of a direct send. Even one that completes no group of its own may lie
+  /// behind a message of a connection that waits longer.
   [[nodiscard, gnu::always_inline]] bool is_sent(verbs::Sent outcome) noexcept {
-    switch (outcome) {
-      case verbs::Sent::refused:
-        return false;
-      case verbs::Sent::first:
-      case verbs::Sent::queued:  // perhaps behind a message of a connection, which waits longer
-        unpublished_ = true;
-        return true;
-    }
-    return false;
+    if (outcome == verbs::Sent::refused) [[unlikely]]
+      return false;
+    unpublished_ = true;
+    return true;
   }
   /// Sends up to kSlotPayloadBytes bytes. Copies all kSlotPayloadBytes bytes, because a fixed size
   /// is faster.

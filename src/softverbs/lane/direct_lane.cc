@@ -22,7 +22,7 @@ bool open_direct_limit(Peer& peer) noexcept {
   return true;
 }
 
-void hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
+void begin_group(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if (!std::exchange(peer.has_held_line, true)) peer.context->held.push_front(peer);
   static_assert(kFirstGroup == 1);

@@ -81,7 +81,7 @@ Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uin
     if (position == out.last) publish_group(peer);
     return Sent::queued;
   }
-  hold_line(peer, line, position, word);
+  begin_group(peer, line, position, word);
   return Sent::first;
 }
 

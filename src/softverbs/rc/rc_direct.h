@@ -32,9 +32,8 @@ inline constexpr std::uint32_t kDirectMessageHeader = 8;
 struct DirectMessages {
   /// Sends a message, unless work requests wait, the lane has no room, or the peer's queue pair is
   /// not known to receive. A peer that refuses a work request before it ends the connection. The
-  /// payload may be reused at once. Others see the message with its group
-  /// (DirectLane::group), and after publish() at the latest. With a `wr_id` a
-  /// completion is queued at once.
+  /// payload may be reused at once. Others see the message with its group (DirectLane::group), and
+  /// after publish() at the latest. With a `wr_id` a completion is queued at once.
   Sent (*send)(ibv_qp* qp, std::uint64_t header, const std::byte* payload, std::uint32_t length,
                std::uint64_t wr_id) noexcept;
   /// Publishes what was sent through the context. False: nothing was.

@@ -26,8 +26,8 @@ DirectLane* lane(ibv_ah* base) noexcept {
   return ah.plain && ah.peer->context->faults == nullptr ? &ah.peer->out : nullptr;
 }
 
-void hold(ibv_ah* base, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
-  hold_line(*static_cast<const Ah*>(base)->peer, line, position, word);
+void open_group(ibv_ah* base, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
+  begin_group(*static_cast<const Ah*>(base)->peer, line, position, word);
 }
 
 void complete_group(ibv_ah* base) noexcept { publish_group(*static_cast<const Ah*>(base)->peer); }
@@ -101,7 +101,7 @@ void release_batch(ibv_qp* base, const DirectBatch& batch, std::uint32_t count) 
 
 const DirectDatagrams& direct_datagrams() noexcept {
   static constexpr DirectDatagrams calls{
-      sender,         lane,    send_checked,    send_long,     hold,
+      sender,         lane,    send_checked,    send_long,     open_group,
       complete_group, publish, receive_batches, release_batch, write_route};
   return calls;
 }

@@ -102,10 +102,10 @@ struct DirectDatagrams {
   /// is longer than that and than the MTU.
   Sent (*send_long)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                     std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
-  /// Holds back the word of the line at `position` until its group is complete or publish(); the
-  /// lane must have no held line. Until then the peer sees no line behind it, so it does not fetch
-  /// each line alone.
-  void (*hold)(ibv_ah* ah, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
+  /// Begins a group with the line at `position`; the lane must have no held line. Publishes a group
+  /// of one line at once. Otherwise holds back the line's word until the group is complete or
+  /// publish(): until then the peer sees no line behind it, so it does not fetch each line alone.
+  void (*begin_group)(ibv_ah* ah, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
   /// Publishes the held line of a complete group: see DirectLane::last.
   void (*publish_group)(ibv_ah* ah) noexcept;
   /// Publishes all held lines.
@@ -148,7 +148,7 @@ struct DirectEnd {
       by.device->publish_group(to.ah);
     return Sent::queued;
   }
-  by.device->hold(to.ah, line, position, word);
+  by.device->begin_group(to.ah, line, position, word);
   return Sent::first;
 }
 
