@@ -38,9 +38,9 @@ struct Endpoint {
 
   /// Formats the endpoint as one line of printable ASCII, for parse(). Set-up; any thread.
   [[nodiscard]] SPINWIRE_API std::string text() const;
-  /// Parses the output of text(), with its words in any order, and checks every field. Set-up; any
-  /// thread. Errors: invalid_argument (names the word and the allowed values), protocol (a value
-  /// that no endpoint can have).
+  /// Parses the output of text(), with its words in any order, and checks every field. A raw
+  /// endpoint has only the fields that it uses. Set-up; any thread. Errors: invalid_argument (names
+  /// the word and the allowed values), protocol (a value that no endpoint can have).
   [[nodiscard]] SPINWIRE_API static Result<Endpoint> parse(std::string_view text);
 };
 

@@ -80,7 +80,7 @@ std::string_view field_name(std::size_t field) noexcept {
   return field == kTypeField ? "type" : kNumbers[field].name;
 }
 
-bool is_needed(const Endpoint& e, std::size_t field) noexcept {
+bool is_used(const Endpoint& e, std::size_t field) noexcept {
   return !e.raw || field >= kNumbers.size() || kNumbers[field].of_raw;
 }
 
@@ -151,8 +151,11 @@ Result<Endpoint> parse_words(std::string_view text) {
     if (auto done = set_word(e, seen, word); !done) return tl::unexpected(done.error());
   }
   for (std::size_t field = 0; field < kFields; ++field) {
-    if (!seen[field] && is_needed(e, field))
-      return bad_text(base::format("{} is missing", field_name(field)));
+    const bool used = is_used(e, field);
+    if (!seen[field] && used) return bad_text(base::format("{} is missing", field_name(field)));
+    if (seen[field] && !used)
+      return bad_text(
+          base::format("{} is there, but a raw endpoint does not have it", field_name(field)));
   }
   if (auto valid = wire::check(e); !valid) return tl::unexpected(valid.error());
   return e;

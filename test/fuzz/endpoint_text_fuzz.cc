@@ -40,6 +40,10 @@ void sow(Seeds& seeds) {
   e.gid_type = GidType::roce_v1;
   e.mtu = 77;
   seeds.add(e.text());
+  Endpoint raw = sample_endpoint();
+  raw.raw = true;
+  seeds.add(raw.text());
+  seeds.add(raw.text() + " message=4096");
   seeds.add("spinwire-endpoint-1 gid=::1 gid=::1");
   seeds.add("spinwire-endpoint-1 gid=nonsense");
   seeds.add("spinwire-endpoint-1 type=other");

@@ -36,6 +36,10 @@ constexpr const char* kLine =
     "cell-key=0xcafe cell-token=0x51de peer-timeout-ms=10000 "
     "rd-atomic=16";
 
+constexpr const char* kRawLine =
+    "spinwire-endpoint-1 gid=::ffff:10.1.2.3 type=rocev2 raw lid=0 qpn=0x11 psn=0xabcdef mtu=1024 "
+    "rd-atomic=16";
+
 std::string replaced(std::string_view what, std::string_view with) {
   std::string text = kLine;
   const std::size_t at = text.find(what);
@@ -48,6 +52,21 @@ TEST(EndpointText, IsALineThatIsReadBack) {
   const auto read = Endpoint::parse(kLine);
   ASSERT_TRUE(read) << read.error().message();
   EXPECT_EQ(*read, example());
+}
+
+TEST(EndpointText, ARawEndpointHasOnlyTheFieldsThatItUses) {
+  const auto read = Endpoint::parse(kRawLine);
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_TRUE(read->raw);
+  EXPECT_EQ(read->text(), kRawLine);
+  for (const char* field : {"message=4096", "eager=4096", "credits=1", "incarnation=0x1",
+                            "cell=0x8", "cell-key=0x1", "cell-token=0x1", "peer-timeout-ms=25"}) {
+    const auto more = Endpoint::parse(std::string(kRawLine) + " " + field);
+    ASSERT_FALSE(more) << field;
+    EXPECT_EQ(more.error().status, Status::invalid_argument);
+    const std::string name(field, std::string_view(field).find('='));
+    EXPECT_EQ(more.error().found, name + " is there, but a raw endpoint does not have it");
+  }
 }
 
 TEST(EndpointText, ReadsBackEveryValue) {
