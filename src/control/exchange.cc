@@ -255,7 +255,7 @@ void Exchange::reset() noexcept {
   have_ = out_begin_ = out_end_ = discarded_ = 0;
   remote_ = {};
   peer_text_ = {};
-  error_ = {};
+  (void)std::exchange(error_, {});  // frees its texts, which an assignment would keep for reuse
 }
 
 Interest Exchange::interest() const noexcept {

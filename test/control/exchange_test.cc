@@ -244,6 +244,20 @@ TEST(Exchange, BadFieldFailsAndCanBeAnswered) {
   EXPECT_EQ(f.exchange.advance(), Progress::closed);
 }
 
+TEST(Exchange, ResetFreesTheTextsOfAFailure) {
+  Fixture f;
+  f.write("GET / HTTP/1.1\r\n\r\n, and so on");
+  ASSERT_EQ(f.exchange.advance(), Progress::failed);
+  const std::size_t short_text = std::string().capacity();  // needs no heap
+  const spinwire::Error& error = f.exchange.error();
+  ASSERT_GT(std::max(error.asked.capacity(), error.found.capacity()), short_text);
+  f.exchange.reset();
+  for (const std::string* text : {&error.asked, &error.found, &error.remedy}) {
+    EXPECT_EQ(*text, "");
+    EXPECT_EQ(text->capacity(), short_text);
+  }
+}
+
 TEST(Exchange, VersionMismatchReachesBothEnds) {
   Fixture f;
   f.write(wire::encode(wire::Hello{endpoint(5)}, {{8, 9}, 0}).bytes());
