@@ -87,13 +87,25 @@ const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcep
   }
 }
 
+/// Whether the peer's device refused our word in the peer's credit cell. A peer keeps its cell
+/// until its queue pair is gone, but the system may free a dead process's memory before its queue
+/// pairs.
+bool is_cell_gone(OperationKind kind, ibv_wc_status status) noexcept {
+  return kind == OperationKind::credit_write && status == IBV_WC_REM_ACCESS_ERR;
+}
+
+/// What a failed operation says of its connection.
+Status connection_status(OperationKind kind, ibv_wc_status status) noexcept {
+  if (is_cell_gone(kind, status)) return Status::peer_lost;
+  // A flush on a connection that does not end means that the local queue pair has failed.
+  return status == IBV_WC_WR_FLUSH_ERR ? Status::local_error : status_of(status);
+}
+
 Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind kind,
                       const ibv_wc& wc) {
   const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
-  // A flush on a connection that does not end means that the local queue pair has failed.
-  const bool failed = wc.status == IBV_WC_WR_FLUSH_ERR;
   return base::make_error(
-      failed ? Status::local_error : status_of(wc.status),
+      connection_status(kind, wc.status),
       base::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
                    wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.name.data(),
                    a.peer.queue_pair.qp_num, verbs::gid_text(a.peer.queue_pair.gid)),
@@ -101,7 +113,9 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
                    "rnr_retry {}",
                    static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
                    ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
-      likely_cause(ctx, wc.status));
+      is_cell_gone(kind, wc.status)
+          ? "the peer's process is gone: its credit cell was freed before its queue pair"
+          : likely_cause(ctx, wc.status));
 }
 
 /// Why a receive failed. A message longer than its receive is the peer's fault; other errors are

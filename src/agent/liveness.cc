@@ -1,6 +1,7 @@
 // Detects the death of a peer. A connection ends with Status::peer_lost when
 //
-//   the device          fails an operation after its last retry: see completion_errors.cc
+//   the device          fails an operation after its last retry, or the peer's device refuses our
+//                       word in the peer's credit cell: see completion_errors.cc
 //   the liveness timer  has not heard the peer's process for connections.peer_timeout
 //   the control port    hears from rdma_cm that the peer disconnected, and calls peer_lost()
 //

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "base/internals.h"
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
@@ -15,7 +16,10 @@ namespace device_errors_test {
 namespace {
 
 using namespace engine_test;  // the names of a test namespace
+using spinwire::agent::Agent;
 using spinwire::detail::EngineCore;
+
+constexpr std::uint64_t kMillisecond = 1'000'000;
 
 /// An engine whose device gives the next completion, of a send or receive, the status that a test
 /// sets.
@@ -130,6 +134,35 @@ TEST(EngineDeviceErrors, TellWhoseFaultASendWas) {
     EXPECT_NE(ended.cause.found.find(name), std::string::npos) << ended.cause.message();
     EXPECT_EQ(ended.cause.asked.rfind("a SEND on queue pair", 0), 0u) << ended.cause.message();
   }
+}
+
+/// The system frees the memory of a killed process before its queue pairs, which answer meanwhile.
+TEST(EngineDeviceErrors, ARefusedWriteOfCreditMeansThatThePeerIsLost) {
+  std::uint64_t ticks = kMillisecond;
+  Config config = small_config();
+  config.connections.keepalive_interval = 100ms;
+  config.connections.peer_timeout = 60s;
+  Pair p(config, &ticks);
+  p.client.stale_allowed = p.server.stale_allowed = true;
+  spinwire::agent::EngineContext& ctx = spinwire::detail::core_of(p.server.engine)->context;
+  Agent& dying = *ctx.agents.begin();
+  const std::uint32_t key = std::exchange(dying.own_cell.region, {}).rkey;
+  ASSERT_EQ(ctx.registrations->revoke(key, spinwire::memory::RegistrationTable::kLibrary),
+            Status::ok);
+  ASSERT_TRUE(p.until([&] {
+    ticks += kMillisecond / 10;
+    return !p.client.closed.empty();
+  }));
+  const Error& why = p.client.closed[0];
+  EXPECT_EQ(why.status, Status::peer_lost) << why.message();
+  EXPECT_EQ(why.asked.rfind("the WRITE of a credit", 0), 0u) << why.message();
+  EXPECT_EQ(p.client.engine.stats().peers_lost, 1u);
+  (void)p.ends.server.close();
+  ASSERT_TRUE(p.until([&] {
+    ticks += kMillisecond / 10;
+    return p.server.engine.stats().connections == 0;
+  }));
+  p.finish();
 }
 
 TEST(EngineDeviceErrors, TellWhoseFaultAReceiveWas) {
