@@ -22,6 +22,16 @@ source test/softroce/suites.sh
 # shellcheck source=test/softroce/engine_tests.sh
 source test/softroce/engine_tests.sh
 
+chosen=()
+for name in "${engine_tests[@]}" "${suite_tests[@]}" "${tool_tests[@]}"; do
+  # shellcheck disable=SC2053  # a pattern
+  [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
+done
+if ((${#chosen[@]} == 0)); then
+  echo "softroce: no test has a name like FILTER='${FILTER:-}'; names: ${engine_tests[*]} ${suite_tests[*]} ${tool_tests[*]}" >&2
+  exit 2
+fi
+
 work=$(mktemp -d) || exit
 export TMPDIR=$work # the tool's folders; all must be gone at the end
 trap 'rm -rf "$work"' EXIT
@@ -35,15 +45,6 @@ fi
 
 # Booting leaves a processor idle at times, so two tests run at a time.
 plan_engine_tests >"$work/plan" 2>/dev/null
-chosen=()
-for name in "${engine_tests[@]}" "${suite_tests[@]}" "${tool_tests[@]}"; do
-  # shellcheck disable=SC2053  # a pattern
-  [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
-done
-if ((${#chosen[@]} == 0)); then
-  echo "softroce: no test has a name like FILTER='${FILTER:-}'; names: ${engine_tests[*]} ${suite_tests[*]} ${tool_tests[*]}" >&2
-  exit 2
-fi
 run_tests 2 "${chosen[@]}"
 print_engine_table
 finish
