@@ -215,9 +215,13 @@ class ControlPort {
   Result<Handshake*> dial(const Address& to, wire::KindSet expected, const Dialogue& dialogue);
 
   // Eviction: handshake_eviction.cc.
-  [[nodiscard]] bool may_evict(const Handshake& h, std::uint32_t limit) const noexcept;
+  [[nodiscard]] static bool waits_for_peer(const Handshake& h) noexcept;
+  [[nodiscard]] static bool is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept;
+  [[nodiscard]] bool has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept;
   template <typename Eligible>
   [[nodiscard]] Handshake* find_heaviest(Eligible&& is_eligible) noexcept;
+  template <typename Eligible>
+  [[nodiscard]] Handshake* find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept;
   [[nodiscard]] Handshake* find_victim() noexcept;
   [[nodiscard]] Handshake* find_half_open_victim() noexcept;
   [[nodiscard]] Handshake* find_request_victim(const Address& newcomer) noexcept;

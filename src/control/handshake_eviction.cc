@@ -1,7 +1,9 @@
 // When inbound handshakes or connections are used up, a silent peer gives way to a new one,
 // whatever the silent peer has said before. Pauses between polls do not count as silence. The
 // victim is the peer that has been silent for the longest time, at the source (IPv4 address, IPv6
-// /64) that holds the most. A handshake that waits for this engine's own verbs never gives way.
+// /64) that holds the most. While a source holds more than a quarter, only its peers give way,
+// though they may have to be silent for a little longer first: a slow client of another source
+// stays. A handshake that waits for this engine's own verbs never gives way.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -27,16 +29,25 @@ bool is_connection(const Handshake& h) noexcept {
 
 }  // namespace
 
-/// Whether the peer has had its time. The time is shorter for sources that hold more than a quarter
-/// of `limit`: honest peers that come in a crowd come from many sources, or are near.
-bool ControlPort::may_evict(const Handshake& h, std::uint32_t limit) const noexcept {
-  const auto waits = [](const auto& dialogue) {
-    if constexpr (requires { dialogue.waits_for_peer(); }) return dialogue.waits_for_peer();
-    return false;
-  };
-  if (!std::visit(waits, h.dialogue)) return false;
-  const bool is_heavy = h.source->second > limit / 4;
-  const Nanoseconds grace = is_heavy ? kGraceOfHeavySource : kGrace;
+/// Whether the handshake waits for its peer.
+bool ControlPort::waits_for_peer(const Handshake& h) noexcept {
+  return std::visit(
+      [](const auto& dialogue) {
+        if constexpr (requires { dialogue.waits_for_peer(); }) return dialogue.waits_for_peer();
+        return false;
+      },
+      h.dialogue);
+}
+
+/// Whether the source holds more than a quarter of `limit`. Honest peers that come in a crowd come
+/// from many sources, or are near.
+bool ControlPort::is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept {
+  return h.source->second > limit / 4;
+}
+
+/// Whether the peer has had its time, which is shorter at a heavy source.
+bool ControlPort::has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept {
+  const Nanoseconds grace = is_of_heavy_source(h, limit) ? kGraceOfHeavySource : kGrace;
   return heard_time_ - h.waits_since >=
          clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, grace));
 }
@@ -60,15 +71,24 @@ Handshake* ControlPort::find_heaviest(Eligible&& is_eligible) noexcept {
   return found;
 }
 
+/// The waiting peer that gives way, of those that `is_eligible` names. Null: none has had its time.
+template <typename Eligible>
+Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept {
+  Handshake* const found = find_heaviest([&](const Handshake& h) {
+    return is_eligible(h) && waits_for_peer(h) &&
+           (is_of_heavy_source(h, limit) || has_had_its_time(h, limit));
+  });
+  return found != nullptr && has_had_its_time(*found, limit) ? found : nullptr;
+}
+
 /// The handshake that gives way to a new peer. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
-  return find_heaviest([&](const Handshake& h) { return may_evict(h, options_.handshakes); });
+  return find_silent(options_.handshakes, [](const Handshake&) { return true; });
 }
 
 /// The half-open connection that gives way to a new one. Null: none has had its time.
 Handshake* ControlPort::find_half_open_victim() noexcept {
-  return find_heaviest(
-      [&](const Handshake& h) { return is_connection(h) && may_evict(h, options_.half_open); });
+  return find_silent(options_.half_open, is_connection);
 }
 
 /// A request through rdma_cm that gives way before it has had its time, even while it waits for our

@@ -160,10 +160,8 @@ TEST_F(ControlPortTest, AListenerMayBeStoppedInsideOfItsOwner) {
   const std::weak_ptr<ListenerRecord> owner = listener_;
   listener_->inside = [this] { server_.port.stop_listening(listening_); };
   const HandshakeId id = hello();
-  ListenerRecord& record = *listener_;
   listener_.reset();  // now only the port's handshake uses it
   ASSERT_TRUE(until([&] { return owner.expired(); }));
-  (void)record;
   EXPECT_EQ(server_.port.handshakes(), 1u);  // it goes on
   client_.port.drop(id);
   ASSERT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
@@ -299,6 +297,25 @@ TEST_F(ControlPortTest, OfTwoSourcesTheOneThatHoldsMoreGivesWay) {
       loopback::eventually([&] { return ended(crowd[0]) || ended(crowd[1]) || ended(crowd[2]); }));
   EXPECT_FALSE(ended(honest));
   EXPECT_FALSE(ended(newcomer));
+}
+
+// A flood is never older than its time, since newcomers replace it.
+TEST_F(ControlPortTest, ASlowClientStaysWhileAnotherSourceHoldsMuch) {
+  const UniqueFd slow = plain_peer();
+  say(slow, wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+  std::vector<UniqueFd> flood;
+  for (int i = 0; i < 3; ++i) flood.push_back(plain_peer("127.0.0.2:0"));
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
+  for (std::uint64_t i = 1; i <= 100; ++i) {
+    flood.push_back(plain_peer("127.0.0.2:0"));
+    // Each is let in as soon as one has had its time.
+    for (int ms = 0; ms < 10 && server_.port.refusals() != i; ++ms) server_.pass_with_polls(1ms);
+    ASSERT_TRUE(until([&] { return server_.port.refusals() == i; }));
+  }
+  EXPECT_TRUE(server_owner_.events.empty());
+  EXPECT_FALSE(ended(slow));
 }
 
 TEST_F(ControlPortTest, OutboundHandshakesHaveALimitOfTheirOwn) {
