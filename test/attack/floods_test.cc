@@ -231,6 +231,12 @@ class AttackByFlood : public testing::Test {
     std::fflush(stdout);  // or children print it once more
   }
 
+  /// Of the attacker's streams, those whose hello was accepted, so that they held a connection.
+  [[nodiscard]] std::size_t accepted() const {
+    return static_cast<std::size_t>(std::count_if(streams_.begin(), streams_.end(),
+                                                  [](const Stream& s) { return s.is_accepted(); }));
+  }
+
   std::unique_ptr<Victim> victim_;
   std::unique_ptr<HonestClient> honest_;
   std::unique_ptr<Node> attacker_;
@@ -241,6 +247,7 @@ class AttackByFlood : public testing::Test {
 
 TEST_F(AttackByFlood, HellosAndThenSilence) {
   attack('c', 600, [&](std::uint32_t) { stream().send(hello()); });
+  EXPECT_GT(accepted(), victim_config().connections.handshakes);
 }
 
 TEST_F(AttackByFlood, HandshakesInEveryState) {
@@ -250,6 +257,7 @@ TEST_F(AttackByFlood, HandshakesInEveryState) {
     if (i % 4 == 2) s.send(hello());
     if (i % 4 == 3) s.send(open_session(i));
   });
+  EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
 }
 
 TEST_F(AttackByFlood, HandshakesInEveryStateKeepNoSessionOut) {
@@ -259,6 +267,7 @@ TEST_F(AttackByFlood, HandshakesInEveryStateKeepNoSessionOut) {
     if (i % 4 == 2) s.send(hello());
     if (i % 4 == 3) s.send(open_session(i));
   });
+  EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
 }
 
 // With as many handshakes as connections, and one honest connection: none is left for others if all
@@ -272,15 +281,18 @@ TEST_F(AttackByFlood, AsManyHellosAsThereAreConnections) {
   attack('c', 63, [&](std::uint32_t i) {
     if (i < 63) stream().send(hello());
   });
+  EXPECT_GT(accepted(), few_connections().connections.maximum / 4);
 }
 
 TEST_F(AttackByFlood, MoreHellosThanThereAreConnectionsWithoutEnd) {
   (void)victim_->stop();
   start(few_connections());
   attack('c', 600, [&](std::uint32_t) { stream().send(hello()); });
+  EXPECT_GT(accepted(), few_connections().connections.maximum);
 }
 
 TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {
+  std::uint32_t confirmed = 0;
   attack('s', 1024, [&](std::uint32_t i) {
     const Stream s = attacking_stream();
     s.send(open_session(i + 1));
@@ -291,8 +303,11 @@ TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {
     s.send(wire::encode(wire::PathResponse{token}));
     const auto opened = s.receive();
     const auto* answer = opened ? std::get_if<wire::SessionOpened>(&opened->body) : nullptr;
-    if (answer != nullptr) s.send(wire::encode(wire::Ready{answer->end.incarnation}));
+    if (answer == nullptr) return;
+    s.send(wire::encode(wire::Ready{answer->end.incarnation}));
+    ++confirmed;
   });
+  EXPECT_GT(confirmed, victim_config().rpc.sessions);
 }
 
 }  // namespace
