@@ -1,6 +1,5 @@
 // An engine that violates the protocol: each violation ends its connection, with a reason at both
 // ends.
-// at both ends.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -203,10 +203,10 @@ TEST_F(HostileLeases, RequestsOfOtherConnectionsAreNotGrantedByIt) {
       t.honest.server.request_memory(64, {}, [&](LeaseReply& r) { memory = std::move(r.memory); }),
       Status::ok);
   ASSERT_TRUE(t.peer.send(MessageKind::lease_grant, wire::encode(t.grant(64, 1s, kFirst))));
-  while (t.node.closed.empty()) {
-    (void)t.node.poll();  // alone, so that the peer does not answer
+  ASSERT_TRUE(until({&t.node}, [&] {  // alone, so that the peer does not answer
     t.peer.control();
-  }
+    return !t.node.closed.empty();
+  }));
   EXPECT_FALSE(memory);
   ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
   memory.release();

@@ -295,10 +295,10 @@ TEST_F(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
               Status::ok);
   }
   ASSERT_TRUE(t.peer.send(answer_to(65536)));
-  while (t.node.closed.empty()) {
-    (void)t.node.poll();  // alone, so that the offer stays outstanding
+  ASSERT_TRUE(until({&t.node}, [&] {  // alone, so that the offer stays outstanding
     t.peer.control();
-  }
+    return !t.node.closed.empty();
+  }));
   EXPECT_FALSE(t.node.tally.idle());
   ASSERT_TRUE(t.until([&] { return t.node.tally.idle(); }));
   EXPECT_EQ(t.node.tally.ended(Status::ok), 1u);

@@ -38,13 +38,11 @@ struct World {
   }
   template <typename Done>
   bool until(Done done) {
-    const auto end = std::chrono::steady_clock::now() + 20s;
-    while (!done()) {
+    return engine_test::until({}, [&] {
       (void)server.poll();
       (void)client.poll();
-      if (std::chrono::steady_clock::now() > end) return false;
-    }
-    return true;
+      return done();
+    });
   }
   int closed = 0;
   int ended = 0;
