@@ -123,8 +123,10 @@ class Program {
 
 /// What /proc/PID/FILE says; empty once the process is gone.
 inline std::string read_process_file(pid_t pid, const char* file) {
-  std::ifstream in("/proc/" + std::to_string(pid) + '/' + file);
-  return {std::istreambuf_iterator<char>(in), {}};
+  const std::ifstream in("/proc/" + std::to_string(pid) + '/' + file);
+  std::ostringstream text;
+  text << in.rdbuf();  // takes a process that ends meanwhile for the end of the file
+  return text.str();
 }
 /// Whether a process is stopped. Its name has no parenthesis.
 inline bool is_stopped(pid_t pid) {
