@@ -76,7 +76,8 @@ class SPINWIRE_API Connection {
 
   /// Sends a message of up to max_message() bytes, which arrives whole, once and in order. `done`
   /// runs when the peer's device has the message. The peer's engine reads messages longer than
-  /// connections.eager_bytes; `done` then runs after that read. It reports `refused` if the peer's
+  /// connections.eager_bytes, except for direct messages (see Offer); `done` then runs after that
+  /// read. It reports `refused` if the peer's
   /// application refused the message, and `no_buffer` if the peer's pool had no block in time.
   /// Errors:
   ///   would_block       no credit, or no room in the send queue, the operations or the windows

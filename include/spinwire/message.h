@@ -19,9 +19,9 @@ struct EngineContext;
 
 /// An inbound message. Valid during its callback. Hot.
 ///
-/// A short message may lie where the peer has written it (connections.direct_messages), and a
-/// hostile peer can change it there at any time. If you do not trust the peer, copy the bytes, or
-/// take() them, before you validate them.
+/// A message of up to 32 KiB may lie where the peer has written it (connections.direct_messages),
+/// and a hostile peer can change it there at any time. If you do not trust the peer, copy the
+/// bytes, or take() them, before you validate them.
 class Message {
  public:
   /// The payload; empty if is_write().
@@ -37,10 +37,11 @@ class Message {
   /// True if this reports the peer's write_with_imm(): size() is the number of bytes written, and
   /// data() is null, because the peer chose where to write.
   [[nodiscard]] bool is_write() const noexcept { return is_write_; }
-  /// Returns the received bytes as a buffer of the receive pool, to keep them beyond the callback.
-  /// The buffer is the block that received the message; the engine replaces it while the pool has
-  /// blocks. A message in the device's memory is copied. The result is empty if is_write(), if
-  /// Offer::place() chose the memory, and when called again.
+  /// Returns the received bytes as a buffer, to keep them beyond the callback. The buffer is the
+  /// block that received the message; the engine replaces it while the pool has blocks. A message
+  /// in the device's memory is copied. The result is empty if is_write(), if Offer::place() chose
+  /// the memory, and when called again; also if the message is longer than connections.eager_bytes
+  /// and lies in the device's memory, and the pool memory.rendezvous_bytes has no block for a copy.
   [[nodiscard]] Buffer take() noexcept {
     if (engine_ != nullptr) return take_copy();
     Buffer taken(block_, block_ != nullptr ? size_ : 0);
@@ -82,6 +83,11 @@ class Message {
 
 /// A message longer than connections.eager_bytes, which the engine will read from its sender. Valid
 /// during its callback. Hot.
+///
+/// On a device with direct messages (connections.direct_messages), a connection that had no
+/// on_offer handler when it was set up gets messages of up to 32 KiB without an offer. If it has
+/// got an on_offer handler since, the handler runs for such a message, too; but the message is
+/// there already, and its sender does not learn that it was refused.
 class Offer {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return size_; }

@@ -285,7 +285,7 @@ class SPINWIRE_API Session {
   [[nodiscard]] SessionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
   /// Longest request and longest reply of an inline call, in bytes; 0 unless ready. On adapters
-  /// what one datagram holds besides a header of 16 bytes. On softverbs 16 KiB, or 4 KiB if
+  /// what one datagram holds besides a header of 16 bytes. On softverbs 32 KiB, or 4 KiB if
   /// memory.rendezvous_bytes is 0 at an end, unless rpc.direct_datagrams is "off" at one, or the
   /// network is simulated.
   [[nodiscard]] std::size_t max_inline_call() const noexcept;

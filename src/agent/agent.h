@@ -77,6 +77,9 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 }
 /// SendQueue::direct_limit of a ready connection.
 [[nodiscard]] std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcept;
+/// Longest message, with its header, that the agent's peer may send as a direct message; 0 without
+/// direct messages.
+[[nodiscard]] std::uint32_t longest_in_place(const EngineContext& ctx) noexcept;
 /// Whether no operation is outstanding.
 inline bool idle(const Agent& a) noexcept { return a.send_queue.used == 0; }
 /// Whether a connection that ends has no operation to wait for. While the queue pair is up, a

@@ -27,6 +27,15 @@ bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
   return true;
 }
 
+/// Lets the device read messages in place: above the eager limit only if nobody may refuse them.
+void receive_in_place(const EngineContext& ctx, const Agent& a) noexcept {
+  const std::uint32_t eager =
+      ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
+  const bool may_refuse = static_cast<bool>(a.handlers.on_offer);
+  ctx.direct->receive_in_place(
+      a.qp, eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
+}
+
 bool step_create(EngineContext& ctx, Agent& a) noexcept {
   ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
   const auto made = base::no_throw("make a queue pair", [&]() -> Result<void> {
@@ -35,7 +44,7 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
     a.qp = *qp;
     a.receives = receive_source_of(a);
     ctx.by_qpn.set(a.qp->qp_num, &a);
-    if (ctx.direct != nullptr && a.raw == nullptr) ctx.direct->receive_in_place(a.qp);
+    if (ctx.direct != nullptr && a.raw == nullptr) receive_in_place(ctx, a);
     return {};
   });
   if (!made) return set_up_failed(ctx, a, made.error());

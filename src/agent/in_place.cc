@@ -9,7 +9,7 @@ namespace spinwire {
 
 Buffer Message::take_copy() noexcept {
   auto& ctx = *std::exchange(engine_, nullptr);
-  detail::Block* const block = agent::block_for_kept(ctx);
+  detail::Block* const block = agent::block_for_kept(ctx, size_);
   if (block == nullptr) return {};
   std::memcpy(block->payload, data_, size_);
   return Buffer(block, size_);
@@ -46,6 +46,12 @@ Block* block_for_kept(EngineContext& ctx) noexcept {
     return block;
   SpareBlocks& spare = ctx.spare_blocks;
   return spare.count != 0 ? spare.blocks[--spare.count] : nullptr;
+}
+
+Block* block_for_kept(EngineContext& ctx, std::size_t size) noexcept {
+  return size <= ctx.config.connections.eager_bytes
+             ? block_for_kept(ctx)
+             : ctx.arena->allocate(memory::PoolId::rendezvous, size);
 }
 
 }  // namespace agent

@@ -28,5 +28,8 @@ void fill_spare_blocks(EngineContext& ctx) noexcept;
 void renew_spare_blocks(EngineContext& ctx) noexcept;
 /// A block of the receive pool, or a spare one.
 [[nodiscard]] detail::Block* block_for_kept(EngineContext& ctx) noexcept;
+/// A block for a message of so many bytes: of the pool of rendezvous messages, if it is longer than
+/// the eager limit. Null: that pool is empty.
+[[nodiscard]] detail::Block* block_for_kept(EngineContext& ctx, std::size_t size) noexcept;
 
 }  // namespace spinwire::agent

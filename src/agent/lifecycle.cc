@@ -107,6 +107,28 @@ std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcep
   return static_cast<std::uint16_t>(std::min(a.send_queue.max_eager, longest) + 1);
 }
 
+std::uint32_t longest_in_place(const EngineContext& ctx) noexcept {
+  if (ctx.direct == nullptr) return 0;
+  const Config::Connections& c = ctx.config.connections;
+  // The pool of rendezvous messages has the blocks for those that are kept.
+  const bool takes_long = ctx.config.memory.rendezvous_bytes != 0;
+  const std::uint32_t longest = takes_long ? c.max_message_bytes : c.eager_bytes;
+  return std::min(ctx.direct->longest, longest + std::uint32_t{wire::kMessageHeaderBytes});
+}
+
+namespace {
+
+/// Rendezvous::longest_direct of a ready connection.
+std::uint32_t longest_direct(const EngineContext& ctx, const Agent& a) noexcept {
+  if (max_direct_limit(ctx, a) == 0) return 0;
+  const std::uint32_t there = ctx.direct->longest_in_place(a.qp);
+  return there > verbs::kDirectMessageHeader
+             ? std::min(there - verbs::kDirectMessageHeader, a.max_message)
+             : 0;
+}
+
+}  // namespace
+
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   const bool ready = state == ConnectionState::ready;
@@ -116,6 +138,7 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
     a.reconnect->backing_off = false;
   send_limit_of(a) = ready ? max_send_limit(a) : 0;
   a.send_queue.direct_limit = ready ? max_direct_limit(ctx, a) : std::uint16_t{0};
+  a.rendezvous.longest_direct = ready ? longest_direct(ctx, a) : 0;
   ctx.timers.cancel(a.setup.timer);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {

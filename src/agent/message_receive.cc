@@ -252,12 +252,9 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   return detail::block_of(message) == nullptr;
 }
 
-/// A message in the device's memory that is not plain, or is longer than agreed: handled as if it
-/// had come by a receive.
+/// A message in the device's memory that is not plain: handled as if it had come by a receive.
 [[gnu::noinline]] void on_unusual_in_place(EngineContext& ctx, Agent& a, const std::byte* at,
                                            const ibv_wc& wc) noexcept {
-  if (wc.byte_len > ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes)
-    return malformed(ctx, a, wc.byte_len);
   Block* const block = block_for_kept(ctx);
   if (block == nullptr) return malformed(ctx, a, wc.byte_len);
   std::memcpy(block->payload - wire::kMessageHeaderBytes, at, wc.byte_len);
@@ -275,12 +272,52 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
 }
 
+/// Lets an application that got an on_offer handler since the connection was made place a message
+/// that lies in the device's memory already. Its sender does not learn that it was refused.
+void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
+                    const ibv_wc& wc) noexcept {
+  const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
+  Offer offer = detail::make<Offer>(&ctx, &a, size, std::nullopt);
+  a.handlers.on_offer(handle(ctx, a), offer);
+  if (a.state != ConnectionState::ready || detail::Internals::is_refused(offer)) return;
+  const BufferSlice& to = detail::Internals::destination(offer);
+  if (!to) return deliver_in_place(ctx, a, data - wire::kMessageHeaderBytes, wc);
+  std::memcpy(to.data(), data, size);
+  Message message = detail::make<Message>(nullptr, to.data(), size, 0, false, false);
+  deliver(ctx, a, message);
+}
+
+/// A message above the eager limit in the device's memory. An honest peer sends none behind a
+/// rendezvous message, so it never has to be held.
+[[gnu::noinline]] void on_long_in_place(EngineContext& ctx, Agent& a, const std::byte* at,
+                                        std::uint64_t header, const ibv_wc& wc) noexcept {
+  const bool plain = is_success(wc) && wc.opcode == IBV_WC_RECV &&
+                     (wc.wc_flags & kUnusualFlags) == 0 &&
+                     wire::is_plain(wire::without_flags(header), wc.byte_len);
+  if (!plain || wc.byte_len > longest_in_place(ctx)) return malformed(ctx, a, wc.byte_len);
+  if (a.stage == Stage::await_flush) queue_setup(ctx, a);
+  if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
+  const bool draining = a.state == ConnectionState::draining;
+  if (a.state != ConnectionState::ready && !draining) return;
+  if (peer_credits(a) == 0 || rendezvous_ahead(a)) return malformed(ctx, a, wc.byte_len);
+  a.credit.header_granted = wire::granted_of(header);
+  use_credit(ctx, a, wire::wants_credit(header), false);
+  if (draining) {
+    if (!a.rendezvous.sends.empty()) grant_credit(ctx, a);
+    return;
+  }
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  if (a.handlers.on_offer) return offer_in_place(ctx, a, at + wire::kMessageHeaderBytes, wc);
+  deliver_in_place(ctx, a, at, wc);
+}
+
 /// A message in the device's memory that is not plain. While receives are short, which many
 /// connections make them for good, most messages differ in their credit only.
 [[gnu::noinline]] void on_other_in_place(EngineContext& ctx, Agent& a, const std::byte* at,
                                          std::uint64_t header, const ibv_wc& wc) noexcept {
-  if (!is_deliverable(a, wc, wire::without_flags(header)) ||
-      wc.byte_len > ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes)
+  if (wc.byte_len > ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes)
+    return on_long_in_place(ctx, a, at, header, wc);
+  if (!is_deliverable(a, wc, wire::without_flags(header)))
     return on_unusual_in_place(ctx, a, at, wc);
   a.credit.header_granted = wire::granted_of(header);
   use_credit(ctx, a, wire::wants_credit(header), false);

@@ -193,6 +193,23 @@ bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
   return true;
 }
 
+bool send_long_direct(EngineContext& ctx, Agent& a, const Payload& p,
+                      const CompletionCallback& done, bool tracked, bool defer) noexcept {
+  // A window that is too large for the device goes by rendezvous as a whole, because a mixture of
+  // both costs more than either.
+  constexpr std::uint32_t kPause = 256;
+  Rendezvous& r = a.rendezvous;
+  if (p.size > r.longest_direct) return false;
+  if (r.direct_pause != 0) return --r.direct_pause, false;
+  // The limit is 0 also while control messages wait. Behind a rendezvous message the peer would
+  // need a block to hold this one.
+  if (a.send_queue.direct_limit == 0 || !r.sends.empty()) return false;
+  const bool sent = !tracked && !done ? send_direct(ctx, a, p, defer)
+                                      : !defer && send_direct_recorded(ctx, a, p, done);
+  if (!sent && a.credit.sent != a.credit.send_limit) r.direct_pause = kPause;
+  return sent;
+}
+
 Status flush(EngineContext& ctx, Agent& a) noexcept {
   flush_one(ctx, a);
   publish_direct(ctx);

@@ -10,6 +10,11 @@
 // short messages cannot take the blocks that a long message needs. The receiver refuses a message
 // after connections.rendezvous_timeout.
 //
+// Where the device has direct messages (verbs/direct_messages.h), a message above the eager limit
+// goes as one of them, if the peer reads messages of that length in place and no rendezvous message
+// is ahead. A peer with an on_offer handler reads none, because a direct message has ended when
+// send() returns, and could not be refused any more.
+//
 // Each message that waits behind a rendezvous message keeps its credit, so a peer cannot have more
 // messages waiting than it was granted. Other connections are not blocked. Agent::slow_path is the
 // one field that the hot path checks for this.
@@ -104,6 +109,9 @@ using AgentQueue = base::IntrusiveQueue<next_in_rendezvous>;
 struct Rendezvous {
   base::IntrusiveList<&RendezvousSend::links> sends;  ///< the newest first
   std::uint32_t send_count = 0;
+  /// Longest message that goes as a direct message instead, bytes; 0: none.
+  std::uint32_t longest_direct = 0;
+  std::uint32_t direct_pause = 0;  ///< messages until the next one is tried as a direct message
   base::IntrusiveQueue<&RendezvousReceive::next> receives;  ///< in the order of delivery
   RendezvousReceive* reading = nullptr;  ///< the first with bytes that no READ was posted for
   Agent* next = nullptr;

@@ -333,12 +333,17 @@ bool find_credit_and_send(EngineContext& ctx, Agent& a, const Payload& p, bool d
 bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
                           const CompletionCallback& done) noexcept;
 
+/// Does the same for a message above the eager limit.
+bool send_long_direct(EngineContext& ctx, Agent& a, const Payload& p,
+                      const CompletionCallback& done, bool tracked, bool defer) noexcept;
+
 /// Whether the message was sent without a work request. A deferred operation with a callback or an
 /// id needs one, since it can be cancelled until it is posted.
 [[gnu::always_inline]] inline bool sent_directly(EngineContext& ctx, Agent& a, const Payload& p,
                                                  const CompletionCallback& done, bool tracked,
                                                  bool defer) noexcept {
-  if (p.size >= a.send_queue.direct_limit) return false;
+  if (p.size >= a.send_queue.direct_limit) [[unlikely]]
+    return p.size > a.send_queue.max_eager && send_long_direct(ctx, a, p, done, tracked, defer);
   if (!tracked && !done) [[likely]]
     return send_direct(ctx, a, p, defer);
   return !defer && send_direct_recorded(ctx, a, p, done);

@@ -16,7 +16,7 @@ class CopyBlocks {
  public:
   static constexpr std::uint32_t kMost = 64;
   /// Longer blocks are not kept: the stack stays small.
-  static constexpr std::size_t kLongest = std::size_t{16} << 10;
+  static constexpr std::size_t kLongest = std::size_t{32} << 10;
 
   CopyBlocks() noexcept = default;
   CopyBlocks(const CopyBlocks&) = delete;

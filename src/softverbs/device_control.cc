@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -26,7 +28,7 @@ constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
 // ring for.
 constexpr std::uint32_t kOpensPerStep = 16;  // attaching a sender: a dozen system calls
 constexpr std::uint32_t kTriesPerStep = 2;   // looking for a sender again
-constexpr std::uint32_t kClearsPerStep = 2;  // zeroing a lane: 150 KiB
+constexpr std::uint32_t kClearsPerStep = 2;  // zeroing a lane: 16 KiB and a system call
 constexpr std::uint32_t kRingsPerPoll = 4;   // words of 64 doorbells
 constexpr std::uint32_t kDoorbellWords = kMaxLanes / 64;
 /// The longest claim of a living process, which takes microseconds unless the process is stopped.
@@ -68,7 +70,11 @@ bool clear_lane(Context& c, std::uint32_t index, std::uint64_t state) noexcept {
     return false;
   --c.lane_scan.clears;
   c.lane_scan.claimed_since[index] = 0;
-  std::memset(static_cast<void*>(&c.segment->lanes[index]), 0, sizeof(Lane));
+  Lane& lane = c.segment->lanes[index];
+  std::memset(static_cast<void*>(&lane), 0, offsetof(Lane, data));
+  // The kernel takes the pages of the data back; they are zeroed when they are touched again.
+  if (madvise(lane.data, sizeof lane.data, MADV_REMOVE) != 0)
+    std::memset(lane.data, 0, sizeof lane.data);
   entry.state.store(lane_word(0, LaneState::free), std::memory_order_release);
   return true;
 }

@@ -144,8 +144,10 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->entry = &c.segment->queue_pairs[qp->handle];
   qp->rights = &c.rights[qp->handle];
   set_ident(*qp, 0);
-  for (QueuePairRights* const table : {qp->rights, &qp->entry->rights})
+  for (QueuePairRights* const table : {qp->rights, &qp->entry->rights}) {
     table->pd.store(pd.id, std::memory_order_relaxed);
+    table->in_place.store(0, std::memory_order_relaxed);
+  }
   c.queue_pairs[qp->handle] = qp.get();
   ++pd.users;
   ++static_cast<Cq*>(init.send_cq)->users;

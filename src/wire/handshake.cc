@@ -163,6 +163,7 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, Capabilities capabiliti
 Frame encode_session(FrameKind kind, const SessionEnd& e, Capabilities capabilities) noexcept {
   if (e.direct_datagrams >= kPageDatagramBytes) capabilities.features |= feature::page_datagrams;
   if (e.direct_datagrams >= kLongDatagramBytes) capabilities.features |= feature::long_datagrams;
+  if (e.direct_datagrams >= kBlockDatagramBytes) capabilities.features |= feature::block_datagrams;
   return encode_body<SessionLayout>(kind, e, capabilities);
 }
 
@@ -369,7 +370,8 @@ Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
 namespace {
 std::uint32_t longest_datagram(std::uint32_t features) {
   if ((features & feature::page_datagrams) == 0) return 0;
-  return (features & feature::long_datagrams) != 0 ? kLongDatagramBytes : kPageDatagramBytes;
+  if ((features & feature::long_datagrams) == 0) return kPageDatagramBytes;
+  return (features & feature::block_datagrams) != 0 ? kBlockDatagramBytes : kLongDatagramBytes;
 }
 }  // namespace
 

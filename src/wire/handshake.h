@@ -46,6 +46,7 @@ inline constexpr std::uint32_t raw = 1;  ///< the endpoint of a raw connection
 // An end of a session takes direct datagrams of up to so many bytes.
 inline constexpr std::uint32_t page_datagrams = 2;  ///< kPageDatagramBytes
 inline constexpr std::uint32_t long_datagrams = 4;  ///< kLongDatagramBytes; needs page_datagrams
+inline constexpr std::uint32_t block_datagrams = 8;  ///< kBlockDatagramBytes; needs long_datagrams
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {
@@ -105,14 +106,15 @@ struct SessionEnd {
   /// Random, not 0. Datagrams about the session carry a proof of it; see session_proof(). The
   /// server's must also be presented by a connection for the session's calls.
   std::uint64_t token = 0;
-  /// The longest direct datagram that this end takes: 0, kPageDatagramBytes or kLongDatagramBytes.
+  /// The longest direct datagram that this end takes: 0, or one of the three lengths below.
   /// A feature: what an end does not know, it does not use.
   std::uint32_t direct_datagrams = 0;
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
-/// Payloads of 4 KiB and 16 KiB, and their headers.
+/// Payloads of 4, 16 and 32 KiB, and their headers.
 inline constexpr std::uint32_t kPageDatagramBytes = (4 << 10) + 16;
 inline constexpr std::uint32_t kLongDatagramBytes = (16 << 10) + 16;
+inline constexpr std::uint32_t kBlockDatagramBytes = (32 << 10) + 16;
 struct OpenSession {
   SessionEnd end;
 };

@@ -195,9 +195,11 @@ class Node {
       ++messages;
       if (on_message) on_message(c, m);
     };
-    h.on_offer = [this](Connection c, spinwire::Offer& offer) {
-      if (on_offer) on_offer(c, offer);
-    };
+    if (has_on_offer) {
+      h.on_offer = [this](Connection c, spinwire::Offer& offer) {
+        if (on_offer) on_offer(c, offer);
+      };
+    }
     h.on_lease = [this](Connection c, spinwire::RemoteMemory& memory) {
       if (on_lease) on_lease(c, memory);
     };
@@ -279,6 +281,7 @@ class Node {
   std::function<void(Connection)> on_accept, on_ready;
   std::function<void(Connection, Message&)> on_message;
   std::function<void(Connection, spinwire::Offer&)> on_offer;
+  bool has_on_offer = true;  ///< false: messages above the eager limit may come directly
   std::function<void(Connection, spinwire::RemoteMemory&)> on_lease;
   std::function<void(Connection, const spinwire::Returned&)> on_returned;
   std::function<void(Connection, const Error&)> on_closed;

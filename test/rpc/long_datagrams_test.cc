@@ -1,4 +1,4 @@
-// Direct datagrams that are longer than the MTU, up to 16 KiB of payload, and datagrams that wait
+// Direct datagrams that are longer than the MTU, up to 32 KiB of payload, and datagrams that wait
 // for room in a lane.
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::DirectPath;
 namespace softverbs = spinwire::softverbs;
 
-constexpr std::size_t kMost = std::size_t{16} << 10;
+constexpr std::size_t kMost = std::size_t{32} << 10;
 /// More calls of kMost bytes than a lane's data holds.
 constexpr std::uint32_t kMany = 2 * softverbs::kLaneData / kMost;
 
@@ -55,7 +55,7 @@ TEST_F(RpcLongDatagrams, CallsOfUpTo16KibUseNoConnection) {
   Calls t(long_rto());
   EXPECT_EQ(t.session.max_inline_call(), kMost);
   std::uint32_t right = 0, calls = 0;
-  for (const std::size_t size : {4031, 4032, 4033, 4095, 4096, 8192, 16383, 16384}) {
+  for (const std::size_t size : {4031, 4032, 4033, 4095, 4096, 8192, 16384, 16385, 32767, 32768}) {
     ASSERT_NO_FATAL_FAILURE(start(t, size, ++calls, right));
     ASSERT_TRUE(t.until([&] { return right == calls; })) << size;
   }
@@ -171,7 +171,7 @@ TEST_F(RpcLongDatagrams, APeerThatDoesNotTakeWhatItOfferedHurtsThoseCallsOnly) {
   ASSERT_TRUE(t.until([&] { return right == 10 && ends.size() == 1; }));
   EXPECT_EQ(ends[0], Status::timed_out);
   EXPECT_TRUE(t.session.ready());
-  take_direct(t.server, spinwire::wire::kLongDatagramBytes);
+  take_direct(t.server, spinwire::wire::kBlockDatagramBytes);
   ASSERT_NO_FATAL_FAILURE(start(t, kMost, 2, right));
   ASSERT_TRUE(t.until([&] { return right == 11; }));
   t.finish();

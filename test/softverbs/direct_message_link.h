@@ -19,7 +19,9 @@ namespace softverbs_test {
 
 using Numbers = std::vector<std::uint64_t>;
 
-inline constexpr std::uint32_t kLongestDirect = 8192;  ///< header included
+// Header included.
+inline constexpr std::uint32_t kLongestDirect = 32 * 1024 + sv::kDirectMessageHeader;
+inline constexpr std::uint32_t kLongMessage = 8192;  ///< receives have room for it, too
 
 /// The number of the message with this serial number and length, header included.
 constexpr std::uint64_t number_of(std::uint32_t serial, std::uint32_t bytes) {
@@ -31,7 +33,7 @@ constexpr std::uint32_t bytes_of(std::uint64_t number) {
 
 struct NumberedMessage {
   std::uint64_t number;
-  std::array<std::byte, 16 * 1024> payload{};
+  std::array<std::byte, kLongestDirect> payload{};
 
   explicit NumberedMessage(std::uint64_t n) : number(n) { fill({payload.data(), length()}, n); }
   [[nodiscard]] std::uint32_t length() const { return bytes_of(number) - sv::kDirectMessageHeader; }
@@ -89,7 +91,7 @@ struct MessageEnd {
     must(node.post_recv(slot, kReceivesAt + slot * kRoom, kRoom) == 0, "post_recv");
   }
   void read_in_place(std::uint32_t budget = kBudget) {
-    sv::direct_messages().receive_in_place(qp);
+    sv::direct_messages().receive_in_place(qp, kRoom, kLongestDirect);
     release(budget);
   }
   void release(std::uint32_t budget = kBudget) {

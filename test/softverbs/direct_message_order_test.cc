@@ -23,7 +23,7 @@ struct Sender {
 
   void act() {
     const std::uint64_t kind = random.below(200);
-    const std::uint32_t most = random.below(6) == 0   ? kLongestDirect
+    const std::uint32_t most = random.below(6) == 0   ? kLongMessage
                                : random.below(3) == 0 ? 300
                                                       : 60;
     const std::uint64_t number =
@@ -136,7 +136,7 @@ TEST(ThreadsSoftverbsDirectMessage, TwoContextsExchangeThem) {
     end.read_in_place();
     const auto step = [&] {
       for (std::uint64_t n = random.below(8); n != 0 && sent < kMessages; --n) {
-        const std::uint64_t most = random.below(16) == 0 ? kLongestDirect : 100;
+        const std::uint64_t most = random.below(16) == 0 ? kLongMessage : 100;
         const std::uint64_t number =
             number_of(sent, 8 + static_cast<std::uint32_t>(random.below(most - 7)));
         if (!end.send(number)) break;

@@ -48,8 +48,8 @@ TEST_F(SoftverbsDirectMessage, EverySizeArrivesWhole) {
   for (const bool in_place : {true, false}) {
     b_.internals().in_place = in_place;
     for (std::uint32_t bytes = 8; bytes < 200; ++bytes) one(bytes);
-    for (const std::uint32_t near : {256u, 1024u, 1088u, 2048u, 4096u, kLongestDirect})
-      for (std::uint32_t bytes = near - 9; bytes <= std::min(near + 9, kLongestDirect); ++bytes)
+    for (const std::uint32_t near : {256u, 1024u, 1088u, 2048u, 4096u, kLongMessage})
+      for (std::uint32_t bytes = near - 9; bytes <= std::min(near + 9, kLongMessage); ++bytes)
         one(bytes);
     EXPECT_EQ(b_.taken(), std::exchange(sent, {}));
     EXPECT_EQ((in_place ? b_.by_receives : b_.in_place) != 0, !in_place);
@@ -82,9 +82,9 @@ TEST_F(SoftverbsDirectMessage, LeaveLinesOfAFullLaneToWorkRequests) {
 TEST_F(SoftverbsDirectMessage, AreRefusedWhereTheDataIsFull) {
   std::uint32_t serial = 0;
   Numbers sent;
-  while (a_.send(number_of(serial, kLongestDirect)))
-    sent.push_back(number_of(serial++, kLongestDirect));
-  EXPECT_EQ(sent.size(), sv::kLaneData / kLongestDirect);
+  while (a_.send(number_of(serial, kLongMessage)))
+    sent.push_back(number_of(serial++, kLongMessage));
+  EXPECT_EQ(sent.size(), sv::kLaneData / kLongMessage);
   EXPECT_TRUE(a_.send(number_of(serial, 48)));  // needs no data
   sent.push_back(number_of(serial++, 48));
   EXPECT_FALSE(a_.send(number_of(serial, 49)));
@@ -92,7 +92,7 @@ TEST_F(SoftverbsDirectMessage, AreRefusedWhereTheDataIsFull) {
   b_.steps();
   EXPECT_EQ(b_.taken(), sent);
   settle();
-  EXPECT_TRUE(a_.send(number_of(serial, kLongestDirect)));
+  EXPECT_TRUE(a_.send(number_of(serial, kLongMessage)));
 }
 
 TEST_F(SoftverbsDirectMessage, AreRefusedWhileWorkRequestsWait) {
@@ -299,11 +299,60 @@ TEST(SoftverbsDirectMessageSetUp, NothingIsReadInPlaceBeforeTheFirstRelease) {
   std::uint64_t now = 1'000'000'000;
   MessageEnd a(&now), b(&now);
   connect(a.node, a.qp, b.node, b.qp);
-  sv::direct_messages().receive_in_place(b.qp);
+  sv::direct_messages().receive_in_place(b.qp, MessageEnd::kRoom, kLongestDirect);
   ASSERT_TRUE(a.send(number_of(1, 32)));
   a.publish();
   b.poll();
   EXPECT_EQ(b.by_receives, 1u);
+}
+
+TEST_F(SoftverbsDirectMessage, ThoseLongerThanReceivesComeInPlaceWhateverTheBudget) {
+  b_.release(0);
+  Numbers sent;
+  std::uint32_t serial = 0;
+  for (const std::uint32_t bytes : {MessageEnd::kRoom + 1, 32u, kLongestDirect, 100u}) {
+    sent.push_back(number_of(serial++, bytes));
+    ASSERT_TRUE(a_.send(sent.back()));
+  }
+  a_.publish();
+  for (int i = 0; i < 4; ++i) {
+    b_.poll();
+    b_.release(0);
+  }
+  EXPECT_EQ(b_.taken(), sent);
+  EXPECT_EQ(b_.in_place, 2u);
+  EXPECT_EQ(b_.by_receives, 2u);
+}
+
+TEST_F(SoftverbsDirectMessage, ALongOneWaitsForRoomInTheArray) {
+  // Completions of sends that are older fill the array first.
+  for (std::uint32_t i = 0; i < 3; ++i)
+    ASSERT_TRUE(b_.send(number_of(i, 32), MessageEnd::kDirect | i));
+  b_.publish();
+  b_.release(0);
+  ASSERT_TRUE(a_.send(number_of(9, kLongestDirect)));
+  a_.publish();
+  for (std::size_t polls = 1; polls <= 3; ++polls) {
+    b_.poll(1);
+    EXPECT_EQ(b_.sends.size(), polls);
+    EXPECT_TRUE(b_.order.empty());
+  }
+  b_.poll(1);
+  EXPECT_EQ(b_.taken(), Numbers{number_of(9, kLongestDirect)});
+}
+
+TEST_F(SoftverbsDirectMessage, EachEndKnowsWhatTheOtherReadsInPlace) {
+  const auto& device = sv::direct_messages();
+  EXPECT_EQ(device.longest_in_place(a_.qp), kLongestDirect);
+  device.receive_in_place(b_.qp, MessageEnd::kRoom, 5000);
+  EXPECT_EQ(device.longest_in_place(a_.qp), 5000u);
+  EXPECT_EQ(device.longest_in_place(b_.qp), kLongestDirect);
+  // Whatever a peer writes there.
+  b_.internals().entry->rights.in_place = ~0u;
+  b_.internals().rights->in_place = ~0u;
+  EXPECT_EQ(device.longest_in_place(a_.qp), kLongestDirect);
+  ibv_qp* const fresh = a_.node.make_qp();
+  EXPECT_EQ(device.longest_in_place(fresh), 0u);
 }
 
 TEST_F(SoftverbsDirectMessage, AnArrayOfAnyLengthTakesThem) {
@@ -327,7 +376,7 @@ class SoftverbsDirectMessageAndDatagram : public DirectPair {
   ibv_qp* rb_ = b_.node.make_qp();
   void SetUp() override {
     connect(a_.node, ra_, b_.node, rb_);
-    sv::direct_messages().receive_in_place(rb_);
+    sv::direct_messages().receive_in_place(rb_, MessageEnd::kRoom, kLongestDirect);
     sv::direct_messages().release(b_.node.context, 100);
   }
   void message(std::uint64_t header) {

@@ -134,7 +134,7 @@ TEST_F(SoftverbsDatagramLane, AsManyOfTheLongestFitAsTheDataHolds) {
   post_receives(ub_, 0, 4096 + kGrh, 2 * kMost);
   for (std::uint64_t i = 0; i < kMost + 2; ++i) send_datagram(i, 4096);
   const std::size_t fit = completions(link_.a).size();
-  EXPECT_GE(fit, kMost - 1);  // earlier data may be at the start
+  EXPECT_GE(fit, kMost - 2);  // earlier data may be at the start
   EXPECT_LE(fit, kMost);
   EXPECT_EQ(completions(link_.b).size(), fit);
   for (std::uint64_t i = 0; i < 3; ++i) send_datagram(i, 4096);  // behind the waiting ones

@@ -135,8 +135,8 @@ TEST(SessionFrames, ComeBackAsSent) {
 
 TEST(SessionFrames, TellHowLongDirectDatagramsMayBe) {
   namespace wire = spinwire::wire;
-  for (const std::uint32_t longest :
-       {std::uint32_t{0}, wire::kPageDatagramBytes, wire::kLongDatagramBytes}) {
+  for (const std::uint32_t longest : {std::uint32_t{0}, wire::kPageDatagramBytes,
+                                      wire::kLongDatagramBytes, wire::kBlockDatagramBytes}) {
     SessionEnd e = valid_session_end();
     e.direct_datagrams = longest;
     const auto open = decode_frame(encode(OpenSession{e}));
@@ -147,12 +147,19 @@ TEST(SessionFrames, TellHowLongDirectDatagramsMayBe) {
     const std::uint32_t bits = open->header.features;
     EXPECT_EQ((bits & wire::feature::page_datagrams) != 0, longest != 0);
     EXPECT_EQ((bits & wire::feature::long_datagrams) != 0, longest > wire::kPageDatagramBytes);
+    EXPECT_EQ((bits & wire::feature::block_datagrams) != 0, longest > wire::kLongDatagramBytes);
   }
-  // A peer that offers the second without the first offers nothing.
-  const auto odd = decode_frame(
-      encode(OpenSession{valid_session_end()}, {wire::kVersions, wire::feature::long_datagrams}));
-  ASSERT_TRUE(odd);
-  EXPECT_EQ(std::get<OpenSession>(odd->body).end.direct_datagrams, 0u);
+  // A peer that offers a length without the shorter ones does not offer it.
+  const auto offered = [](std::uint32_t features) {
+    const auto frame =
+        decode_frame(encode(OpenSession{valid_session_end()}, {wire::kVersions, features}));
+    EXPECT_TRUE(frame);
+    return frame ? std::get<OpenSession>(frame->body).end.direct_datagrams : ~0u;
+  };
+  EXPECT_EQ(offered(wire::feature::long_datagrams), 0u);
+  EXPECT_EQ(offered(wire::feature::block_datagrams | wire::feature::long_datagrams), 0u);
+  EXPECT_EQ(offered(wire::feature::block_datagrams | wire::feature::page_datagrams),
+            wire::kPageDatagramBytes);
 }
 
 TEST(SessionFrames, APathResponseComesBackAsSent) {

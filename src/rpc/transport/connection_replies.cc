@@ -103,7 +103,7 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
 /// Refuses rendezvous messages that exceed the longest reply without named memory.
 void on_client_offer(Rpc& r, std::uint32_t session, const Connection& from, Offer& offer) noexcept {
   if (connection_of(r, session, from) == nullptr ||
-      offer.size() > wire::kRpcMessageHeaderBytes + std::size_t{wire::kLongDatagramBytes})
+      offer.size() > wire::kRpcMessageHeaderBytes + std::size_t{wire::kBlockDatagramBytes})
     offer.refuse();
 }
 

@@ -89,7 +89,7 @@ Result<void> DatagramPort::make_receives() {
   direct_.sender = direct_.device->sender(qp_);
   batches_.wr_id = agent::receive_id(receive_depth_);
   // Long ones are kept in the rendezvous pool.
-  batches_.longest = context_.config.memory.rendezvous_bytes != 0 ? wire::kLongDatagramBytes
+  batches_.longest = context_.config.memory.rendezvous_bytes != 0 ? wire::kBlockDatagramBytes
                                                                   : wire::kPageDatagramBytes;
   (void)renew_spare();
   return {};
@@ -105,7 +105,7 @@ Block* DatagramPort::renew_spare() noexcept {
 
 Block* DatagramPort::take_long_spare() noexcept {
   if (long_spare_ != nullptr) return std::exchange(long_spare_, nullptr);
-  constexpr std::size_t kBytes = wire::rpc_payload(wire::kLongDatagramBytes);
+  constexpr std::size_t kBytes = wire::rpc_payload(wire::kBlockDatagramBytes);
   return context_.arena->allocate(memory::PoolId::rendezvous, kBytes);
 }
 

@@ -35,7 +35,7 @@ static_assert(kPayloadOffset == 64);
 /// The longest datagram that fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
-static_assert(wire::kLongDatagramBytes == verbs::kLongestDirect);
+static_assert(wire::kBlockDatagramBytes == verbs::kLongestDirect);
 
 struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two

@@ -3,10 +3,19 @@
 //
 // Allocation starts at the beginning when no bytes are in flight, and goes on as a ring otherwise.
 // So a pair with little in flight touches little memory, which stays in the caches. The part in use
-// doubles when it was too small, but not while the ring wraps around.
+// doubles when it was too small, or when the ring would wrap around with a quarter of it in flight,
+// if that is more than the smallest ring. It cannot grow while the ring wraps around.
 #include "softverbs/lane/lane_data.h"
 
+#include <algorithm>
+
 namespace spinwire::softverbs {
+namespace {
+
+/// Doubles the part in use.
+void grow(OutLane& out) noexcept { out.data_size = std::min(2 * out.data_size, kLaneData); }
+
+}  // namespace
 
 bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept {
   if (bytes > kLaneData) return false;
@@ -16,18 +25,22 @@ bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept {
   }
   if (out.placed_first == out.placed_last) {
     out.data_next = 0;
-    while (out.data_size < bytes) out.data_size *= 2;
+    // Room for several long packets, because a message that does not fit takes a slower way.
+    const std::uint32_t wanted = bytes > kLeastData / 2 ? std::min(8 * bytes, kLaneData) : bytes;
+    while (out.data_size < wanted) grow(out);
     out.data_bound = out.data_size;
     return true;
   }
   const std::uint32_t oldest = out.placed[out.placed_first % kLaneLines].begin;
+  const bool much_in_flight = out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
   if (oldest >= out.data_next) {  // the ring wraps around already
     out.data_bound = oldest;
   } else if (out.data_next + bytes <= out.data_size) {
     out.data_bound = out.data_size;
-  } else if (out.data_size < kLaneData && (out.data_was_short || bytes > oldest)) {
+  } else if (out.data_size < kLaneData &&
+             (out.data_was_short || bytes > oldest || much_in_flight)) {
     out.data_was_short = false;
-    while (out.data_next + bytes > out.data_size && out.data_size < kLaneData) out.data_size *= 2;
+    while (out.data_next + bytes > out.data_size && out.data_size < kLaneData) grow(out);
     out.data_bound = out.data_size;
   } else if (bytes <= oldest) {
     out.data_next = 0;

@@ -124,6 +124,13 @@ inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
   }
 }
 
+/// Keeps the lane's lines until the next release().
+inline void keep_in_use(Context& c, InLane& lane) noexcept {
+  if (lane.in_use) return;
+  lane.in_use = true;
+  c.in_use.push_front(lane);
+}
+
 /// Reports a run of plain messages of a queue pair that reads in place, one completion each, from
 /// `out` on. Returns how many, up to `limit`; 0 if the packet is of another kind.
 inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* out,
@@ -150,15 +157,39 @@ inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* o
   expect(qp, expected);
   c.in_place_budget -= taken;
   advance(lane, taken);
-  if (!lane.in_use) {
-    lane.in_use = true;
-    c.in_use.push_front(lane);
-  }
+  keep_in_use(c, lane);
   return taken;
 }
 
+/// What receive_messages() returns when the lane has to wait for room in the caller's array.
+constexpr std::uint32_t kLaneWaits = ~0u;
+
+/// Reports a plain message in place that is too long for a receive. 0: the packet is of another
+/// kind. The length is read once, because a peer can change it.
+[[gnu::noinline]] std::uint32_t report_long_in_place(Context& c, InLane& lane, Cq& cq,
+                                                     Qp& qp) noexcept {
+  const Line& line = *lane.next;
+  const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
+  const std::uint32_t length = line.length;
+  if (length <= qp.longest_received ||
+      line.word.load(std::memory_order_acquire) != (kind | qp.expected))
+    return 0;
+  const std::byte* const bytes = packet_bytes(lane, line, length);
+  if (bytes == nullptr) return 0;
+  // Not into the ring: what is reported there may be polled after the message was released.
+  if (cq.room == 0) return kLaneWaits;
+  CompletionHead{IBV_WC_RECV, qp.qp_num, qp.dest_qpn}.fill(
+      *cq.out++, reinterpret_cast<std::uint64_t>(bytes) | kInPlace, length);
+  --cq.room;
+  qp.nak_given = false;
+  expect(qp, next_word(qp.expected));
+  advance(lane, 1);
+  keep_in_use(c, lane);
+  return 1;
+}
+
 /// Receives messages from the head of a lane. Returns the number received, up to `limit`; 0 if the
-/// packet is of another kind.
+/// packet is of another kind; or kLaneWaits.
 inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
                                       std::uint32_t limit) noexcept {
   Qp* const qp = receiver_of(c, lane, cq, word);
@@ -169,6 +200,8 @@ inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uin
     taken = report_in_place(c, lane, *qp, cq.out, std::min(limit, cq.room));
     cq.out += taken;
     cq.room -= taken;
+    if (taken != 0) return taken;
+    taken = report_long_in_place(c, lane, cq, *qp);
     if (taken != 0) return taken;
   }
   if (limit == kPacketsPerTurn && receive_one(c, lane, cq, *qp, word)) return 1;
@@ -217,6 +250,8 @@ inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uin
       advance(lane, taken);
     } else {
       taken = receive_messages(c, lane, cq, word, left);
+      if (taken == kLaneWaits) [[unlikely]]
+        break;
     }
     if (taken == 0) [[unlikely]] {
       receive_packet(c, lane, word);
@@ -256,6 +291,7 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t before = std::exchange(out.head, head);
   out.limit = head + kLaneLines;
+  peer.waits_for_acks = false;  // run_send_queue() waits again
   if (refused) [[unlikely]]
     apply_naks(peer, before, head);
   if (!peer.stalled.empty()) [[unlikely]]
@@ -317,7 +353,8 @@ __attribute__((noinline)) static void check_acknowledgements(Context& c) noexcep
   for (std::uint32_t i = 0; i < c.pending.unacked;) {
     Peer& peer = *c.unacked[i];
     apply_peer_acks(peer);
-    if (!peer.stalled.empty()) c.ack_countdown = 1;  // the next poll reads again
+    if (!peer.stalled.empty() || peer.waits_for_acks)
+      c.ack_countdown = 1;  // the next poll reads again
     // Acknowledgements of datagrams matter only while a queue pair waits for room.
     const bool awaited =
         peer.out.in_flight_head != peer.out.in_flight_tail || !peer.stalled.empty();

@@ -37,8 +37,9 @@ struct Line {
 static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
 
 inline constexpr std::uint32_t kLaneLines = 256;
-/// Bytes of a lane's data: 32 datagrams of 4000 bytes. A sender starts with a smaller part.
-inline constexpr std::uint32_t kLaneData = 128 * 1024;
+/// Bytes of a lane's data: 32 packets of 8 KiB with their headers. A sender starts with a smaller
+/// part.
+inline constexpr std::uint32_t kLaneData = 288 * 1024;
 
 /// The bytes of a packet that is longer than a line's payload. Null if they do not lie in the
 /// lane's data, which only a hostile sender's line does. Reads the offset once, because the peer

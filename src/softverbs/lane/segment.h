@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 5;
+inline constexpr std::uint32_t kSegmentVersion = 6;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 /// The most lanes that the contexts of one process may have in the segment of another process, so
 /// that no process keeps others out: more than the 256 contexts of a program for libibverbs.
@@ -116,6 +116,9 @@ struct QueuePairRights {
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
   std::atomic<std::uint32_t> rnr_timer;
+  /// Longest direct message that the queue pair reads in place; 0: none. A peer that believes a
+  /// wrong number is refused, and only loses this connection.
+  std::atomic<std::uint32_t> in_place;
 };
 
 /// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops

@@ -11,8 +11,8 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Messages above this are references: one copy out of the sender's memory costs less than two.
-constexpr std::uint32_t kLongest = 8 * 1024;
+/// A lane's data holds eight messages of this length.
+constexpr std::uint32_t kLongest = (32 << 10) + kDirectMessageHeader;
 
 /// Sets DirectLane::direct_limit, if the queue pair can send direct messages.
 [[gnu::cold, gnu::noinline]] bool open_limit(Qp& qp) noexcept {
@@ -92,7 +92,20 @@ bool write_word(ibv_qp* base, std::uint64_t address, std::uint32_t rkey,
   return softverbs::write_word(*static_cast<Qp*>(base), address, rkey, word);
 }
 
-void receive_in_place(ibv_qp* base) noexcept { static_cast<Qp*>(base)->in_place = true; }
+void receive_in_place(ibv_qp* base, std::uint32_t longest_received,
+                      std::uint32_t longest) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  qp.in_place = true;
+  qp.longest_received = longest_received;
+  for (QueuePairRights* const table : {qp.rights, &qp.entry->rights})
+    table->in_place.store(longest, std::memory_order_relaxed);
+}
+
+std::uint32_t longest_in_place(ibv_qp* base) noexcept {
+  const Qp& qp = *static_cast<Qp*>(base);
+  if (qp.remote_rights == nullptr) return 0;
+  return std::min(qp.remote_rights->in_place.load(std::memory_order_relaxed), kLongest);
+}
 
 void release(ibv_context* base, std::uint32_t budget) noexcept {
   Context& c = context_of(base);
@@ -132,8 +145,8 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 }  // namespace
 
 const DirectMessages& direct_messages() noexcept {
-  static constexpr DirectMessages calls{send,    publish,  write_word, kLongest, receive_in_place,
-                                        release, take_lost};
+  static constexpr DirectMessages calls{
+      send, publish, write_word, kLongest, receive_in_place, longest_in_place, release, take_lost};
   return calls;
 }
 

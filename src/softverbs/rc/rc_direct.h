@@ -47,10 +47,17 @@ struct DirectMessages {
   /// Longest message, with its header.
   std::uint32_t longest;
   /// From now on polls report the queue pair's plain messages by completions whose wr_id says where
-  /// they lie. Their bytes stay until release(). Set-up.
-  void (*receive_in_place)(ibv_qp* qp) noexcept;
+  /// they lie. Their bytes stay until release(). Messages of more than `longest_received` bytes are
+  /// never put into receives. Peers learn that messages of up to `longest` bytes are read in place.
+  /// Both count the header. Set-up.
+  void (*receive_in_place)(ibv_qp* qp, std::uint32_t longest_received,
+                           std::uint32_t longest) noexcept;
+  /// Longest message, with its header, that the peer of a connected queue pair reads in place, by
+  /// what the peer says; 0: none. Cold.
+  std::uint32_t (*longest_in_place)(ibv_qp* qp) noexcept;
   /// Returns the lines of all messages that were reported in place to their senders. Until the next
-  /// call no more than `budget` others are reported; 0 at first.
+  /// call no more than `budget` others are reported, besides those that have no receive; 0 at
+  /// first.
   void (*release)(ibv_context* context, std::uint32_t budget) noexcept;
   /// The number of a queue pair whose peer refused a direct message, or ended without having taken
   /// it; 0: there is none. The queue pair sends nothing more: a work request that is posted to it

@@ -39,8 +39,8 @@ struct DatagramAddress {
 inline constexpr std::size_t kDirectHeader = 16;
 inline constexpr std::size_t kDirectPayload = 32;
 /// The longest direct datagram, with its header. The verbs of an adapter carry no more than the
-/// MTU; direct datagrams lie in memory, so a block of 16 KiB goes as a whole.
-inline constexpr std::uint32_t kLongestDirect = (16 << 10) + kDirectHeader;
+/// MTU; direct datagrams lie in memory, so a block of 32 KiB goes as a whole.
+inline constexpr std::uint32_t kLongestDirect = (32 << 10) + kDirectHeader;
 static_assert(kDirectHeader + kDirectPayload == sizeof Line::payload);
 
 /// Consecutive datagrams in a lane, to be read in place: those with the word of the first, up to
