@@ -5,9 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 
+#include "base/large_memory.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
 
@@ -105,8 +105,7 @@ class OperationPool {
  public:
   /// May throw std::bad_alloc. Set-up.
   OperationPool(std::uint32_t users, std::uint32_t agents)
-      : records_(std::make_unique<Operation[]>(std::size_t{users} + agents)),
-        capacity_(users + agents) {
+      : records_(std::size_t{users} + agents), capacity_(users + agents) {
     for (std::uint32_t i = capacity_; i != 0; --i) {
       Operation& op = records_[i - 1];
       op.wr.wr_id = std::uint64_t{i - 1} << 1;
@@ -150,7 +149,7 @@ class OperationPool {
   // For audits.
   [[nodiscard]] bool owns(const Operation* op) const noexcept {
     const auto at =
-        reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.get());
+        reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.begin());
     return at < capacity_ * sizeof(Operation) && at % sizeof(Operation) == 0;
   }
   /// The first free record of the application, or of the agents.
@@ -171,7 +170,7 @@ class OperationPool {
     return op;
   }
 
-  std::unique_ptr<Operation[]> records_;
+  base::LargeArray<Operation> records_;
   Operation* users_ = nullptr;
   Operation* agents_ = nullptr;
   std::uint32_t capacity_;

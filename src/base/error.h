@@ -58,12 +58,25 @@ inline constexpr const char* kRefusalRemedy =
 /// `asked`.
 [[nodiscard]] Error unexpected_exception(std::string_view asked, std::string_view what) noexcept;
 
+/// Memory that would not be there, with the reason. Thrown instead of a plain std::bad_alloc before
+/// large memory is taken.
+class NotEnoughMemory : public std::bad_alloc {
+ public:
+  explicit NotEnoughMemory(Error error) noexcept : error_(std::move(error)) {}
+  [[nodiscard]] const Error& error() const noexcept { return error_; }
+
+ private:
+  Error error_;
+};
+
 /// Runs `body`, which returns a Result<T>, and turns any exception into an Error: the frame of a
 /// public set-up call. Set-up.
 template <typename Body>
 [[nodiscard]] std::invoke_result_t<Body> no_throw(std::string_view asked, Body&& body) noexcept {
   try {
     return std::forward<Body>(body)();
+  } catch (const NotEnoughMemory& e) {
+    return tl::unexpected<Error>(e.error());
   } catch (const std::bad_alloc&) {
     return tl::unexpected<Error>(out_of_memory());
   } catch (const std::exception& e) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 
+#include "base/available_memory.h"
 #include "base/sanitizers.h"
 #if SPINWIRE_ASAN
 #include <sanitizer/lsan_interface.h>
@@ -37,8 +38,10 @@ struct LargeDeleter {
 /// Raw memory: it constructs and destroys no objects.
 using LargeMemory = std::unique_ptr<std::byte, LargeDeleter>;
 
-/// Maps `bytes`, a multiple of kHugePage, aligned to kHugePage. May throw std::bad_alloc.
+/// Maps `bytes`, a multiple of kHugePage, aligned to kHugePage. Throws NotEnoughMemory where the
+/// kernel would end a process when the bytes are touched. May throw std::bad_alloc.
 inline LargeMemory map_huge_pages(std::size_t bytes) {
+  require_record_memory(bytes);
   void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();

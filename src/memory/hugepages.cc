@@ -16,6 +16,7 @@ extern "C" {  // missing in the header
 #include <memory>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/error.h"
 #include "base/log_message.h"
 #include "base/memlock.h"
@@ -118,6 +119,12 @@ int populate(const base::SharedMemory& memory) noexcept {
 
 Result<base::SharedMemory> map_ordinary_pages(std::size_t size, const std::string& name,
                                               bool merge) {
+  if (auto there = base::check_available_memory(
+          size, base::format("take {} of memory for the pools", base::bytes_text(size)),
+          "lower memory.send_bytes, receive_bytes, lease_bytes or rendezvous_bytes, or free memory "
+          "of this machine or its cgroup");
+      !there)
+    return tl::unexpected(std::move(there.error()));
   base::SharedMemoryOptions options;
   options.name = name;
   // The advice must come before the pages are populated. The kernel then also aligns the mapping.

@@ -54,6 +54,7 @@ struct HugepageSize {
 ///   require  locked or an error that names the limits
 ///   prefer   locked, else a warning
 ///   off      not locked
+/// Ordinary pages that this machine or its cgroup does not have are refused before one is touched.
 /// Errors: no_memory, limit, invalid_argument, system. Set-up.
 [[nodiscard]] Result<base::SharedMemory> map_pages(std::size_t size, HugepagePolicy hugepages,
                                                    LockPolicy lock, const std::string& name);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/error.h"
 #include "base/log_message.h"
 #include "base/memlock.h"
@@ -131,13 +132,19 @@ Result<void> Device::make_queues() {
   if (pd_ == nullptr) return short_of_memory("make a protection domain", "ibv_alloc_pd", errno, 0);
   make_thread_domain();
   if (info_.memory_windows) probe_memory_windows();
+  const std::string asked =
+      base::format("make a completion queue of {} entries", options_.completion_depth);
+  if (auto there = base::check_available_memory(
+          options_.completion_depth * sizeof(ibv_wc), asked,
+          "lower queues.completion_depth, or free memory of this machine or its cgroup");
+      !there)
+    return there;
   const CompletionQueueOptions queue{static_cast<int>(options_.completion_depth),
                                      /*single_threaded=*/true, domain_};
   cq_ = provider().create_cq(context(), queue);
   if (cq_ == nullptr) {
-    return short_of_memory(
-        base::format("make a completion queue of {} entries", options_.completion_depth),
-        "ibv_create_cq", errno, std::uint64_t{options_.completion_depth} * kEntryBytes);
+    return short_of_memory(asked, "ibv_create_cq", errno,
+                           std::uint64_t{options_.completion_depth} * kEntryBytes);
   }
   if (auto made = make_shared_receives(); !made) return made;
   probe_datagrams();
