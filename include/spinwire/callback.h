@@ -30,7 +30,8 @@ class Callback;
 ///   - A Request that was not answered is refused.
 ///   - Memory that was not moved out of a LeaseReply is released.
 /// Other callbacks (a Completion, Reply, RawReceive or DeviceEvent, and RawPostedCallback) only
-/// report: the operation or call has ended, and its connection or session stays.
+/// report: the operation or call has ended, and its connection or session stays. What the log's
+/// callback throws is dropped with the message.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:

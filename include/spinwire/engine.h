@@ -170,7 +170,8 @@ class SPINWIRE_API Engine {
   /// calling thread. Set-up. Errors:
   ///   bad_config  a setting is out of range, or does not fit the others
   ///   no_device   no such device, port or GID
-  ///   no_memory   not enough memory, hugepages or locked memory
+  ///   no_memory   not enough memory, hugepages or locked memory. What the machine, its cgroup or
+  ///               the process's limits do not have is refused before any of it is touched
   ///   limit       the device or the system has less than the settings ask
   ///   system      the operating system refused a call
   [[nodiscard]] static Result<Engine> open(const Config& config,
@@ -181,7 +182,12 @@ class SPINWIRE_API Engine {
   Engine& operator=(Engine&&) noexcept;
   /// Ends all connections and sessions at once: each outstanding operation and call ends as
   /// `flushed`, and each on_closed runs. The captures of callbacks must still be valid. Memory that
-  /// buffers still hold is freed when they are dropped. Not allowed inside a callback.
+  /// buffers still hold is freed when they are dropped.
+  ///
+  /// An engine that one of its callbacks destroys or replaces ends when the poll() or
+  /// poll_control() that runs the callback returns, or with the destruction that runs it. Until
+  /// then its handles answer as before and its other callbacks run: their captures must be valid
+  /// that long. A callback may move its engine.
   ~Engine();
 
   /// Drains completions, runs callbacks, reposts receives and rings doorbells. Takes a control step

@@ -12,8 +12,8 @@
 //
 // Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
 // inside cancel(), close(), recall() or revoke(). They may call everything except poll(),
-// poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not destroy
-// their engine. See callback.h for exceptions.
+// poll_control(), Engine::serve() and Engine::audit(), which answer reentrant. A callback may
+// destroy its engine; see Engine::~Engine(). See callback.h for exceptions.
 //
 // Handles. Connection, Session, PendingCall, Listener and RemoteMemory may outlive the objects they
 // name. Once the connection, session, call or engine is gone, functions that answer a Status or a

@@ -157,6 +157,13 @@ void EngineCore::end() noexcept {
   if (context.registrations != nullptr) end_connections();
 }
 
+void EngineCore::end_with_poll() noexcept {
+  destroyed = true;
+  // A poll looks for this only where it does more than handle completions.
+  schedule.next_control = 0;
+  if (calls != nullptr) rpc::keep_awake(*calls);
+}
+
 Result<void> EngineCore::audit() {
   if (guard.polling()) {
     return base::fail(Status::reentrant, "audit the engine", "called from inside a callback",

@@ -52,6 +52,9 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   void end() noexcept;
   /// Runs no callback of the application any more, as if its process had died.
   void abort() noexcept;
+  /// Deletes an engine that was destroyed inside one of its callbacks, when the poll() or end()
+  /// that runs the callback ends.
+  void end_with_poll() noexcept;
   [[nodiscard]] Result<void> audit();
 
   // Hot, in poll.cc.
@@ -112,12 +115,14 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::LossProbes loss_probes;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
+  bool destroyed = false;      ///< by a callback that is running; see end_with_poll()
   EngineCore* kept = nullptr;  ///< in a forked child: the previous abandoned engine
 
  private:
   /// Errors: not_connected once the engine is being destroyed.
   [[nodiscard]] Result<void> check_open(const char* asked) const;
   [[gnu::noinline]] int poll_busy(int count) noexcept;
+  [[gnu::cold, gnu::noinline]] int finish_destruction(std::uint32_t events) noexcept;
   /// The tick of a poll whose clock has stepped back. Cold.
   [[gnu::noinline]] std::uint64_t resume_clock() noexcept {
     return context.clock.now_from(context.now);

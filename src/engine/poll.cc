@@ -43,6 +43,13 @@ std::uint32_t EngineCore::handle_further_batches() noexcept {
   return events;
 }
 
+/// The end of a poll in which a callback destroyed the engine.
+int EngineCore::finish_destruction(std::uint32_t events) noexcept {
+  guard.leave();
+  delete this;
+  return static_cast<int>(events);
+}
+
 /// The rest of a poll with work. `count` completions were already polled.
 int EngineCore::poll_busy(int count) noexcept {
   guard.enter_checked();  // callbacks find the engine polling
@@ -51,12 +58,16 @@ int EngineCore::poll_busy(int count) noexcept {
   if (count == poll_batch) [[unlikely]]
     events += handle_further_batches();
   agent::end_poll(context);
-  if (context.now >= schedule.next_control) [[unlikely]]
+  if (context.now >= schedule.next_control) [[unlikely]] {
     events += control_step(context.now);
+    if (destroyed) return finish_destruction(events);
+  }
   schedule.next_wakeup = schedule.next_control;
   if (calls != nullptr) {
-    if (rpc::finish_poll(*calls)) [[unlikely]]
+    if (rpc::finish_poll(*calls)) [[unlikely]] {
+      if (destroyed) return finish_destruction(events);
       schedule.wake_soon();
+    }
   }
   guard.leave();
   return static_cast<int>(events);

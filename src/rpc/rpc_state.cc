@@ -144,7 +144,8 @@ bool run_deferred_work(Rpc& r) noexcept {
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
-  return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r);
+  return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
+         r.stays_awake;
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,

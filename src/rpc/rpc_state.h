@@ -101,6 +101,7 @@ struct Rpc {
   base::Timer retransmission_timer;
   // Cold.
   std::uint64_t calls_at_upkeep = 0;                       ///< made and served
+  bool stays_awake = false;                                ///< see keep_awake()
   base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet
   SessionDialogues dialogues;
   LocalAddress local;
@@ -155,6 +156,8 @@ inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty();
 /// Runs the callbacks of cancelled calls and sends calls that waited for room. Returns whether work
 /// is left for the next poll.
 [[gnu::cold]] bool run_deferred_work(Rpc& r) noexcept;
+/// Makes run_deferred_work() answer from now on that work is left.
+inline void keep_awake(Rpc& r) noexcept { r.stays_awake = true; }
 /// Posts the datagrams sent since the last flush. Hot; the engine must use datagrams.
 inline void post_datagrams(Rpc& r) noexcept { r.port->flush(); }
 inline void flush(Rpc& r) noexcept {

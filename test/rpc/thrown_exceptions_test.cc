@@ -144,6 +144,72 @@ TEST_F(RpcExceptions, CloseAPreparedConnection) {
   g.finish();
 }
 
+TEST_F(RpcExceptions, CloseAConnectionThatReconnects) {
+  Ground g;
+  g.client.stale_allowed = g.server.stale_allowed = true;
+  ConnectOptions options;
+  options.handlers = g.client.handlers();
+  options.handlers.on_interrupted = [](Connection, const Error&) { fail(); };
+  options.reconnect = {5, 1ms, 8ms};
+  const Connection c =
+      g.client.engine.connect(g.server.listener.address(), options).value_or(Connection());
+  ASSERT_TRUE(g.until([&] { return c.ready() && g.server.ready.size() == 1; }));
+  Buffer here = g.server.buffer(64);
+  const RemoteRegion nowhere{0x1000, 64, 0x7777, Access::remote_read};
+  EXPECT_EQ(g.server.ready[0].read(here, nowhere), Status::ok);
+  ASSERT_TRUE(g.until([&] {
+    return c.state() == ConnectionState::closed && !g.client.closed.empty() &&
+           !g.server.closed.empty();
+  }));
+  EXPECT_EQ(logged, 1);
+  here.reset();
+  g.expect_others_work();
+  g.finish();
+}
+
+TEST_F(RpcExceptions, DuringDestructionLeaveTheOtherCallbacksRunning) {
+  Ground g;
+  Connection c = connect(g.client, g.server).client;
+  (void)connect(g.client, g.server);
+  g.client.on_closed = [](Connection, const Error&) { fail(); };
+  Buffer b = g.client.filled(10, 1);
+  EXPECT_EQ(c.send(
+                b, [](const Completion&) { fail(); }, Post::defer),
+            Status::ok);
+  EXPECT_EQ(g.session.call(kSilent, b, [](Reply&) { fail(); }), Status::ok);
+  g.client.engine = Engine();
+  EXPECT_EQ(logged, 4);
+  EXPECT_EQ(g.client.closed.size(), 2u);
+  EXPECT_EQ(g.closed.size(), 1u);
+  EXPECT_TRUE(b.unique());
+  b.reset();
+  g.server.stale_allowed = true;
+  ASSERT_TRUE(engine_test::until({&g.server}, [&] {
+    return g.server.engine.stats().connections == 0 &&
+           g.server.engine.rpc_stats().served_sessions == 0;
+  }));
+  g.server.expect_clean();
+}
+
+TEST_F(RpcExceptions, OfTheLogsCallbackAreDropped) {
+  static int messages;
+  messages = 0;
+  Ground g;
+  spinwire::set_log([](spinwire::LogLevel, std::string_view) {
+    ++messages;
+    fail();
+  });
+  const Ends ends = connect(g.client, g.server);
+  Connection c = ends.client;
+  g.server.on_message = [](Connection, Message&) { fail(); };
+  g.send(c, 10);
+  ASSERT_TRUE(g.until([&] { return !g.server.closed.empty() && !g.client.closed.empty(); }));
+  EXPECT_GE(messages, 1) << "the exception of on_message was logged";
+  SetUp();
+  g.expect_others_work();
+  g.finish();
+}
+
 TEST_F(RpcExceptions, OfReportsCloseNothing) {
   Ground g;
   const Ends ends = connect(g.client, g.server);

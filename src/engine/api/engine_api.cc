@@ -23,7 +23,8 @@ memory::PoolId pool_id(Pool pool) noexcept {
                                : memory::PoolId::rendezvous;
 }
 
-/// In a forked child, abandons the engine: the parent still uses the device and the slabs.
+/// Destroys an engine. In a forked child, abandons it: the parent still uses the device and the
+/// slabs.
 void close(std::unique_ptr<EngineCore>& core) noexcept {
   if (core == nullptr) return;
   if (core->guard.diagnose() == Status::forked_child) {
@@ -32,8 +33,12 @@ void close(std::unique_ptr<EngineCore>& core) noexcept {
     (void)core.release();
     return;
   }
-  core->end();
-  core.reset();
+  // The callback's poll, or the destruction that runs it, is still using the engine.
+  if (core->guard.polling()) return core.release()->end_with_poll();
+  EngineCore* const ended = core.get();
+  ended->end();
+  if (core.get() == ended) return core.reset();
+  delete ended;  // a callback has destroyed the engine, too
 }
 
 }  // namespace
