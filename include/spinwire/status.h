@@ -49,6 +49,40 @@ enum class [[nodiscard]] Status : std::uint8_t{
 };
 inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
 
+/// Whether the same request may succeed later, although neither program nor settings change: after
+/// a poll(), when the connection or session is ready again or made again, or when others have
+/// released what is used up. Does not say whether an accepted operation or call that failed has
+/// taken effect: after flushed, peer_lost and timed_out it may have. Any thread. True for:
+///   would_block    poll first
+///   no_buffer      poll first
+///   not_connected  wait until ready, or connect again
+///   flushed        connect again
+///   peer_lost      connect again
+///   timed_out      the peer or the network may be faster next time
+///   refused        nothing listened there, or the peer's application may decide otherwise
+///   no_memory      others may free memory
+///   in_use         others may release it
+///   limit          others may release what is used up; not if the device or a setting has less
+/// False for ok, for mistakes of the program, and for what only a change to a program, a device or
+/// a setting can cure.
+constexpr bool is_retryable(Status status) noexcept {
+  switch (status) {
+    case Status::would_block:
+    case Status::no_buffer:
+    case Status::not_connected:
+    case Status::flushed:
+    case Status::peer_lost:
+    case Status::timed_out:
+    case Status::refused:
+    case Status::no_memory:
+    case Status::in_use:
+    case Status::limit:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <iterator>
 #include <new>
 #include <set>
 #include <stdexcept>
@@ -58,6 +59,35 @@ TEST(Status, EveryValueHasANameOfItsOwn) {
 TEST(Status, ValuesBeyondTheListAreNamedAsUnknown) {
   EXPECT_EQ(to_string(static_cast<Status>(spinwire::kStatusCount)), "unknown status");
   EXPECT_EQ(to_string(static_cast<Status>(255)), "unknown status");
+}
+
+TEST(Status, TellsWhetherToTryAgain) {
+  constexpr Status kRetryable[] = {Status::would_block, Status::no_buffer, Status::not_connected,
+                                   Status::flushed,     Status::peer_lost, Status::timed_out,
+                                   Status::refused,     Status::no_memory, Status::in_use,
+                                   Status::limit};
+  constexpr Status kFinal[] = {Status::ok,
+                               Status::invalid_argument,
+                               Status::out_of_bounds,
+                               Status::message_too_long,
+                               Status::wrong_thread,
+                               Status::reentrant,
+                               Status::forked_child,
+                               Status::unsupported,
+                               Status::remote_access,
+                               Status::remote_error,
+                               Status::local_error,
+                               Status::protocol,
+                               Status::bad_config,
+                               Status::no_device,
+                               Status::system,
+                               Status::cancelled,
+                               Status::lease_expired};
+  static_assert(is_retryable(Status::would_block) && !is_retryable(Status::ok));
+  for (const Status status : kRetryable) EXPECT_TRUE(is_retryable(status)) << to_string(status);
+  for (const Status status : kFinal) EXPECT_FALSE(is_retryable(status)) << to_string(status);
+  EXPECT_EQ(std::size(kRetryable) + std::size(kFinal), std::size_t{spinwire::kStatusCount})
+      << "each status is in one of the lists";
 }
 
 TEST(Error, MessageJoinsItsThreeParts) {
