@@ -32,6 +32,14 @@ enum class Pool : std::uint8_t {
   send,
   lease,       ///< memory that is exposed or leased to peers
   rendezvous,  ///< receives messages above connections.eager_bytes
+  receive,     ///< receives all other messages; only for memory_stats()
+};
+
+/// How Engine::allocate() chooses and prepares memory.
+struct AllocateOptions {
+  Pool pool = Pool::send;
+  std::size_t alignment = 64;  ///< of the first byte, in bytes; a power of two up to 2 MiB
+  bool zeroed = false;         ///< all bytes are 0; takes time in proportion to their number
 };
 
 struct EngineStats {
@@ -263,8 +271,13 @@ class SPINWIRE_API Engine {
   /// Takes a block with room for `size` bytes, which are not zeroed. Empty if that fails;
   /// allocate_status() says why. Hot.
   [[nodiscard]] Buffer allocate(std::size_t size, Pool pool = Pool::send) noexcept;
-  /// Why allocate() last failed: no_buffer, or invalid_argument (0 bytes, or more than the pool
-  /// has). Hot.
+  /// Takes `size` bytes of a block, aligned and zeroed as the options say. An alignment above 64
+  /// takes up to that many bytes more from the pool. A message that does not begin at the block's
+  /// first byte goes to the device in two elements. Empty if that fails; allocate_status() says
+  /// why. Hot.
+  [[nodiscard]] BufferSlice allocate(std::size_t size, const AllocateOptions& options) noexcept;
+  /// Why allocate() last failed: no_buffer, or invalid_argument (0 bytes, more than the pool has,
+  /// Pool::receive, or an alignment that is no power of two or above 2 MiB). Hot.
   [[nodiscard]] Status allocate_status() const noexcept;
 
   /// Registers memory of the application. The memory must stay mapped until the region is dropped

@@ -1,4 +1,7 @@
 // Public API of an engine and its listeners. Cold, except for poll(), flush() and allocate().
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -18,9 +21,10 @@ namespace {
 constinit detail::EngineSlot no_engine{base::OwnerGuard::kEnded, nullptr};
 
 memory::PoolId pool_id(Pool pool) noexcept {
-  return pool == Pool::send    ? memory::PoolId::send
-         : pool == Pool::lease ? memory::PoolId::lease
-                               : memory::PoolId::rendezvous;
+  return pool == Pool::send      ? memory::PoolId::send
+         : pool == Pool::lease   ? memory::PoolId::lease
+         : pool == Pool::receive ? memory::PoolId::receive
+                                 : memory::PoolId::rendezvous;
 }
 
 /// Destroys an engine. In a forked child, abandons it: the parent still uses the device and the
@@ -92,17 +96,50 @@ Result<Connection> Engine::prepare(const PrepareOptions& options) {
   return engine::set_up(*slot_, "prepare a connection", [&] { return core_->prepare(options); });
 }
 
+namespace {
+
+/// Null: EngineCore::allocate_status says why.
+[[gnu::always_inline]] inline detail::Block* allocate_block(EngineCore& core, std::size_t size,
+                                                            Pool pool) noexcept {
+  const memory::PoolId id = pool_id(pool);
+  memory::Arena& arena = *core.context.arena;
+  // The engine's receives must not lack blocks.
+  detail::Block* const block = pool != Pool::receive ? arena.allocate(id, size) : nullptr;
+  if (block == nullptr) [[unlikely]] {
+    const bool fits = pool != Pool::receive && arena.fits(id, size);
+    core.allocate_status = fits ? Status::no_buffer : Status::invalid_argument;
+  }
+  return block;
+}
+
+}  // namespace
+
 Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
   if (!base::OwnerGuard::is_owned(*slot_)) [[unlikely]]
     return {};
-  const memory::PoolId id = pool_id(pool);
-  detail::Block* block = core_->context.arena->allocate(id, size);
-  if (block == nullptr) [[unlikely]] {
-    core_->allocate_status =
-        core_->context.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
+  detail::Block* const block = allocate_block(*core_, size, pool);
+  if (block == nullptr) [[unlikely]]
+    return {};
+  return detail::make<Buffer>(block, size);
+}
+
+BufferSlice Engine::allocate(std::size_t size, const AllocateOptions& options) noexcept {
+  if (!base::OwnerGuard::is_owned(*slot_)) return {};
+  constexpr std::size_t kMostAlignment = std::size_t{2} << 20;
+  const std::size_t alignment = options.alignment;
+  const std::size_t slack = std::max(alignment, alignof(detail::Block)) - alignof(detail::Block);
+  if (!std::has_single_bit(alignment) || alignment > kMostAlignment || size == 0 ||
+      size > ~std::size_t{0} - slack) {
+    core_->allocate_status = Status::invalid_argument;
     return {};
   }
-  return detail::make<Buffer>(block, size);
+  detail::Block* const block = allocate_block(*core_, size + slack, options.pool);
+  if (block == nullptr) return {};
+  const auto start = reinterpret_cast<std::uintptr_t>(block->payload);
+  const Buffer whole = detail::make<Buffer>(block, size + slack);
+  BufferSlice aligned = whole.slice(-start & (alignment - 1), size);
+  if (options.zeroed) std::memset(aligned.data(), 0, size);
+  return aligned;
 }
 
 Status Engine::allocate_status() const noexcept {
