@@ -27,7 +27,7 @@ inline Connection handle(const EngineContext& ctx, AgentId id) noexcept {
 
 /// Prefetches what a message touches.
 inline void prefetch(const Agent& a) noexcept {
-  for (std::size_t line = 0; line < 5; ++line)
+  for (std::size_t line = 0; line < verbs::kRecordLines; ++line)
     __builtin_prefetch(reinterpret_cast<const std::byte*>(&a) + 64 * line);
 }
 

@@ -19,8 +19,6 @@ ReceiveSource receive_source_of(const Agent& a) noexcept {
   return a.own_queue != kNone ? ReceiveSource::own : ReceiveSource::shared;
 }
 
-constexpr std::size_t kCellBytes = 64;
-
 /// A set-up verb failed: ends the connection.
 bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
   fail(ctx, a, error);
@@ -28,12 +26,12 @@ bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
 }
 
 /// Lets the device read messages in place: above the eager limit only if nobody may refuse them.
-void receive_in_place(const EngineContext& ctx, const Agent& a) noexcept {
+void receive_in_place(const EngineContext& ctx, Agent& a) noexcept {
   const std::uint32_t eager =
       ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
   const bool may_refuse = static_cast<bool>(a.handlers.on_offer);
   ctx.direct->receive_in_place(
-      a.qp, eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
+      a.qp, &a, eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
 }
 
 bool step_create(EngineContext& ctx, Agent& a) noexcept {
@@ -55,26 +53,46 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
+/// Takes memory for the credit cell. False: there is none.
+bool make_cell(EngineContext& ctx, Agent& a) noexcept {
+  if (ctx.direct != nullptr) {
+    a.credit.cell = ctx.direct->word(a.qp);
+    return true;
+  }
+  a.own_cell.block = ctx.arena->allocate(memory::PoolId::control, sizeof(CreditCell));
+  if (a.own_cell.block == nullptr) return false;
+  a.credit.cell = new (a.own_cell.block->payload) CreditCell{};
+  return true;
+}
+
+/// Opens the credit cell to the peer.
+Result<RemoteRegion> expose_cell(EngineContext& ctx, const Agent& a) {
+  constexpr auto kOwner = memory::RegistrationTable::kLibrary;
+  auto* const at = reinterpret_cast<std::byte*>(a.credit.cell);
+  if (a.own_cell.block == nullptr) {
+    return ctx.registrations->expose_of_device(a.qp, {at, sizeof(CreditCell)}, Access::remote_write,
+                                               registrations_of(a), kOwner);
+  }
+  const auto cell = detail::make<BufferSlice>(a.own_cell.block, at, sizeof(CreditCell));
+  return ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a),
+                                      kOwner);
+}
+
 bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   set_stage(a, a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init);
   if (a.raw != nullptr) return false;  // there is no credit
   const auto token = base::random_secret();
   if (!token) return set_up_failed(ctx, a, token.error());
-  a.own_cell.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
-  if (a.own_cell.block == nullptr) {
+  if (!make_cell(ctx, a)) {
     return set_up_failed(ctx, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.credit.token = static_cast<std::uint32_t>(*token) | 1;
-  a.credit.cell = new (a.own_cell.block->payload) CreditCell{};
   // Also what is there before the peer's first word is a word, so that any other is not genuine.
   a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);
-  a.credit.cell->word.store(a.liveness.cell_word, std::memory_order_relaxed);
-  const BufferSlice cell =
-      detail::make<BufferSlice>(a.own_cell.block, a.own_cell.block->payload, sizeof(CreditCell));
-  auto exposed = ctx.registrations->expose_to(a.qp, cell, Access::remote_write, registrations_of(a),
-                                              memory::RegistrationTable::kLibrary);
+  a.credit.cell->store(a.liveness.cell_word, std::memory_order_relaxed);
+  auto exposed = expose_cell(ctx, a);
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.own_cell.region = *exposed;
   return true;

@@ -118,7 +118,7 @@ std::uint32_t visible_credits(const Agent& a) noexcept {
       static_cast<std::uint16_t>(a.credit.header_granted - static_cast<std::uint16_t>(granted));
   if (news < 0x8000) granted += news;
   if (a.credit.cell != nullptr) {
-    const std::uint64_t word = a.credit.cell->word.load(std::memory_order_acquire);
+    const std::uint64_t word = a.credit.cell->load(std::memory_order_acquire);
     const std::uint32_t more = wire::grants_since(wire::decode_credit_word(word), granted);
     if (wire::is_genuine(word, a.credit.token) && more <= kMostGrants) granted += more;
   }
@@ -127,7 +127,7 @@ std::uint32_t visible_credits(const Agent& a) noexcept {
 
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.cell == nullptr) return true;
-  const std::uint64_t word = a.credit.cell->word.load(std::memory_order_acquire);
+  const std::uint64_t word = a.credit.cell->load(std::memory_order_acquire);
   if (!wire::is_genuine(word, a.credit.token)) [[unlikely]] {
     distrust_cell(ctx, a);
     return true;

@@ -79,9 +79,7 @@ enum class Stage : std::uint8_t {
 };
 
 /// Where the peer writes its wire::CreditWord. Lies in exposed memory.
-struct CreditCell {
-  std::atomic<std::uint64_t> word;
-};
+using CreditCell = std::atomic<std::uint64_t>;
 
 /// Counts of operations of one kind. Outstanding: begun - done - failed.
 struct Tally {
@@ -232,7 +230,8 @@ struct Peer {
   std::array<char, 72> name{};
 };
 
-/// Memory in which the peer grants credit to us.
+/// Memory in which the peer grants credit to us: the queue pair's word where the device has one
+/// (verbs/direct_messages.h), else a block.
 struct OwnCell {
   Block* block = nullptr;
   RemoteRegion region;  ///< the cell, as the peer addresses it
@@ -386,9 +385,9 @@ struct ReceiveState {
   std::uint32_t shortage_allowed = 0;            ///< receive_shortage from which grants wait
   std::unique_ptr<std::uint32_t[]> empty_slots;  ///< slots without a block; `receive_shortage` many
   std::uint32_t receive_shortage = 0;
-  std::uint32_t reserved_receives = 0;    ///< of the shared queue, for all peers
-  bool reservations_refused = false;      ///< peers with more than their share yield receives
-  std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
+  std::uint32_t reserved_receives = 0;     ///< of the shared queue, for all peers
+  bool reservations_refused = false;       ///< peers with more than their share yield receives
+  std::uint32_t reservable_receives = 0;   ///< receives that credit may be granted for
 };
 
 /// Messages that the device carries without work requests.

@@ -32,6 +32,7 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   ctx.by_qpn.clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
+  if (a.own_cell.block == nullptr) a.credit.cell = nullptr;  // it was the queue pair's
   flush_all_operations(ctx, a);
   if (a.raw != nullptr) flush_raw_receives(ctx, a);
   drop_rendezvous_receives(ctx, a);

@@ -36,7 +36,7 @@ bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   if (a.raw != nullptr)
     return idle(a) || std::max(a.activity.last_heard, a.liveness.last_completion) >= check;
   if (a.credit.cell != nullptr) {
-    const std::uint64_t word = a.credit.cell->word.load(std::memory_order_relaxed);
+    const std::uint64_t word = a.credit.cell->load(std::memory_order_relaxed);
     if (!wire::is_genuine(word, a.credit.token)) {
       distrust_cell(ctx, a);
     } else if (std::exchange(a.liveness.cell_word, word) != word) {

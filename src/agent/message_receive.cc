@@ -22,6 +22,7 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
 [[gnu::noinline]] void change_reservation(EngineContext& ctx, Agent& a, bool wants_more) noexcept {
   if (ctx.reservations_refused) yield_credit(ctx, a);
   if (!wants_more) return;
+  if (ctx.direct != nullptr) ctx.direct->prefetch_word(a.qp);  // credit is due after this poll
   reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
   a.credit.peer_needs_credit = true;
 }
@@ -212,10 +213,6 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
 /// that queue earlier, and may be posted to another queue pair by now.
 [[gnu::cold, gnu::noinline]] void on_stale_receive(EngineContext& ctx, const ibv_wc& wc) noexcept {
   ++ctx.stats.stale_completions;
-  if (verbs::is_in_place(wc.wr_id)) {
-    ctx.in_place_seen = true;
-    return;
-  }
   if (is_raw_receive(wc.wr_id) || is_own_slot(ctx, slot_of(wc.wr_id))) return;
   --ctx.posted_receives;
   recycle_slot<false>(ctx, slot_of(wc.wr_id));
@@ -372,12 +369,17 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
                                            : process_receives_of<true>(ctx, *a, wc, end);
 }
 
+/// The agent of a receive. The device gives back the record of the queue pair that reads in place,
+/// which is there as long as polls report such messages.
+inline Agent* receiver_of(const EngineContext& ctx, const ibv_wc& wc) noexcept {
+  return verbs::is_in_place(wc.wr_id) ? static_cast<Agent*>(verbs::record_of(wc))
+                                      : ctx.by_qpn.find(wc.qp_num);
+}
+
 const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
-  Agent* const a = ctx.by_qpn.find(wc->qp_num);
+  Agent* const a = receiver_of(ctx, *wc);
   if (a == nullptr || a->receives != ReceiveSource::shared) [[unlikely]]
     return process_other_receives(ctx, a, wc, end);
-  // A lone arrival has none before it at which prefetch_agent_behind() could have done this.
-  if (wc + 1 == end) prefetch(*a);
   return process_receives_of<false>(ctx, *a, wc, end);
 }
 
@@ -392,11 +394,12 @@ inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* 
   }
 }
 
-/// Prefetches the agent of the completion after the next: with many connections it is a miss.
+/// Prefetches the agent of the completion after the next: with many connections it is a miss. The
+/// device does so for a message that is read in place.
 [[gnu::noinline]] void prefetch_agent_behind(const EngineContext& ctx, const ibv_wc* wc,
                                              const ibv_wc* end) noexcept {
   constexpr std::ptrdiff_t kAhead = 2;
-  if (end - wc <= kAhead) return;
+  if (end - wc <= kAhead || verbs::is_in_place(wc[kAhead].wr_id)) return;
   if (const Agent* const a = ctx.by_qpn.find(wc[kAhead].qp_num); a != nullptr) prefetch(*a);
 }
 

@@ -119,13 +119,11 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
     a.credit.advertised = a.credit.granted;
   }
   if (kind == OperationKind::credit_write) {
-    // The second cacheline of the cell's block holds the value to write.
-    auto* value = reinterpret_cast<std::uint64_t*>(a.own_cell.block->payload) + 8;
-    *value = next_credit_word(a);
-    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.own_cell.block->lkey};
-    if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
-    op.block = a.own_cell.block;
-    detail::retain(op.block);
+    const std::uint64_t value = next_credit_word(a);
+    std::byte* const at = staging_of(ctx, op);
+    std::memcpy(at, &value, sizeof value);
+    op.sges[0] = {reinterpret_cast<std::uint64_t>(at), sizeof value, ctx.staging_block->lkey};
+    if (a.send_queue.inline_bytes >= sizeof value) op.wr.send_flags = IBV_SEND_INLINE;
     a.credit.write_pending = true;
     on_credit_word_sent(ctx, a);
   } else if (kind == OperationKind::credit_return) {

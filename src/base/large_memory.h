@@ -38,9 +38,10 @@ struct LargeDeleter {
 /// Raw memory: it constructs and destroys no objects.
 using LargeMemory = std::unique_ptr<std::byte, LargeDeleter>;
 
-/// Maps `bytes`, a multiple of kHugePage, aligned to kHugePage. Throws NotEnoughMemory where the
-/// kernel would end a process when the bytes are touched. May throw std::bad_alloc.
-inline LargeMemory map_huge_pages(std::size_t bytes) {
+/// Maps `bytes` of zeroes, a multiple of kHugePage, aligned to kHugePage. The first `ordinary`
+/// bytes are in ordinary pages. Throws NotEnoughMemory where the kernel would end a process when the
+/// bytes are touched. May throw std::bad_alloc.
+inline LargeMemory map_huge_pages(std::size_t bytes, std::size_t ordinary = 0) {
   require_record_memory(bytes);
   void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -50,7 +51,9 @@ inline LargeMemory map_huge_pages(std::size_t bytes) {
   // Where the system refuses, for a limit of mappings, the rest costs address space only.
   if (skipped != 0) (void)::munmap(begin, skipped);
   (void)::munmap(begin + skipped + bytes, kHugePage - skipped);
-  (void)::madvise(begin + skipped, bytes, MADV_HUGEPAGE);  // only a hint
+  // Only hints.
+  if (ordinary != 0) (void)::madvise(begin + skipped, ordinary, MADV_NOHUGEPAGE);
+  (void)::madvise(begin + skipped + ordinary, bytes - ordinary, MADV_HUGEPAGE);
 #if SPINWIRE_ASAN
   // The records point to memory of the heap, which the leak checker would otherwise report.
   __lsan_register_root_region(begin + skipped, bytes);
@@ -65,6 +68,13 @@ inline LargeMemory large_memory(std::size_t bytes, std::size_t alignment) {
   if (bytes >= kHugePage) return map_huge_pages(whole);
   return LargeMemory(static_cast<std::byte*>(::operator new (whole, std::align_val_t{unit})),
                      LargeDeleter{unit});
+}
+
+/// Maps `bytes` of zeroes, which take memory when they are touched. A part of a huge page is
+/// touched first without taking the whole. May throw std::bad_alloc.
+inline LargeMemory sparse_memory(std::size_t bytes) {
+  const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  return map_huge_pages(whole, kHugePage);
 }
 
 /// An array of `count` objects, which it owns.

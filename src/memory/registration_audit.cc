@@ -19,7 +19,7 @@ void RegistrationTable::check_entry(base::Auditor& audit, std::uint32_t index) c
                  "control words of registered memory {} were overwritten", index);
     return;
   }
-  audit.expect((entry.held == nullptr) == ended, "exposure {} holds {}", index,
+  audit.expect((entry.held == nullptr) == (ended || entry.of_device), "exposure {} holds {}", index,
                ended ? "a block after its end" : "no block");
   audit.expect(entry.held == nullptr || entry.held->refs != 0,
                "exposure {} holds a block that is free", index);

@@ -108,13 +108,24 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
 
 Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice& slice,
                                                   Access access, Group* group, Owner owner) {
+  return expose_bytes(qp, slice.bytes(), detail::block_of(slice), access, group, owner);
+}
+
+Result<RemoteRegion> RegistrationTable::expose_of_device(ibv_qp* qp, std::span<std::byte> bytes,
+                                                         Access access, Group* group, Owner owner) {
+  return expose_bytes(qp, bytes, nullptr, access, group, owner);
+}
+
+Result<RemoteRegion> RegistrationTable::expose_bytes(ibv_qp* qp, std::span<std::byte> bytes,
+                                                     detail::Block* held, Access access,
+                                                     Group* group, Owner owner) {
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
                         "give Access::remote_read, remote_write, remote_atomic or several");
     }
     const Result<std::uint32_t> index =
-        add(slice.bytes(), exposed_access_flags(access), "expose", group, qp);
+        add(bytes, exposed_access_flags(access), "expose", group, qp);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     // The device may reuse a key as soon as the key is free.
@@ -124,10 +135,11 @@ Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice&
     }
     entry.exposure = true;
     entry.owner = owner;
-    entry.held = detail::block_of(slice);
-    detail::retain(entry.held);
+    entry.held = held;
+    entry.of_device = held == nullptr;
+    if (held != nullptr) detail::retain(held);
     exposures_.insert(entry.rkey, *index);
-    return RemoteRegion{reinterpret_cast<std::uint64_t>(slice.data()), slice.size(), entry.rkey,
+    return RemoteRegion{reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
                         access};
   });
 }
@@ -183,7 +195,8 @@ Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
     if (error != 0) return error == EBUSY ? Status::would_block : Status::local_error;
     detail::Block* held = std::exchange(entries_.at(index).held, nullptr);
     forget(index);
-    detail::release(held);  // last: this may drop registered memory of this table
+    // Last: this may drop registered memory of this table.
+    if (held != nullptr) detail::release(held);
     return Status::ok;
   }
   forget(index);
@@ -252,7 +265,8 @@ void RegistrationTable::end(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   if (!entry.exposure) return entries_.release(index);
   list_ended(index);
-  detail::release(std::exchange(entry.held, nullptr));
+  if (detail::Block* const held = std::exchange(entry.held, nullptr); held != nullptr)
+    detail::release(held);
 }
 
 void RegistrationTable::close() noexcept {

@@ -92,6 +92,9 @@ class RegistrationTable {
   /// Otherwise exposes to all peers of the queue pair's domain. Errors: those of expose().
   Result<RemoteRegion> expose_to(ibv_qp* qp, const BufferSlice& slice, Access access,
                                  Group* group = nullptr, Owner owner = kApplication);
+  /// The same for memory of the device, which no block holds.
+  Result<RemoteRegion> expose_of_device(ibv_qp* qp, std::span<std::byte> bytes, Access access,
+                                        Group* group, Owner owner);
   [[nodiscard]] bool opens_to_one() const noexcept { return provider_.reg_mr_for_qp != nullptr; }
 
   /// Ends an exposure of this owner.
@@ -151,16 +154,19 @@ class RegistrationTable {
 
   struct Entry {
     ibv_mr* mr = nullptr;
-    detail::Block* held = nullptr;  ///< exposures: the block that the entry references
+    detail::Block* held = nullptr;  ///< exposures: the block that the entry references, if any
     OwnMemory* own = nullptr;       ///< registered memory: its control words, while referenced
     Owner owner = kApplication;     ///< exposures: who may revoke it
     std::uint32_t rkey = 0;
     State state = State::live;
     bool exposure = false;
+    bool of_device = false;             ///< an exposure of memory that no block holds
     Group* group = nullptr;             ///< the group of a live entry
     base::IntrusiveLinks<Entry> links;  ///< in the list of its state or group
   };
 
+  Result<RemoteRegion> expose_bytes(ibv_qp* qp, std::span<std::byte> bytes, detail::Block* held,
+                                    Access access, Group* group, Owner owner);
   static void recycle(detail::Block* block) noexcept;
   void drop(std::uint32_t index) noexcept;
   Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what,

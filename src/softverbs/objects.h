@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/intrusive_list.h"
+#include "base/large_memory.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "softverbs/lane/lanes.h"
@@ -204,7 +205,7 @@ struct alignas(64) MessageState {
   const ibv_cq* receives_with = nullptr;  ///< ibv_qp::recv_cq
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
-  QueuePairEntry* entry = nullptr;
+  const void* record = nullptr;  ///< the user's, see DirectMessages::receive_in_place
   std::uint64_t direct_end = 0;  ///< lane position after the last direct message
   std::uint32_t sq_head = 0;     ///< next to be posted
   std::uint32_t sq_next = 0;     ///< next to be run or transmitted
@@ -244,8 +245,9 @@ struct Qp : ibv_qp, DirectSender, MessageState {
   Qp* next_lost = nullptr;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  DirectBatches* direct = nullptr;                 ///< reports batches of datagrams
-  KnownRegion writable;                            ///< of the last receive
+  DirectBatches* direct = nullptr;  ///< reports batches of datagrams
+  KnownRegion writable;             ///< of the last receive
+  QueuePairEntry* entry = nullptr;
   QueuePairRights* rights = nullptr;               ///< the private copy of what `entry` allows
   const QueuePairRights* remote_rights = nullptr;  ///< while connected: see rights_of_remote()
   ReceiveQueue own_receives;
@@ -261,6 +263,7 @@ struct Qp : ibv_qp, DirectSender, MessageState {
   ibv_qp_init_attr init{};
   std::unique_ptr<QueueFaults> faults;  ///< null without a fault plan
 };
+static_assert(sizeof(Qp) / 64 % 2 == 1, "MessageStates of many queue pairs use all cache sets");
 
 enum class Driving : std::uint8_t {
   by_user,  ///< the user calls control_device(); poll_cq makes no system call
@@ -386,7 +389,7 @@ struct Context {
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Peer*[]> acks_due;
-  std::unique_ptr<Qp*[]> queue_pairs;    ///< by index
+  Qp* queue_pairs = nullptr;             ///< by index: see find_queue_pair()
   base::IntrusiveStack<next_held> held;  ///< peers that got direct packets since publish_held()
   base::IntrusiveStack<&InLane::next_in_use> in_use;  ///< lanes in which messages are read in place
   std::uint32_t in_place_budget = 0;  ///< messages that may still be reported in place
@@ -418,6 +421,7 @@ struct Context {
   LaneScan lane_scan;
   Liveness liveness;
   RegionSlots regions;
+  base::LargeMemory queue_pair_memory;        ///< holds `queue_pairs`
   std::shared_ptr<QueuePairRights[]> rights;  ///< of the queue pairs, by index
   std::shared_ptr<LocalAccesses> accesses;    ///< of this process's contexts to our memory
   QueuePairNumbers numbers;
@@ -440,11 +444,18 @@ inline Context& context_of(ibv_context* c) noexcept {
   return *reinterpret_cast<Context*>(reinterpret_cast<std::byte*>(c) - sizeof(Context::extension));
 }
 
+/// The queue pair of an index below kMaxQueuePairs; null: there is none. Its address follows from
+/// the index, so that no table has to be read first. A place without a queue pair is zero.
+inline Qp* find_queue_pair(const Context& c, std::uint32_t index) noexcept {
+  Qp* const qp = c.queue_pairs + index;
+  return qp->receives_with != nullptr ? qp : nullptr;
+}
+
 /// Calls `visit` with every queue pair. Cold.
 template <typename Visit>
 void for_each_queue_pair(Context& c, Visit&& visit) {
   for (std::uint32_t i = 0; i < c.numbers.next; ++i) {
-    if (c.queue_pairs[i] != nullptr) visit(*c.queue_pairs[i]);
+    if (Qp* const qp = find_queue_pair(c, i); qp != nullptr) visit(*qp);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <memory>
 #include <new>
 #include <span>
 #include <string>
@@ -108,8 +110,33 @@ void free_qpn(QueuePairNumbers& n, std::uint32_t index) noexcept {
   n.last_free = index;
 }
 
+/// Ends a queue pair that no list holds, and zeroes its place.
+struct Vacate {
+  void operator()(Qp* qp) const noexcept {
+    Context& c = context_of(qp->context);
+    const std::uint32_t index = qp->handle;
+    std::destroy_at(qp);
+    std::memset(static_cast<void*>(qp), 0, sizeof *qp);
+    free_qpn(c.numbers, index);
+  }
+};
+
+/// Makes an unused queue pair in the place of a free number; null: there is none.
+std::unique_ptr<Qp, Vacate> make_in_place(Context& c) noexcept {
+  std::uint32_t number = 0;
+  if (!allocate_qpn(c.numbers, number)) return nullptr;
+  const std::uint32_t index = queue_pair_index(number);
+  std::unique_ptr<Qp, Vacate> qp(std::construct_at(c.queue_pairs + index));
+  qp->context = &c.verbs;
+  qp->qp_num = number;
+  qp->handle = index;
+  return qp;
+}
+
 ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
-  auto qp = std::make_unique<Qp>();
+  reserve_one(c.waiting, c.objects_open);
+  auto qp = make_in_place(c);
+  if (qp == nullptr) return refuse_with(ENOMEM);
   const std::uint32_t depth = std::bit_ceil(std::max(init.cap.max_send_wr, 1u));
   qp->sq_depth = depth;
   qp->sq_mask = depth - 1;
@@ -122,18 +149,13 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
   if (init.srq == nullptr)
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
-  reserve_one(c.waiting, c.objects_open);
   if (c.faults != nullptr) attach_queue(c, *qp);
-  if (!allocate_qpn(c.numbers, qp->qp_num)) return refuse_with(ENOMEM);
   qp->datagram_word = packet_kind(Packet::datagram, 0) << 48 | std::uint64_t{qp->qp_num} << 24;
-  qp->context = &c.verbs;
   qp->qp_context = init.qp_context;
   qp->pd = &pd;
   qp->send_cq = init.send_cq;
   qp->recv_cq = init.recv_cq;
-  qp->receives_with = init.recv_cq;
   qp->srq = init.srq;
-  qp->handle = queue_pair_index(qp->qp_num);
   qp->state = IBV_QPS_RESET;
   qp->qp_type = init.qp_type;
   init.cap.max_send_wr = depth;
@@ -143,12 +165,14 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->init = init;
   qp->entry = &c.segment->queue_pairs[qp->handle];
   qp->rights = &c.rights[qp->handle];
+  qp->entry->word_key.store(0, std::memory_order_relaxed);
+  qp->entry->word.store(0, std::memory_order_relaxed);
   set_ident(*qp, 0);
   for (QueuePairRights* const table : {qp->rights, &qp->entry->rights}) {
     table->pd.store(pd.id, std::memory_order_relaxed);
     table->in_place.store(0, std::memory_order_relaxed);
   }
-  c.queue_pairs[qp->handle] = qp.get();
+  qp->receives_with = init.recv_cq;  // from now on find_queue_pair() finds it
   ++pd.users;
   ++static_cast<Cq*>(init.send_cq)->users;
   ++static_cast<Cq*>(init.recv_cq)->users;
@@ -402,15 +426,13 @@ int destroy_qp(ibv_qp* base) noexcept {
   release_batches(c, *qp);
   set_ident(*qp, qp->rights->ident.load(std::memory_order_relaxed) | kDestroyed);
   drop_events(c, base);
-  c.queue_pairs[qp->handle] = nullptr;
-  free_qpn(c.numbers, qp->handle);
   if (!c.directory_slot) ++c.numbers.generation[qp->handle];
   --static_cast<Pd*>(qp->pd)->users;
   --static_cast<Cq*>(qp->send_cq)->users;
   --static_cast<Cq*>(qp->recv_cq)->users;
   if (qp->srq != nullptr) --static_cast<Srq*>(qp->srq)->users;
   --c.objects_open;
-  delete qp;
+  Vacate()(qp);
   return 0;
 }
 

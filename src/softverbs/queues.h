@@ -48,15 +48,18 @@ constexpr bool is_packet(std::uint8_t opcode) noexcept {
 inline std::uint64_t next_word(std::uint64_t word) noexcept {
   return (word + (std::uint64_t{1} << 24)) & kExpectedMask;
 }
-inline void expect(Qp& qp, std::uint64_t expected) noexcept {
-  qp.expected = expected;
-  qp.entry->expected_psn.store(static_cast<std::uint32_t>(expected >> 24),
-                               std::memory_order_release);
+/// Shows the peer which packets the queue pair has received. Before a packet is refused, and before
+/// the queue pair stops responding: until then it has received all packets that were consumed.
+/// Cold.
+inline void show_expected(Qp& qp) noexcept {
+  if (qp.expected == kNeverExpected) return;
+  qp.entry->expected_psn.store(word_psn(qp.expected), std::memory_order_release);
 }
 
 /// The queue pair expects no packet any more. Cold.
 inline void expect_nothing(Qp& qp) noexcept {
   if (qp.expected == kNeverExpected) return;
+  show_expected(qp);
   qp.attr.rq_psn = static_cast<std::uint32_t>(qp.expected >> 24) & 0xffffff;
   qp.expected = kNeverExpected;
 }
@@ -128,7 +131,7 @@ void apply_naks(Peer& peer, std::uint64_t acked, std::uint64_t head) noexcept;
 /// Runs expired timers, and with Driving::by_poll control().
 void run_timers(Context& c) noexcept;
 /// Consumes all packets in a lane as if they were lost. Returns the number of datagrams among them.
-std::uint32_t discard_lane(InLane& lane) noexcept;
+std::uint32_t discard_lane(const Context& c, InLane& lane) noexcept;
 void ring_doorbell(Peer& peer) noexcept;
 /// Receives the next packet in a lane, of any kind.
 void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
@@ -170,10 +173,11 @@ inline ibv_wc* completion_slot(Cq& cq) noexcept {
 class CompletionHead {
  public:
   CompletionHead(ibv_wc_opcode opcode, std::uint32_t qp_num, std::uint32_t src_qp,
-                 std::uint32_t imm = 0, unsigned flags = 0) noexcept
+                 std::uint32_t imm = 0, unsigned flags = 0, std::uint64_t rest = 0) noexcept
       : kind_(IBV_WC_SUCCESS | std::uint64_t{opcode} << 32),
         numbers_(imm | std::uint64_t{qp_num} << 32),
-        source_(src_qp | std::uint64_t{flags} << 32) {}
+        source_(src_qp | std::uint64_t{flags} << 32),
+        rest_(rest) {}
   void fill(ibv_wc& wc, std::uint64_t wr_id, std::uint32_t byte_len) const noexcept {
     static_assert(sizeof wc == 48 && offsetof(ibv_wc, opcode) == 12 &&
                   offsetof(ibv_wc, byte_len) == 20 && offsetof(ibv_wc, imm_data) == 24 &&
@@ -185,7 +189,7 @@ class CompletionHead {
     put(wc, 16, std::uint64_t{byte_len} << 32);  // NOLINT(clang-analyzer-core.*)
     put(wc, 24, numbers_);
     put(wc, 32, source_);
-    put(wc, 40, 0);
+    put(wc, 40, rest_);
   }
 
  private:
@@ -195,6 +199,7 @@ class CompletionHead {
   std::uint64_t kind_;
   std::uint64_t numbers_;
   std::uint64_t source_;
+  std::uint64_t rest_;  ///< pkey_index and what follows
 };
 
 /// The flag and the bits with which a packet acknowledges packets of the opposite lane.

@@ -121,7 +121,8 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
   c->acks_due = std::make_unique<Peer*[]>(kMaxLanes);
-  c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
+  c->queue_pair_memory = base::sparse_memory(kMaxQueuePairs * sizeof(Qp));
+  c->queue_pairs = reinterpret_cast<Qp*>(c->queue_pair_memory.get());
   c->regions.own = make_table<OwnRegion>(kMaxRegions);
   c->rights = make_table<QueuePairRights>(kMaxQueuePairs);
   c->accesses = std::make_shared<LocalAccesses>();

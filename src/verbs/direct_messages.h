@@ -12,6 +12,8 @@ using softverbs::in_place_bytes;
 using softverbs::is_in_place;
 using softverbs::kDirectMessageHeader;
 using softverbs::kNoCompletion;
+using softverbs::kRecordLines;
+using softverbs::record_of;
 using softverbs::Sent;
 
 }  // namespace spinwire::verbs

@@ -91,7 +91,7 @@ struct MessageEnd {
     must(node.post_recv(slot, kReceivesAt + slot * kRoom, kRoom) == 0, "post_recv");
   }
   void read_in_place(std::uint32_t budget = kBudget) {
-    sv::direct_messages().receive_in_place(qp, kRoom, kLongestDirect);
+    sv::direct_messages().receive_in_place(qp, nullptr, kRoom, kLongestDirect);
     release(budget);
   }
   void release(std::uint32_t budget = kBudget) {

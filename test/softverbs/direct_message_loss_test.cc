@@ -119,7 +119,7 @@ TEST_F(SoftverbsDirectMessageRefused, OtherQueuePairsOfTheLaneGoOn) {
   ibv_qp* const qa = a_.node.make_qp();
   ibv_qp* const qb = b_.node.make_qp();
   connect(a_.node, qa, b_.node, qb);
-  sv::direct_messages().receive_in_place(qb, MessageEnd::kRoom, kLongestDirect);
+  sv::direct_messages().receive_in_place(qb, nullptr, MessageEnd::kRoom, kLongestDirect);
   send(1, 1);
   for (int i = 0; i < 200; ++i) {
     const NumberedMessage m(number_of(100, 32));

@@ -299,7 +299,7 @@ TEST(SoftverbsDirectMessageSetUp, NothingIsReadInPlaceBeforeTheFirstRelease) {
   std::uint64_t now = 1'000'000'000;
   MessageEnd a(&now), b(&now);
   connect(a.node, a.qp, b.node, b.qp);
-  sv::direct_messages().receive_in_place(b.qp, MessageEnd::kRoom, kLongestDirect);
+  sv::direct_messages().receive_in_place(b.qp, nullptr, MessageEnd::kRoom, kLongestDirect);
   ASSERT_TRUE(a.send(number_of(1, 32)));
   a.publish();
   b.poll();
@@ -344,7 +344,7 @@ TEST_F(SoftverbsDirectMessage, ALongOneWaitsForRoomInTheArray) {
 TEST_F(SoftverbsDirectMessage, EachEndKnowsWhatTheOtherReadsInPlace) {
   const auto& device = sv::direct_messages();
   EXPECT_EQ(device.longest_in_place(a_.qp), kLongestDirect);
-  device.receive_in_place(b_.qp, MessageEnd::kRoom, 5000);
+  device.receive_in_place(b_.qp, nullptr, MessageEnd::kRoom, 5000);
   EXPECT_EQ(device.longest_in_place(a_.qp), 5000u);
   EXPECT_EQ(device.longest_in_place(b_.qp), kLongestDirect);
   // Whatever a peer writes there.
@@ -376,7 +376,7 @@ class SoftverbsDirectMessageAndDatagram : public DirectPair {
   ibv_qp* rb_ = b_.node.make_qp();
   void SetUp() override {
     connect(a_.node, ra_, b_.node, rb_);
-    sv::direct_messages().receive_in_place(rb_, MessageEnd::kRoom, kLongestDirect);
+    sv::direct_messages().receive_in_place(rb_, nullptr, MessageEnd::kRoom, kLongestDirect);
     sv::direct_messages().release(b_.node.context, 100);
   }
   void message(std::uint64_t header) {

@@ -1,6 +1,7 @@
 // Words that are stored into the peer's memory without a work request.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -89,6 +90,63 @@ TEST_F(SoftverbsDirectWord, AKeyOfOneQueuePairTakesTheWordsOfItsPeerAlone) {
   sv::dereg_mr(cell);
 }
 
+/// The word of a queue pair, open to its peer.
+ibv_mr* open_word(ibv_qp* qp) {
+  return sv::reg_mr_for_qp(qp, sv::direct_messages().word(qp), sizeof(std::uint64_t),
+                           IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE);
+}
+
+TEST_F(SoftverbsDirectWord, AQueuePairHasOneOfItsOwn) {
+  std::atomic<std::uint64_t>& own = *sv::direct_messages().word(b_.qp);
+  EXPECT_EQ(own, 0u);
+  ibv_mr* opened = open_word(b_.qp);
+  ASSERT_NE(opened, nullptr);
+  const auto at = reinterpret_cast<std::uint64_t>(&own);
+  const std::uint32_t key = opened->rkey;
+  ibv_qp* const other = a_.node.make_qp();
+  connect(a_.node, other, b_.node, b_.node.make_qp());
+  const auto write = [&](ibv_qp* by, std::uint32_t with) {
+    return sv::direct_messages().write_word(by, at, with, kWord);
+  };
+  EXPECT_FALSE(write(other, key));
+  EXPECT_FALSE(write(a_.qp, key + 1));
+  EXPECT_FALSE(write(a_.qp, 0));
+  EXPECT_EQ(own, 0u);
+  EXPECT_TRUE(write(a_.qp, key));
+  EXPECT_EQ(own, kWord);
+  own = 0;
+  // Other keys open it like any memory, and this one ends like any other.
+  Send send(1, a_.node.sge(14u << 20, sizeof own), IBV_WR_RDMA_WRITE);
+  std::memcpy(a_.node.bytes(14u << 20, sizeof own).data(), &kWord, sizeof kWord);
+  ASSERT_EQ(send.to(at, key).post(a_.qp), 0);
+  settle();
+  EXPECT_EQ(own, kWord);
+  own = 0;
+  ASSERT_EQ(sv::dereg_mr(opened), 0);
+  EXPECT_FALSE(write(a_.qp, key));
+  EXPECT_EQ(own, 0u);
+}
+
+TEST_F(SoftverbsDirectWord, TheOneOfAQueuePairNeedsTheRightAndAPeerThatIsServed) {
+  ibv_mr* opened = open_word(b_.qp);
+  ASSERT_NE(opened, nullptr);
+  const auto write = [&] {
+    const auto at = reinterpret_cast<std::uint64_t>(sv::direct_messages().word(b_.qp));
+    return sv::direct_messages().write_word(a_.qp, at, opened->rkey, kWord);
+  };
+  EXPECT_TRUE(write());
+  ibv_qp_attr attr{};
+  attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+  ASSERT_EQ(sv::modify_qp(b_.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
+  EXPECT_FALSE(write());
+  attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  ASSERT_EQ(sv::modify_qp(b_.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
+  EXPECT_TRUE(write());
+  b_.node.fail(b_.qp);
+  EXPECT_FALSE(write());
+  sv::dereg_mr(opened);
+}
+
 // The queue pair's own number is read from what it expects, which each message changes.
 TEST_F(SoftverbsDirectWord, IsTakenWhateverHasBeenReceived) {
   for (std::uint32_t i = 0; i < 300; ++i) {  // the PSN wraps
@@ -140,6 +198,47 @@ TEST_P(SoftverbsDirectWordElsewhere, IsStoredInMemoryThatIsMapped) {
 }
 INSTANTIATE_TEST_SUITE_P(Memory, SoftverbsDirectWordElsewhere, testing::Bool(),
                          [](const auto& with) { return with.param ? "Private" : "Shared"; });
+
+TEST(SoftverbsDirectWordOfAQueuePair, IsReachedFromAnotherProcess) {
+  struct Place {
+    std::uint64_t at;
+    std::uint32_t key;
+  };
+  Child child([](int socket) {
+    Node node;
+    ibv_qp* const qp = node.make_qp();
+    (void)meet(node, qp, socket);
+    const std::atomic<std::uint64_t>& own = *sv::direct_messages().word(qp);
+    ibv_mr* opened = open_word(qp);
+    must(opened != nullptr, "reg_mr_for_qp");
+    put(socket, Place{reinterpret_cast<std::uint64_t>(&own), opened->rkey});
+    for (int i = 0; i < 2; ++i) {
+      (void)get<char>(socket);
+      put(socket, own.load());
+    }
+    (void)get<char>(socket);
+  });
+  Node node;
+  ibv_qp* const qp = node.make_qp();
+  (void)meet(node, qp, child.socket());
+  const Place there = get<Place>(child.socket());
+  EXPECT_TRUE(sv::direct_messages().write_word(qp, there.at, there.key, kWord));
+  put(child.socket(), 'r');
+  EXPECT_EQ(get<std::uint64_t>(child.socket()), kWord);
+  // A WRITE needs no other mapping of the segment.
+  const std::uint64_t next = kWord + 1;
+  std::memcpy(node.bytes(0, sizeof next).data(), &next, sizeof next);
+  Send send(1, node.sge(0, sizeof next), IBV_WR_RDMA_WRITE);
+  ASSERT_EQ(send.to(there.at, there.key).post(qp), 0);
+  ibv_wc wc{};
+  ASSERT_TRUE(until([] {}, [&] { return node.poll(wc) != 0; }));
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_TRUE(node.internals().peers[0]->objects.empty());
+  put(child.socket(), 'r');
+  EXPECT_EQ(get<std::uint64_t>(child.socket()), next);
+  put(child.socket(), 'q');
+  EXPECT_EQ(child.wait(), 0);
+}
 
 TEST_F(SoftverbsDirectWord, IsRefusedOnceEitherQueuePairHasFailed) {
   b_.node.fail(b_.qp);

@@ -78,7 +78,7 @@ void sweep_lanes(Context& c) noexcept {
   for_each_lane(c, [&](InLane& lane, bool down) {
     if (!down) return;
     if (lane.awake) sleep_lane(c, lane);  // polls skip the lane; it needs no doorbell
-    c.faults->statistics.cut += discard_lane(lane);
+    c.faults->statistics.cut += discard_lane(c, lane);
   });
 }
 

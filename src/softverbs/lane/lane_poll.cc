@@ -49,7 +49,7 @@ inline bool receive_one(const Context& c, InLane& lane, Cq& cq, Qp& qp,
   --cq.room;
   ++receives.head;
   qp.nak_given = false;
-  expect(qp, next_word(word));
+  qp.expected = next_word(word);
   advance(lane, 1);
   return true;
 }
@@ -94,7 +94,7 @@ template <Sizes sizes>
   const std::uint32_t taken = most - left;
   if (taken == 0) return 0;
   qp.nak_given = false;
-  expect(qp, expected);
+  qp.expected = expected;
   receives.head = head;
   cq.out = out;
   cq.room -= taken;
@@ -106,9 +106,9 @@ template <Sizes sizes>
 /// `cq`.
 inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
                        std::uint64_t word) noexcept {
-  Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  const bool receives = qp != nullptr && qp->peer == lane.peer && qp->receives_with == &cq &&
-                        qp->expected != kNeverExpected;
+  Qp* const qp = c.queue_pairs + queue_pair_index(word_qpn(word));
+  const bool receives =
+      qp->peer == lane.peer && qp->receives_with == &cq && qp->expected != kNeverExpected;
   return receives ? qp : nullptr;
 }
 
@@ -119,8 +119,8 @@ inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
   for (const Line* line = lane.next; line != end; ++line) {
     const std::uint64_t word = line->word.load(std::memory_order_relaxed);
     if (word_mark(word) != lane.mark) return;
-    const Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-    if (qp != nullptr) __builtin_prefetch(static_cast<const MessageState*>(qp));
+    __builtin_prefetch(
+        static_cast<const MessageState*>(c.queue_pairs + queue_pair_index(word_qpn(word))));
   }
 }
 
@@ -131,12 +131,21 @@ inline void keep_in_use(Context& c, InLane& lane) noexcept {
   c.in_use.push_front(lane);
 }
 
+/// Prefetches what the user of a message that is read in place touches first.
+inline void prefetch_record(const void* record) noexcept {
+  for (std::size_t line = 0; line < kRecordLines; ++line)
+    __builtin_prefetch(static_cast<const std::byte*>(record) + 64 * line);
+}
+
 /// Reports a run of plain messages of a queue pair that reads in place, one completion each, from
 /// `out` on. Returns how many, up to `limit`; 0 if the packet is of another kind.
 inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* out,
                                      std::uint32_t limit) noexcept {
   // The number of the queue pair is part of what it expects; ibv_qp::qp_num is in another line.
-  const CompletionHead success{IBV_WC_RECV, word_qpn(qp.expected), qp.dest_qpn};
+  prefetch_record(qp.record);
+  const CompletionHead success{IBV_WC_RECV, word_qpn(qp.expected),
+                               qp.dest_qpn, 0,
+                               0,           reinterpret_cast<std::uint64_t>(qp.record)};
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
   const std::uint32_t most = std::min(limit, c.in_place_budget);
   std::uint32_t left = most;
@@ -154,7 +163,7 @@ inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* o
   const std::uint32_t taken = most - left;
   if (taken == 0) return 0;
   qp.nak_given = false;
-  expect(qp, expected);
+  qp.expected = expected;
   c.in_place_budget -= taken;
   advance(lane, taken);
   keep_in_use(c, lane);
@@ -178,11 +187,12 @@ constexpr std::uint32_t kLaneWaits = ~0u;
   if (bytes == nullptr) return 0;
   // Not into the ring: what is reported there may be polled after the message was released.
   if (cq.room == 0) return kLaneWaits;
-  CompletionHead{IBV_WC_RECV, qp.qp_num, qp.dest_qpn}.fill(
+  const auto record = reinterpret_cast<std::uint64_t>(qp.record);
+  CompletionHead{IBV_WC_RECV, qp.qp_num, qp.dest_qpn, 0, 0, record}.fill(
       *cq.out++, reinterpret_cast<std::uint64_t>(bytes) | kInPlace, length);
   --cq.room;
   qp.nak_given = false;
-  expect(qp, next_word(qp.expected));
+  qp.expected = next_word(qp.expected);
   advance(lane, 1);
   keep_in_use(c, lane);
   return 1;
@@ -300,7 +310,7 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   while (out.in_flight_head != out.in_flight_tail) {
     const InFlight& run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
     if (run.end > head) return;
-    Qp* qp = c.queue_pairs[queue_pair_index(run.qpn)];
+    Qp* qp = find_queue_pair(c, queue_pair_index(run.qpn));
     if (++out.in_flight_head == out.in_flight_tail) peer.in_flight_owner = nullptr;
     if (qp == nullptr) [[unlikely]]
       continue;

@@ -25,6 +25,7 @@ inline constexpr std::uint32_t kMaxQueuePairs = 65536;
 inline constexpr std::uint32_t kMaxRegions = 1u << 18;
 inline constexpr std::uint32_t kMaxObjects = 4096;
 inline constexpr std::uint32_t kNoObject = ~0u;
+inline constexpr std::uint32_t kSegmentObject = ~1u;  ///< the segment, which peers have mapped
 
 static_assert(std::endian::native == std::endian::little);
 
@@ -124,16 +125,19 @@ struct QueuePairRights {
 /// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops
 /// responding or is destroyed, until the entry is used again: peers can read its answers until
 /// then.
-struct alignas(128) QueuePairEntry {
+struct alignas(64) QueuePairEntry {
   QueuePairRights rights;
   /// Written by the peer whose one-sided request was refused: this queue pair must fail.
   std::atomic<std::uint64_t> violation;
-  // Written per message by the owner, read by the peer only after a negative answer.
-  alignas(64) std::atomic<std::uint32_t> expected_psn;
+  /// Written by the peer, see DirectMessages::word: beside what the peer checks before.
+  std::atomic<std::uint64_t> word;
+  std::atomic<std::uint32_t> word_key;  ///< that opens `word` to the peer; 0: none
+  // Written with a negative answer, and when the queue pair stops responding.
+  std::atomic<std::uint32_t> expected_psn;
   std::atomic<Nak> nak;
   std::atomic<std::uint32_t> nak_serial;
 };
-static_assert(sizeof(QueuePairEntry) == 128);
+static_assert(sizeof(QueuePairEntry) == 64);
 
 /// The ident of a queue pair, with the reason in place of the state.
 constexpr std::uint64_t violation_word(std::uint32_t local, std::uint32_t remote, Nak reason) {
@@ -161,7 +165,7 @@ struct alignas(64) RegionEntry {
   std::uint64_t length;
   std::uint64_t pd;  ///< id of a domain, or a window_scope
   std::uint64_t object_offset;
-  std::uint32_t object;  ///< kNoObject: private memory, reached through the kernel
+  std::uint32_t object;  ///< kNoObject: private memory, reached through the kernel; kSegmentObject
   std::uint32_t object_generation;
 };
 static_assert(sizeof(RegionEntry) == 64);

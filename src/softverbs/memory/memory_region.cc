@@ -96,6 +96,21 @@ void reserve_object(Context& c) {
   c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
 }
 
+/// The place of an address in the segment; its size or more: it is elsewhere.
+std::uint64_t offset_in_segment(const Context& c, const void* address) noexcept {
+  return reinterpret_cast<std::uint64_t>(address) - reinterpret_cast<std::uint64_t>(c.segment);
+}
+
+/// The entry of a queue pair whose word the registration opens to its peer.
+QueuePairEntry* entry_of_word(const Context& c, const void* address,
+                              std::uint64_t length) noexcept {
+  const std::uint64_t offset = offset_in_segment(c, address);
+  const std::uint64_t in_table = offset - offsetof(Segment, queue_pairs);
+  const bool is_word = in_table < sizeof c.segment->queue_pairs && length == sizeof length &&
+                       in_table % sizeof(QueuePairEntry) == offsetof(QueuePairEntry, word);
+  return is_word ? &c.segment->queue_pairs[in_table / sizeof(QueuePairEntry)] : nullptr;
+}
+
 /// Opens these bytes under the key, within a domain or a window_scope.
 void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* address,
                 std::size_t length, int access) noexcept {
@@ -103,7 +118,11 @@ void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* addres
   RegionSlots::Slot& slot = c.regions.slots[index];
   std::uint32_t mapped = 0;
   slot.object = kNoObject;
-  if (auto shared = base::find_shared_memory(address, length)) {
+  if (const std::uint64_t offset = offset_in_segment(c, address); offset < sizeof(Segment)) {
+    slot.object = kSegmentObject;
+    slot.object_offset = offset;
+    mapped = kMapped;
+  } else if (auto shared = base::find_shared_memory(address, length)) {
     slot.object = acquire_object(c, *shared);
     if (slot.object != kNoObject) {
       slot.object_offset = shared->offset;
@@ -164,8 +183,13 @@ ibv_mr* reg_mr(ibv_pd* base, void* address, std::size_t length, int access) noex
 }
 
 ibv_mr* reg_mr_for_qp(ibv_qp* qp, void* address, std::size_t length, int access) noexcept {
-  return register_within(*static_cast<Pd*>(qp->pd), window_scope(qp->qp_num), address, length,
-                         access);
+  ibv_mr* const mr =
+      register_within(*static_cast<Pd*>(qp->pd), window_scope(qp->qp_num), address, length, access);
+  QueuePairEntry* const entry = static_cast<Qp*>(qp)->entry;
+  if (mr != nullptr && (access & IBV_ACCESS_REMOTE_WRITE) != 0 &&
+      entry_of_word(context_of(qp->context), address, length) == entry)
+    entry->word_key.store(mr->rkey, std::memory_order_release);
+  return mr;
 }
 
 namespace {
@@ -179,6 +203,9 @@ int close_region(Context& c, Mr* mr) noexcept {
   if (!mr->dead) {
     set_key(c.regions.own[mr->index], 0);
     c.segment->regions[mr->index].key.store(0, std::memory_order_release);
+    if (QueuePairEntry* const entry = entry_of_word(c, mr->addr, mr->length);
+        entry != nullptr && entry->word_key.load(std::memory_order_relaxed) == mr->rkey)
+      entry->word_key.store(0, std::memory_order_release);
     ++c.region_epoch;
     if (!fence_peers(c)) return EBUSY;
     // From now on peers that were not busy see the invalid key.
@@ -191,7 +218,7 @@ int close_region(Context& c, Mr* mr) noexcept {
     mr->dead = true;
   }
   if (!accesses_ended(c, *mr)) return EBUSY;
-  if (slot.object != kNoObject && --c.object_users[slot.object] == 0) {
+  if (slot.object < kMaxObjects && --c.object_users[slot.object] == 0) {
     ObjectEntry& object = c.segment->objects[slot.object];
     object.fd = -1;
     object.size = 0;

@@ -100,6 +100,12 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   if (!allows(peer, region, pd, address, length, key, access, qpn)) return {};
   const std::uint32_t object = region.object;
   if (object == kNoObject) return {RemoteBytes::Kind::kernel, false, nullptr, address};
+  if (object == kSegmentObject) {
+    const std::uint64_t at = region.object_offset + (address - region.address);
+    if (at >= sizeof(Segment) || length > sizeof(Segment) - at) return {};
+    return {RemoteBytes::Kind::direct, true, reinterpret_cast<std::byte*>(peer.segment) + at,
+            address};
+  }
   // Locks are no memory of the application. lock_of() may map them anew.
   if (object == kLockObject) return {};
   const MappedObject* mapped = object_of(peer, object, region.object_generation);

@@ -92,10 +92,27 @@ bool write_word(ibv_qp* base, std::uint64_t address, std::uint32_t rkey,
   return softverbs::write_word(*static_cast<Qp*>(base), address, rkey, word);
 }
 
-void receive_in_place(ibv_qp* base, std::uint32_t longest_received,
+std::atomic<std::uint64_t>* word(ibv_qp* base) noexcept {
+  return &static_cast<Qp*>(base)->entry->word;
+}
+
+void prefetch(ibv_context* base, const ibv_qp* qp) noexcept {
+  const Context& c = context_of(base);
+  const Qp* const at = static_cast<const Qp*>(qp);
+  __builtin_prefetch(static_cast<const MessageState*>(at));
+  __builtin_prefetch(&c.segment->queue_pairs[at - c.queue_pairs]);
+}
+
+void prefetch_word(const ibv_qp* base) noexcept {
+  const Qp& qp = *static_cast<const Qp*>(base);
+  if (qp.peer != nullptr) __builtin_prefetch(&remote_entry(qp), 1);
+}
+
+void receive_in_place(ibv_qp* base, const void* record, std::uint32_t longest_received,
                       std::uint32_t longest) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
   qp.in_place = true;
+  qp.record = record;
   qp.longest_received = longest_received;
   for (QueuePairRights* const table : {qp.rights, &qp.entry->rights})
     table->in_place.store(longest, std::memory_order_relaxed);
@@ -146,7 +163,8 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 
 const DirectMessages& direct_messages() noexcept {
   static constexpr DirectMessages calls{
-      send, publish, write_word, kLongest, receive_in_place, longest_in_place, release, take_lost};
+      send,     publish,          write_word,       word,    prefetch, prefetch_word,
+      kLongest, receive_in_place, longest_in_place, release, take_lost};
   return calls;
 }
 

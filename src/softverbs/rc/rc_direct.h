@@ -7,8 +7,10 @@
 
 #include <infiniband/verbs.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "softverbs/lane/direct_lane.h"
 
@@ -24,6 +26,19 @@ constexpr bool is_in_place(std::uint64_t wr_id) noexcept {
 }
 inline const std::byte* in_place_bytes(std::uint64_t wr_id) noexcept {
   return reinterpret_cast<const std::byte*>(wr_id & ~kInPlace);  // completions carry integers
+}
+
+/// The part of a record that is prefetched.
+inline constexpr std::size_t kRecordLines = 5;
+/// Such a completion has no route: the record takes the room.
+inline constexpr std::size_t kRecordAt = offsetof(ibv_wc, pkey_index);
+static_assert(kRecordAt + sizeof(void*) == sizeof(ibv_wc));
+/// The record that receive_in_place() was given, in the completion of a message that is read in
+/// place.
+inline void* record_of(const ibv_wc& wc) noexcept {
+  void* record = nullptr;
+  std::memcpy(&record, reinterpret_cast<const std::byte*>(&wc) + kRecordAt, sizeof record);
+  return record;
 }
 
 /// A message begins with a header of one word, which the sender has in a register.
@@ -44,13 +59,23 @@ struct DirectMessages {
   /// would fail, or the memory cannot be reached by one store.
   bool (*write_word)(ibv_qp* qp, std::uint64_t address, std::uint32_t rkey,
                      std::uint64_t word) noexcept;
+  /// A word of the queue pair, which is 0 at first and there until the queue pair is destroyed.
+  /// Once it is registered for the queue pair, write_word() of the peer reaches it by one cache
+  /// line. By any other key it is memory like all. Set-up.
+  std::atomic<std::uint64_t>* (*word)(ibv_qp* qp) noexcept;
+  /// Prefetches what sending through the queue pair touches, without reading it.
+  void (*prefetch)(ibv_context* context, const ibv_qp* qp) noexcept;
+  /// Prefetches what write_word() touches of the peer's memory, if the word is the peer's
+  /// word().
+  void (*prefetch_word)(const ibv_qp* qp) noexcept;
   /// Longest message, with its header.
   std::uint32_t longest;
   /// From now on polls report the queue pair's plain messages by completions whose wr_id says where
-  /// they lie. Their bytes stay until release(). Messages of more than `longest_received` bytes are
-  /// never put into receives. Peers learn that messages of up to `longest` bytes are read in place.
-  /// Both count the header. Set-up.
-  void (*receive_in_place)(ibv_qp* qp, std::uint32_t longest_received,
+  /// they lie. Their bytes stay until release(). Each carries the user's record of the queue pair
+  /// (record_of()), of which the poll prefetches the first kRecordLines cache lines. Messages of
+  /// more than `longest_received` bytes are never put into receives. Peers learn that messages of
+  /// up to `longest` bytes are read in place. Both count the header. Set-up.
+  void (*receive_in_place)(ibv_qp* qp, const void* record, std::uint32_t longest_received,
                            std::uint32_t longest) noexcept;
   /// Longest message, with its header, that the peer of a connected queue pair reads in place, by
   /// what the peer says; 0: none. Cold.

@@ -194,10 +194,33 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   return reached == Reached::done;
 }
 
+namespace {
+
+/// Stores the peer's own word (DirectMessages::word). Nothing but the segment can be changed, which
+/// is no memory of the application, so what the segment says is enough, also for a peer of this
+/// process.
+bool write_own_word(const Qp& qp, QueuePairEntry& remote, std::uint32_t rkey,
+                    std::uint64_t word) noexcept {
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  const bool stored =
+      is_served(qp, remote.rights, word_qpn(qp.expected)) &&
+      remote.word_key.load(std::memory_order_relaxed) == rkey &&
+      (remote.rights.access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0;
+  if (stored) remote.word.store(word, std::memory_order_release);
+  end_access(peer);
+  return stored;
+}
+
+}  // namespace
+
 bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept {
   // A plan of faults must be able to delay the word, or to lose it.
   if (!qp.open || qp.sq_next != qp.sq_head || qp.has_faults) [[unlikely]]
     return false;
+  if (QueuePairEntry& remote = remote_entry(qp);
+      remote.word_key.load(std::memory_order_relaxed) == rkey && rkey != 0) [[likely]]
+    return write_own_word(qp, remote, rkey, word);
   SendWr wr{};
   wr.remote_address = address;
   wr.rkey = rkey;

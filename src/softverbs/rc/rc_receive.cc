@@ -23,6 +23,7 @@ namespace {
 void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
   if (qp != nullptr) {
     QueuePairEntry& entry = *qp->entry;
+    show_expected(*qp);
     entry.nak.store(reason, std::memory_order_relaxed);
     entry.nak_serial.store(entry.nak_serial.load(std::memory_order_relaxed) + 1,
                            std::memory_order_release);
@@ -33,6 +34,14 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
   // carry an acknowledgement, so they are stopped.
   lane.no_ack_until = lane.position + 1 + kLaneLines;
   if (lane.peer != nullptr) lane.peer->out.direct_limit = 0;
+}
+
+/// The same for a packet whose queue pair does not receive from the lane now. If the queue pair is
+/// the lane's, it answers once, like one that receives: its peer goes back to what it expects.
+void answer_not_receiving(InLane& lane, Qp* qp, std::uint32_t qpn) noexcept {
+  const bool is_of_lane =
+      qp != nullptr && qp->qp_num == qpn && qp->peer == lane.peer && lane.peer != nullptr;
+  answer_nak(lane, is_of_lane && !qp->nak_given ? qp : nullptr, Nak::not_ready);
 }
 
 struct Arrival {
@@ -218,10 +227,10 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     receive_datagram(c, lane, word, length);
     return advance(lane, 1);
   }
-  Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
+  Qp* qp = find_queue_pair(c, queue_pair_index(qpn));
   if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected || qp->peer != lane.peer)
       [[unlikely]] {
-    answer_nak(lane, nullptr, Nak::not_ready);
+    answer_not_receiving(lane, qp, qpn);
   } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
     // The packet follows a refused one, which the sender retransmits first.
     if (!qp->nak_given) answer_nak(lane, qp, Nak::not_ready);
@@ -232,14 +241,14 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     const Arrival a{line, word_packet(word), word_flags(word), length,
                     packet_bytes(lane, *line, length)};
     if (receive(lane, *qp, a)) {
-      expect(*qp, next_word(word));
+      qp->expected = next_word(word);
       if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
     }
   }
   advance(lane, 1);
 }
 
-std::uint32_t discard_lane(InLane& lane) noexcept {
+std::uint32_t discard_lane(const Context& c, InLane& lane) noexcept {
   std::uint32_t datagrams = 0;
   if (lane.batch_reported) return 0;
   for (std::uint32_t left = kLaneLines; left != 0; --left) {
@@ -248,7 +257,8 @@ std::uint32_t discard_lane(InLane& lane) noexcept {
     if (word_packet(word) >= Packet::datagram) {
       ++datagrams;
     } else {
-      answer_nak(lane, nullptr, Nak::not_ready);
+      const std::uint32_t qpn = word_qpn(word);
+      answer_not_receiving(lane, find_queue_pair(c, queue_pair_index(qpn)), qpn);
     }
     advance(lane, 1);
   }

@@ -108,6 +108,7 @@ void resume_stalled(Peer& peer) noexcept {
 void stop_serving(Qp& qp) noexcept {
   const std::uint64_t before = qp.rights->ident.load(std::memory_order_relaxed);
   if ((before & kServed) == 0) return;
+  show_expected(qp);
   set_ident(qp, before & ~kServed);
   if (qp.peer_access.state == PeerAccess::recorded)
     qp.peer_access.state =
@@ -203,6 +204,8 @@ void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
   const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
   // The entry may have been reused meanwhile.
   known = known && remote.rights.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
+  // A queue pair that responds, and has refused nothing since, has received what is acknowledged.
+  if (known && ident == ours && serial == qp.naks_handled) return;
   Nak reason = Nak::not_ready;
   bool answered = false;
   if (known) {
@@ -211,8 +214,8 @@ void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
     }
     answered = serial != qp.naks_handled;
     if (answered) reason = answer;
-    qp.naks_handled = serial;
   }
+  qp.naks_handled = serial;
   const bool only_direct = qp.sq_tail == qp.sq_next;
   const std::uint64_t end = only_direct ? qp.direct_end : qp.sq[qp.sq_tail & qp.sq_mask].lane_end;
   if (!answered && end > head) return;

@@ -158,7 +158,7 @@ void count_drop(Context& c, Drop reason) noexcept { ++c.drops[static_cast<std::s
 void receive_datagram(Context& c, const InLane& lane, std::uint64_t word,
                       std::uint32_t bytes) noexcept {
   const std::uint32_t qpn = word_qpn(word);
-  Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
+  Qp* const qp = find_queue_pair(c, queue_pair_index(qpn));
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
       [[unlikely]] {
     return count_drop(c, Drop::no_queue_pair);
@@ -172,7 +172,7 @@ std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uin
                                 std::uint32_t limit, DirectOutcome& direct) noexcept {
   constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
   const std::uint32_t qpn = word_qpn(word);
-  Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
+  Qp* const qp = find_queue_pair(c, queue_pair_index(qpn));
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state) ||
       qp->recv_cq != &cq || word_packet(word) != Packet::datagram ||
       (word_flags(word) & kSpecial) != 0) [[unlikely]] {
