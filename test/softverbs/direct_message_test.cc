@@ -348,8 +348,8 @@ TEST_F(SoftverbsDirectMessage, EachEndKnowsWhatTheOtherReadsInPlace) {
   EXPECT_EQ(device.longest_in_place(a_.qp), 5000u);
   EXPECT_EQ(device.longest_in_place(b_.qp), kLongestDirect);
   // Whatever a peer writes there.
-  b_.internals().entry->rights.in_place = ~0u;
-  b_.internals().rights->in_place = ~0u;
+  b_.internals().entry->rights.in_place = 0xffff;
+  b_.internals().rights->in_place = 0xffff;
   EXPECT_EQ(device.longest_in_place(a_.qp), kLongestDirect);
   ibv_qp* const fresh = a_.node.make_qp();
   EXPECT_EQ(device.longest_in_place(fresh), 0u);

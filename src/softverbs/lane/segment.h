@@ -116,10 +116,10 @@ struct QueuePairRights {
   std::atomic<std::uint64_t> remote;  ///< nonce of the connected peer
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
-  std::atomic<std::uint32_t> rnr_timer;
+  std::atomic<std::uint16_t> rnr_timer;
   /// Longest direct message that the queue pair reads in place; 0: none. A peer that believes a
   /// wrong number is refused, and only loses this connection.
-  std::atomic<std::uint32_t> in_place;
+  std::atomic<std::uint16_t> in_place;
 };
 
 /// The part of a queue pair that peers see. The numbers in `ident` stay when the queue pair stops

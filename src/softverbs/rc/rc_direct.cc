@@ -115,13 +115,14 @@ void receive_in_place(ibv_qp* base, const void* record, std::uint32_t longest_re
   qp.record = record;
   qp.longest_received = longest_received;
   for (QueuePairRights* const table : {qp.rights, &qp.entry->rights})
-    table->in_place.store(longest, std::memory_order_relaxed);
+    table->in_place.store(static_cast<std::uint16_t>(std::min(longest, kLongest)),
+                          std::memory_order_relaxed);
 }
 
 std::uint32_t longest_in_place(ibv_qp* base) noexcept {
   const Qp& qp = *static_cast<Qp*>(base);
   if (qp.remote_rights == nullptr) return 0;
-  return std::min(qp.remote_rights->in_place.load(std::memory_order_relaxed), kLongest);
+  return std::min<std::uint32_t>(qp.remote_rights->in_place.load(std::memory_order_relaxed), kLongest);
 }
 
 void release(ibv_context* base, std::uint32_t budget) noexcept {
