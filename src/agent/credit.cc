@@ -91,6 +91,10 @@ bool may_take_from_cell(const EngineContext& ctx, Agent& a, std::uint32_t grants
 
 }  // namespace
 
+void find_yielding_peers(EngineContext& ctx) noexcept {
+  ctx.yield_above = ctx.reservations_refused ? fair_share(ctx) : UINT32_MAX;
+}
+
 std::uint64_t next_credit_word(const Agent& a) noexcept {
   const auto sequence = static_cast<std::uint8_t>(a.peer_cell.sequence + 1);
   return wire::encode(wire::CreditWord{a.credit.granted, sequence}, a.peer_cell.token);
@@ -160,6 +164,7 @@ bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
   if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
     return false;
   reserve_receives(ctx, a, 1);
+  find_yielding_peers(ctx);
   a.credit.granted = a.credit.advertised = 1;
   return true;
 }
@@ -171,7 +176,7 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
     return reserve_receives(ctx, a, more);
   }
   std::uint32_t most = std::min(wanted, ctx.config.connections.credits);
-  if (ctx.reservations_refused) most = std::min(most, fair_share(ctx));
+  most = std::min(most, ctx.yield_above);
   if (most <= a.credit.reserved) return;
   // Up to a quarter stays free for future connections.
   const std::uint32_t to_come =
@@ -181,10 +186,11 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
   const std::uint32_t more = std::min({most - a.credit.reserved, free, share_of_source(ctx, a)});
   reserve_receives(ctx, a, more);
   ctx.reservations_refused = a.credit.reserved < most;
+  find_yielding_peers(ctx);
 }
 
 void yield_credit(EngineContext& ctx, Agent& a) noexcept {
-  if (a.receives == ReceiveSource::own || a.credit.reserved <= fair_share(ctx)) return;
+  if (a.receives == ReceiveSource::own) return;
   unreserve_receives(ctx, a, 1);
 }
 

@@ -75,6 +75,9 @@ void unreserve_receives(EngineContext& ctx, Agent& a, std::uint32_t count) noexc
 [[nodiscard]] bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept;
 /// Reserves up to `wanted` receives for the peer, within the budget.
 void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept;
+/// Sets ReceiveState::yield_above, when receives were refused or the number of connections has
+/// changed.
+void find_yielding_peers(EngineContext& ctx) noexcept;
 /// Takes a receive from an agent that has more than its fair share while receives are short.
 void yield_credit(EngineContext& ctx, Agent& a) noexcept;
 /// Lists the agent for the end of the poll, which advertises its credit and posts its control

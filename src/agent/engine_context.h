@@ -387,6 +387,7 @@ struct ReceiveState {
   std::uint32_t receive_shortage = 0;
   std::uint32_t reserved_receives = 0;     ///< of the shared queue, for all peers
   bool reservations_refused = false;       ///< peers with more than their share yield receives
+  std::uint32_t yield_above = UINT32_MAX;  ///< reserved receives of a peer that is to yield some
   std::uint32_t reservable_receives = 0;   ///< receives that credit may be granted for
 };
 

@@ -356,6 +356,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   a.raw.reset();
   close_account(ctx, a);
   ctx.agents.release(a.index);
+  find_yielding_peers(ctx);
   if (on_closed) on_closed(gone, cause);
 }
 

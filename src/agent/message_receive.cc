@@ -20,7 +20,7 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
 
 /// Gives the peer more receives, or fewer, if receives are short or it asks for more.
 [[gnu::noinline]] void change_reservation(EngineContext& ctx, Agent& a, bool wants_more) noexcept {
-  if (ctx.reservations_refused) yield_credit(ctx, a);
+  if (a.credit.reserved > ctx.yield_above) yield_credit(ctx, a);
   if (!wants_more) return;
   if (ctx.direct != nullptr) ctx.direct->prefetch_word(a.qp);  // credit is due after this poll
   reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
@@ -33,7 +33,7 @@ inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held)
   ++a.credit.received;
   if (held) [[unlikely]]
     return;
-  if (ctx.reservations_refused || wants_more) [[unlikely]]
+  if (a.credit.reserved > ctx.yield_above || wants_more) [[unlikely]]
     change_reservation(ctx, a, wants_more);
 }
 
@@ -229,7 +229,7 @@ inline bool is_deliverable(const Agent& a, const ibv_wc& wc, std::uint64_t heade
 /// Whether the message with `header` only needs to be delivered.
 inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
-  return is_deliverable(a, wc, header) && !ctx.reservations_refused;
+  return is_deliverable(a, wc, header) && a.credit.reserved <= ctx.yield_above;
 }
 
 /// Handles a receive. Returns whether the block was kept.
