@@ -31,7 +31,8 @@ void abort(EngineContext& ctx) noexcept {
   for (std::uint32_t i = 0; i < ctx.agents.capacity(); ++i) {
     if (!ctx.agents.in_use(i)) continue;
     Agent& a = ctx.agents.at(i);
-    a.handlers = a.next_handlers = {};
+    use_handlers(a, {});
+    a.next_handlers = {};
     a.setup.on_endpoint = nullptr;
     if (a.raw != nullptr) drop_callbacks(*a.raw);
   }

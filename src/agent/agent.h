@@ -27,14 +27,23 @@ inline Connection handle(const EngineContext& ctx, AgentId id) noexcept {
 
 /// Prefetches what a message touches.
 inline void prefetch(const Agent& a) noexcept {
-  for (std::size_t line = 0; line < verbs::kRecordLines; ++line)
-    __builtin_prefetch(reinterpret_cast<const std::byte*>(&a) + 64 * line);
+  for (std::size_t line = 0; line < kHotLines; ++line)
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(&a) + kHotAt + 64 * line);
 }
 
 /// The same by index. Accepts any number.
 inline void prefetch(const EngineContext& ctx, std::uint32_t index) noexcept {
   asm volatile("");  // g++ drops calls of functions without effect; this counts as one
-  if (index < ctx.agents.capacity()) prefetch(ctx.agents.at(index));
+  if (index >= ctx.agents.capacity()) return;
+  prefetch(ctx.agents.at(index));
+  if (const ibv_qp* const qp = ctx.queue_pairs[index]; qp != nullptr && ctx.direct != nullptr)
+    ctx.direct->prefetch(ctx.device->context(), qp);
+}
+
+/// Gives an agent that runs no handler other ones.
+inline void use_handlers(Agent& a, const ConnectionHandlers& handlers) noexcept {
+  a.handlers = handlers;
+  a.on_message = handlers.on_message;
 }
 
 // Counts of operations.
@@ -228,7 +237,7 @@ void on_early_message(EngineContext& ctx, Agent& a) noexcept;
 void finish(EngineContext& ctx, Agent& a) noexcept;
 /// Installs the handlers that set_handlers() has left, because an old one may have been running.
 inline void install_next_handlers(Agent& a) noexcept {
-  a.handlers = a.next_handlers;
+  use_handlers(a, a.next_handlers);
   a.slow_path &= static_cast<std::uint8_t>(~kHandlersReplaced);
 }
 
@@ -278,12 +287,12 @@ inline std::uint32_t max_eager(const Agent& a) noexcept { return a.send_queue.ma
 inline std::uint32_t max_message(const Agent& a) noexcept { return a.max_message; }
 /// Gives the connection to remote calls: these handlers, and messages that come in blocks.
 inline void give_to_calls(Agent& a, const ConnectionHandlers& handlers) noexcept {
-  a.handlers = handlers;
+  use_handlers(a, handlers);
   deliver_in_blocks(a);
 }
 /// Replaces the handlers of a connection that has none running.
 inline void replace_handlers(Agent& a, const ConnectionHandlers& handlers) noexcept {
-  a.handlers = handlers;
+  use_handlers(a, handlers);
 }
 
 // For the public API: statistics.cc and peer_access.cc.

@@ -31,7 +31,7 @@ void receive_in_place(const EngineContext& ctx, Agent& a) noexcept {
       ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
   const bool may_refuse = static_cast<bool>(a.handlers.on_offer);
   ctx.direct->receive_in_place(
-      a.qp, &a, eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
+      a.qp, hot_part(a), eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
 }
 
 bool step_create(EngineContext& ctx, Agent& a) noexcept {
@@ -39,7 +39,7 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
   const auto made = base::no_throw("make a queue pair", [&]() -> Result<void> {
     const auto qp = ctx.device->create_qp(a.attributes.queue_pair, domain);
     if (!qp) return tl::unexpected(qp.error());
-    a.qp = *qp;
+    a.qp = ctx.queue_pairs[a.index] = *qp;
     a.receives = receive_source_of(a);
     ctx.by_qpn.set(a.qp->qp_num, &a);
     if (ctx.direct != nullptr && a.raw == nullptr) receive_in_place(ctx, a);
@@ -94,7 +94,7 @@ bool step_register_cell(EngineContext& ctx, Agent& a) noexcept {
   a.credit.cell->store(a.liveness.cell_word, std::memory_order_relaxed);
   auto exposed = expose_cell(ctx, a);
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
-  a.own_cell.region = *exposed;
+  a.own_cell.region = {exposed->address, exposed->rkey};
   return true;
 }
 

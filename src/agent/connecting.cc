@@ -53,7 +53,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   a.setup.timeout = what.timeout.count() != 0 ? what.timeout
                     : what.outbound           ? ctx.config.connections.connect_timeout
                                               : ctx.config.connections.handshake_timeout;
-  if (what.handlers != nullptr) a.handlers = *what.handlers;
+  if (what.handlers != nullptr) use_handlers(a, *what.handlers);
   a.reconnect = std::move(what.reconnect);
   if (what.out_of_band != nullptr) {
     a.setup.out_of_band = true;
@@ -166,7 +166,7 @@ Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
                          const ListenOptions* options) {
   auto good = accept_endpoint(ctx, a, peer);
   if (good && options != nullptr) {
-    a.handlers = options->handlers;
+    use_handlers(a, options->handlers);
     if (options->on_accept) options->on_accept(handle(ctx, a));
   }
   if (is_ending(a)) return tl::unexpected(refused_by_application());

@@ -81,7 +81,7 @@ constexpr std::uint32_t kMostFromCell = 0x2000;
 
 /// Whether so many grants may be taken from the cell before the next poll.
 bool may_take_from_cell(const EngineContext& ctx, Agent& a, std::uint32_t grants) noexcept {
-  TakenFromCell& taken = a.from_cell;
+  TakenFromCell& taken = a.send_queue.from_cell;
   const auto poll = static_cast<std::uint16_t>(ctx.stats.polls);
   if (taken.poll != poll) taken = {poll, 0};
   if (taken.grants != 0 && taken.grants + grants > kMostFromCell) return false;

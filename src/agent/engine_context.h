@@ -97,21 +97,29 @@ inline constexpr std::uint8_t kNeedsBlock = 8;  ///< the handler needs messages 
 inline constexpr std::uint8_t kRendezvousAhead =
     2;  ///< an earlier rendezvous message is being fetched
 
+/// Credit that was found in our cell since a poll: see kMostFromCell.
+struct TakenFromCell {
+  std::uint16_t poll = 0;  ///< low bits of EngineStats::polls
+  std::uint16_t grants = 0;
+};
+
 /// Operations in order: the posted ones, then the deferred ones. The link of the last deferred
 /// operation is not set. `posted_last` and `deferred_last` are valid only while the list is not
 /// empty.
 struct SendQueue {
   Operation* posted = nullptr;
   Operation* posted_last = nullptr;
-  Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
+  std::uint32_t max_eager = 0;  ///< longest message sent as one SEND, bytes
+  // From here on also for messages without a work request.
+  Operation* deferred = nullptr;
   std::uint32_t used = 0;          ///< work requests accepted, not completed
   std::uint32_t limit = 0;         ///< of `used`, for the application; 0 unless the connection
                                    ///< is ready and has neither a `domain` nor a `raw` queue
-  std::uint32_t max_eager = 0;     ///< longest message sent as one SEND, bytes
   std::uint16_t inline_bytes = 0;  ///< sent inline up to this many, header included
   /// Shorter messages go without a work request; 0 unless the connection is ready and has neither.
   std::uint16_t direct_limit = 0;
+  TakenFromCell from_cell;
 };
 
 /// Credit by messages in place of words in a credit cell. If another peer overwrites the credit
@@ -157,13 +165,13 @@ struct Credit {
 
 /// What each message changes besides credit.
 struct Activity {
-  std::uint64_t last_heard =
-      0;  ///< tick when the peer's process was heard: its polls, not its device
-  std::uint64_t last_sent = 0;  ///< tick of the last use of credit
-  std::uint64_t messages_received = 0;
-  std::uint64_t bytes_received = 0;
+  std::uint64_t last_sent = 0;        ///< tick of the last use of credit
   std::uint64_t direct_messages = 0;  ///< sent without a work request, and so not in `tallies`
   std::uint64_t direct_bytes = 0;
+  /// Tick when the peer's process was heard: its polls, not its device.
+  std::uint64_t last_heard = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t bytes_received = 0;
 };
 
 /// Something that only the peer can bring about, and for how long it has not. The time counts from
@@ -234,13 +242,10 @@ struct Peer {
 /// (verbs/direct_messages.h), else a block.
 struct OwnCell {
   Block* block = nullptr;
-  RemoteRegion region;  ///< the cell, as the peer addresses it
-};
-
-/// Credit that was found in our cell since a poll: see kMostFromCell.
-struct TakenFromCell {
-  std::uint16_t poll = 0;  ///< low bits of EngineStats::polls
-  std::uint16_t grants = 0;
+  struct {
+    std::uint64_t address = 0;
+    std::uint32_t rkey = 0;  ///< 0: not exposed
+  } region;                  ///< the cell, as the peer addresses it
 };
 
 /// Memory in which we grant credit to the peer.
@@ -259,10 +264,13 @@ enum class ReceiveSource : std::uint8_t {
   raw,     ///< the application posts them: Agent::raw
 };
 
-/// One connection. A message that is sent directly touches the first three cache lines, one that
-/// arrives the fifth as well, and the credit that is granted for it the fourth: a connection among
-/// many costs that many misses. Processors fetch lines in pairs.
+/// One connection. A message that is sent directly touches two cache lines, from
+/// SendQueue::deferred on, and one that arrives, with the credit that is granted for it, the two
+/// behind them as well: a connection among many costs that many misses. Processors fetch lines in
+/// pairs.
 struct alignas(128) Agent {
+  std::array<Tally, kOperationKinds> tallies{};  ///< of operations with a work request
+  SendQueue send_queue;
   ibv_qp* qp = nullptr;
   ConnectionState state = ConnectionState::closed;
   Stage stage = Stage::idle;
@@ -274,20 +282,18 @@ struct alignas(128) Agent {
   ReceiveSource receives = ReceiveSource::shared;
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
-  SendQueue send_queue;
   Credit credit;
   Activity activity;
   // For granting credit.
-  SourceAccount* source = nullptr;  ///< what it holds is counted there
   std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
-  TakenFromCell from_cell;
+  std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
   PeerCell peer_cell;
+  SourceAccount* source = nullptr;                              ///< what it holds is counted there
   base::IntrusiveQueue<&ControlMessage::next> control_to_send;  ///< in the order they go out
-  ConnectionHandlers handlers;
-  std::array<Tally, kOperationKinds> tallies{};  ///< of operations with a work request
-  Liveness liveness;
+  Callback<void(Connection, Message&)> on_message;              ///< of `handlers`
   // Cold.
-  std::uint32_t max_message = 0;  ///< longest message that the peer takes, bytes
+  ConnectionHandlers handlers;
+  Liveness liveness;
   Rendezvous rendezvous;
   ControlQueue control_queue;
   LeaseTable leases;
@@ -301,14 +307,19 @@ struct alignas(128) Agent {
   std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw
 };
-static_assert(offsetof(Agent, activity) == 128 && offsetof(Agent, peer_cell) == 192 &&
-                  (offsetof(Agent, handlers) + offsetof(ConnectionHandlers, on_message)) / 64 ==
-                      4 &&
-                  (offsetof(Agent, handlers) + offsetof(ConnectionHandlers, on_message) +
-                   sizeof(ConnectionHandlers::on_message) - 1) /
-                          64 ==
-                      4,
-              "the hot fields fill five cache lines");
+/// The part that messages without work requests touch.
+inline constexpr std::size_t kHotAt = offsetof(Agent, send_queue) + offsetof(SendQueue, deferred);
+inline constexpr std::size_t kHotLines = verbs::kRecordLines;
+static_assert(kHotAt % 128 == 0 && kHotLines == 4 &&
+                  offsetof(Agent, activity) + offsetof(Activity, last_heard) == kHotAt + 128 &&
+                  offsetof(Agent, source) == kHotAt + 192 &&
+                  offsetof(Agent, handlers) == kHotAt + kHotLines * 64,
+              "the hot fields fill two pairs of cache lines");
+static_assert(sizeof(Agent) / 128 % 2 == 1, "the hot parts of many agents use all cache sets");
+inline std::byte* hot_part(Agent& a) noexcept { return reinterpret_cast<std::byte*>(&a) + kHotAt; }
+inline Agent& agent_of_hot_part(void* hot) noexcept {
+  return *reinterpret_cast<Agent*>(static_cast<std::byte*>(hot) - kHotAt);
+}
 
 /// A list of agents with work at the end of the poll; each is in it at most once.
 class AgentList {
@@ -406,6 +417,8 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;  ///< agents with a queue pair
+  std::unique_ptr<ibv_qp*[]>
+      queue_pairs;  ///< by agent, for prefetch(): dense, so that it is cached
   Work work;
   std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
   AgentList flush_queue;            ///< with deferred operations

@@ -31,7 +31,7 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   end_cm(a);
   ctx.by_qpn.clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
-  a.qp = nullptr;
+  a.qp = ctx.queue_pairs[a.index] = nullptr;
   if (a.own_cell.block == nullptr) a.credit.cell = nullptr;  // it was the queue pair's
   flush_all_operations(ctx, a);
   if (a.raw != nullptr) flush_raw_receives(ctx, a);
@@ -42,7 +42,7 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
 
 bool step_deregister_cell(EngineContext& ctx, Agent& a) noexcept {
   end_cm(a);
-  const bool exposed = static_cast<bool>(a.own_cell.region);
+  const bool exposed = a.own_cell.region.rkey != 0;
   // While a write of the peer to the cell is under way, the registration keeps the block.
   if (exposed) {
     (void)ctx.registrations->revoke(std::exchange(a.own_cell.region, {}).rkey,
@@ -85,6 +85,7 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
       agents(settings.connections.maximum),
       operations(settings.queues.operations,
                  kControlRequests * settings.connections.maximum + kRendezvousRecords),
+      queue_pairs(std::make_unique<ibv_qp*[]>(settings.connections.maximum)),
       flush_queue(settings.connections.maximum, work.flush),
       end_of_poll_list(settings.connections.maximum, work.end_of_poll),
       sources(settings.connections.maximum + 1),  // one more while an agent moves

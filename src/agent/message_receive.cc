@@ -154,7 +154,7 @@ void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
   a.activity.bytes_received += message.size();
   if ((a.slow_path & kHandlersReplaced) != 0) [[unlikely]]
     install_next_handlers(a);
-  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+  if (a.on_message) a.on_message(handle(ctx, a), message);
 }
 
 namespace {
@@ -245,7 +245,7 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   a.activity.bytes_received += size;
   Message message =
       detail::make<Message>(block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false);
-  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+  if (a.on_message) a.on_message(handle(ctx, a), message);
   return detail::block_of(message) == nullptr;
 }
 
@@ -266,7 +266,7 @@ inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc&
   ++a.activity.messages_received;
   a.activity.bytes_received += size;
   Message message = detail::make<Message>(&ctx, at + wire::kMessageHeaderBytes, size);
-  if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
+  if (a.on_message) a.on_message(handle(ctx, a), message);
 }
 
 /// Lets an application that got an on_offer handler since the connection was made place a message
@@ -372,7 +372,7 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
 /// The agent of a receive. The device gives back the record of the queue pair that reads in place,
 /// which is there as long as polls report such messages.
 inline Agent* receiver_of(const EngineContext& ctx, const ibv_wc& wc) noexcept {
-  return verbs::is_in_place(wc.wr_id) ? static_cast<Agent*>(verbs::record_of(wc))
+  return verbs::is_in_place(wc.wr_id) ? &agent_of_hot_part(verbs::record_of(wc))
                                       : ctx.by_qpn.find(wc.qp_num);
 }
 

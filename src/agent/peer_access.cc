@@ -70,7 +70,11 @@ std::uint32_t qp_bound_to(const Agent& a, std::uint32_t rkey) noexcept {
 
 void set_handlers(Agent& a, const ConnectionHandlers& handlers, bool polling) noexcept {
   // A callback that is running keeps its captures until it returns.
-  (polling ? a.next_handlers : a.handlers) = handlers;
+  if (polling) {
+    a.next_handlers = handlers;
+  } else {
+    use_handlers(a, handlers);
+  }
   a.slow_path = static_cast<std::uint8_t>(polling ? a.slow_path | kHandlersReplaced
                                                   : a.slow_path & ~kHandlersReplaced);
 }

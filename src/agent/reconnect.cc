@@ -48,7 +48,7 @@ void forget_attempt(Agent& a) noexcept {
   a.index = kept.index;
   a.generation = kept.generation;
   a.source = kept.source;
-  a.handlers = kept.handlers;
+  use_handlers(a, kept.handlers);
   a.activity = kept.activity;
   a.tallies = kept.tallies;
   a.setup.timeout = kept.timeout;

@@ -29,7 +29,7 @@ inline const std::byte* in_place_bytes(std::uint64_t wr_id) noexcept {
 }
 
 /// The part of a record that is prefetched.
-inline constexpr std::size_t kRecordLines = 5;
+inline constexpr std::size_t kRecordLines = 4;
 /// Such a completion has no route: the record takes the room.
 inline constexpr std::size_t kRecordAt = offsetof(ibv_wc, pkey_index);
 static_assert(kRecordAt + sizeof(void*) == sizeof(ibv_wc));
