@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "common/random.h"
 #include "common/setup.h"
@@ -40,15 +41,22 @@ double bytes_of_an_end(std::uint32_t count) {
 
 class ManyConnections {
  public:
-  explicit ManyConnections(std::uint32_t count)
-      : pair_(bench::many_connections_config(count), count) {}
+  /// `prefetched`: the application knows the next connections, and prefetches them.
+  ManyConnections(std::uint32_t count, bool prefetched)
+      : pair_(bench::many_connections_config(count), count), prefetched_(prefetched) {
+    for (Connection& each : next_) each = random_connection();
+  }
 
   /// Sends `window` messages, each on a connection at random, and waits until they have arrived.
   void exchange(std::uint32_t window) {
     static constexpr std::array<std::byte, 32> kBytes{};
     const std::uint64_t end = pair_.arrived + window;
     for (std::uint32_t i = 0; i < window; ++i) {
-      while (pick().send_copy(std::span(kBytes)) != Status::ok) poll();
+      Connection connection = pick();
+      while (connection.send_copy(std::span(kBytes)) != Status::ok) {
+        poll();
+        connection = pick();
+      }
     }
     while (pair_.arrived < end) poll();
   }
@@ -58,23 +66,36 @@ class ManyConnections {
     (void)pair_.near.poll();
     (void)pair_.far.poll();
   }
-  Connection& pick() { return pair_.connections[random_.below(pair_.connections.size())]; }
+  Connection& random_connection() {
+    return pair_.connections[random_.below(pair_.connections.size())];
+  }
+  /// A connection at random, which was chosen a few calls before.
+  Connection pick() {
+    if (!prefetched_) return random_connection();
+    Connection& place = next_[turn_++ % next_.size()];
+    const Connection picked = std::exchange(place, random_connection());
+    place.prefetch();
+    return picked;
+  }
 
   bench::Pair pair_;
   bench::Random random_;
+  bool prefetched_;
+  std::array<Connection, 4> next_;
+  std::size_t turn_ = 0;
 };
 
 void BM_messages(benchmark::State& state) {
   const auto connections = static_cast<std::uint32_t>(state.range(0));
   const auto window = static_cast<std::uint32_t>(state.range(1));
-  const auto many = std::make_unique<ManyConnections>(connections);
+  const auto many = std::make_unique<ManyConnections>(connections, state.range(2) != 0);
   for (std::uint32_t i = 0; i < 4 * connections; i += window) many->exchange(window);
   for (auto _ : state) many->exchange(window);
   state.SetItemsProcessed(state.iterations() * window);
 }
 BENCHMARK(BM_messages)
-    ->ArgsProduct({{1, 100, 1000, 10000}, {1, 32}})
-    ->ArgNames({"connections", "window"});
+    ->ArgsProduct({{1, 100, 1000, 10000}, {1, 32}, {0, 1}})
+    ->ArgNames({"connections", "window", "prefetched"});
 
 void BM_idle_connections(benchmark::State& state) {
   const auto connections = static_cast<std::uint32_t>(state.range(0));
