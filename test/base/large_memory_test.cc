@@ -17,8 +17,8 @@ std::size_t resident_pages(std::byte* at, std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> in_memory(bytes / page);
   EXPECT_EQ(::mincore(at, bytes, in_memory.data()), 0);
-  return static_cast<std::size_t>(std::ranges::count_if(
-      in_memory, [](unsigned char flags) { return (flags & 1) != 0; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(in_memory, [](unsigned char flags) { return (flags & 1) != 0; }));
 }
 
 TEST(BaseLargeMemory, ASparseTableTakesWhatIsTouched) {
