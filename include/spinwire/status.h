@@ -46,8 +46,12 @@ enum class [[nodiscard]] Status : std::uint8_t{
     cancelled,  ///< The application cancelled the accepted operation or call.
 
     lease_expired,  ///< The lease has expired, or is about to.
+
+    /// The peer does not prove that it has our key, or there is no key for an address that other
+    /// hosts reach.
+    unauthenticated,
 };
-inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
+inline constexpr int kStatusCount = static_cast<int>(Status::unauthenticated) + 1;
 
 /// Whether the same request may succeed later, although neither program nor settings change: after
 /// a poll(), when the connection or session is ready again or made again, or when others have

@@ -4,7 +4,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -13,13 +15,21 @@ namespace {
 
 thread_local SeedSource* source = nullptr;
 
-/// Returns false, and sets errno, if the kernel gives no random bits.
-bool get_random(std::uint64_t& bits) noexcept {
+/// Fills at most 256 bytes, which the kernel does in one piece. Returns false, and sets errno, if
+/// the kernel gives none.
+bool get_random(void* to, std::size_t size) noexcept {
   ssize_t got = -1;
   do {
-    got = ::getrandom(&bits, sizeof bits, GRND_NONBLOCK);
+    got = ::getrandom(to, size, GRND_NONBLOCK);
   } while (got < 0 && errno == EINTR);
-  return got == static_cast<ssize_t>(sizeof bits);
+  return got == static_cast<ssize_t>(size);
+}
+bool get_random(std::uint64_t& bits) noexcept { return get_random(&bits, sizeof bits); }
+
+tl::unexpected<Error> no_random(int reason) {
+  return fail(
+      Status::system, "make a secret", format("getrandom: {}", errno_text(reason)),
+      "let the process call getrandom(), and start it once the kernel's generator is ready");
 }
 
 }  // namespace
@@ -30,13 +40,22 @@ bool SeedSource::there() noexcept { return source != nullptr; }
 
 Result<std::uint64_t> random_secret() {
   std::uint64_t secret = source != nullptr ? source->next() : 0;
-  if (source == nullptr && !get_random(secret)) {
-    const int reason = errno;
-    return fail(
-        Status::system, "make a secret", format("getrandom: {}", errno_text(reason)),
-        "let the process call getrandom(), and start it once the kernel's generator is ready");
-  }
+  if (source == nullptr && !get_random(secret)) return no_random(errno);
   return secret | 1;
+}
+
+Result<void> random_bytes(std::span<std::byte> bytes) {
+  if (source == nullptr) {
+    if (!get_random(bytes.data(), bytes.size())) return no_random(errno);
+    return {};
+  }
+  for (std::size_t done = 0; done < bytes.size();) {
+    const std::uint64_t next = source->next();
+    const std::size_t part = std::min(sizeof next, bytes.size() - done);
+    std::memcpy(bytes.data() + done, &next, part);
+    done += part;
+  }
+  return {};
 }
 
 std::uint64_t random_seed() noexcept {

@@ -2,7 +2,9 @@
 // jitter.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "spinwire/status.h"
 
@@ -12,6 +14,10 @@ namespace spinwire::base {
 /// Errors: system (the kernel gives none: early in boot, or a filter of system calls forbids it).
 /// Set-up: a system call.
 Result<std::uint64_t> random_secret();
+
+/// Fills at most 256 bytes, for keys, like random_secret(). All bits are random. Errors: those of
+/// random_secret().
+Result<void> random_bytes(std::span<std::byte> bytes);
 
 /// 64 bits from the kernel's generator, not for secrets. If the kernel has none, a mix of time,
 /// process and address that still differs between processes. A SeedSource replaces it in

@@ -34,7 +34,8 @@ constexpr std::string_view kNames[] = {"ok",
                                        "limit",
                                        "system",
                                        "cancelled",
-                                       "lease_expired"};
+                                       "lease_expired",
+                                       "unauthenticated"};
 static_assert(std::size(kNames) == kStatusCount);
 
 }  // namespace

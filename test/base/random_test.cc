@@ -32,6 +32,8 @@ TEST(Random, SecretsAreTheKernelsOrAnError) {
   if (child == 0) {
     if (!forbid_call(SYS_getrandom, EPERM)) _exit(2);
     const auto none = spinwire::base::random_secret();
+    std::array<std::byte, 32> room{};
+    if (spinwire::base::random_bytes(room)) _exit(3);
     const bool refused = !none && none.error().status == spinwire::Status::system;
     // What is no secret goes on.
     const bool goes_on = spinwire::base::random_seed() != spinwire::base::random_seed();
@@ -42,6 +44,25 @@ TEST(Random, SecretsAreTheKernelsOrAnError) {
   ASSERT_TRUE(WIFEXITED(ended));
   if (WEXITSTATUS(ended) == 2) GTEST_SKIP() << "this system has no filters of system calls";
   EXPECT_EQ(WEXITSTATUS(ended), 0);
+}
+
+TEST(Random, BytesAreAllRandom) {
+  // Each byte of each place takes on more than one value; the two halves differ.
+  std::array<std::byte, 35> first{}, next{};
+  std::array<bool, 35> changes{};
+  ASSERT_TRUE(spinwire::base::random_bytes(first));
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(spinwire::base::random_bytes(next));
+    for (std::size_t at = 0; at < next.size(); ++at) changes[at] |= next[at] != first[at];
+  }
+  for (std::size_t at = 0; at < changes.size(); ++at) EXPECT_TRUE(changes[at]) << at;
+  std::array<std::array<std::byte, 35>, 2> seeded{};
+  for (auto& bytes : seeded) {
+    const spinwire::base::SeedSource source(5);
+    ASSERT_TRUE(spinwire::base::random_bytes(bytes));
+  }
+  EXPECT_EQ(seeded[0], seeded[1]);
+  EXPECT_NE(seeded[0][34], std::byte{});
 }
 
 TEST(Random, ASourceOfSeedsReplacesTheKernels) {
