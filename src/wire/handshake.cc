@@ -27,6 +27,8 @@ using EndpointLayout =
            &Endpoint::peer_timeout_ms>;
 using ReadyLayout = Layout<&Ready::incarnation>;
 using PathResponseLayout = Layout<&PathResponse::token>;
+using AuthenticateLayout = Layout<&Authenticate::key, &Authenticate::message>;
+using AuthenticatedLayout = Layout<&Authenticated::message>;
 using SessionLayout =
     Layout<&SessionEnd::gid, &SessionEnd::qp_num, &SessionEnd::qkey, &SessionEnd::name,
            &SessionEnd::window, &SessionEnd::mtu, &SessionEnd::lid, &SessionEnd::gid_type, zeros<1>,
@@ -35,7 +37,10 @@ using JoinLayout = Layout<part<&JoinSession::endpoint, EndpointLayout>, &JoinSes
                           &JoinSession::token>;
 static_assert(HeaderLayout::kBytes == kHeaderBytes && EndpointLayout::kBytes == kEndpointBytes &&
               ReadyLayout::kBytes == kReadyBytes && SessionLayout::kBytes == kSessionBytes &&
-              PathResponseLayout::kBytes == kPathResponseBytes && JoinLayout::kBytes == kJoinBytes);
+              PathResponseLayout::kBytes == kPathResponseBytes &&
+              JoinLayout::kBytes == kJoinBytes &&
+              AuthenticateLayout::kBytes == kAuthenticateBytes &&
+              AuthenticatedLayout::kBytes == kAuthenticatedBytes);
 
 /// The size of a refusal's body without its text: the status.
 constexpr std::size_t kRefuseBytes = 1;
@@ -55,6 +60,9 @@ constexpr std::array kKinds{
     KindInfo{"session opened", kSessionBytes, kSessionBytes},
     KindInfo{"join session", kJoinBytes, kJoinBytes},
     KindInfo{"path response", kPathResponseBytes, kPathResponseBytes},
+    KindInfo{"authenticate", kAuthenticateBytes, kAuthenticateBytes},
+    KindInfo{"authenticated", kAuthenticatedBytes, kAuthenticatedBytes},
+    KindInfo{"sealed", kSealedBytesMin, kSealedBytesMax},
 };
 static_assert(kKinds.size() == static_cast<std::size_t>(kLastFrameKind));
 
@@ -135,16 +143,21 @@ bool newer(const FrameHeader& header, VersionRange ours) noexcept {
   return header.versions.max > ours.max;
 }
 
-/// A frame whose body is empty yet.
-Frame begin(FrameKind kind, std::size_t body_length, const Capabilities& capabilities) noexcept {
-  Frame frame;
-  frame.size = kHeaderBytes + body_length;
+void put_header(FrameKind kind, std::size_t body_length, const Capabilities& capabilities,
+                std::byte* to) noexcept {
   FrameHeader header;
   header.versions = capabilities.versions;
   header.kind = kind;
   header.body_length = static_cast<std::uint16_t>(body_length);
   header.features = capabilities.features;
-  HeaderLayout::put(header, frame.storage.data());
+  HeaderLayout::put(header, to);
+}
+
+/// A frame whose body is empty yet.
+Frame begin(FrameKind kind, std::size_t body_length, const Capabilities& capabilities) noexcept {
+  Frame frame;
+  frame.size = kHeaderBytes + body_length;
+  put_header(kind, body_length, capabilities, frame.storage.data());
   return frame;
 }
 
@@ -274,6 +287,20 @@ Frame encode(const PathResponse& response, const Capabilities& capabilities) noe
   return encode_body<PathResponseLayout>(FrameKind::path_response, response, capabilities);
 }
 
+Frame encode(const Authenticate& request, const Capabilities& capabilities) noexcept {
+  return encode_body<AuthenticateLayout>(FrameKind::authenticate, request, capabilities);
+}
+Frame encode(const Authenticated& answer, const Capabilities& capabilities) noexcept {
+  return encode_body<AuthenticatedLayout>(FrameKind::authenticated, answer, capabilities);
+}
+
+SealedFrame begin_sealed(std::size_t frame_bytes, const Capabilities& capabilities) noexcept {
+  SealedFrame frame;
+  frame.size = kHeaderBytes + frame_bytes + kSealTagBytes;
+  put_header(FrameKind::sealed, frame_bytes + kSealTagBytes, capabilities, frame.storage.data());
+  return frame;
+}
+
 Frame encode(const Refuse& refuse, const Capabilities& capabilities) noexcept {
   const std::size_t length = std::min<std::size_t>(refuse.length, kRefuseTextMax);
   Frame frame = begin(FrameKind::refuse, kRefuseBytes + length, capabilities);
@@ -330,9 +357,11 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(static_cast<unsigned>(header.kind)),
                      "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session), 6 (session "
-                     "opened), 7 (join session) or 8 (path response)");
+                     "opened), 7 (join session), 8 (path response), 9 (authenticate), 10 "
+                     "(authenticated) or 11 (sealed)");
   }
-  const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
+  const std::size_t max =
+      newer(header, ours) ? std::max(kFrameBytesMax - kHeaderBytes, sizes.max) : sizes.max;
   if (header.body_length < sizes.min || header.body_length > max) {
     return bad_field(base::format("{} header", to_string(header.kind)), "body length",
                      std::to_string(header.body_length),
@@ -365,6 +394,17 @@ Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
       "path response", body, [](Checks& checks, const PathResponse& response) {
         checks.not_zero("token", response.token);
       });
+}
+
+/// Any bytes can be those of a key or of a message: the key decides.
+Result<Authenticate> decode_authenticate(std::span<const std::byte> body) {
+  return decode_as<AuthenticateLayout, Authenticate>("authentication", body,
+                                                     [](Checks&, const Authenticate&) {});
+}
+
+Result<Authenticated> decode_authenticated(std::span<const std::byte> body) {
+  return decode_as<AuthenticatedLayout, Authenticated>("answer to an authentication", body,
+                                                       [](Checks&, const Authenticated&) {});
 }
 
 namespace {
@@ -452,8 +492,14 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
       return decode_join(known).map(wrap);
     case FrameKind::path_response:
       return decode_path_response(known).map(wrap);
+    case FrameKind::authenticate:
+      return decode_authenticate(known).map(wrap);
+    case FrameKind::authenticated:
+      return decode_authenticated(known).map(wrap);
+    case FrameKind::sealed:
+      return wrap(Sealed{});
   }
-  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 8");
+  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 11");
 }
 
 }  // namespace spinwire::wire

@@ -7,6 +7,10 @@
 // version that its header offers, and later versions only append. Bytes after the known ones are
 // skipped if the peer offers a newer version than we know. Otherwise they are an error.
 //
+// Ends that have a key begin with `authenticate` and `authenticated`. Each further frame then
+// travels whole, encrypted, as the body of a `sealed` frame. control/secure_channel.h has the
+// rules.
+//
 // Set-up code; only the error paths allocate.
 #pragma once
 
@@ -39,6 +43,13 @@ inline constexpr std::size_t kPathResponseBytes = 8;
 inline constexpr std::size_t kSessionBytes = 56;
 inline constexpr std::size_t kJoinBytes = kEndpointBytes + 12;
 inline constexpr std::size_t kRefuseTextMax = 200;
+inline constexpr std::size_t kKeyIdBytes = 16;
+inline constexpr std::size_t kSealTagBytes = 16;
+inline constexpr std::size_t kAuthenticateBytes = kKeyIdBytes + 48;
+inline constexpr std::size_t kAuthenticatedBytes = 48 + kHeaderBytes;
+/// The body of a sealed frame: a frame and a tag.
+inline constexpr std::size_t kSealedBytesMin = kHeaderBytes + kSealTagBytes;
+inline constexpr std::size_t kSealedBytesMax = kFrameBytesMax + kSealTagBytes;
 
 /// Bits of a header's features.
 namespace feature {
@@ -58,8 +69,11 @@ enum class FrameKind : std::uint16_t {
   session_opened = 6,  ///< the answer; the client confirms it by `ready`, then the stream ends
   join_session = 7,    ///< instead of a hello: a connection for a session's calls
   path_response = 8,   ///< after open_session: answers the path_challenge datagram
+  authenticate = 9,    ///< before any other frame: proves a key
+  authenticated = 10,  ///< the answer, which proves the same key
+  sealed = 11,         ///< after both: any frame above, encrypted
 };
-inline constexpr FrameKind kLastFrameKind = FrameKind::path_response;
+inline constexpr FrameKind kLastFrameKind = FrameKind::sealed;
 std::string_view to_string(FrameKind kind) noexcept;
 
 struct FrameHeader {
@@ -135,9 +149,22 @@ struct PathResponse {
   std::uint64_t token = 0;  ///< from the path_challenge; not 0
 };
 
+/// The first message of the Noise handshake, and which key it is made with.
+struct Authenticate {
+  std::array<std::uint8_t, kKeyIdBytes> key{};
+  std::array<std::uint8_t, 48> message{};
+};
+/// The second message of the Noise handshake. Its payload is the header of this frame.
+struct Authenticated {
+  std::array<std::uint8_t, kAuthenticatedBytes> message{};
+};
+/// The control port decrypts the body, which is a frame.
+struct Sealed {};
+
 struct Received {
   FrameHeader header;
-  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened, JoinSession, PathResponse>
+  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened, JoinSession, PathResponse,
+               Authenticate, Authenticated, Sealed>
       body;
 };
 
@@ -167,6 +194,15 @@ struct Frame {
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {storage.data(), size}; }
 };
 
+/// A sealed frame, ready to be sent.
+struct SealedFrame {
+  std::array<std::byte, kHeaderBytes + sizeof(Frame::storage) + kSealTagBytes> storage{};
+  std::size_t size = 0;
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {storage.data(), size}; }
+  /// Where the encrypted frame belongs.
+  [[nodiscard]] std::byte* body() noexcept { return storage.data() + kHeaderBytes; }
+};
+
 /// The encoders do not check; our own endpoint must have passed check().
 Frame encode(const Hello& hello, const Capabilities& capabilities = {}) noexcept;
 Frame encode(const Accept& accept, const Capabilities& capabilities = {}) noexcept;
@@ -176,6 +212,10 @@ Frame encode(const OpenSession& open, const Capabilities& capabilities = {}) noe
 Frame encode(const SessionOpened& opened, const Capabilities& capabilities = {}) noexcept;
 Frame encode(const JoinSession& join, const Capabilities& capabilities = {}) noexcept;
 Frame encode(const PathResponse& response, const Capabilities& capabilities = {}) noexcept;
+Frame encode(const Authenticate& request, const Capabilities& capabilities = {}) noexcept;
+Frame encode(const Authenticated& answer, const Capabilities& capabilities = {}) noexcept;
+/// A sealed frame whose body is still to be filled in, for a frame of so many bytes.
+SealedFrame begin_sealed(std::size_t frame_bytes, const Capabilities& capabilities = {}) noexcept;
 
 /// Makes a refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes
 /// `refused`.
@@ -204,6 +244,8 @@ Result<Ready> decode_ready(std::span<const std::byte> body);
 Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
 Result<PathResponse> decode_path_response(std::span<const std::byte> body);
+Result<Authenticate> decode_authenticate(std::span<const std::byte> body);
+Result<Authenticated> decode_authenticated(std::span<const std::byte> body);
 /// A newer peer may send a status that we do not know, which counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
 

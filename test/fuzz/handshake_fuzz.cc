@@ -57,6 +57,12 @@ void run_bodies(std::span<const std::byte> body) {
   if (const auto shown = decode_path_response(body); !refused(shown)) {
     expect(same(encode(*shown).bytes().subspan(kHeaderBytes), body), "a path response's bytes");
   }
+  if (const auto request = decode_authenticate(body); !refused(request)) {
+    expect(same(encode(*request).bytes().subspan(kHeaderBytes), body), "a proof's bytes");
+  }
+  if (const auto answer = decode_authenticated(body); !refused(answer)) {
+    expect(same(encode(*answer).bytes().subspan(kHeaderBytes), body), "a proof's answer's bytes");
+  }
   for (const bool newer : {false, true}) {
     if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
   }
@@ -64,7 +70,12 @@ void run_bodies(std::span<const std::byte> body) {
 
 Frame encode_again(const Received& r) {
   const Capabilities capabilities{r.header.versions, r.header.features};
-  return std::visit([&](const auto& body) { return encode(body, capabilities); }, r.body);
+  return std::visit(
+      [&](const auto& body) {
+        if constexpr (requires { encode(body, capabilities); }) return encode(body, capabilities);
+        return Frame();  // a sealed frame, whose body is the control port's to open
+      },
+      r.body);
 }
 
 void check_received(const Received& r, std::span<const std::byte> frame, VersionRange ours) {
@@ -73,6 +84,7 @@ void check_received(const Received& r, std::span<const std::byte> frame, Version
   expect(h.version >= h.versions.min && h.version <= h.versions.max, "and theirs");
   expect(r.body.index() + 1 == static_cast<std::size_t>(h.kind), "a body is of its kind");
   if (const auto* refuse = std::get_if<Refuse>(&r.body)) return check_refuse(*refuse);
+  if (std::holds_alternative<Sealed>(r.body)) return;
   const Frame again = encode_again(r);
   // Fields that a newer version appended are unknown here.
   const std::size_t known = std::min(again.size, frame.size());
@@ -97,10 +109,11 @@ void run(std::span<const std::byte> data) {
   expect(magic.has_value(), "a frame with a good header has its magic");
   const KindSet kAny = kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse,
                              FrameKind::ready, FrameKind::open_session, FrameKind::session_opened,
-                             FrameKind::join_session, FrameKind::path_response);
+                             FrameKind::join_session, FrameKind::path_response,
+                             FrameKind::authenticate, FrameKind::authenticated, FrameKind::sealed);
   expect(!kAny.empty() && kAny.has(header->kind), "a frame is of a known kind");
   expect(to_string(header->kind) != "unknown", "a known kind has a name");
-  expect(header->body_length <= kFrameBytesMax - kHeaderBytes, "a body has its limit");
+  expect(header->body_length <= kSealedBytesMax, "a body has its limit");
   const auto body = std::span(frame).subspan(kHeaderBytes);
   const Bytes announced =
       alone(body.first(std::min<std::size_t>(body.size(), header->body_length)));
@@ -131,7 +144,11 @@ void sow(Seeds& seeds) {
     sow_frame(encode(OpenSession{without}, capabilities), ours);
     sow_frame(encode(JoinSession{sample_endpoint(), 5, 6}, capabilities), ours);
     sow_frame(encode(PathResponse{0x99aa}, capabilities), ours);
+    sow_frame(encode(Authenticate{{1, 2}, {3, 4}}, capabilities), ours);
+    sow_frame(encode(Authenticated{{5, 6}}, capabilities), ours);
   }
+  const std::byte first{};
+  seeds.add({{&first, 1}, begin_sealed(100).bytes()});
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }
 

@@ -108,6 +108,24 @@ TEST(GoldenBytes, FramesOfSessions) {
             "53504e570100010008000800000000001011121314151617");
 }
 
+TEST(GoldenBytes, FramesOfAnAuthentication) {
+  Authenticate request;
+  for (std::size_t i = 0; i < request.key.size(); ++i)
+    request.key[i] = static_cast<std::uint8_t>(0x10 + i);
+  for (std::size_t i = 0; i < request.message.size(); ++i)
+    request.message[i] = static_cast<std::uint8_t>(0x20 + i);
+  EXPECT_EQ(hex(encode(request, kCapabilities).bytes()),
+            "53504e57010203040900400005060708101112131415161718191a1b1c1d1e1f2021222324252627"
+            "28292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f404142434445464748494a4b4c4d4e4f");
+  Authenticated answer;
+  for (std::size_t i = 0; i < answer.message.size(); ++i)
+    answer.message[i] = static_cast<std::uint8_t>(0x40 + i);
+  EXPECT_EQ(hex(encode(answer).bytes()),
+            "53504e57010001000a00400000000000404142434445464748494a4b4c4d4e4f5051525354555657"
+            "58595a5b5c5d5e5f606162636465666768696a6b6c6d6e6f707172737475767778797a7b7c7d7e7f");
+  EXPECT_EQ(hex(begin_sealed(16).bytes()).substr(0, 32), "53504e57010001000b00200000000000");
+}
+
 TEST(GoldenBytes, PrivateDataOfRdmaCm) {
   EXPECT_EQ(hex(encode_cm(an_endpoint(), kCapabilities)),
             "53504e57010203040506070828292a2b303132333435363738393a3b3c3d3e3f4041424344454647262750"
