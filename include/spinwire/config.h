@@ -163,6 +163,18 @@ struct Config {
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 
+  /// Which peers may connect. Without a key, only this host: an engine listens at and connects to
+  /// loopback addresses alone, unless `open`.
+  struct Security {
+    /// A file of keys, read when the engine opens; spinwire-keygen makes one. Empty: no key. With
+    /// keys, every peer over TCP must prove one of them before it learns anything, and each frame
+    /// of a handshake travels encrypted. This end shows the first key of its file, and accepts each
+    /// of them. Connections through rdma_cm are refused; out-of-band ones are the application's
+    /// own.
+    std::string key_file;
+    bool open = false;  ///< without a key, let every host that reaches the listener connect
+  } security;
+
   struct Engine {
     ControlMode control = ControlMode::automatic;  ///< manual: poll() takes no control step
     Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s

@@ -18,6 +18,7 @@ constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kAutomaticOrOff{"automatic", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
 constexpr std::array<string_view, 3> kTransports{"automatic", "datagram", "connection"};
+constexpr std::array<string_view, 2> kBooleans{"false", "true"};
 // In Access order.
 constexpr std::array<string_view, 8> kAccess{
     "local",         "remote_read",        "remote_write",        "remote_read_write",
@@ -69,6 +70,10 @@ constexpr ConfigKey with_access(ConfigKey key) {
 #define SPINWIRE_CHOICE(section, Type, name, choices, help) \
   with_access<&Config::section, &Config::Type::name>(       \
       {#section, #name, ValueKind::choice, 0, std::ssize(choices) - 1, "", help, choices})
+
+#define SPINWIRE_BOOLEAN(section, Type, name, help)   \
+  with_access<&Config::section, &Config::Type::name>( \
+      {#section, #name, ValueKind::boolean, 0, 1, "", help, kBooleans})
 
 // clang-format off
 constexpr std::array kKeys{
@@ -211,6 +216,12 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(rpc, Rpc, target_rtt, duration, 0, kSecond, "",
                     "target round trip of congestion control; 0 disables it"),
 
+    ConfigKey{"security", "key_file", ValueKind::text, 0, 4095, "bytes",
+              "file with the keys that peers must prove; empty: no key, this host only", {}, nullptr,
+              nullptr, [](Config& config) -> std::string& { return config.security.key_file; }},
+    SPINWIRE_BOOLEAN(security, Security, open,
+                     "true: without a key, every host may connect"),
+
     SPINWIRE_CHOICE(engine, Engine, control, kControlModes,
                     "manual: poll() takes no control step"),
     SPINWIRE_NUMBER(engine, Engine, control_interval, duration, kMicrosecond, kSecond, "",
@@ -220,6 +231,7 @@ constexpr std::array kKeys{
 
 #undef SPINWIRE_NUMBER
 #undef SPINWIRE_CHOICE
+#undef SPINWIRE_BOOLEAN
 
 std::string upper(string_view text) {
   std::string result(text);
@@ -272,6 +284,7 @@ std::string environment_name(const ConfigKey& key) {
 }
 
 std::string range_text(const ConfigKey& key) {
+  if (key.kind == ValueKind::boolean) return "false or true";
   if (key.kind == ValueKind::choice) {
     std::string list;
     for (std::size_t i = 0; i < key.choices.size(); ++i) {
@@ -298,6 +311,7 @@ std::string remedy_text(const ConfigKey& key) {
     case ValueKind::duration:
       return fmt::format("give a text with a unit, such as \"100us\", in {}", range);
     case ValueKind::choice:
+    case ValueKind::boolean:
       break;
   }
   return fmt::format("give {}", range);
@@ -311,6 +325,7 @@ std::string value_text(const ConfigKey& key, std::int64_t value) {
     case ValueKind::duration:
       return base::duration_text(Nanoseconds(value));
     case ValueKind::choice:
+    case ValueKind::boolean:
       if (value >= 0 && value <= key.most) {
         return std::string(key.choices[static_cast<std::size_t>(value)]);
       }
@@ -330,7 +345,8 @@ std::string present_text(const ConfigKey& key, const Config& config) {
 std::string toml_value(const ConfigKey& key, const Config& config) {
   const std::string text = present_text(key, config);
   const bool digits_only = text.find_first_not_of("-0123456789") == std::string::npos;
-  return key.kind == ValueKind::text || digits_only ? text : quote(text);
+  const bool is_bare = key.kind == ValueKind::text || key.kind == ValueKind::boolean || digits_only;
+  return is_bare ? text : quote(text);
 }
 
 tl::expected<void, std::string> set_from_number(const ConfigKey& key, Config& config,
@@ -360,6 +376,7 @@ tl::expected<void, std::string> set_from_text(const ConfigKey& key, Config& conf
     case ValueKind::duration:
       return store(base::parse_duration(text).map([](Nanoseconds d) { return d.count(); }));
     case ValueKind::choice:
+    case ValueKind::boolean:
       break;
   }
   const auto found = std::find(key.choices.begin(), key.choices.end(), text);

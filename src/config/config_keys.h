@@ -13,10 +13,11 @@
 
 namespace spinwire::config {
 
-enum class ValueKind : std::uint8_t { text, integer, bytes, duration, choice };
+enum class ValueKind : std::uint8_t { text, integer, bytes, duration, choice, boolean };
 
 /// One setting. All kinds but text are held as a number: bytes, nanoseconds, or the index of a
-/// choice. `least` and `most` bound that number, or the length of a text.
+/// choice; a boolean is a choice of false and true. `least` and `most` bound that number, or the
+/// length of a text.
 struct ConfigKey {
   std::string_view section;
   std::string_view name;

@@ -104,6 +104,11 @@ class TableReader {
       const auto set = set_from_text(key, config_, text->get());
       return set ? std::string() : fmt::format("\"{}\" {}", text->get(), set.error());
     }
+    if (const auto* truth = value.as_boolean();
+        truth != nullptr && key.kind == ValueKind::boolean) {
+      key.set(config_, truth->get() ? 1 : 0);
+      return {};
+    }
     return fmt::format("it is {}", article(value));
   }
 

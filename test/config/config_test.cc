@@ -154,6 +154,17 @@ control_interval = "1500us"
   EXPECT_EQ(config.queues.send_depth, Config{}.queues.send_depth);
 }
 
+TEST(Config, ReadsBooleans) {
+  EXPECT_FALSE(Config{}.security.open);
+  EXPECT_TRUE(good("[security]\nopen = true").security.open);
+  EXPECT_FALSE(good("[security]\nopen = false").security.open);
+  EXPECT_TRUE(good("[security]\nopen = \"true\"").security.open);
+  for (const char* wrong : {"1", "\"yes\"", "\"\"", "1.0", "[]"}) {
+    const Error error = bad(std::string("[security]\nopen = ") + wrong);
+    EXPECT_EQ(error.remedy, "give false or true") << wrong;
+  }
+}
+
 TEST(Config, ReadsDottedAndInlineTables) {
   EXPECT_EQ(good("queues.send_depth = 64").queues.send_depth, 64u);
   EXPECT_EQ(good("queues = { send_depth = 32 }").queues.send_depth, 32u);
