@@ -82,7 +82,7 @@ endif
 
 BASE_FLAGS := -std=c++20 $(CXXFLAGS) $(WARNINGS) $(WERROR) \
   $(if $(findstring clang,$(CXX)),$(CLANG_WARNINGS)) $(CODEGEN) $(SANITIZE)
-LIBS := -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread
+LIBS := -libverbs -lrdmacm -lhugetlbfs -lsodium -lxxhash -lfmt -lpthread
 
 # Include paths of each part of the tree. Tools and examples have those of a user.
 GTEST := /usr/src/googletest/googletest

@@ -14,7 +14,7 @@ packages=(
   g++ make 'pkg-config|pkgconf'
   libibverbs-dev librdmacm-dev ibverbs-providers
   libhugetlbfs-dev libhugetlbfs0
-  libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
+  libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   # to test, check and measure
   googletest libbenchmark-dev valgrind python3
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'

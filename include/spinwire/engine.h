@@ -42,6 +42,16 @@ struct AllocateOptions {
   bool zeroed = false;         ///< all bytes are 0; takes time in proportion to their number
 };
 
+/// Handshakes of an engine with a key; see Config::Security.
+struct AuthenticationStats {
+  std::uint64_t authenticated = 0;  ///< their peers have proved a key; inbound and outbound
+  std::uint64_t no_proof = 0;       ///< inbound: the peer offered no proof
+  std::uint64_t unknown_key = 0;    ///< inbound: a proof of a key that is not in our file
+  std::uint64_t wrong_proof = 0;    ///< inbound: a forged proof, or one of a key with another name
+  std::uint64_t unproven_servers = 0;  ///< outbound: the server did not prove our key
+  std::uint64_t altered_frames = 0;    ///< altered, replayed or reordered after the proof
+};
+
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
@@ -57,6 +67,7 @@ struct EngineStats {
   std::uint64_t accepted = 0;            ///< inbound connections that became ready
   std::uint64_t connected = 0;           ///< outbound connections that became ready
   std::uint64_t handshakes_refused = 0;  ///< inbound handshakes that failed
+  AuthenticationStats authentication;
   std::uint64_t peers_lost = 0;
   std::uint64_t closed = 0;
   std::uint32_t connections = 0;        ///< in any state, including those of sessions
@@ -176,7 +187,8 @@ class SPINWIRE_API Engine {
  public:
   /// Opens the device, registers all memory, and posts the receives. The engine belongs to the
   /// calling thread. Set-up. Errors:
-  ///   bad_config  a setting is out of range, or does not fit the others
+  ///   bad_config  a setting is out of range, or does not fit the others; or the key file has no
+  ///               key, a line that is none, or rights for others than its owner
   ///   no_device   no such device, port or GID
   ///   no_memory   not enough memory, hugepages or locked memory. What the machine, its cgroup or
   ///               the process's limits do not have is refused before any of it is touched
@@ -216,7 +228,9 @@ class SPINWIRE_API Engine {
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
-  ///   unsupported       rdma_cm on this device, this IP version on this host, or atomics
+  ///   unauthenticated   other hosts reach the address, and there is no key; see Config::Security
+  ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
+  ///                     atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
@@ -224,7 +238,9 @@ class SPINWIRE_API Engine {
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
-  ///   unsupported       rdma_cm on this device, this IP version on this host, or atomics
+  ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
+  ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
+  ///                     atomics
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection
@@ -256,6 +272,7 @@ class SPINWIRE_API Engine {
   ///   invalid_argument  the address, the time-out or the window
   ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
   ///                     completion queue or a pool has not enough room
+  ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
   ///   unsupported       rpc.transport is "datagram", and the device has no datagrams; or this IP
   ///                     version on this host
   ///   no_device         the device is gone

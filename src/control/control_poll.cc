@@ -104,6 +104,7 @@ void ControlPort::report_no_memory(const Handshake& h) noexcept {
 void ControlPort::advance(Handshake& h) noexcept {
   with_dialogue(h, [&](auto& dialogue) {
     const Progress progress = h.exchange.advance();
+    if (has_keys()) count_authentication(h, progress);
     if constexpr (requires { dialogue.on_frame(*this, h); }) {
       if (progress == Progress::frame) return dialogue.on_frame(*this, h);
     }

@@ -54,6 +54,19 @@ void ControlPort::close() noexcept {
 
 // ---- listeners ----
 
+Result<void> ControlPort::check_reach(std::string_view asked, const Address& address) const {
+  if (has_keys() || options_.open || network_ != nullptr || address.is_loopback()) return {};
+  return base::fail(Status::unauthenticated, base::format("{} {}", asked, address.text().view()),
+                    "other hosts reach this address, and there is no key that they must prove",
+                    "set security.key_file (spinwire-keygen makes one), use a loopback address, or "
+                    "set security.open = true where every host is trusted");
+}
+
+Result<ListenerId> ControlPort::listen(const Address& at, std::shared_ptr<ListenerOwner> owner) {
+  if (auto may = check_reach("listen on", at); !may) return tl::unexpected(may.error());
+  return listeners_.listen(at, std::move(owner), network_);
+}
+
 Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner) {
   if (auto opened = open_cm_channel(); !opened) return tl::unexpected(opened.error());
   return listeners_.listen_cm(at, std::move(owner), cm_);
@@ -99,7 +112,8 @@ void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
   h->dialogue = Incoming{listener};
   h->exchange.adopt(std::move(accepted.fd), accepted.peer,
                     wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
-                                FrameKind::ready));
+                                FrameKind::ready),
+                    keys());
   schedule_timeout(*h);
   watch(*h);
   advance(*h);
@@ -121,7 +135,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.interest = Interest::none;
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
-  h.is_charged = h.is_challenged = false;
+  h.is_charged = h.is_challenged = h.is_authenticated = false;
   h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -130,6 +144,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
 
 Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
                                      const Dialogue& dialogue) {
+  if (auto may = check_reach("connect to", to); !may) return tl::unexpected(may.error());
   Handshake* const h = begin_handshake(false);
   if (h == nullptr) {
     return base::fail(Status::limit, base::format("connect to {}", to.str()),
@@ -137,7 +152,7 @@ Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
                       "wait until some are over, or raise connections.handshakes");
   }
   h->dialogue = dialogue;
-  if (auto begun = h->exchange.connect(to, expected, network_); !begun) {
+  if (auto begun = h->exchange.connect(to, expected, network_, keys()); !begun) {
     drop(*h);
     return tl::unexpected(begun.error());
   }
@@ -272,6 +287,27 @@ void ControlPort::send(Handshake& h, const wire::Frame& frame) noexcept {
     base::log(LogLevel::error, "{}: the handshake's send queue is full", h.exchange.peer_address());
 }
 
+/// Strangers can fail as often as they like, so the log has one message a second.
+void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept {
+  if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
+    h.is_authenticated = true;
+    h.waits_since = heard_time_;
+    ++authentication_.authenticated;
+  }
+  const AuthenticationFailure why = h.exchange.authentication_failure();
+  if (progress != Progress::failed || why == AuthenticationFailure::none) return;
+  ++authentication_.failures[static_cast<std::size_t>(why)];
+  ++unreported_failures_;
+  if (clock_.now() < next_failure_report_) return;
+  constexpr Nanoseconds kBetweenReports = std::chrono::seconds(1);
+  next_failure_report_ = clock_.now() + clock_.ticks(kBetweenReports);
+  base::log(LogLevel::warning, "{}{}", h.exchange.error().message(),
+            unreported_failures_ > 1
+                ? base::format(" ({} more since the last message)", unreported_failures_ - 1)
+                : std::string());
+  unreported_failures_ = 0;
+}
+
 void ControlPort::schedule_timeout(Handshake& h) noexcept {
   timers_.reschedule(h.timer, clock_.now() + clock_.ticks(options_.handshake_timeout));
 }
@@ -321,7 +357,9 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   unhold(h);
   if (h.inbound) {
     count_refusal();
-    base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
+    // advance() has reported what is not authenticated.
+    if (h.exchange.authentication_failure() == AuthenticationFailure::none)
+      base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
   }
   const wire::Refuse refusal = wire::make_refuse(why.status, why.message());
   if (h.request != nullptr) {

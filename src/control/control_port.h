@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "control/address_resolver.h"
 #include "control/dialogues.h"
 #include "control/epoll_set.h"
+#include "control/key_ring.h"
 #include "control/listeners.h"
 #include "control/owners.h"
 #include "control/rdma_cm.h"
@@ -31,6 +33,15 @@ struct ControlOptions {
   std::uint32_t half_open = 0;       ///< inbound connections among them, which their owner limits
   Nanoseconds handshake_timeout{0};  ///< of a peer that asks for something
   std::uint64_t incarnation = 0;     ///< of this engine
+  /// Without a key, other hosts may be reached, too.
+  bool open = false;
+};
+
+/// Counts of the peers of a port that has keys.
+struct AuthenticationCounts {
+  std::uint64_t authenticated = 0;  ///< handshakes whose peer has proved a key, in each direction
+  /// Handshakes that failed, by AuthenticationFailure.
+  std::array<std::uint64_t, kAuthenticationFailures> failures{};
 };
 
 /// Timer::kind of handshakes in the timer wheel that the port shares.
@@ -47,6 +58,14 @@ class ControlPort {
 
   /// `network`: a simulated one; null: the system's. Errors: limit, no_memory, system.
   Result<void> open(Network* network = nullptr);
+  /// Sets the keys: from now on every peer must prove one of them over TCP, and is shown the first
+  /// of them. Set-up: before the first listener or handshake.
+  void set_keys(KeyRing keys) noexcept { keys_ = std::move(keys); }
+  [[nodiscard]] bool has_keys() const noexcept { return !keys_.empty(); }
+  /// Whether this end may listen at, or connect to, an address: without a key, only within this
+  /// host, unless ControlOptions::open. A simulated network is within this host. Errors:
+  /// unauthenticated.
+  [[nodiscard]] Result<void> check_reach(std::string_view asked, const Address& address) const;
   /// Drops every handshake and listener without notice to peers.
   void close() noexcept;
 
@@ -58,10 +77,8 @@ class ControlPort {
   static constexpr Nanoseconds kTimePerPoll = std::chrono::microseconds(200);
   void on_timer(base::Timer& timer) noexcept;
 
-  // Listeners. Errors of listen(): those of ListenSocket::open() and CmId::listen().
-  Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner) {
-    return listeners_.listen(at, std::move(owner), network_);
-  }
+  // Listeners. Errors of listen(): those of check_reach(), ListenSocket::open() and CmId::listen().
+  Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner);
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
   /// Stops a listener. Handshakes that have passed their first frame continue.
   void stop_listening(ListenerId id) noexcept { listeners_.stop(id); }
@@ -70,7 +87,8 @@ class ControlPort {
   /// The address of a listener; empty once it is stopped. May throw std::bad_alloc.
   [[nodiscard]] std::string address_of(ListenerId id) const { return listeners_.address_of(id); }
 
-  // Outbound handshakes. Errors: limit (connections.handshakes), and those of Exchange::connect().
+  // Outbound handshakes. Errors: limit (connections.handshakes), and those of check_reach() and
+  // Exchange::connect().
   /// Begins to connect; assign() and ask() follow.
   Result<HandshakeId> connect(const Address& to, ConnectionOwner& owner) {
     return dial_connection(to, {{&owner}});
@@ -140,6 +158,9 @@ class ControlPort {
   [[nodiscard]] std::uint32_t handshakes() const noexcept { return inbound_ + outbound_; }
   /// Peers that were refused, or dropped because they sent nothing valid.
   [[nodiscard]] std::uint64_t refusals() const noexcept { return refusals_; }
+  [[nodiscard]] const AuthenticationCounts& authentication() const noexcept {
+    return authentication_;
+  }
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return options_.incarnation; }
 
  private:
@@ -172,6 +193,8 @@ class ControlPort {
   }
   static void report_no_memory(const Handshake& h) noexcept;
   void advance(Handshake& h) noexcept;
+  void count_authentication(Handshake& h, Progress progress) noexcept;
+  [[nodiscard]] const KeyRing* keys() const noexcept { return has_keys() ? &keys_ : nullptr; }
   void send(Handshake& h, const wire::Frame& frame) noexcept;
   void watch(Handshake& h) noexcept;
   void refuse(Handshake& h, const Error& why) noexcept;
@@ -253,6 +276,10 @@ class ControlPort {
   void on_cm_request(const CmEvent& event);
 
   ControlOptions options_;
+  KeyRing keys_;
+  AuthenticationCounts authentication_;
+  std::uint64_t unreported_failures_ = 0;  ///< to authenticate, since the last log message
+  std::uint64_t next_failure_report_ = 0;  ///< tick
   const Clock& clock_;
   base::TimerWheel& timers_;
   Network* network_ = nullptr;

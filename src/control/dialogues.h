@@ -225,6 +225,7 @@ struct Handshake {
   HeldFor held_for = HeldFor::nothing;
   bool is_charged = false;                   ///< its resolution counts in ResolutionLimits
   bool is_challenged = false;                ///< its path validation counts
+  bool is_authenticated = false;             ///< the peer has proved a key, and counts
   std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending
   std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then
   std::uint64_t waits_since = 0;  ///< ControlPort::heard_time_ at the dialogue's last step

@@ -32,23 +32,26 @@ std::string names(wire::KindSet set) {
 
 }  // namespace
 
-Result<void> Exchange::connect(const Address& remote, wire::KindSet expected,
-                               Network* network) noexcept {
+Result<void> Exchange::connect(const Address& remote, wire::KindSet expected, Network* network,
+                               const KeyRing* keys) noexcept {
   return base::no_throw("connect", [&]() -> Result<void> {
     reset();
     auto socket = begin_connect(remote, network);
     if (!socket) return tl::make_unexpected(std::move(socket.error()));
     socket_ = std::move(*socket);
     begin(remote, expected);
+    channel_.begin(keys, true);
     enter(State::connecting);
     return {};
   });
 }
 
-void Exchange::adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected) noexcept {
+void Exchange::adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected,
+                     const KeyRing* keys) noexcept {
   reset();
   socket_ = {std::move(fd), 0};
   begin(peer, expected);
+  channel_.begin(keys, false);
   enter(State::open);
 }
 
@@ -60,17 +63,28 @@ void Exchange::begin(const Address& peer, wire::KindSet expected) noexcept {
 
 Status Exchange::send(const wire::Frame& frame) noexcept {
   if (state_ != State::connecting && state_ != State::open) return Status::not_connected;
-  if (out_end_ - out_begin_ + frame.size > kQueueRoom) return Status::would_block;
+  if (!channel_.is_open()) {
+    if (waiting_ == held_.size()) return Status::would_block;
+    held_[waiting_++] = frame;
+    return Status::ok;
+  }
+  const std::size_t overhead = channel_.seals() ? wire::kHeaderBytes + wire::kSealTagBytes : 0;
+  const std::size_t room = 2 * (sizeof(wire::Frame::storage) + overhead);
+  if (out_end_ - out_begin_ + frame.size + overhead > room) return Status::would_block;
   queue(frame);
   return Status::ok;
 }
 
-void Exchange::queue(const wire::Frame& frame) noexcept {
+void Exchange::queue(std::span<const std::byte> bytes) noexcept {
   std::memmove(out_.data(), out_.data() + out_begin_, out_end_ - out_begin_);
   out_end_ -= out_begin_;
   out_begin_ = 0;
-  std::memcpy(out_.data() + out_end_, frame.storage.data(), frame.size);
-  out_end_ += frame.size;
+  std::memcpy(out_.data() + out_end_, bytes.data(), bytes.size());
+  out_end_ += bytes.size();
+}
+
+void Exchange::queue(const wire::Frame& frame) noexcept {
+  channel_.seals() ? queue(channel_.seal(frame).bytes()) : queue(frame.bytes());
 }
 
 Progress Exchange::advance() noexcept {
@@ -104,6 +118,7 @@ Progress Exchange::finish_connecting() {
   if (!connected) return fail(std::move(connected.error()), false);
   if (!*connected) return Progress::waiting;
   enter(State::open);
+  if (!channel_.is_open() && !request_authentication()) return Progress::failed;
   return pump();
 }
 
@@ -111,7 +126,8 @@ Progress Exchange::pump() {
   // If the peer refuses and closes, our write fails while its refusal waits to be read. So read
   // before reporting the write error.
   const int write_error = write_out();
-  const Progress progress = expected_.empty() ? read_surplus() : read_frame();
+  const bool reads = !expected_.empty() || !channel_.is_open();
+  const Progress progress = reads ? read_frame() : read_surplus();
   if (write_error == 0 || progress == Progress::frame || progress == Progress::failed) {
     return progress;
   }
@@ -120,7 +136,7 @@ Progress Exchange::pump() {
 }
 
 int Exchange::write_out() noexcept {
-  if (all_sent()) return 0;
+  if (queue_is_empty()) return 0;
   const ssize_t sent =
       ::send(fd(), out_.data() + out_begin_, out_end_ - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) return transient(errno) ? 0 : errno;
@@ -155,23 +171,51 @@ Progress Exchange::decode_header() {
   auto header = wire::decode_header(seen);
   if (!header) return fail(std::move(header.error()), true);
   header_ = *header;
-  if (expected_.has(header_.kind)) return Progress::waiting;
+  return next_kinds().has(header_.kind) ? Progress::waiting : unexpected(header_, next_kinds());
+}
+
+Progress Exchange::unexpected(const wire::FrameHeader& header, wire::KindSet expected) {
+  if (channel_.state() == SecureChannel::State::awaits_request) {
+    return fail_authentication(
+        AuthenticationFailure::no_proof,
+        base::format("it begins with a frame of kind {}, and offers no proof of a key",
+                     wire::to_string(header.kind)));
+  }
+  if (header.kind == FrameKind::authenticate && channel_.state() == SecureChannel::State::off) {
+    return fail(
+        base::make_error(Status::unauthenticated, base::format("authenticate {}", peer_address()),
+                         "the peer has a key, and this end has none",
+                         "give both ends the same security.key_file, or none"),
+        true);
+  }
   return fail(
       base::make_error(Status::protocol,
-                       base::format("receive {} from {}", names(expected_), peer_address()),
-                       base::format("a frame of kind {}", wire::to_string(header_.kind)),
+                       base::format("receive {} from {}", names(expected), peer_address()),
+                       base::format("a frame of kind {}", wire::to_string(header.kind)),
                        "check that one end connects and the other listens, and that both ends run "
                        "compatible releases of Spinwire"),
       true);
 }
 
 Progress Exchange::decode_body() {
+  if (header_.kind == FrameKind::sealed) return open_sealed();
   const auto body =
       std::span<const std::byte>(in_).subspan(wire::kHeaderBytes, header_.body_length);
-  auto received = wire::decode_body(header_, body);
+  return on_frame(header_, body);
+}
+
+Progress Exchange::on_frame(const wire::FrameHeader& header, std::span<const std::byte> body) {
+  auto received = wire::decode_body(header, body);
   if (!received) return fail(std::move(received.error()), true);
-  received_ = *received;
   have_ = 0;
+  if (!channel_.is_open()) {
+    if (const auto* request = std::get_if<wire::Authenticate>(&received->body))
+      return on_request(*request);
+    if (const auto* answer = std::get_if<wire::Authenticated>(&received->body))
+      return on_answer(*answer);
+    return on_early_refusal(std::get<wire::Refuse>(received->body));
+  }
+  received_ = *received;
   expected_ = {};
   return Progress::frame;
 }
@@ -199,7 +243,7 @@ Progress Exchange::end_of_stream() {
   const std::size_t whole = wire::kHeaderBytes + (headed ? header_.body_length : 0u);
   return fail(
       base::make_error(Status::peer_lost,
-                       base::format("receive {} from {}", names(expected_), peer_address()),
+                       base::format("receive {} from {}", names(next_kinds()), peer_address()),
                        base::format("the stream ended after {} of {} bytes of a {}", have_, whole,
                                     headed ? wire::to_string(header_.kind) : "header"),
                        "see the peer's own log for why it closed the connection"),
@@ -221,14 +265,21 @@ Progress Exchange::refuse(const wire::Refuse& refusal) noexcept {
     case State::refusing:
       return linger();
   }
-  queue(wire::encode(refusal));
+  if (!channel_.is_open() && channel_.is_client()) {
+    enter(State::closed);
+    return Progress::closed;
+  }
+  // Equal for every peer and every reason: it says nothing of this end but that it has a key.
+  channel_.is_open()
+      ? queue(wire::encode(refusal))
+      : queue(wire::encode(wire::make_refuse(Status::refused, "authentication required")));
   enter(State::refusing);
   return linger();
 }
 
 Progress Exchange::linger() noexcept {
   const bool broken = write_out() != 0;
-  if (!broken && !all_sent()) return Progress::waiting;
+  if (!broken && !queue_is_empty()) return Progress::waiting;
   if (!broken && !shut_) {
     ::shutdown(fd(), SHUT_WR);
     shut_ = true;
@@ -252,7 +303,9 @@ void Exchange::reset() noexcept {
   answerable_ = false;
   shut_ = false;
   expected_ = {};
-  have_ = out_begin_ = out_end_ = discarded_ = 0;
+  have_ = out_begin_ = out_end_ = discarded_ = waiting_ = 0;
+  failure_ = AuthenticationFailure::none;
+  channel_.reset();
   remote_ = {};
   peer_text_ = {};
   (void)std::exchange(error_, {});  // frees its texts, which an assignment would keep for reuse
@@ -264,7 +317,7 @@ Interest Exchange::interest() const noexcept {
       return Interest::write;
     case State::open:
     case State::refusing:
-      return all_sent() ? Interest::read : Interest::read_write;
+      return queue_is_empty() ? Interest::read : Interest::read_write;
     case State::idle:
     case State::closed:
     case State::failed:
@@ -273,7 +326,12 @@ Interest Exchange::interest() const noexcept {
   return Interest::none;
 }
 
+/// A peer that sends another frame first has not proved the key.
 Progress Exchange::fail(Error error, bool answerable) noexcept {
+  if (answerable && !channel_.is_open() && failure_ == AuthenticationFailure::none) {
+    failure_ = channel_.is_client() ? AuthenticationFailure::unproven_server
+                                    : AuthenticationFailure::no_proof;
+  }
   error_ = std::move(error);
   answerable_ = answerable;
   enter(State::failed);

@@ -1,7 +1,9 @@
 // One handshake over one TCP socket: a pipe of whole, checked frames that never blocks. The
 // exchange knows the framing and the expected kinds of frame; its owner decides what to send and
 // when to give up. Buffers are members, so that exchanges can be pooled. Only an error's text takes
-// heap.
+// heap. With a key, the exchange authenticates the peer first, and encrypts all frames: its owner
+// sees no frame of a peer that has not proved the key, and a peer without it gets no frame but a
+// refusal that says the same to all.
 #pragma once
 
 #include <array>
@@ -12,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "control/address.h"
 #include "control/epoll_set.h"
+#include "control/secure_channel.h"
 #include "control/socket.h"
 #include "spinwire/status.h"
 #include "wire/handshake.h"
@@ -43,29 +46,33 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   /// Resets the exchange and begins to connect, on a simulated network if one is given. advance()
-  /// reports the network's answer. Errors of this host: invalid_argument, limit, no_memory, system.
-  Result<void> connect(const Address& remote, wire::KindSet expected,
-                       Network* network = nullptr) noexcept;
-  /// Resets the exchange and takes over a connected stream socket.
-  void adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected) noexcept;
+  /// reports the network's answer. `keys`: the peer must prove the first of them; they must outlive
+  /// the exchange; null: no key. Errors of this host: invalid_argument, limit, no_memory, system.
+  Result<void> connect(const Address& remote, wire::KindSet expected, Network* network = nullptr,
+                       const KeyRing* keys = nullptr) noexcept;
+  /// Resets the exchange and takes over a connected stream socket. `keys`: the peer must prove one
+  /// of them.
+  void adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected,
+             const KeyRing* keys = nullptr) noexcept;
 
   /// Sets the kinds that the next frame may have. A received frame empties the set. While the set
   /// is empty, any byte that arrives is an error.
   void expect(wire::KindSet expected) noexcept { expected_ = expected; }
 
-  /// Queues a frame for the next advance(). There is room for two of the longest frames. Errors:
-  /// would_block, not_connected.
+  /// Queues a frame for the next advance(), or until the peer has proved the key. There is room for
+  /// two of the longest frames. Errors: would_block, not_connected.
   Status send(const wire::Frame& frame) noexcept;
 
   /// Sends queued bytes and receives bytes. Makes at most seven system calls in the step that
-  /// completes a connect, and three in other steps. Bytes of a following frame stay in the socket,
-  /// which therefore stays readable.
+  /// completes a connect, five in the step that authenticates the peer, and three in other steps.
+  /// Bytes of a following frame stay in the socket, which therefore stays readable.
   Progress advance() noexcept;
 
   /// Refuses the peer: sends all queued frames and a refusal, ends our direction, and waits in
   /// advance() until the peer has ended its own direction. Closing earlier could destroy the
-  /// refusal in flight. Sends nothing to a peer that is not Spinwire or cannot be reached. Answers
-  /// like advance(). Call reset() at `closed`, or when the time-out has passed.
+  /// refusal in flight. Sends nothing to a peer that is not Spinwire or cannot be reached, nor to a
+  /// server that has not proved the key. A client that has not proved it is told only that it must.
+  /// Answers like advance(). Call reset() at `closed`, or when the time-out has passed.
   Progress refuse(const wire::Refuse& refusal) noexcept;
 
   /// Closes the socket and returns to the initial state.
@@ -77,12 +84,19 @@ class Exchange {
   /// The events to watch the socket for, by the state and the queue.
   [[nodiscard]] Interest interest() const noexcept;
   /// Whether all queued bytes are sent.
-  [[nodiscard]] bool all_sent() const noexcept { return out_begin_ == out_end_; }
+  [[nodiscard]] bool all_sent() const noexcept { return queue_is_empty() && waiting_ == 0; }
   /// The last reported frame; valid until the next advance().
   [[nodiscard]] const wire::Received& received() const noexcept { return received_; }
   /// Why advance() answered `failed`. For the peer's bytes: protocol or unsupported. For the
-  /// connection: peer_lost, refused, timed_out, limit, no_memory or system.
+  /// connection: peer_lost, refused, timed_out, limit, no_memory or system. For a peer that has not
+  /// proved the key: unauthenticated.
   [[nodiscard]] const Error& error() const noexcept { return error_; }
+  /// Whether the peer has not proved the key, and why.
+  [[nodiscard]] AuthenticationFailure authentication_failure() const noexcept { return failure_; }
+  /// The key that the peer has proved. Null: none.
+  [[nodiscard]] const Key* proved_key() const noexcept {
+    return channel_.seals() ? channel_.key() : nullptr;
+  }
   [[nodiscard]] const Address& peer() const noexcept { return remote_; }
   /// "address:port" of the other end.
   [[nodiscard]] std::string_view peer_address() const noexcept { return peer_text_.view(); }
@@ -90,8 +104,9 @@ class Exchange {
   [[nodiscard]] Result<Address> local() const { return local_address(fd()); }
 
  private:
-  static constexpr std::size_t kFrameRoom = sizeof(wire::Frame::storage);
+  static constexpr std::size_t kFrameRoom = sizeof(wire::SealedFrame::storage);
   static constexpr std::size_t kQueueRoom = 2 * kFrameRoom;
+  static constexpr std::size_t kReadRoom = wire::kHeaderBytes + wire::kSealedBytesMax;
 
   Progress step();
   Progress finish_connecting();
@@ -99,10 +114,28 @@ class Exchange {
   Progress read_frame();
   Progress decode_header();
   Progress decode_body();
+  Progress on_frame(const wire::FrameHeader& header, std::span<const std::byte> body);
+  // exchange_authentication.cc
+  bool request_authentication();
+  Progress on_request(const wire::Authenticate& request);
+  Progress on_answer(const wire::Authenticated& answer);
+  Progress on_early_refusal(const wire::Refuse& refusal);
+  Progress send_waiting() noexcept;
+  Progress open_sealed();
+  Progress fail_authentication(AuthenticationFailure why, std::string found);
+  [[nodiscard]] SecureChannel::Header raw_header() const noexcept;
+  Progress unexpected(const wire::FrameHeader& header, wire::KindSet expected);
+  /// The kinds of the next frame on the stream.
+  [[nodiscard]] wire::KindSet next_kinds() const noexcept {
+    return channel_.state() == SecureChannel::State::off ? expected_ : channel_.expected();
+  }
+  [[nodiscard]] bool queue_is_empty() const noexcept { return out_begin_ == out_end_; }
   Progress read_surplus();
   Progress end_of_stream();
   Progress linger() noexcept;
   [[nodiscard]] int write_out() noexcept;
+  void queue(std::span<const std::byte> bytes) noexcept;
+  /// Queues a frame, sealed if the peer has proved the key.
   void queue(const wire::Frame& frame) noexcept;
   void begin(const Address& peer, wire::KindSet expected) noexcept;
   void enter(State state) noexcept { state_ = state; }
@@ -124,8 +157,13 @@ class Exchange {
   Address remote_;
   AddressText peer_text_;
   Error error_;
-  std::array<std::byte, wire::kFrameBytesMax> in_;
-  std::array<std::byte, kQueueRoom + kFrameRoom> out_;  ///< the last room is for the refusal
+  AuthenticationFailure failure_ = AuthenticationFailure::none;
+  SecureChannel channel_;
+  std::size_t waiting_ = 0;          ///< frames in held_
+  std::array<wire::Frame, 2> held_;  ///< until the peer has proved the key
+  std::array<std::byte, kReadRoom> in_;
+  /// The last two rooms are for our proof and for the refusal.
+  std::array<std::byte, kQueueRoom + 2 * kFrameRoom> out_;
 };
 
 }  // namespace spinwire::control

@@ -40,7 +40,7 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
     : guard(std::move(owner)),
       context(config, clock),
       control({config.connections.handshakes, config::half_open_connections(config.connections),
-               config.connections.handshake_timeout, context.incarnation},
+               config.connections.handshake_timeout, context.incarnation, config.security.open},
               context.clock, context.timers),
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule),
@@ -54,6 +54,11 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
 
 Result<void> EngineCore::open(const OpenOptions& options) {
   const Config& c = context.config;
+  if (!c.security.key_file.empty()) {
+    auto keys = control::KeyRing::load(c.security.key_file);
+    if (!keys) return tl::unexpected(keys.error());
+    control.set_keys(std::move(*keys));
+  }
   auto device = verbs::Device::open(engine::device_options(c, context.clock), options.providers);
   if (!device) return tl::unexpected(device.error());
   context.device = std::move(*device);

@@ -150,11 +150,30 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
     if (!node->engine) continue;
     const EngineStats s = node->engine.stats();
     const RpcStats r = node->engine.rpc_stats();
-    for (const std::uint64_t value :
-         {s.polls, s.completions, s.control_steps, s.messages_sent, s.messages_received,
-          s.doorbells, s.receives_posted, r.calls, r.replies, r.retransmitted_requests, r.served,
-          r.retransmitted_replies, r.dropped_replies, r.duplicates, r.late_replies, r.bad_datagrams,
-          r.send_queue_full})
+    const AuthenticationStats& a = s.authentication;
+    for (const std::uint64_t value : {a.authenticated,
+                                      a.no_proof,
+                                      a.unknown_key,
+                                      a.wrong_proof,
+                                      a.unproven_servers,
+                                      a.altered_frames,
+                                      s.polls,
+                                      s.completions,
+                                      s.control_steps,
+                                      s.messages_sent,
+                                      s.messages_received,
+                                      s.doorbells,
+                                      s.receives_posted,
+                                      r.calls,
+                                      r.replies,
+                                      r.retransmitted_requests,
+                                      r.served,
+                                      r.retransmitted_replies,
+                                      r.dropped_replies,
+                                      r.duplicates,
+                                      r.late_replies,
+                                      r.bad_datagrams,
+                                      r.send_queue_full})
       add(value);
   }
   return base::Random::mix(sum);

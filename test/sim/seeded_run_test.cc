@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "control/key_files.h"
 #include "own_process.h"
 #include "sim/serving_nodes.h"
 
@@ -20,8 +21,8 @@ NetworkFaults rough() {
   return f;
 }
 
-std::uint64_t trace_of(std::uint64_t seed) {
-  ServingNodes world(seed, 4);
+std::uint64_t trace_of(std::uint64_t seed, const Config& config = watchful()) {
+  ServingNodes world(seed, 4, config);
   EXPECT_TRUE(world.sim.set_faults(rough()));
   for (NodeId node = 0; node < 4; ++node)
     EXPECT_EQ(ServingNodes::good(world.call(world.ready(node, 3 - node), 8)), 8u);
@@ -37,6 +38,34 @@ TEST(Sim, TheSameSeedIsTheSameRun) {
   const std::uint64_t first = trace_of(11);
   EXPECT_EQ(trace_of(11), first);
   EXPECT_NE(trace_of(12), first);
+}
+
+TEST(Sim, NodesWithKeysRepeatTheirRun) {
+  const key_files::KeyFile file(key_files::line("2026", 'a'));
+  Config config = watchful();
+  config.security.key_file = file.path();
+  const std::uint64_t first = trace_of(11, config);
+  EXPECT_EQ(trace_of(11, config), first);
+  EXPECT_NE(trace_of(11), first) << "authentication takes steps of its own";
+  ServingNodes world(11, 2, config);
+  (void)world.ready(0, 1);
+  EXPECT_EQ(world.sim.engine(1).stats().authentication.authenticated, 1u);
+}
+
+TEST(Sim, NodesWithOtherKeysDoNotMeet) {
+  const key_files::KeyFile ours(key_files::line("2026", 'a')), theirs(key_files::line("2026", 'b'));
+  ServingNodes world(5, 1, [&] {
+    Config config = watchful();
+    config.security.key_file = ours.path();
+    return config;
+  }());
+  Config other = watchful();
+  other.security.key_file = theirs.path();
+  ASSERT_TRUE(world.sim.add(other));
+  (void)world.open(1, 0);
+  EXPECT_TRUE(world.sim.run_until([&] { return !world.closed.empty(); }, 1s));
+  EXPECT_EQ(world.closed.at(0).status, Status::unauthenticated);
+  EXPECT_EQ(world.sim.engine(0).stats().authentication.unknown_key, 1u);
 }
 
 TEST(Sim, WhatIsNotedIsInTheTrace) {

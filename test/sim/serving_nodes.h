@@ -31,10 +31,11 @@ inline Config watchful() {
 
 /// Nodes that serve an echo, and a record of the calls between them.
 struct ServingNodes {
-  explicit ServingNodes(std::uint64_t seed, std::uint32_t nodes = 2)
+  explicit ServingNodes(std::uint64_t seed, std::uint32_t nodes = 2,
+                        const Config& config = watchful())
       : sim(Simulation::create(seed).value()), homes(nodes) {
     for (NodeId node = 0; node < nodes; ++node) {
-      const auto added = sim.add(watchful());
+      const auto added = sim.add(config);
       EXPECT_TRUE(added) << added.error().message();
       open_house(node);
     }

@@ -193,7 +193,8 @@ IsTriedByTheSpecification() {
 RunsTheTools() {
   local status=0
   # shellcheck disable=SC2016
-  timeout 200 "$vm" --timeout 150 --env SPINWIRE_DEVICE_NAME=rxe0 -- bash -c '
+  timeout 200 "$vm" --timeout 150 --env SPINWIRE_DEVICE_NAME=rxe0 \
+    --env SPINWIRE_SECURITY_OPEN=true -- bash -c '
     set -e
     "$0/spinwire-devices"
     "$0/echo" both --count 200

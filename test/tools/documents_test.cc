@@ -57,11 +57,12 @@ TEST_F(SlowTools, ReadmeProgramCompilesAndRuns) {
   ASSERT_TRUE(is_program(examples[0]));
   const Folder folder;
   std::ofstream(folder / "hello.cc") << examples[0];
-  const std::string command =
-      "g++ -std=c++20 -Wall -Wextra -Werror -Iinclude '" + (folder / "hello.cc") + "' -o '" +
-      (folder / "hello") + "' '" + bin() +
-      "/../lib/libspinwire.a' -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread && '" +
-      (folder / "hello") + "'";
+  const std::string command = "g++ -std=c++20 -Wall -Wextra -Werror -Iinclude '" +
+                              (folder / "hello.cc") + "' -o '" + (folder / "hello") + "' '" +
+                              bin() +
+                              "/../lib/libspinwire.a' -libverbs -lrdmacm -lhugetlbfs -lsodium "
+                              "-lxxhash -lfmt -lpthread && '" +
+                              (folder / "hello") + "'";
   Program shell({"/bin/sh", "-c", command});
   EXPECT_EQ(shell.wait(), 0) << shell.err();
   EXPECT_EQ(shell.out(), "hello\n");

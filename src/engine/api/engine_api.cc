@@ -202,6 +202,14 @@ EngineStats Engine::stats() const noexcept {
   if (core == nullptr) return {};
   EngineStats stats = agent::stats(core->context);
   stats.handshakes_refused = core->control.refusals();
+  const auto& counts = core->control.authentication();
+  const auto failures = [&](control::AuthenticationFailure why) {
+    return counts.failures[static_cast<std::size_t>(why)];
+  };
+  using enum control::AuthenticationFailure;
+  stats.authentication = {counts.authenticated,      failures(no_proof),
+                          failures(unknown_key),     failures(wrong_proof),
+                          failures(unproven_server), failures(altered_frame)};
   return stats;
 }
 

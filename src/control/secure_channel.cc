@@ -1,0 +1,150 @@
+#include "control/secure_channel.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/random.h"
+
+namespace spinwire::control {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+constexpr std::string_view kContext = "spinwire control port, client to server";
+
+static_assert(sizeof(wire::Authenticate::message) == kNoiseMessageBytes &&
+              wire::kAuthenticatedBytes == kNoiseMessageBytes + wire::kHeaderBytes &&
+              wire::kSealTagBytes == kNoiseTagBytes);
+
+/// The header of a frame whose fields are known.
+Bytes header_of(const wire::Frame& frame) noexcept {
+  return frame.bytes().first(wire::kHeaderBytes);
+}
+
+/// Room for the payload of an empty message.
+std::byte nothing{};
+
+Result<NoiseSecret> make_ephemeral() {
+  NoiseSecret secret;
+  if (auto made = base::random_bytes(std::as_writable_bytes(std::span(secret.bytes))); !made)
+    return tl::unexpected(made.error());
+  return secret;
+}
+
+}  // namespace
+
+void SecureChannel::begin(const KeyRing* keys, bool is_client) noexcept {
+  reset();
+  if (keys == nullptr) return;
+  keys_ = keys;
+  is_client_ = is_client;
+  state_ = is_client ? State::before_request : State::awaits_request;
+}
+
+void SecureChannel::reset() noexcept {
+  if (state_ == State::off) return;
+  state_ = State::off;
+  keys_ = nullptr;
+  key_ = nullptr;
+  noise_.clear();
+  sending_.clear();
+  receiving_.clear();
+}
+
+wire::KindSet SecureChannel::expected() const noexcept {
+  using wire::FrameKind;
+  switch (state_) {
+    case State::awaits_request:
+      return wire::kinds(FrameKind::authenticate);
+    case State::before_request:
+    case State::awaits_answer:
+      return wire::kinds(FrameKind::authenticated, FrameKind::refuse);
+    case State::authenticated:
+      return wire::kinds(FrameKind::sealed);
+    case State::off:
+      break;
+  }
+  return {};
+}
+
+/// The prologue: context, header, identity of the key, and its name behind its length.
+void SecureChannel::begin_noise(const Key& key, Bytes header) noexcept {
+  std::array<std::byte, 256> prologue;
+  std::size_t size = 0;
+  const auto put = [&](Bytes bytes) {
+    std::memcpy(prologue.data() + size, bytes.data(), bytes.size());
+    size += bytes.size();
+  };
+  const auto length = static_cast<std::byte>(key.name.size());
+  put(std::as_bytes(std::span(kContext)));
+  put(header);
+  put(std::as_bytes(std::span(key.id)));
+  put(std::span(&length, 1));
+  put(std::as_bytes(std::span(key.name)));
+  key_ = &key;
+  noise_.begin(key.psk, std::span(prologue).first(size));
+}
+
+Result<wire::Frame> SecureChannel::make_request() {
+  const auto ephemeral = make_ephemeral();
+  if (!ephemeral) return tl::unexpected(ephemeral.error());
+  const Key& key = keys_->first();
+  wire::Authenticate request{key.id, {}};
+  begin_noise(key, header_of(wire::encode(request)));
+  if (!noise_.write_first(*ephemeral, {},
+                          std::as_writable_bytes(std::span(request.message)).data()))
+    return tl::unexpected(Error{Status::system, "authenticate", "the handshake cannot begin", ""});
+  state_ = State::awaits_answer;
+  return wire::encode(request);
+}
+
+Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
+                                                          const wire::Authenticate& request,
+                                                          wire::Frame& answer) {
+  const Key* const key = keys_->find(request.key);
+  if (key == nullptr) return AuthenticationFailure::unknown_key;
+  begin_noise(*key, header.bytes);
+  if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing))
+    return AuthenticationFailure::wrong_proof;
+  const auto ephemeral = make_ephemeral();
+  if (!ephemeral) return tl::unexpected(ephemeral.error());
+  wire::Authenticated ours;
+  const wire::Frame headed = wire::encode(ours);
+  if (!noise_.write_second(*ephemeral, header_of(headed),
+                           std::as_writable_bytes(std::span(ours.message)).data()))
+    return AuthenticationFailure::wrong_proof;
+  answer = wire::encode(ours);
+  finish(header.fields);
+  return AuthenticationFailure::none;
+}
+
+bool SecureChannel::read_answer(const Header& header, const wire::Authenticated& answer) noexcept {
+  std::array<std::byte, wire::kHeaderBytes> said{};
+  if (!noise_.read_second(std::as_bytes(std::span(answer.message)), said.data())) return false;
+  if (!std::equal(said.begin(), said.end(), header.bytes.begin(), header.bytes.end())) return false;
+  finish(header.fields);
+  return true;
+}
+
+void SecureChannel::finish(const wire::FrameHeader& theirs) noexcept {
+  noise_.split(is_client_ ? sending_ : receiving_, is_client_ ? receiving_ : sending_);
+  noise_.clear();
+  their_versions_ = theirs.versions;
+  state_ = State::authenticated;
+}
+
+wire::SealedFrame SecureChannel::seal(const wire::Frame& frame) noexcept {
+  wire::SealedFrame sealed = wire::begin_sealed(frame.size);
+  (void)sending_.encrypt({}, frame.bytes(), sealed.body());  // a handshake has few frames
+  return sealed;
+}
+
+bool SecureChannel::open(const wire::FrameHeader& header, Bytes sealed, std::byte* to) noexcept {
+  // The header is not encrypted: each of its fields is known, or is the length of what is.
+  if (header.versions != their_versions_ || header.features != 0) return false;
+  return receiving_.decrypt({}, sealed, to);
+}
+
+}  // namespace spinwire::control

@@ -1,0 +1,102 @@
+// The two ends of a TCP stream prove to each other that they have the same key, and encrypt every
+// frame: Noise_NNpsk0 (noise.h) in the frames of wire/handshake.h. An exchange owns one. Cold.
+//
+//   client                                     server
+//   make_request()   -- authenticate -->       read_request()
+//   read_answer()    <-- authenticated --      its answer
+//   seal()           -- sealed -->             open()
+//   open()           <-- sealed --             seal()
+//
+// Bound by the prologue: the protocol, the version range and features of the client, which end is
+// the client, and the identity and name of the key. Bound by the answer's payload: the server's
+// version range and features. So nothing that was said in the clear can be altered unseen. Each
+// direction has its own key and count: a frame that is replayed, reflected, reordered, cut or
+// altered is not accepted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "control/key_ring.h"
+#include "control/noise.h"
+#include "spinwire/status.h"
+#include "wire/handshake.h"
+
+namespace spinwire::control {
+
+/// Why a peer is not authenticated, or is no more.
+enum class AuthenticationFailure : std::uint8_t {
+  none,
+  no_proof,         ///< inbound: the peer does not begin with `authenticate`
+  unknown_key,      ///< inbound: a key that is not in our file
+  wrong_proof,      ///< inbound: made with other bytes than our key, its name and the frame
+  unproven_server,  ///< outbound: the server has refused, or its answer does not prove our key
+  altered_frame,    ///< a sealed frame that the peer has not sealed, or not at this place
+};
+inline constexpr std::size_t kAuthenticationFailures =
+    static_cast<std::size_t>(AuthenticationFailure::altered_frame) + 1;
+
+class SecureChannel {
+ public:
+  enum class State : std::uint8_t {
+    off,             ///< no key: frames travel in the clear
+    awaits_request,  ///< a server's first state; left by read_request()
+    before_request,  ///< a client's first state; left by make_request()
+    awaits_answer,   ///< left by read_answer()
+    authenticated,   ///< left by reset() only
+  };
+
+  /// Resets the channel. Null: no key. `keys` must outlive the channel.
+  void begin(const KeyRing* keys, bool is_client) noexcept;
+  void reset() noexcept;
+
+  [[nodiscard]] State state() const noexcept { return state_; }
+  [[nodiscard]] bool is_open() const noexcept {
+    return state_ == State::off || state_ == State::authenticated;
+  }
+  [[nodiscard]] bool is_client() const noexcept { return is_client_; }
+  [[nodiscard]] bool seals() const noexcept { return state_ == State::authenticated; }
+  /// The key in use. Null: none yet.
+  [[nodiscard]] const Key* key() const noexcept { return key_; }
+  /// The kinds of frame that may come in the clear now; before is_open(), or if it seals.
+  [[nodiscard]] wire::KindSet expected() const noexcept;
+
+  /// Client. Errors: system (no random numbers).
+  Result<wire::Frame> make_request();
+  /// The decoded header of a frame, and its bytes.
+  struct Header {
+    const wire::FrameHeader& fields;
+    std::span<const std::byte> bytes;
+  };
+  /// Server: checks the request. Sets `answer`, unless that fails. A peer without the key costs no
+  /// Diffie-Hellman operation. Errors: system.
+  Result<AuthenticationFailure> read_request(const Header& header,
+                                             const wire::Authenticate& request,
+                                             wire::Frame& answer);
+  /// Client: whether the answer proves our key.
+  bool read_answer(const Header& header, const wire::Authenticated& answer) noexcept;
+
+  /// Encrypts a frame. The next frame in this direction must be sent after it.
+  [[nodiscard]] wire::SealedFrame seal(const wire::Frame& frame) noexcept;
+  /// Decrypts the body of a sealed frame: `sealed.size()` - wire::kSealTagBytes bytes. False: it is
+  /// altered, or out of place.
+  bool open(const wire::FrameHeader& header, std::span<const std::byte> sealed,
+            std::byte* to) noexcept;
+
+ private:
+  void begin_noise(const Key& key, std::span<const std::byte> header) noexcept;
+  void finish(const wire::FrameHeader& theirs) noexcept;
+
+  State state_ = State::off;
+  bool is_client_ = false;
+  const KeyRing* keys_ = nullptr;
+  const Key* key_ = nullptr;
+  wire::VersionRange their_versions_;
+  NoiseHandshake noise_;
+  NoiseCipher sending_;
+  NoiseCipher receiving_;
+};
+
+}  // namespace spinwire::control

@@ -1,0 +1,522 @@
+// Control ports with keys: what an attacker without a key, or between two ends that have it, can
+// do.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "control/control_port_fixture.h"
+#include "control/key_files.h"
+#include "control/relay.h"
+#include "spinwire/log.h"
+
+namespace authentication_test {
+namespace {
+
+using namespace control_port_test;  // the names of a test namespace
+using control::AuthenticationFailure;
+using control::KeyRing;
+using key_files::line;
+using relay_test::Bytes;
+using relay_test::From;
+using relay_test::kind_of;
+using relay_test::Passing;
+using relay_test::Relay;
+using wire::FrameKind;
+
+KeyRing ring(const std::string& text) { return std::move(*KeyRing::parse(text, "keys")); }
+
+Bytes bytes_of(const wire::Frame& frame) { return {frame.bytes().begin(), frame.bytes().end()}; }
+
+class Authentication : public ControlPortTest {
+ protected:
+  void use(const std::string& client, const std::string& server) {
+    if (!client.empty()) client_.port.set_keys(ring(client));
+    if (!server.empty()) server_.port.set_keys(ring(server));
+  }
+  void use(const std::string& both) { use(both, both); }
+
+  static std::uint64_t failures(const Port& port, AuthenticationFailure why) {
+    return port.port.authentication().failures.at(static_cast<std::size_t>(why));
+  }
+  /// An outbound handshake of subject 11 with `to` that has sent its hello.
+  HandshakeId hello_to(const control::Address& to) {
+    const auto id = client_.port.connect(to, client_owner_);
+    EXPECT_TRUE(id);
+    client_.port.assign(*id, 11);
+    client_.port.ask(*id, endpoint(101, kClientIncarnation));
+    return *id;
+  }
+  /// Connects through the relay until both ends have finished, one way or the other.
+  void connect_through(Relay& relay) {
+    const HandshakeId id = hello_to(relay.address());
+    bool answered = false, confirmed = false;
+    EXPECT_TRUE(until([&] {
+      relay.pump();
+      if (!answered && listener_->offered) {
+        answered = true;
+        server_.port.answer(listener_->offered, endpoint(202, kServerIncarnation));
+      }
+      if (!confirmed && client_owner_.saw("accept 11")) {
+        confirmed = true;
+        client_.port.confirm(id, kServerIncarnation);
+      }
+      return client_.port.handshakes() == 0 && server_.port.handshakes() == 0;
+    }));
+  }
+  /// Connects without an attacker, until the client knows the outcome.
+  void connect() {
+    (void)hello();
+    EXPECT_TRUE(until([&] {
+      if (listener_->offered)
+        server_.port.answer(listener_->offered, endpoint(202, kServerIncarnation));
+      return !client_owner_.events.empty();
+    }));
+  }
+  void forget() {
+    client_owner_.events.clear();
+    server_owner_.events.clear();
+    listener_->offered = {};
+    listener_->asked.clear();
+  }
+  [[nodiscard]] bool server_owner_was_asked() const {
+    return listener_->offered || !listener_->asked.empty() || !server_owner_.events.empty();
+  }
+};
+
+const std::string kKey = line("2026", 'a');
+
+TEST_F(Authentication, AConnectionIsMadeAndNothingOfItIsReadable) {
+  use(kKey);
+  Relay relay(server_address());
+  connect_through(relay);
+  EXPECT_TRUE(client_owner_.saw("confirmed 11"));
+  EXPECT_TRUE(server_owner_.saw("confirmed 77"));
+  EXPECT_EQ(listener_->client, endpoint(101, kClientIncarnation));
+  EXPECT_EQ(client_owner_.peer, endpoint(202, kServerIncarnation));
+  EXPECT_EQ(client_.port.authentication().authenticated, 1u);
+  EXPECT_EQ(server_.port.authentication().authenticated, 1u);
+  const std::vector<FrameKind> expected{FrameKind::authenticate, FrameKind::authenticated,
+                                        FrameKind::sealed, FrameKind::sealed, FrameKind::sealed};
+  std::vector<FrameKind> kinds;
+  const auto gid = std::as_bytes(std::span(listener_->client.gid));
+  for (const Passing& p : relay.passed()) {
+    kinds.push_back(kind_of(p.frame));
+    EXPECT_EQ(std::search(p.frame.begin(), p.frame.end(), gid.begin(), gid.end()), p.frame.end());
+  }
+  EXPECT_EQ(kinds, expected);
+}
+
+TEST_F(Authentication, EachHandshakeIsSealedByKeysOfItsOwn) {
+  use(kKey);
+  Relay first(server_address());
+  connect_through(first);
+  forget();
+  Relay second(server_address());
+  connect_through(second);
+  ASSERT_EQ(first.passed().size(), second.passed().size());
+  for (std::size_t i = 0; i < first.passed().size(); ++i)
+    EXPECT_NE(first.passed()[i].frame, second.passed()[i].frame) << i;
+}
+
+TEST_F(Authentication, SessionsJoinsAndProbesAreAuthenticatedToo) {
+  use(kKey);
+  listener_->path_token = 4711;
+  const auto opening = client_.port.open_session(
+      server_address(), session_end(5, kClientIncarnation), client_owner_, 21);
+  ASSERT_TRUE(opening);
+  EXPECT_TRUE(until([&] { return server_owner_.saw("challenge 44"); }));
+  client_.port.respond(*opening, server_owner_.challenge);
+  EXPECT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  EXPECT_TRUE(client_owner_.saw("opened 21"));
+  EXPECT_TRUE(server_owner_.saw("validated 44"));
+
+  const auto joining = client_.port.join_session(server_address(), client_owner_, {44, 99});
+  ASSERT_TRUE(joining);
+  client_.port.assign(*joining, 12);
+  client_.port.ask(*joining, endpoint(102, kClientIncarnation));
+  EXPECT_TRUE(until([&] { return listener_->joined.token == 99; }));
+  client_.port.drop(*joining);
+
+  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation, client_owner_, kNoLimit));
+  ASSERT_TRUE(client_.port.probe(server_address(), 555, client_owner_, kNoLimit));
+  EXPECT_TRUE(
+      until([&] { return client_owner_.saw("alive 2") && client_owner_.saw("restarted 555"); }));
+  EXPECT_EQ(server_.port.authentication().authenticated, 4u);
+}
+
+TEST_F(Authentication, ARefusalOfAnAuthenticatedPeerHasItsReason) {
+  use(kKey);
+  listener_->refusal = Status::limit;
+  connect();
+  EXPECT_TRUE(client_owner_.saw("refused 11"));
+  EXPECT_EQ(client_owner_.error.status, Status::limit);
+  EXPECT_NE(client_owner_.error.found.find("not today"), std::string::npos);
+}
+
+TEST_F(Authentication, AnotherKeyIsRefused) {
+  use(kKey, line("2026", 'b'));
+  connect();
+  EXPECT_TRUE(client_owner_.saw("failed 11"));
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(failures(server_, AuthenticationFailure::unknown_key), 1u);
+  EXPECT_EQ(failures(client_, AuthenticationFailure::unproven_server), 1u);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_F(Authentication, AnotherNameOfTheKeyIsRefused) {
+  use(kKey, line("2027", 'a'));
+  connect();
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(failures(server_, AuthenticationFailure::wrong_proof), 1u);
+}
+
+TEST_F(Authentication, AClientWithoutAKeyIsRefused) {
+  use("", kKey);
+  connect();
+  EXPECT_TRUE(client_owner_.saw("refused 11"));
+  EXPECT_EQ(client_owner_.error.found, "authentication required");
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(failures(server_, AuthenticationFailure::no_proof), 1u);
+}
+
+TEST_F(Authentication, AServerWithoutAKeyIsRefused) {
+  use(kKey, "");
+  connect();
+  EXPECT_TRUE(client_owner_.saw("failed 11"));
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_NE(client_owner_.error.found.find("this end has none"), std::string::npos);
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(failures(client_, AuthenticationFailure::unproven_server), 1u);
+}
+
+TEST_F(Authentication, ProbesOfAServerThatProvesNothingFindNothing) {
+  use(kKey, line("2026", 'b'));
+  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation, client_owner_, kNoLimit));
+  EXPECT_TRUE(until([&] { return client_owner_.saw("none 2"); }));
+}
+
+// The four states of two ends whose key is replaced.
+TEST_F(Authentication, KeysAreReplacedOneEndAfterTheOther) {
+  const std::string old = line("old", '1'), next = line("new", '2');
+  for (const auto& [client, server] : std::vector<std::pair<std::string, std::string>>{
+           {old, old + next}, {next + old, old + next}, {next, next + old}, {old, next + old}}) {
+    use(client, server);
+    Relay relay(server_address());
+    connect_through(relay);
+    EXPECT_TRUE(server_owner_.saw("confirmed 77")) << client << server;
+    forget();
+  }
+  use(old, next);
+  connect();
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated) << "the old key is gone";
+}
+
+// What a stranger gets: the same bytes for each frame, whatever it says.
+TEST_F(Authentication, AStrangerGetsTheSameRefusalForEverything) {
+  use("", kKey);
+  const Bytes refusal =
+      bytes_of(wire::encode(wire::make_refuse(Status::refused, "authentication required")));
+  wire::Authenticate unknown, forged;
+  forged.key = ring(kKey).first().id;
+  wire::Capabilities newer{{1, 9}, 0xff}, other{{7, 9}, 0};
+  const Endpoint e = endpoint(101, kClientIncarnation);
+  std::vector<Bytes> said;
+  for (const wire::Frame& frame :
+       {wire::encode(wire::Hello{e}), wire::encode(wire::Accept{e}),
+        wire::encode(wire::make_refuse(Status::limit, "no")),
+        wire::encode(wire::Ready{kServerIncarnation}), wire::encode(wire::Ready{1}),
+        wire::encode(wire::OpenSession{session_end(5, kClientIncarnation)}),
+        wire::encode(wire::SessionOpened{session_end(5, kClientIncarnation)}),
+        wire::encode(wire::JoinSession{e, 44, 99}), wire::encode(wire::PathResponse{4711}),
+        wire::encode(unknown), wire::encode(forged), wire::encode(wire::Authenticated{}),
+        wire::encode(wire::Hello{e}, newer), wire::encode(wire::Hello{e}, other)})
+    said.push_back(bytes_of(frame));
+  const wire::SealedFrame sealed = wire::begin_sealed(100);
+  said.emplace_back(sealed.bytes().begin(), sealed.bytes().end());
+  for (const Bytes& bytes : said) {
+    const UniqueFd peer = plain_peer();
+    say(peer, bytes);
+    say(peer, bytes_of(wire::encode(wire::Hello{e})));  // and what it says after it
+    Bytes got;
+    EXPECT_TRUE(until([&] {
+      std::array<std::byte, 512> part;
+      const ssize_t size = ::recv(peer.get(), part.data(), part.size(), MSG_DONTWAIT);
+      if (size > 0) got.insert(got.end(), part.begin(), part.begin() + size);
+      return size == 0 || (size < 0 && errno != EAGAIN);
+    }));
+    EXPECT_EQ(got, refusal) << "after a frame of kind " << to_string(kind_of(bytes));
+  }
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(server_.port.authentication().authenticated, 0u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::unknown_key), 1u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::wrong_proof), 1u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::no_proof), said.size() - 2);
+}
+
+// The server draws random numbers for its part of a Diffie-Hellman operation, and for nothing else.
+TEST_F(Authentication, AStrangerCostsNoDiffieHellmanOperation) {
+  use("", kKey);
+  spinwire::base::SeedSource source(7);
+  for (const bool knows_the_key : {false, true}) {
+    wire::Authenticate forged;
+    if (knows_the_key) forged.key = ring(kKey).first().id;
+    const UniqueFd peer = plain_peer();
+    say(peer, bytes_of(wire::encode(forged)));
+    EXPECT_TRUE(until([&] { return ended(peer); }));
+  }
+  EXPECT_EQ(source.next(), spinwire::base::Random(7).next());
+}
+
+TEST_F(Authentication, AReplayedHandshakeGetsNothing) {
+  use(kKey);
+  Relay relay(server_address());
+  connect_through(relay);
+  EXPECT_TRUE(server_owner_.saw("confirmed 77"));
+  forget();
+  const UniqueFd attacker = plain_peer();
+  for (const Passing& p : relay.passed())
+    if (p.from == From::client) say(attacker, p.frame);
+  EXPECT_TRUE(until([&] { return failures(server_, AuthenticationFailure::altered_frame) == 1; }));
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(server_.port.handshakes(), 1u) << "the refusal lingers";
+}
+
+TEST_F(Authentication, WhatTheClientSaysDoesNotServeAsAnAnswer) {
+  use(kKey);
+  for (const bool as_answer : {false, true}) {
+    Relay* self = nullptr;
+    Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+      if (p.from == From::server) return {};
+      Bytes back = p.frame;
+      if (as_answer) back[8] = static_cast<std::byte>(FrameKind::authenticated);
+      self->say(From::server, back);
+      return {};
+    });
+    self = &relay;
+    (void)hello_to(relay.address());
+    EXPECT_TRUE(until([&] {
+      relay.pump();
+      return client_owner_.saw("failed 11");
+    }));
+    EXPECT_FALSE(client_owner_.saw("accept 11"));
+    EXPECT_EQ(relay.passed().size(), 1u) << "nothing but the proof was said";
+    EXPECT_FALSE(server_owner_was_asked());
+    forget();
+    relay.cut();
+    EXPECT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  }
+}
+
+TEST_F(Authentication, SealedFramesAreNotAcceptedFromTheOtherDirection) {
+  use(kKey);
+  Relay* self = nullptr;
+  Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+    if (p.from == From::server || p.number == 0) return {p.frame};
+    self->say(From::server, p.frame);  // the hello goes back
+    return {};
+  });
+  self = &relay;
+  (void)hello_to(relay.address());
+  EXPECT_TRUE(until([&] {
+    relay.pump();
+    return client_owner_.saw("failed 11");
+  }));
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_EQ(failures(client_, AuthenticationFailure::altered_frame), 1u);
+  EXPECT_FALSE(client_owner_.saw("accept 11"));
+}
+
+TEST_F(Authentication, ARepeatedFrameIsNotTheNextOne) {
+  use(kKey);
+  Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+    if (p.from == From::client && p.number == 1) return {p.frame, p.frame};
+    return {p.frame};
+  });
+  connect_through(relay);
+  EXPECT_FALSE(server_owner_.saw("confirmed 77"));
+  EXPECT_GE(failures(server_, AuthenticationFailure::altered_frame) +
+                static_cast<std::uint64_t>(server_owner_.saw("failed 77")),
+            1u);
+}
+
+/// Alters frame `number` of `from`, cuts the streams behind it, and expects that the receiver's
+/// owner hears nothing of the frame.
+struct Victim {
+  From from;
+  std::size_t number;
+  std::size_t size;  ///< bytes of the frame
+};
+// The frames of a connection, in their order.
+const std::vector<Victim> kFrames{{From::client, 0, 16 + 64},
+                                  {From::server, 0, 16 + 64},
+                                  {From::client, 1, 16 + 16 + 70 + 16},
+                                  {From::server, 1, 16 + 16 + 70 + 16},
+                                  {From::client, 2, 16 + 16 + 8 + 16}};
+
+class AlteredFrames : public Authentication {
+ protected:
+  /// How many frames the two owners have heard of.
+  [[nodiscard]] std::size_t heard() const {
+    return (listener_->offered ? 1u : 0u) + (client_owner_.saw("accept 11") ? 1u : 0u) +
+           (server_owner_.saw("confirmed 77") ? 1u : 0u);
+  }
+  void expect_unheard(std::size_t frame, const std::function<Bytes(Bytes)>& alter) {
+    const Victim& victim = kFrames[frame];
+    Relay* self = nullptr;
+    bool seen = false;
+    Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+      if (p.from != victim.from || p.number != victim.number) return {p.frame};
+      EXPECT_EQ(p.frame.size(), victim.size);
+      seen = true;
+      self->say(p.from, alter(p.frame));
+      self->cut();
+      return {};
+    });
+    self = &relay;
+    connect_through(relay);
+    EXPECT_TRUE(seen);
+    EXPECT_EQ(heard(), frame < 2 ? 0 : frame - 2);
+    forget();
+  }
+};
+
+TEST_F(AlteredFrames, ABitOfEachByteCounts) {
+  use(kKey);
+  for (std::size_t frame = 0; frame < kFrames.size(); ++frame) {
+    for (std::size_t at = 0; at < kFrames[frame].size; ++at) {
+      SCOPED_TRACE("frame " + std::to_string(frame) + ", byte " + std::to_string(at));
+      expect_unheard(frame, [&](Bytes bytes) {
+        bytes[at] ^= static_cast<std::byte>(1u << (at + frame) % 8);
+        return bytes;
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(AlteredFrames, ACutFrameIsNotHeard) {
+  use(kKey);
+  for (std::size_t frame = 0; frame < kFrames.size(); ++frame) {
+    for (std::size_t size = 0; size < kFrames[frame].size; size += 5) {
+      SCOPED_TRACE("frame " + std::to_string(frame) + ", cut to " + std::to_string(size));
+      expect_unheard(frame, [&](Bytes bytes) {
+        bytes.resize(size);
+        return bytes;
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(AlteredFrames, AnotherHandshakesFrameIsNotHeard) {
+  use(kKey);
+  Relay earlier(server_address());
+  connect_through(earlier);
+  forget();
+  // Without the first, which begins a handshake of its own: AReplayedHandshakeGetsNothing.
+  for (std::size_t frame = 1; frame < kFrames.size(); ++frame) {
+    SCOPED_TRACE("frame " + std::to_string(frame));
+    expect_unheard(frame, [&](const Bytes&) { return earlier.passed()[frame].frame; });
+  }
+}
+
+TEST_F(AlteredFrames, FramesInTheClearAreNotHeard) {
+  use(kKey);
+  const std::vector<wire::Frame> clear{
+      wire::encode(wire::Hello{endpoint(101, kClientIncarnation)}),
+      wire::encode(wire::Accept{endpoint(202, kServerIncarnation)}),
+      wire::encode(wire::Hello{endpoint(101, kClientIncarnation)}),
+      wire::encode(wire::Accept{endpoint(202, kServerIncarnation)}),
+      wire::encode(wire::Ready{kServerIncarnation})};
+  for (std::size_t frame = 0; frame < kFrames.size(); ++frame) {
+    SCOPED_TRACE("frame " + std::to_string(frame));
+    expect_unheard(frame, [&](const Bytes&) { return bytes_of(clear[frame]); });
+  }
+}
+
+TEST_F(Authentication, FramesThatComeByteByByteAreRead) {
+  use(kKey);
+  Relay* self = nullptr;
+  Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+    for (const std::byte b : p.frame) {
+      self->say(p.from, std::span(&b, 1));
+      server_.step();
+      client_.step();
+    }
+    return {};
+  });
+  self = &relay;
+  connect_through(relay);
+  EXPECT_TRUE(server_owner_.saw("confirmed 77"));
+}
+
+// Any host on the way could send a refusal in the clear, so it has no status of its own.
+TEST_F(Authentication, ARefusalInTheClearIsNoRefusalOfTheServers) {
+  use(kKey);
+  Relay relay(server_address(), [&](const Passing& p) -> std::vector<Bytes> {
+    if (p.from == From::client) return {p.frame};
+    return {bytes_of(wire::encode(wire::make_refuse(Status::protocol, "go away")))};
+  });
+  (void)hello_to(relay.address());
+  EXPECT_TRUE(until([&] {
+    relay.pump();
+    return !client_owner_.events.empty();
+  }));
+  EXPECT_TRUE(client_owner_.saw("failed 11"));
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_NE(client_owner_.error.found.find("go away"), std::string::npos);
+}
+
+TEST_F(Authentication, FailuresAreLoggedOnceASecond) {
+  use("", kKey);
+  std::vector<std::string> said;
+  spinwire::set_log(
+      [&](spinwire::LogLevel level, std::string_view text) {
+        if (level == spinwire::LogLevel::warning) said.emplace_back(text);
+      },
+      spinwire::LogLevel::info);
+  const auto fail_once = [&] {
+    const UniqueFd peer = plain_peer();
+    say(peer, bytes_of(wire::encode(wire::Authenticate{})));
+    EXPECT_TRUE(until([&] { return ended(peer); }));
+  };
+  for (int i = 0; i < 5; ++i) fail_once();
+  EXPECT_EQ(said.size(), 1u);
+  server_.pass(1s);
+  fail_once();
+  spinwire::set_log({});
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_NE(said[0].find("not in our key file"), std::string::npos) << said[0];
+  EXPECT_NE(said[1].find("4 more"), std::string::npos) << said[1];
+}
+
+TEST_F(Authentication, WithoutAKeyOtherHostsAreNotReached) {
+  const auto any = *control::Address::parse("0.0.0.0:0");
+  const auto host = *control::Address::parse("192.0.2.1:7");  // a documentation address
+  const auto listening = client_.port.listen(any, listener_);
+  ASSERT_FALSE(listening);
+  EXPECT_EQ(listening.error().status, Status::unauthenticated);
+  EXPECT_NE(listening.error().remedy.find("security.key_file"), std::string::npos);
+  EXPECT_FALSE(client_.port.listen(*control::Address::parse("[::]:0"), listener_));
+  EXPECT_EQ(client_.port.connect(host, client_owner_).error().status, Status::unauthenticated);
+  EXPECT_EQ(client_.port.join_session(host, client_owner_, {1, 2}).error().status,
+            Status::unauthenticated);
+  EXPECT_EQ(client_.port.open_session(host, session_end(1, 2), client_owner_, 1).error().status,
+            Status::unauthenticated);
+  EXPECT_EQ(client_.port.probe(host, 5, client_owner_, kNoLimit).error().status,
+            Status::unauthenticated);
+  EXPECT_EQ(client_.port.handshakes(), 0u);
+  client_.port.set_keys(ring(kKey));
+  const auto keyed = client_.port.listen(any, listener_);
+  ASSERT_TRUE(keyed);
+  client_.port.stop_listening(*keyed);
+}
+
+}  // namespace
+}  // namespace authentication_test
