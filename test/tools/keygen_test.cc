@@ -1,0 +1,111 @@
+// spinwire-keygen, as a user runs it.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <string>
+
+#include "spinwire/spinwire.h"
+#include "tools/programs.h"
+
+namespace tools_test {
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat about {};
+  EXPECT_EQ(::stat(path.c_str(), &about), 0);
+  return about.st_mode & 07777u;
+}
+
+/// Whether an engine opens with the file.
+bool opens(const std::string& path) {
+  spinwire::Config c;
+  c.memory.hugepages = spinwire::HugepagePolicy::off;
+  c.security.key_file = path;
+  const auto engine = spinwire::Engine::open(c);
+  EXPECT_TRUE(engine) << engine.error().message();
+  return engine.has_value();
+}
+
+TEST_F(Tools, KeygenWritesAKeyThatAnEngineTakes) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  const mode_t before = ::umask(0277);
+  const Outcome made = run("spinwire-keygen", {file, "--name", "desk-1"});
+  ::umask(before);
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_NE(made.out.find("'desk-1'"), std::string::npos) << made.out;
+  EXPECT_EQ(mode_of(file), 0600u);
+  const std::string text = text_of(file);
+  EXPECT_EQ(text.size(), std::string("desk-1 \n").size() + 64);
+  EXPECT_EQ(made.out.find(text.substr(7, 64)), std::string::npos) << "the key is not shown";
+  EXPECT_TRUE(opens(file));
+}
+
+TEST_F(Tools, KeygenOverwritesNothing) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  ASSERT_EQ(run("spinwire-keygen", {file}).code, 0);
+  const std::string before = text_of(file);
+  const Outcome again = run("spinwire-keygen", {file, "--name", "other"});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_NE(again.err.find("--add"), std::string::npos) << again.err;
+  EXPECT_EQ(text_of(file), before);
+}
+
+TEST_F(Tools, KeygenAddsAKeyAtTheEnd) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  ASSERT_EQ(run("spinwire-keygen", {file, "--name", "old"}).code, 0);
+  const std::string before = text_of(file);
+  ASSERT_EQ(run("spinwire-keygen", {file, "--name", "new", "--add"}).code, 0);
+  const std::string after = text_of(file);
+  EXPECT_EQ(after.substr(0, before.size()), before);
+  EXPECT_EQ(after.substr(before.size(), 4), "new ");
+  EXPECT_TRUE(opens(file));
+  const Outcome twice = run("spinwire-keygen", {file, "--name", "new", "--add"});
+  EXPECT_EQ(twice.code, 1);
+  EXPECT_NE(twice.err.find("'new' already"), std::string::npos) << twice.err;
+  ASSERT_EQ(::chmod(file.c_str(), 0640), 0);
+  EXPECT_EQ(run("spinwire-keygen", {file, "--name", "next", "--add"}).code, 1);
+  EXPECT_EQ(text_of(file), after);
+  EXPECT_EQ(run("spinwire-keygen", {folder / "none", "--add"}).code, 1);
+}
+
+TEST_F(Tools, KeygenExplainsItself) {
+  const Outcome help = run("spinwire-keygen", {"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_NE(help.out.find("Usage: spinwire-keygen"), std::string::npos) << help.out;
+  for (const Words& words : {Words{}, Words{"a", "--name", "b c"}, Words{"a", "--name", ""},
+                             Words{"a", "--name", std::string(33, 'n')}, Words{"a", "--bogus"}})
+    EXPECT_EQ(run("spinwire-keygen", words).code, 2) << testing::PrintToString(words);
+}
+
+// The settings reach the tools through a file or the environment.
+TEST_F(Tools, PerfMeasuresBetweenProcessesWithAKey) {
+  const Folder folder;
+  const std::string file = folder / "keys", other = folder / "other", conf = folder / "conf.toml";
+  ASSERT_EQ(run("spinwire-keygen", {file}).code, 0);
+  ASSERT_EQ(run("spinwire-keygen", {other}).code, 0);
+  std::ofstream(conf) << "[security]\nkey_file = \"" << file << "\"\n";
+  Program server({bin() + "/spinwire-perf", "--port", "0", "-c", conf});
+  const std::string address = server.wait_for("listening on ");
+  const std::string port = address.substr(address.rfind(':') + 1);
+  const Words client{"lat", "127.0.0.1", "-p", port, "--count", "50", "--wait", "1"};
+  ::setenv("SPINWIRE_SECURITY_KEY_FILE", other.c_str(), 1);
+  const Outcome stranger = run("spinwire-perf", client);
+  ::setenv("SPINWIRE_SECURITY_KEY_FILE", file.c_str(), 1);
+  const Outcome friendly = run("spinwire-perf", client);
+  ::unsetenv("SPINWIRE_SECURITY_KEY_FILE");
+  EXPECT_EQ(stranger.code, 1);
+  EXPECT_NE(stranger.err.find("authenticat"), std::string::npos) << stranger.err;
+  EXPECT_EQ(friendly.code, 0) << friendly.err;
+}
+
+}  // namespace
+}  // namespace tools_test

@@ -1,0 +1,172 @@
+// spinwire-keygen: writes a new key into a key file for security.key_file.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <string_view>
+
+#include "common/cli.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+using tools::fail;
+
+constexpr std::size_t kNameMax = 32;
+constexpr std::size_t kFileMax = 8192;
+
+struct Options {
+  std::string file;
+  std::string name;
+  bool add = false;
+};
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm date{};
+  ::gmtime_r(&now, &date);
+  return fmt::format("{:04}-{:02}-{:02}", date.tm_year + 1900, date.tm_mon + 1, date.tm_mday);
+}
+
+bool is_name(std::string_view text) {
+  constexpr std::string_view kAllowed =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !text.empty() && text.size() <= kNameMax &&
+         text.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+/// "NAME HEX" of 32 random bytes; empty if the kernel gives none.
+std::string make_line(std::string_view name) {
+  std::array<std::uint8_t, 32> secret{};
+  if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size()))
+    return {};
+  std::string line = fmt::format("{} ", name);
+  for (const std::uint8_t byte : secret) line += fmt::format("{:02x}", byte);
+  ::explicit_bzero(secret.data(), secret.size());
+  return line + '\n';
+}
+
+int fail_call(const std::string& file, std::string_view call, int error) {
+  return fail(fmt::format("{}: {}: {}", file, call, std::strerror(error)));
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(fd, text.data(), text.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(put));
+  }
+  return true;
+}
+
+/// Reads a whole file. False: an error, in errno.
+bool read_all(int fd, std::string& text) {
+  std::array<char, kFileMax> part{};
+  for (;;) {
+    const ssize_t got = ::read(fd, part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got == 0;
+    text.append(part.data(), static_cast<std::size_t>(got));
+    if (text.size() > kFileMax) return errno = EFBIG, false;
+  }
+}
+
+/// Whether a line of the file begins with this name.
+bool has_name(std::string_view text, std::string_view name) {
+  while (!text.empty()) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+    if (line.substr(0, line.find_first_of(" \t")) == name) return true;
+  }
+  return false;
+}
+
+int create(const Options& options, const std::string& line) {
+  const int fd = ::open(options.file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0 && errno == EEXIST) {
+    return fail(fmt::format("{}: the file exists; give another name, or add a key to it with --add",
+                            options.file));
+  }
+  if (fd < 0) return fail_call(options.file, "open", errno);
+  // The umask may have taken rights of the owner away.
+  const bool written = ::fchmod(fd, 0600) == 0 && write_all(fd, line) && ::fsync(fd) == 0;
+  const int error = errno;
+  ::close(fd);
+  if (written) return tools::kDone;
+  ::unlink(options.file.c_str());
+  return fail_call(options.file, "write", error);
+}
+
+int add(const Options& options, const std::string& line) {
+  const int fd = ::open(options.file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return fail_call(options.file, "open", errno);
+  struct stat about {};
+  std::string text;
+  int code = tools::kDone;
+  if (::fstat(fd, &about) != 0 || !read_all(fd, text)) {
+    code = fail_call(options.file, "read", errno);
+  } else if (!S_ISREG(about.st_mode) || (about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    code = fail(fmt::format("{}: it is no regular file that its owner alone can use; chmod 600",
+                            options.file));
+  } else if (has_name(text, options.name)) {
+    code = fail(fmt::format("{}: there is a key '{}' already; choose another --name", options.file,
+                            options.name));
+  } else {
+    const std::string_view newline = text.empty() || text.ends_with('\n') ? "" : "\n";
+    if (!write_all(fd, std::string(newline) + line) || ::fsync(fd) != 0)
+      code = fail_call(options.file, "write", errno);
+  }
+  ::explicit_bzero(text.data(), text.size());
+  ::close(fd);
+  return code;
+}
+
+int run(const Options& options) {
+  std::string line = make_line(options.name);
+  if (line.empty()) return fail("the kernel gives no random numbers");
+  const int code = options.add ? add(options, line) : create(options, line);
+  ::explicit_bzero(line.data(), line.size());
+  if (code != tools::kDone) return code;
+  fmt::print("{} the key '{}' {} {}\n", options.add ? "added" : "wrote", options.name,
+             options.add ? "to" : "into", options.file);
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("spinwire-keygen");
+  Options options;
+  options.name = today();
+  CLI::App app(
+      "Makes a key for security.key_file. Copy the file to every host that may connect.\n"
+      "An engine proves the first key of its file and accepts all of them. To replace a key:\n"
+      "  1. add a new one with --add, copy the file to all hosts and restart their programs;\n"
+      "  2. move the new line to the top everywhere and restart again;\n"
+      "  3. remove the old line.",
+      "spinwire-keygen");
+  app.add_option("file", options.file, "The key file; made with mode 0600, never overwritten")
+      ->required();
+  app.add_option("--name", options.name,
+                 "Name of the key, equal at both ends: up to 32 letters, digits, '.', '_' and '-'")
+      ->default_str("today's date")
+      ->check([](const std::string& name) {
+        return is_name(name) ? std::string() : "up to 32 letters, digits, '.', '_' and '-'";
+      });
+  app.add_flag("--add", options.add, "Add a key at the end of a file that exists");
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  return run(options);
+}
