@@ -50,10 +50,10 @@ std::array<NoiseSecret, count> derive(const NoiseSecret& chaining_key,
   NoiseSecret key;
   hmac(chaining_key, material, {}, key);
   std::array<NoiseSecret, count> outputs;
-  for (std::uint8_t i = 0; i < count; ++i) {
-    const std::uint8_t number = static_cast<std::uint8_t>(i + 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto number = static_cast<std::uint8_t>(i + 1);
     std::span<const std::uint8_t> before;
-    if (i != 0) before = outputs[i - 1u].bytes;
+    if (i != 0) before = outputs[i - 1].bytes;
     hmac(key, before, std::span(&number, 1), outputs[i]);
   }
   return outputs;
