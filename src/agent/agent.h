@@ -113,7 +113,9 @@ Status flush(EngineContext& ctx, Agent& a) noexcept;
 /// Shows the peers what direct sends have written.
 inline void publish_direct(EngineContext& ctx) noexcept {
   if (!std::exchange(ctx.direct_unpublished, false)) return;
-  if (ctx.direct->publish(ctx.device->context())) ++ctx.stats.doorbells;
+  ++ctx.stats.doorbells;
+  ++ctx.direct_round->number;
+  if (ctx.direct_round->has_held_lines) ctx.direct->publish(ctx.device->context());
 }
 /// Posts the deferred operations of all agents, and publishes direct messages.
 void flush_listed_agents(EngineContext& ctx) noexcept;
@@ -175,8 +177,9 @@ inline bool has_deferred_work(const EngineContext& ctx) noexcept {
 /// The end of a poll.
 inline void end_poll(EngineContext& ctx) noexcept {
   const bool idle = (listed_work(ctx) | ctx.queued_agents | ctx.receive_shortage) == 0 &&
-                    ctx.receives.count() < ctx.list_length && !ctx.direct_unpublished;
+                    ctx.receives.count() < ctx.list_length;
   if (!idle) run_deferred_work(ctx);
+  publish_direct(ctx);
 }
 /// The part of a control step that looks for missing blocks and lost peers, before set-up steps.
 void run_upkeep(EngineContext& ctx) noexcept;

@@ -339,7 +339,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
     flush_raw_receives(ctx, a);
     remove_from_raw_queue(ctx, a);
   }
-  if (ctx.direct != nullptr) (void)ctx.direct->publish(ctx.device->context());
+  if (ctx.direct != nullptr) ctx.direct->publish(ctx.device->context());
   ctx.flush_queue.remove(a);
   ctx.end_of_poll_list.remove(a);
   ctx.receive_waiters.remove(a);

@@ -310,7 +310,7 @@ struct Payload {
   ctx.direct_unpublished = true;
   if (!defer_it) {
     publish_direct(ctx);
-  } else if (sent == verbs::Sent::first) {
+  } else if (sent == verbs::Sent::held) {
     queue_flush(ctx, a);
   }
   return true;

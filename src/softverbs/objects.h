@@ -389,8 +389,9 @@ struct Context {
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Peer*[]> acks_due;
-  Qp* queue_pairs = nullptr;             ///< by index: see find_queue_pair()
-  base::IntrusiveStack<next_held> held;  ///< peers that got direct packets since publish_held()
+  Qp* queue_pairs = nullptr;  ///< by index: see find_queue_pair()
+  DirectRound round;
+  base::IntrusiveStack<next_held> held;               ///< peers for which a line may be held
   base::IntrusiveStack<&InLane::next_in_use> in_use;  ///< lanes in which messages are read in place
   std::uint32_t in_place_budget = 0;  ///< messages that may still be reported in place
   // Cold.

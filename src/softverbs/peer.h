@@ -87,7 +87,7 @@ struct Peer {
   bool unacked = false;        ///< listed in Context::unacked
   bool ack_due = false;        ///< listed in Context::acks_due
   bool waits_for_acks = false;  ///< a work request runs when earlier ones are acknowledged
-  bool has_held_line = false;  ///< listed in Context::held: a line may be unpublished
+  bool has_held_line = false;   ///< listed in Context::held: a line may be held
   std::uint32_t users = 0;
   base::IntrusiveStack<next_of_peer> queue_pairs;  ///< connected to this peer
   /// Queue pairs that wait for room in `out`, in order of arrival.

@@ -137,6 +137,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   reserve_one(c.waiting, c.objects_open);
   auto qp = make_in_place(c);
   if (qp == nullptr) return refuse_with(ENOMEM);
+  qp->round = &c.round;
   const std::uint32_t depth = std::bit_ceil(std::max(init.cap.max_send_wr, 1u));
   qp->sq_depth = depth;
   qp->sq_mask = depth - 1;

@@ -257,9 +257,9 @@ inline void wake_if_asleep(Peer& peer) noexcept {
 /// Opens the part of the lane to a peer that direct senders use. False: they have to use the verbs.
 /// Cold.
 bool open_direct_limit(Peer& peer) noexcept;
-/// Begins a group with the line at `position`; no line may be held. Publishes a group of one line
-/// at once. Otherwise holds back the line's word, and with it all lines behind it, until the group
-/// is complete, publish_held(), or a packet of the verbs.
+/// Begins a group with the line at `position`; no line may be held. Holds back the line's word, and
+/// with it all lines behind it, until the group is complete, publish_held(), or a packet of the
+/// verbs.
 void begin_group(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
 /// Publishes a complete group: the line at DirectLane::last is written.
 inline void publish_group(Peer& peer) noexcept {
@@ -267,18 +267,17 @@ inline void publish_group(Peer& peer) noexcept {
   wake_if_asleep(peer);
   peer.out.group = std::min(2 * peer.out.group, kLargestGroup);
 }
-/// Publishes all held lines of a context. False: nothing was sent directly since the last call.
-inline bool publish_held(Context& c) noexcept {
-  if (c.held.empty()) return false;
-  do {
+/// Publishes all held lines of a context, and begins a new round.
+inline void publish_held(Context& c) noexcept {
+  ++c.round.number;
+  c.round.has_held_lines = false;
+  while (!c.held.empty()) {
     Peer& peer = c.held.pop_front();
     peer.has_held_line = false;
-    peer.out.group = kFirstGroup;
     if (peer.out.held == nullptr) continue;
     publish_line(peer);
     wake_if_asleep(peer);
-  } while (!c.held.empty());
-  return true;
+  }
 }
 
 /// Call it after publishing lines: makes polls check for acknowledgements, and wakes a sleeping

@@ -13,6 +13,7 @@ using softverbs::DirectBatches;
 using softverbs::DirectDatagrams;
 using softverbs::DirectEnd;
 using softverbs::DirectLane;
+using softverbs::DirectRound;
 using softverbs::kDirectHeader;
 using softverbs::kDirectPayload;
 using softverbs::kLongestDirect;

@@ -8,6 +8,7 @@
 namespace spinwire::verbs {
 
 using softverbs::DirectMessages;
+using softverbs::DirectRound;
 using softverbs::in_place_bytes;
 using softverbs::is_in_place;
 using softverbs::kDirectMessageHeader;

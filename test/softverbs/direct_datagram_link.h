@@ -249,7 +249,7 @@ inline std::size_t peers_with_held_line(const Node& node) {
   return static_cast<std::size_t>(std::count_if(
       peers.begin(), peers.end(), [](const auto& peer) { return peer->out.held != nullptr; }));
 }
-/// The peers that a context has listed because it sent to them directly since publish().
+/// The peers that a context has listed because a line was held for them since publish().
 inline std::vector<const sv::Peer*> peers_with_open_line(const Node& node) {
   std::vector<const sv::Peer*> all;
   for (const sv::Peer& peer : node.internals().held) all.push_back(&peer);

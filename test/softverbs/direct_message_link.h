@@ -103,7 +103,7 @@ struct MessageEnd {
     return sv::direct_messages().send(qp, m.number, m.payload.data(), m.length(), wr_id) !=
            sv::Sent::refused;
   }
-  bool publish() { return sv::direct_messages().publish(node.context); }
+  void publish() { sv::direct_messages().publish(node.context); }
   /// Sends the same message by a work request.
   int post(std::uint64_t number, ibv_wr_opcode opcode = IBV_WR_SEND,
            unsigned flags = IBV_SEND_SIGNALED) {

@@ -87,6 +87,7 @@ Result<void> DatagramPort::make_receives() {
   if (direct_.device == nullptr) return {};
   direct_.qp = qp_;
   direct_.sender = direct_.device->sender(qp_);
+  round_ = direct_.sender->round;
   batches_.wr_id = agent::receive_id(receive_depth_);
   // Long ones are kept in the rendezvous pool.
   batches_.longest = context_.config.memory.rendezvous_bytes != 0 ? wire::kBlockDatagramBytes

@@ -75,19 +75,13 @@ class DatagramPort {
     if (posted_ != sent_) [[unlikely]]
       return false;
     if (length <= verbs::kDirectPayload) [[likely]]
-      return is_sent(verbs::send_direct(direct_, to, words.low, words.high, payload.text, length));
+      return verbs::send_direct(direct_, to, words.low, words.high, payload.text, length) !=
+             verbs::Sent::refused;
     if (to.holds_back) [[unlikely]]
       return false;
     const std::byte* const bytes = payload.block != nullptr ? payload.in.data : payload.text;
-    return is_sent(direct_.device->send_long(direct_, to, words.low, words.high, bytes, length));
-  }
-  /// Handles the outcome of a direct send. Even one that completes no group of its own may lie
-  /// behind a message of a connection that waits longer.
-  [[nodiscard, gnu::always_inline]] bool is_sent(verbs::Sent outcome) noexcept {
-    if (outcome == verbs::Sent::refused) [[unlikely]]
-      return false;
-    unpublished_ = true;
-    return true;
+    return direct_.device->send_long(direct_, to, words.low, words.high, bytes, length) !=
+           verbs::Sent::refused;
   }
   /// Sends up to kSlotPayloadBytes bytes. Copies all kSlotPayloadBytes bytes, because a fixed size
   /// is faster.
@@ -133,7 +127,8 @@ class DatagramPort {
   }
   /// Posts the datagrams sent so far.
   void flush() noexcept {
-    if (unpublished_) publish();
+    ++round_->number;
+    if (round_->has_held_lines) direct_.device->publish(qp_);
     if (posted_ != sent_) post();
   }
   void on_sent(const ibv_wc& wc) noexcept;
@@ -211,10 +206,6 @@ class DatagramPort {
   Result<void> make_sends();
   Result<void> make_receives();
   void post() noexcept;
-  void publish() noexcept {
-    unpublished_ = false;
-    direct_.device->publish(qp_);
-  }
   void drop_unposted(const ibv_send_wr* bad) noexcept;
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
@@ -250,10 +241,10 @@ class DatagramPort {
   std::uint32_t entry_mask_;  ///< of entries_ and lines_
   std::uint32_t list_length_;
   std::uint32_t signaled_ = 0;  ///< sends before this end with the last signaled send
-  bool unpublished_ = false;    ///< something was sent directly since publish()
   bool holds_ = false;          ///< something in the list holds a block
   unsigned inline_ = 0;         ///< IBV_SEND_INLINE if lines can be sent inline
   verbs::DirectEnd direct_;
+  verbs::DirectRound* round_ = &no_round_;  ///< of the device, if it has direct datagrams
   verbs::DirectBatches batches_;
   Block* spare_ = nullptr;
   Block* long_spare_ = nullptr;
@@ -263,6 +254,7 @@ class DatagramPort {
   std::uint32_t receive_depth_;
   std::uint32_t receives_posted_ = 0;  ///< slots in use: the first ones
   agent::EngineContext& context_;
+  verbs::DirectRound no_round_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> empty_slots_;  ///< slots without a block; has room for all
   std::uint32_t mtu_ = 0;

@@ -25,13 +25,7 @@ bool open_direct_limit(Peer& peer) noexcept {
 void begin_group(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if (!std::exchange(peer.has_held_line, true)) peer.context->held.push_front(peer);
-  static_assert(kFirstGroup == 1);
-  if (out.group == kFirstGroup) {
-    line.word.store(word, std::memory_order_release);
-    out.group = 2 * kFirstGroup;
-    wake_if_asleep(peer);
-    return;
-  }
+  peer.context->round.has_held_lines = true;
   out.held = &line;
   out.held_word = word;
   out.last = position + out.group - 1;

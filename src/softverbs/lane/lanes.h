@@ -41,7 +41,6 @@ inline constexpr std::uint32_t kLeastData = 16 * 1024;
 
 /// The lane to a peer, in the peer's segment.
 struct OutLane : DirectLane {
-  LaneControl* control = nullptr;
   std::uint64_t head = 0;   ///< lines consumed by the peer, as far as applied
   std::uint64_t acked = 0;  ///< `head` as packets carried it; the next poll applies it
   /// Bound of `tail`: head + kLaneLines, or less while queue pairs wait for room, so that no other

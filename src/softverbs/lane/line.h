@@ -1,4 +1,4 @@
-// The line, the unit of a lane. Hot.
+// The line, the unit of a lane, and the control words of a lane. Hot.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,22 @@ struct Line {
   }
 };
 static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
+
+/// Control words of a lane, grouped by their writer.
+struct LaneControl {
+  // Written by the receiver; the sender reads them while it has unacknowledged packets.
+  alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
+  /// Position + 1 of the last refused packet's line. Written before the head that covers the
+  /// packet.
+  std::atomic<std::uint64_t> last_nak;
+  // Written by the sender.
+  /// Odd while the sender, in another process, accesses the receiver's memory.
+  alignas(64) std::atomic<std::uint64_t> access_serial;
+  // Written by the receiver, rarely: has its own cache line, so that the sender's reads hit its
+  // cache.
+  alignas(64) std::atomic<std::uint32_t> asleep;
+  alignas(64) std::byte spare[64];
+};
 
 inline constexpr std::uint32_t kLaneLines = 256;
 /// Bytes of a lane's data: 32 packets of 8 KiB with their headers. A sender starts with a smaller

@@ -56,22 +56,6 @@ struct Reference {
 };
 static_assert(sizeof(Reference) == 16);
 
-/// Control words of a lane, grouped by their writer.
-struct LaneControl {
-  // Written by the receiver; the sender reads them while it has unacknowledged packets.
-  alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
-  /// Position + 1 of the last refused packet's line. Written before the head that covers the
-  /// packet.
-  std::atomic<std::uint64_t> last_nak;
-  // Written by the sender.
-  /// Odd while the sender, in another process, accesses the receiver's memory.
-  alignas(64) std::atomic<std::uint64_t> access_serial;
-  // Written by the receiver, rarely: has its own cache line, so that the sender's reads hit its
-  // cache.
-  alignas(64) std::atomic<std::uint32_t> asleep;
-  alignas(64) std::byte spare[64];
-};
-
 struct Lane {
   LaneControl control;
   alignas(64) Line lines[kLaneLines];

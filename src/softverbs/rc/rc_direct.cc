@@ -81,11 +81,19 @@ Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uin
     if (position == out.last) publish_group(peer);
     return Sent::queued;
   }
-  begin_group(peer, line, position, word);
-  return Sent::first;
+  const std::uint32_t round = peer.context->round.number;
+  if (out.round == round) {
+    begin_group(peer, line, position, word);
+    return Sent::held;
+  }
+  if (publish_first(out, line, word, round)) [[unlikely]]
+    ring_doorbell(peer);
+  return Sent::published;
 }
 
-bool publish(ibv_context* base) noexcept { return publish_held(context_of(base)); }
+DirectRound& round(ibv_context* base) noexcept { return context_of(base).round; }
+
+void publish(ibv_context* base) noexcept { publish_held(context_of(base)); }
 
 bool write_word(ibv_qp* base, std::uint64_t address, std::uint32_t rkey,
                 std::uint64_t word) noexcept {
@@ -122,7 +130,8 @@ void receive_in_place(ibv_qp* base, const void* record, std::uint32_t longest_re
 std::uint32_t longest_in_place(ibv_qp* base) noexcept {
   const Qp& qp = *static_cast<Qp*>(base);
   if (qp.remote_rights == nullptr) return 0;
-  return std::min<std::uint32_t>(qp.remote_rights->in_place.load(std::memory_order_relaxed), kLongest);
+  return std::min<std::uint32_t>(qp.remote_rights->in_place.load(std::memory_order_relaxed),
+                                 kLongest);
 }
 
 void release(ibv_context* base, std::uint32_t budget) noexcept {
@@ -164,8 +173,8 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 
 const DirectMessages& direct_messages() noexcept {
   static constexpr DirectMessages calls{
-      send,     publish,          write_word,       word,    prefetch, prefetch_word,
-      kLongest, receive_in_place, longest_in_place, release, take_lost};
+      send,          round,    publish,          write_word,       word,    prefetch,
+      prefetch_word, kLongest, receive_in_place, longest_in_place, release, take_lost};
   return calls;
 }
 

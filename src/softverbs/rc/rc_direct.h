@@ -51,8 +51,10 @@ struct DirectMessages {
   /// after publish() at the latest. With a `wr_id` a completion is queued at once.
   Sent (*send)(ibv_qp* qp, std::uint64_t header, const std::byte* payload, std::uint32_t length,
                std::uint64_t wr_id) noexcept;
-  /// Publishes what was sent through the context. False: nothing was.
-  bool (*publish)(ibv_context* context) noexcept;
+  /// The rounds of the context.
+  DirectRound& (*round)(ibv_context* context) noexcept;
+  /// Publishes all held lines of the context, and begins a new round.
+  void (*publish)(ibv_context* context) noexcept;
   /// Stores a word into the peer's memory at once, without a completion, with the checks of a
   /// WRITE. It does not wait for messages that are not published, or for SENDs that are not
   /// acknowledged. False, and nothing stored: work requests wait, faults are injected, a WRITE

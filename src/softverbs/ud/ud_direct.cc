@@ -32,6 +32,8 @@ void open_group(ibv_ah* base, Line& line, std::uint64_t position, std::uint64_t 
 
 void complete_group(ibv_ah* base) noexcept { publish_group(*static_cast<const Ah*>(base)->peer); }
 
+void wake(ibv_ah* base) noexcept { ring_doorbell(*static_cast<const Ah*>(base)->peer); }
+
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
 /// Renews DirectLane::direct_limit; false if the lane cannot take a direct datagram now.
@@ -100,9 +102,9 @@ void release_batch(ibv_qp* base, const DirectBatch& batch, std::uint32_t count) 
 }  // namespace
 
 const DirectDatagrams& direct_datagrams() noexcept {
-  static constexpr DirectDatagrams calls{
-      sender,         lane,    send_checked,    send_long,     open_group,
-      complete_group, publish, receive_batches, release_batch, write_route};
+  static constexpr DirectDatagrams calls{sender,          lane,           send_checked, send_long,
+                                         open_group,      complete_group, wake,         publish,
+                                         receive_batches, release_batch,  write_route};
   return calls;
 }
 

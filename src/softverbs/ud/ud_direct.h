@@ -21,6 +21,7 @@ namespace spinwire::softverbs {
 struct DirectSender {
   std::uint64_t datagram_word = 0;  ///< constant part of a plain datagram's word
   bool sends_at_once = false;       ///< no datagram waits, and the state is RTS
+  DirectRound* round = nullptr;     ///< of the context
 };
 
 /// The destination of a datagram.
@@ -102,13 +103,15 @@ struct DirectDatagrams {
   /// is longer than that and than the MTU.
   Sent (*send_long)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                     std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
-  /// Begins a group with the line at `position`; the lane must have no held line. Publishes a group
-  /// of one line at once. Otherwise holds back the line's word until the group is complete or
-  /// publish(): until then the peer sees no line behind it, so it does not fetch each line alone.
+  /// Begins a group with the line at `position`; the lane must have no held line. Holds back the
+  /// line's word until the group is complete or publish(): until then the peer sees no line behind
+  /// it, so it does not fetch each line alone.
   void (*begin_group)(ibv_ah* ah, Line& line, std::uint64_t position, std::uint64_t word) noexcept;
   /// Publishes the held line of a complete group: see DirectLane::last.
   void (*publish_group)(ibv_ah* ah) noexcept;
-  /// Publishes all held lines.
+  /// Wakes the peer, which is asleep.
+  void (*wake)(ibv_ah* ah) noexcept;
+  /// Publishes all held lines, and begins a new round.
   void (*publish)(ibv_qp* qp) noexcept;
   /// Makes polls report plain datagrams of up to DirectBatches::longest bytes to the queue pair in
   /// `batches`. Other datagrams consume receives; all do if `batches` is null. `batches` must live
@@ -130,8 +133,8 @@ struct DirectEnd {
   const DirectSender* sender = nullptr;  ///< of the queue pair
 };
 
-/// Queues the line at `position`, whose bytes are written, until its group is complete or the next
-/// publish().
+/// Publishes the line at `position`, whose bytes are written, if it is the first of its round. Else
+/// queues it until its group is complete or the next publish().
 [[nodiscard, gnu::always_inline]] inline Sent queue_direct(const DirectEnd& by,
                                                            const DatagramAddress& to, Line& line,
                                                            std::uint64_t position,
@@ -142,14 +145,20 @@ struct DirectEnd {
   out.tail = position + 1;
   const std::uint64_t word = lane_mark(position) << 56 | constant_word | to.qp_num;
   // No watch_answers(): acknowledgements of datagrams are read only when room is short.
-  if (out.held != nullptr) [[likely]] {
+  if (out.held != nullptr) {
     line.word.store(word, std::memory_order_release);
     if (position == out.last) [[unlikely]]
       by.device->publish_group(to.ah);
     return Sent::queued;
   }
-  by.device->begin_group(to.ah, line, position, word);
-  return Sent::first;
+  const std::uint32_t round = by.sender->round->number;
+  if (out.round == round) {
+    by.device->begin_group(to.ah, line, position, word);
+    return Sent::held;
+  }
+  if (publish_first(out, line, word, round)) [[unlikely]]
+    by.device->wake(to.ah);
+  return Sent::published;
 }
 
 /// Sends a header and `length` bytes of payload. Always reads kDirectPayload bytes, and the
