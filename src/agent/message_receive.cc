@@ -335,6 +335,12 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   deliver_in_place(ctx, a, at, wc);
 }
 
+/// What the receives of a batch have in common: the peer was heard, and is granted credit.
+[[gnu::always_inline]] inline void end_receives_of(EngineContext& ctx, Agent& a) noexcept {
+  a.activity.last_heard = ctx.now;
+  if (a.state == ConnectionState::ready) grant_credit(ctx, a);
+}
+
 /// Handles consecutive receives of one queue pair: looks the agent up and grants credit once.
 /// Returns the first completion after them.
 template <bool own>
@@ -355,8 +361,7 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
       recycle_slot<own>(ctx, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
-  a.activity.last_heard = ctx.now;
-  if (a.state == ConnectionState::ready) grant_credit(ctx, a);
+  end_receives_of(ctx, a);
   return wc;
 }
 
@@ -403,9 +408,9 @@ inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* 
   if (const Agent* const a = ctx.by_qpn.find(wc[kAhead].qp_num); a != nullptr) prefetch(*a);
 }
 
-}  // namespace
-
-std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
+/// Handles completions of any number and kind.
+[[gnu::noinline]] std::uint32_t process_batch(EngineContext& ctx, const ibv_wc* wcs,
+                                              int count) noexcept {
   const ibv_wc* const end = wcs + count;
   // A message that is read in place is in the cache: the device has looked at it.
   if (!verbs::is_in_place(wcs->wr_id)) prefetch_blocks(ctx, wcs + 1, end);
@@ -422,6 +427,21 @@ std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int cou
   }
   if (ctx.in_place_seen) release_in_place(ctx);
   return events;
+}
+
+}  // namespace
+
+std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
+  if (count != 1 || !verbs::is_in_place(wcs->wr_id)) return process_batch(ctx, wcs, count);
+  // The usual batch of a connection with one message in flight.
+  Agent* const a = ctx.by_qpn.find(wcs->qp_num);
+  if (a == nullptr || a->receives != ReceiveSource::shared) [[unlikely]]
+    return process_batch(ctx, wcs, count);
+  prefetch(*a);
+  on_receive_in_place(ctx, *a, *wcs);
+  end_receives_of(ctx, *a);
+  release_in_place(ctx);
+  return 1;
 }
 
 }  // namespace spinwire::agent

@@ -161,25 +161,26 @@ inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
 
 }  // namespace
 
-bool find_credit_and_send(EngineContext& ctx, Agent& a, const Payload& p, bool defer_it) noexcept {
+bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, std::uint32_t size,
+                          bool defer_it) noexcept {
   bool is_last = false;
-  return has_credit(ctx, a, is_last) && send_with_credit(ctx, a, p, is_last, defer_it);
+  return has_credit(ctx, a, is_last) && send_with_credit(ctx, a, data, size, is_last, defer_it);
 }
 
-bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
-                          const CompletionCallback& done) noexcept {
+bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
+                          std::uint32_t size, const CompletionCallback& done) noexcept {
   bool is_last = false;
   if (a.send_queue.deferred != nullptr || a.send_queue.used >= a.send_queue.limit ||
       ctx.operations.empty() || !has_credit(ctx, a, is_last))
     return false;
   Operation& op = *ctx.operations.acquire();
-  if (ctx.direct->send(a.qp, build_header(a, p.size, is_last), p.data, p.size, op.wr.wr_id) ==
+  if (ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, op.wr.wr_id) ==
       verbs::Sent::refused) {
     op.kind = OperationKind::send;
     ctx.operations.release(op);
     return false;
   }
-  begin<OperationKind::send>(a, op, p.block, p.size, done);
+  begin<OperationKind::send>(a, op, block, size, done);
   op.header_in_headroom = false;
   ctx.direct_unpublished = true;
   a.credit.advertised = a.credit.granted;
@@ -191,19 +192,22 @@ bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
   return true;
 }
 
-bool send_long_direct(EngineContext& ctx, Agent& a, const Payload& p,
-                      const CompletionCallback& done, bool tracked, bool defer) noexcept {
+bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
+                      std::size_t size, const CompletionCallback& done, bool tracked,
+                      bool defer) noexcept {
   // A window that is too large for the device goes by rendezvous as a whole, because a mixture of
   // both costs more than either.
   constexpr std::uint32_t kPause = 256;
   Rendezvous& r = a.rendezvous;
-  if (p.size > r.longest_direct) return false;
+  if (size > r.longest_direct) return false;
   if (r.direct_pause != 0) return --r.direct_pause, false;
   // The limit is 0 also while control messages wait. Behind a rendezvous message the peer would
   // need a block to hold this one.
   if (a.send_queue.direct_limit == 0 || !r.sends.empty()) return false;
-  const bool sent = !tracked && !done ? send_direct(ctx, a, p, defer)
-                                      : !defer && send_direct_recorded(ctx, a, p, done);
+  const auto length = static_cast<std::uint32_t>(size);
+  const bool sent = !tracked && !done
+                        ? send_direct(ctx, a, data, length, defer)
+                        : !defer && send_direct_recorded(ctx, a, block, data, length, done);
   if (!sent && a.credit.sent != a.credit.send_limit) r.direct_pause = kPause;
   return sent;
 }

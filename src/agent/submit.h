@@ -289,24 +289,19 @@ struct AtomicRequest {
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
-struct Payload {
-  Block* block;  ///< held until the operation ends
-  const std::byte* data;
-  std::uint32_t size;
-};
-
 /// Sends a message for which there is credit without a work request. `is_last`: see has_credit().
-[[gnu::always_inline]] inline bool send_with_credit(EngineContext& ctx, Agent& a, const Payload& p,
+[[gnu::always_inline]] inline bool send_with_credit(EngineContext& ctx, Agent& a,
+                                                    const std::byte* data, std::uint32_t size,
                                                     bool is_last, bool defer_it) noexcept {
-  const verbs::Sent sent = ctx.direct->send(a.qp, build_header(a, p.size, is_last), p.data, p.size,
-                                            verbs::kNoCompletion);
+  const verbs::Sent sent =
+      ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, verbs::kNoCompletion);
   if (sent == verbs::Sent::refused) [[unlikely]]
     return false;
   a.credit.advertised = a.credit.granted;
   ++a.credit.sent;
   a.activity.last_sent = ctx.now;
   ++a.activity.direct_messages;
-  a.activity.direct_bytes += p.size;
+  a.activity.direct_bytes += size;
   ctx.direct_unpublished = true;
   if (!defer_it) {
     publish_direct(ctx);
@@ -316,49 +311,51 @@ struct Payload {
   return true;
 }
 /// The same where credit is to be found first.
-bool find_credit_and_send(EngineContext& ctx, Agent& a, const Payload& p, bool defer_it) noexcept;
+bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, std::uint32_t size,
+                          bool defer_it) noexcept;
 
 /// Sends a message without a work request. False, and nothing sent: it needs one. There is no
 /// record, so it has ended when the call returns.
-[[gnu::always_inline]] inline bool send_direct(EngineContext& ctx, Agent& a, const Payload& p,
-                                               bool defer_it) noexcept {
+[[gnu::always_inline]] inline bool send_direct(EngineContext& ctx, Agent& a, const std::byte* data,
+                                               std::uint32_t size, bool defer_it) noexcept {
   if (a.send_queue.deferred != nullptr) [[unlikely]]
     return false;
   if (send_credits(a) <= 1) [[unlikely]]
-    return find_credit_and_send(ctx, a, p, defer_it);
-  return send_with_credit(ctx, a, p, false, defer_it);
+    return find_credit_and_send(ctx, a, data, size, defer_it);
+  return send_with_credit(ctx, a, data, size, false, defer_it);
 }
 
-/// Does what send_direct() does, with a record for the callback or the id of the operation.
-bool send_direct_recorded(EngineContext& ctx, Agent& a, const Payload& p,
-                          const CompletionCallback& done) noexcept;
+/// Does what send_direct() does, with a record for the callback or the id of the operation. Holds
+/// the block until the operation ends.
+bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
+                          std::uint32_t size, const CompletionCallback& done) noexcept;
 
 /// Does the same for a message above the eager limit.
-bool send_long_direct(EngineContext& ctx, Agent& a, const Payload& p,
-                      const CompletionCallback& done, bool tracked, bool defer) noexcept;
+bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
+                      std::size_t size, const CompletionCallback& done, bool tracked,
+                      bool defer) noexcept;
 
 /// Whether the message was sent without a work request. A deferred operation with a callback or an
 /// id needs one, since it can be cancelled until it is posted.
-[[gnu::always_inline]] inline bool sent_directly(EngineContext& ctx, Agent& a, const Payload& p,
+[[gnu::always_inline]] inline bool sent_directly(EngineContext& ctx, Agent& a, Block* block,
+                                                 const std::byte* data, std::size_t size,
                                                  const CompletionCallback& done, bool tracked,
                                                  bool defer) noexcept {
-  if (p.size >= a.send_queue.direct_limit) [[unlikely]]
-    return p.size > a.send_queue.max_eager && send_long_direct(ctx, a, p, done, tracked, defer);
+  if (size >= a.send_queue.direct_limit) [[unlikely]]
+    return size > a.send_queue.max_eager &&
+           send_long_direct(ctx, a, block, data, size, done, tracked, defer);
+  const auto length = static_cast<std::uint32_t>(size);
   if (!tracked && !done) [[likely]]
-    return send_direct(ctx, a, p, defer);
-  return !defer && send_direct_recorded(ctx, a, p, done);
+    return send_direct(ctx, a, data, length, defer);
+  return !defer && send_direct_recorded(ctx, a, block, data, length, done);
 }
 
-/// Accepts a message. The common case is inline. `data_is_payload`: the data is the block's
-/// payload, so a block of the pools has its headroom right before it.
+/// Accepts a message that needs a work request. `data_is_payload`: the data is the block's payload,
+/// so a block of the pools has its headroom right before it.
 template <bool data_is_payload>
-[[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
-                                                    std::byte* data, std::size_t size,
-                                                    const CompletionCallback& done, bool tracked,
-                                                    bool defer) noexcept {
-  if (block != nullptr && block->owner == ctx.arena.get() && size <= kMaxTransferBytes &&
-      sent_directly(ctx, a, {block, data, static_cast<std::uint32_t>(size)}, done, tracked, defer))
-    return Status::ok;
+[[gnu::noinline]] Status submit_by_request(EngineContext& ctx, Agent& a, Block* block,
+                                           std::byte* data, std::size_t size,
+                                           const CompletionCallback& done, bool defer) noexcept {
   // The limit is 0 unless the connection is ready, so this also checks the state.
   if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
       size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
@@ -376,14 +373,23 @@ template <bool data_is_payload>
   return post(ctx, a, defer);
 }
 
+/// Accepts a message. Sending it directly is inline.
+template <bool data_is_payload>
+[[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
+                                                    std::byte* data, std::size_t size,
+                                                    const CompletionCallback& done, bool tracked,
+                                                    bool defer) noexcept {
+  if (block != nullptr && block->owner == ctx.arena.get() &&
+      sent_directly(ctx, a, block, data, size, done, tracked, defer))
+    return Status::ok;
+  return submit_by_request<data_is_payload>(ctx, a, block, data, size, done, defer);
+}
+
 /// Accepts a message whose bytes are copied: into a block of the send pool, if it needs a work
 /// request.
 inline Status submit_copy(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes,
                           const CompletionCallback& done, bool tracked, bool defer) noexcept {
-  if (bytes.size() <= kMaxTransferBytes &&
-      sent_directly(ctx, a,
-                    {ctx.staging_block, bytes.data(), static_cast<std::uint32_t>(bytes.size())},
-                    done, tracked, defer))
+  if (sent_directly(ctx, a, ctx.staging_block, bytes.data(), bytes.size(), done, tracked, defer))
     return Status::ok;
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a.max_message) return Status::message_too_long;
