@@ -19,20 +19,24 @@ constexpr unsigned long kMostSize = 1u << 20;
 class Sender {
  public:
   void send(Connection to, Buffer body) {
+    if (waiting_.empty() && is_sent(to.send(body))) return;
     waiting_.emplace_back(to, std::move(body));
-    go_on();
   }
   void go_on() {
     while (!waiting_.empty()) {
-      const auto& [to, body] = waiting_.front();
-      const Status status = Connection(to).send(body.slice());
-      if (status == Status::would_block) return;
-      if (status != Status::ok) bench::give_up("the library refused a message");
+      auto& [to, body] = waiting_.front();
+      if (!is_sent(to.send(body))) return;
       waiting_.pop_front();
     }
   }
 
  private:
+  static bool is_sent(Status status) {
+    if (status != Status::ok && status != Status::would_block)
+      bench::give_up("the library refused a message");
+    return status == Status::ok;
+  }
+
   std::deque<std::pair<Connection, Buffer>> waiting_;
 };
 
