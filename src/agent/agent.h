@@ -160,7 +160,7 @@ inline void release_in_place(EngineContext& ctx) noexcept {
   ctx.in_place_seen = false;
   if (ctx.spare_blocks.count != SpareBlocks::kMost) [[unlikely]]
     fill_spare_blocks(ctx);
-  ctx.direct->release(ctx.device->context(), ctx.spare_blocks.count);
+  verbs::release_reads(*ctx.direct_reads, ctx.spare_blocks.count);
 }
 /// Gives a message to the application.
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;

@@ -405,6 +405,7 @@ struct ReceiveState {
 /// Messages that the device carries without work requests.
 struct DirectState {
   const verbs::DirectMessages* direct = nullptr;  ///< null: messages go by work requests
+  verbs::DirectReads* direct_reads = nullptr;     ///< of `direct`
   verbs::DirectRound* direct_round = nullptr;     ///< of `direct`
   bool direct_unpublished = false;  ///< a message was sent directly since publish_direct()
   bool in_place_seen = false;       ///< the batch has messages that are read in place

@@ -21,6 +21,7 @@ void open_in_place(EngineContext& ctx) noexcept {
   if (ctx.config.connections.direct_messages == DirectPath::off) return;
   ctx.direct = ctx.device->provider().direct_messages;
   if (ctx.direct == nullptr) return;
+  ctx.direct_reads = &ctx.direct->reads(ctx.device->context());
   ctx.direct_round = &ctx.direct->round(ctx.device->context());
   fill_spare_blocks(ctx);
   release_in_place(ctx);

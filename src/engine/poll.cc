@@ -7,11 +7,9 @@ namespace spinwire::detail {
 
 inline std::uint32_t EngineCore::handle_batch(int count) noexcept {
   context.stats.completions += static_cast<std::uint64_t>(count);
-  if (rpc_qp_num == 0) return agent::process_completions(context, completions.data(), count);
-  if (count == 1 && completions[0].qp_num == rpc_qp_num &&
-      rpc::datagram_port(*calls)->is_batch_completion(completions[0].wr_id)) [[likely]] {
+  if (count == 1 && rpc::is_batch_completion(completions[0].wr_id))
     return rpc::process_batches(*calls);
-  }
+  if (rpc_qp_num == 0) return agent::process_completions(context, completions.data(), count);
   return handle_mixed_batch(count);
 }
 

@@ -391,9 +391,8 @@ struct Context {
   std::unique_ptr<Peer*[]> acks_due;
   Qp* queue_pairs = nullptr;  ///< by index: see find_queue_pair()
   DirectRound round;
-  base::IntrusiveStack<next_held> held;               ///< peers for which a line may be held
-  base::IntrusiveStack<&InLane::next_in_use> in_use;  ///< lanes in which messages are read in place
-  std::uint32_t in_place_budget = 0;  ///< messages that may still be reported in place
+  base::IntrusiveStack<next_held> held;  ///< peers for which a line may be held
+  DirectReads reads;
   // Cold.
   Clock clock = Clock::real();
   std::uint64_t last_tick = 0;  ///< see read_clock()

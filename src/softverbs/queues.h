@@ -219,29 +219,11 @@ inline void watch_answers(Peer& peer) noexcept {
   c.unacked[c.pending.unacked++] = &peer;
 }
 
-/// Takes `lines` lines.
-inline void advance(InLane& lane, std::uint32_t lines) noexcept {
-  lane.position += lines;
-  lane.next += lines;
-  if (lane.next >= lane.end) [[unlikely]] {
-    lane.next -= kLaneLines;
-    lane.mark = (lane.mark + 1) & 0xff;
-  }
-}
-
 /// Lists a queue pair whose peer refused a direct message, or ended without having taken the last
 /// one. It sends nothing more: its next work request fails. Cold.
 void fail_direct_messages(Qp& qp) noexcept;
 /// Before a queue pair is reset or destroyed. Cold.
 void forget_direct_messages(Qp& qp) noexcept;
-
-/// Returns the lines taken to the sender, unless messages are being read there.
-inline void publish_head(InLane& lane) noexcept {
-  if (lane.in_use) return;
-  lane.head = lane.position;
-  lane.control->head.store(lane.head, std::memory_order_release);
-  if (lane.peer != nullptr) lane.peer->out.ack_on_top = lane.head << 48;
-}
 
 /// Publishes the held line, and so all lines behind it.
 inline void publish_line(Peer& peer) noexcept {

@@ -18,6 +18,7 @@ using softverbs::kDirectHeader;
 using softverbs::kDirectPayload;
 using softverbs::kLongestDirect;
 using softverbs::Line;
+using softverbs::release_batch;
 using softverbs::send_direct;
 using softverbs::Sent;
 

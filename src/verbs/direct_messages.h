@@ -8,6 +8,7 @@
 namespace spinwire::verbs {
 
 using softverbs::DirectMessages;
+using softverbs::DirectReads;
 using softverbs::DirectRound;
 using softverbs::in_place_bytes;
 using softverbs::is_in_place;
@@ -15,6 +16,7 @@ using softverbs::kDirectMessageHeader;
 using softverbs::kNoCompletion;
 using softverbs::kRecordLines;
 using softverbs::record_of;
+using softverbs::release_reads;
 using softverbs::Sent;
 
 }  // namespace spinwire::verbs

@@ -60,10 +60,10 @@ TEST_F(SoftverbsDirectFairness, ALaneThatAlwaysHasMoreStarvesNobody) {
     EXPECT_EQ(hub_.poll(), Numbers{});
     ASSERT_EQ(hub_.batches.count, kMost);
     for (std::uint32_t i = 0; i < kMost; ++i) {
-      const Numbers some = read(hub_.batches.batches[i], hub_.batches.longest);
+      const Numbers some = read(*hub_.batches.batches[i], hub_.batches.longest);
       ASSERT_FALSE(some.empty());
       ++turns[some[0] / 100];
-      hub_.give_back(hub_.batches.batches[i], 1);
+      DirectEnd::give_back(*hub_.batches.batches[i], 1);
     }
     hub_.batches.count = 0;
   }

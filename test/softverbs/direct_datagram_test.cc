@@ -46,8 +46,8 @@ std::vector<std::uint64_t> sources(DirectEnd& at) {
     must(all.size() < 1000, "no end of what arrives");
     (void)at.poll();
     for (std::uint32_t i = 0; i < at.batches.count; ++i) {
-      all.insert(all.end(), read(at.batches.batches[i], at.batches.longest).size(),
-                 at.batches.batches[i].source);
+      all.insert(all.end(), read(*at.batches.batches[i], at.batches.longest).size(),
+                 at.batches.batches[i]->source);
       nothing = 0;
     }
     (void)at.take_batches();
@@ -146,7 +146,7 @@ TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
     ASSERT_EQ(b_.batches.count, 1u);
     std::array<std::byte, kGrh + 1> route{};
     route.back() = std::byte{0x5a};
-    sv::direct_datagrams().write_route(b_.qp, b_.batches.batches[0], d.length(), route.data());
+    sv::direct_datagrams().write_route(*b_.batches.batches[0], d.length(), route.data());
     EXPECT_EQ(std::memcmp(route.data(), b_.node.bytes(kTo, kGrh).data(), kGrh), 0) << number;
     EXPECT_EQ(route.back(), std::byte{0x5a});
     const auto said = route_header(plain_way(b_.node), gid_of(from.node), d.length(), false);
@@ -418,7 +418,7 @@ class SoftverbsDirectShapes : public DirectPair {
     ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
     EXPECT_EQ(wc[0].wr_id, kDirectWr);
     ASSERT_EQ(b_.batches.count, 1u);
-    const sv::DirectBatch& batch = b_.batches.batches[0];
+    const sv::DirectBatch& batch = *b_.batches.batches[0];
     std::uint64_t length = 0;
     std::byte* const at = batch.bytes(*batch.first, length, b_.batches.longest);
     ASSERT_NE(at, nullptr);
@@ -600,7 +600,7 @@ TEST_F(SoftverbsDirect, ARunHasOneCompletion) {
   EXPECT_EQ(wc[0].wr_id, kDirectWr);
   EXPECT_EQ(wc[0].qp_num, b_.qp->qp_num);
   ASSERT_EQ(b_.batches.count, 1u);
-  EXPECT_EQ(read(b_.batches.batches[0]), numbers(0, 10));
+  EXPECT_EQ(read(*b_.batches.batches[0]), numbers(0, 10));
   EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);
   EXPECT_EQ(b_.take_batches(), numbers(0, 10));
   EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);

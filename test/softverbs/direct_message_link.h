@@ -95,7 +95,7 @@ struct MessageEnd {
     release(budget);
   }
   void release(std::uint32_t budget = kBudget) {
-    sv::direct_messages().release(node.context, budget);
+    sv::release_reads(sv::direct_messages().reads(node.context), budget);
   }
 
   bool send(std::uint64_t number, std::uint64_t wr_id = sv::kNoCompletion) {

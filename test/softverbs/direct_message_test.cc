@@ -378,7 +378,7 @@ class SoftverbsDirectMessageAndDatagram : public DirectPair {
   void SetUp() override {
     connect(a_.node, ra_, b_.node, rb_);
     sv::direct_messages().receive_in_place(rb_, nullptr, MessageEnd::kRoom, kLongestDirect);
-    sv::direct_messages().release(b_.node.context, 100);
+    sv::release_reads(sv::direct_messages().reads(b_.node.context), 100);
   }
   void message(std::uint64_t header) {
     ASSERT_NE(sv::direct_messages().send(ra_, header, nullptr, 0, sv::kNoCompletion),
@@ -413,7 +413,7 @@ TEST_F(SoftverbsDirectMessageAndDatagram, ShareALaneInOrder) {
       EXPECT_EQ(header, 10 + i);
     }
     b_.others.clear();
-    sv::direct_messages().release(b_.node.context, 100);
+    sv::release_reads(sv::direct_messages().reads(b_.node.context), 100);
     EXPECT_EQ(a_.node.internals().peers[0]->out.control->head, head + 8);
     (void)a_.steps();
   }

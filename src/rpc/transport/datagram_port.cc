@@ -88,7 +88,7 @@ Result<void> DatagramPort::make_receives() {
   direct_.qp = qp_;
   direct_.sender = direct_.device->sender(qp_);
   round_ = direct_.sender->round;
-  batches_.wr_id = agent::receive_id(receive_depth_);
+  batches_.wr_id = kBatchCompletion;
   // Long ones are kept in the rendezvous pool.
   batches_.longest = context_.config.memory.rendezvous_bytes != 0 ? wire::kBlockDatagramBytes
                                                                   : wire::kPageDatagramBytes;
@@ -118,7 +118,7 @@ std::byte* DatagramPort::copy_to_spare(Block& spare, const verbs::DirectBatch& b
                                        const std::byte* bytes,
                                        std::uint32_t length) const noexcept {
   std::byte* const grh = spare.payload + kReceiveOffset;
-  direct_.device->write_route(qp_, batch, length, grh);
+  direct_.device->write_route(batch, length, grh);
   std::memcpy(grh + kGrhBytes, bytes, std::min(length, mtu_));
   return grh;
 }

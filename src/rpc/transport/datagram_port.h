@@ -37,6 +37,12 @@ inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBy
 
 static_assert(wire::kBlockDatagramBytes == verbs::kLongestDirect);
 
+/// The wr_id of the completion that reports direct datagrams. No other completion has it.
+inline constexpr std::uint64_t kBatchCompletion = ~std::uint64_t{0};
+constexpr bool is_batch_completion(std::uint64_t wr_id) noexcept {
+  return wr_id == kBatchCompletion;
+}
+
 struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two
   std::uint32_t receive_depth = 0;
@@ -135,13 +141,6 @@ class DatagramPort {
 
   // Receives. Direct datagrams use none.
   [[nodiscard]] verbs::DirectBatches& batches() noexcept { return batches_; }
-  /// Whether a completion reports direct datagrams.
-  [[nodiscard]] bool is_batch_completion(std::uint64_t wr_id) const noexcept {
-    return wr_id == batches_.wr_id;
-  }
-  void give_back(const verbs::DirectBatch& batch, std::uint32_t count) noexcept {
-    direct_.device->release_batch(qp_, batch, count);
-  }
   /// A block for a direct datagram of up to wire::kPageDatagramBytes that is kept, or that must be
   /// copied. Not null while there are batches.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }

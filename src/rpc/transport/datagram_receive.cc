@@ -168,8 +168,8 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
 constexpr std::uint32_t kManySessions = 128;
 
 /// Whether a completion is of a receive with a datagram.
-inline bool is_datagram(const Rpc& r, const ibv_wc& wc) noexcept {
-  return agent::is_receive(wc.wr_id) && !r.port->is_batch_completion(wc.wr_id);
+inline bool is_datagram(const ibv_wc& wc) noexcept {
+  return agent::is_receive(wc.wr_id) && !is_batch_completion(wc.wr_id);
 }
 
 /// Prefetches the records of a datagram's session.
@@ -185,7 +185,7 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
 [[gnu::noinline]] void prefetch_sessions(const Rpc& r, const ibv_wc* wcs,
                                          const ibv_wc* end) noexcept {
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-    if (is_datagram(r, *wc) && wc->status == IBV_WC_SUCCESS)
+    if (is_datagram(*wc) && wc->status == IBV_WC_SUCCESS)
       prefetch_session(r, r.port->arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
   }
 }
@@ -203,8 +203,7 @@ bool many_sessions(const Rpc& r) noexcept {
 }
 
 /// Handles the direct datagrams of a batch. Returns their number.
-[[gnu::always_inline]] inline std::uint32_t process_batch(
-    Rpc& r, const verbs::DirectBatch& batch) noexcept {
+[[gnu::noinline]] std::uint32_t process_batch(Rpc& r, const verbs::DirectBatch& batch) noexcept {
   if (many_sessions(r)) [[unlikely]]
     prefetch_sessions(r, batch);
   const verbs::Line* const end = batch.end();
@@ -212,31 +211,35 @@ bool many_sessions(const Rpc& r) noexcept {
   const std::uint64_t now = r.context.now;
   verbs::Line* line = batch.first;
   Block* spare = r.port->spare();
-  for (std::uint64_t length = 0; spare != nullptr && line != end; ++line) {
+  // A batch is never empty, and the line behind the last one of a lane holds no datagram.
+  for (std::uint64_t length = 0; spare != nullptr;) {
     std::byte* const datagram = batch.bytes(*line, length, longest);
-    if (datagram == nullptr) break;
+    if (datagram == nullptr || line == end) break;
+    ++line;
     if (length > wire::kPageDatagramBytes) [[unlikely]] {
       on_long_datagram(r, batch, datagram, length);
-      continue;
-    }
-    if (on_direct_datagram(r, batch, datagram, length, spare, now)) [[unlikely]]
+    } else if (on_direct_datagram(r, batch, datagram, length, spare, now)) [[unlikely]] {
       spare = r.port->renew_spare();
+    }
   }
   const auto count = static_cast<std::uint32_t>(line - batch.first);
-  r.port->give_back(batch, count);
+  verbs::release_batch(batch, count);
   return count;
+}
+
+[[gnu::noinline]] std::uint32_t process_each(Rpc& r, const verbs::DirectBatches& batches,
+                                             std::uint32_t count) noexcept {
+  std::uint32_t taken = 0;
+  for (std::uint32_t i = 0; i != count; ++i) taken += process_batch(r, *batches.batches[i]);
+  return taken;
 }
 
 }  // namespace
 
 std::uint32_t process_batches(Rpc& r) noexcept {
   verbs::DirectBatches& batches = r.port->batches();
-  std::uint32_t taken = 0;
-  for (const verbs::DirectBatch* batch = batches.batches; batch != &batches.batches[batches.count];
-       ++batch)
-    taken += process_batch(r, *batch);
-  batches.count = 0;
-  return taken;
+  const std::uint32_t count = std::exchange(batches.count, 0);
+  return count == 1 ? process_batch(r, *batches.batches[0]) : process_each(r, batches, count);
 }
 
 const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
@@ -245,11 +248,9 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
   const ibv_wc* ahead = wcs + 1;
   while (ahead != end && ahead->qp_num == wcs->qp_num) ++ahead;
   end = ahead;
-  if (end - wcs == 1 && port.is_batch_completion(wcs->wr_id))
-    return events += process_batches(r), end;
+  if (end - wcs == 1 && is_batch_completion(wcs->wr_id)) return events += process_batches(r), end;
   for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
-    if (is_datagram(r, *wc))
-      __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
+    if (is_datagram(*wc)) __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
   }
   if (many_sessions(r)) [[unlikely]]
     prefetch_sessions(r, wcs, end);
@@ -259,7 +260,7 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
       port.on_sent(*wc);
       continue;
     }
-    if (port.is_batch_completion(wc->wr_id)) {
+    if (is_batch_completion(wc->wr_id)) {
       taken += process_batches(r);
       continue;
     }

@@ -369,6 +369,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
       // released with the peer.
       if (!peer->gone && peer->in == nullptr && same_gid(peer->gid, lane.sender)) {
         lane.peer = peer.get();
+        lane.opposite = &peer->out;
         peer->in = &lane;
       }
     }
@@ -438,7 +439,10 @@ void give_up_peer(Peer& peer) noexcept {
 
 void detach_peer(Context& c, Peer& peer) noexcept {
   publish_held(c);
-  if (peer.in != nullptr) peer.in->peer = nullptr;
+  if (peer.in != nullptr) {
+    peer.in->peer = nullptr;
+    peer.in->opposite = nullptr;
+  }
   const auto unlist = [&peer](std::unique_ptr<Peer*[]>& list, std::uint16_t& count) {
     for (std::uint32_t i = 0; i < count; ++i) {
       if (list[i] == &peer) list[i] = list[--count];

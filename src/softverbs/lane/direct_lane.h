@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/intrusive_list.h"
 #include "softverbs/lane/line.h"
 
 namespace spinwire::softverbs {
+
+struct Cq;
 
 /// Lines are published in groups. If each line is published alone, the peer fetches cache lines
 /// that are still being written; if a whole batch is published at once, the peer
@@ -39,6 +42,57 @@ struct DirectLane {
   std::uint32_t round = 0;            ///< DirectRound::number of the last group of one line
   LaneControl* control = nullptr;
 };
+
+/// The part of the lane from a peer that readers of direct packets use.
+struct DirectInLane {
+  Line* next = nullptr;        ///< line at `position`
+  std::uint64_t mark = 1;      ///< mark of a new line at `position`
+  Line* end = nullptr;         ///< of the lines
+  std::uint64_t position = 0;  ///< lines taken
+  /// Lines that the sender may write again: publish_head() sets it to `position`.
+  std::uint64_t head = 0;
+  LaneControl* control = nullptr;
+  DirectLane* opposite = nullptr;  ///< the lane to the sender; null until the sender is attached
+  const Cq* batch_cq = nullptr;    ///< the queue that may report InLane::batch again; null: none
+  bool batch_reported = false;     ///< the lines at `position` are in a DirectBatch
+  bool in_use = false;             ///< listed in DirectReads: messages are read in place
+  DirectInLane* next_in_use = nullptr;
+};
+
+/// The messages of a context that are read in place.
+struct DirectReads {
+  std::uint32_t budget = 0;                                  ///< that may still be reported
+  base::IntrusiveStack<&DirectInLane::next_in_use> lanes{};  ///< in which they lie
+};
+
+/// Takes `lines` lines.
+inline void advance(DirectInLane& lane, std::uint32_t lines) noexcept {
+  lane.position += lines;
+  lane.next += lines;
+  if (lane.next >= lane.end) [[unlikely]] {
+    lane.next -= kLaneLines;
+    lane.mark = (lane.mark + 1) & 0xff;
+  }
+}
+
+/// Returns the lines taken to the sender, unless messages are being read there.
+inline void publish_head(DirectInLane& lane) noexcept {
+  if (lane.in_use) return;
+  lane.head = lane.position;
+  lane.control->head.store(lane.head, std::memory_order_release);
+  if (lane.opposite != nullptr) lane.opposite->ack_on_top = lane.head << 48;
+}
+
+/// Returns the lines of all messages that were reported in place to their senders. Until the next
+/// call no more than `budget` others are reported; 0 at first.
+inline void release_reads(DirectReads& reads, std::uint32_t budget) noexcept {
+  reads.budget = budget;
+  while (!reads.lanes.empty()) {
+    DirectInLane& lane = reads.lanes.pop_front();
+    lane.in_use = false;
+    publish_head(lane);
+  }
+}
 
 /// Result of a direct send.
 enum class Sent : std::uint8_t {

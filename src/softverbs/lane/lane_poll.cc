@@ -124,11 +124,10 @@ inline Qp* receiver_of(const Context& c, const InLane& lane, const Cq& cq,
   }
 }
 
-/// Keeps the lane's lines until the next release().
-inline void keep_in_use(Context& c, InLane& lane) noexcept {
-  if (lane.in_use) return;
-  lane.in_use = true;
-  c.in_use.push_front(lane);
+/// Messages in the lane are read in place until the next release.
+inline void list_in_use(Context& c, InLane& lane) noexcept {
+  if (std::exchange(lane.in_use, true)) return;
+  c.reads.lanes.push_front(lane);
 }
 
 /// Prefetches what the user of a message that is read in place touches first.
@@ -147,7 +146,7 @@ inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* o
                                qp.dest_qpn, 0,
                                0,           reinterpret_cast<std::uint64_t>(qp.record)};
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
-  const std::uint32_t most = std::min(limit, c.in_place_budget);
+  const std::uint32_t most = std::min(limit, c.reads.budget);
   std::uint32_t left = most;
   std::uint64_t expected = qp.expected;
   const Line* line = lane.next;
@@ -164,9 +163,9 @@ inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* o
   if (taken == 0) return 0;
   qp.nak_given = false;
   qp.expected = expected;
-  c.in_place_budget -= taken;
+  c.reads.budget -= taken;
   advance(lane, taken);
-  keep_in_use(c, lane);
+  list_in_use(c, lane);
   return taken;
 }
 
@@ -194,7 +193,7 @@ constexpr std::uint32_t kLaneWaits = ~0u;
   qp.nak_given = false;
   qp.expected = next_word(qp.expected);
   advance(lane, 1);
-  keep_in_use(c, lane);
+  list_in_use(c, lane);
   return 1;
 }
 
@@ -226,20 +225,17 @@ inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uin
                                                       ibv_wc& completion) noexcept {
   if (word != lane.batch.word || lane.batch_cq != &cq || lane.batch_reported) [[unlikely]]
     return false;
-  const DirectBatch& batch = lane.batch;
   DirectBatches& batches = *lane.batch_qp->direct;
   std::uint64_t length = 0;
-  if (batches.count != 0 || batch.bytes(*lane.next, length, batches.longest) == nullptr)
+  if (batches.count != 0 || lane.batch.bytes(*lane.next, length, batches.longest) == nullptr)
       [[unlikely]]
     return false;
-  // Processors cannot forward narrow stores to the wide loads of a copy, so these follow it.
-  DirectBatch& reported = batches.batches[0];
-  reported = batch;
-  reported.first = lane.next;
-  reported.most = std::min(kPacketsPerTurn, static_cast<std::uint32_t>(lane.end - lane.next));
-  batches.count = 1;
+  lane.batch.first = lane.next;
+  lane.batch.limit = std::min(lane.next + kPacketsPerTurn, lane.end);
   lane.batch_reported = true;
-  CompletionHead{IBV_WC_RECV, lane.batch_qp->qp_num, 0}.fill(completion, batches.wr_id, 0);
+  batches.batches[0] = &lane.batch;
+  batches.count = 1;
+  completion = batches.completion;
   return true;
 }
 
@@ -454,16 +450,40 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   return poll_busy(base, entries, wc);
 }
 
-/// A poll with packets and nothing else to do. Two common kinds of a single lane's packets have
-/// short paths.
-[[gnu::noinline]] static int poll_quiet(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+/// Reports the message at the head of a lane where it lies, if its bytes are in its line and no
+/// packet is behind it: as report_in_place() would, without a loop.
+[[gnu::always_inline]] static inline bool report_lone(Context& c, InLane& lane, const Cq& cq,
+                                                      std::uint64_t word, ibv_wc& wc) noexcept {
+  Qp* const qp = receiver_of(c, lane, cq, word);
+  if (qp == nullptr || !qp->in_place || lane.batch_reported) [[unlikely]]
+    return false;
+  const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
+  const std::uint32_t length = lane.next->length;
+  // Behind the last line of the lane the first one may hold the next packet.
+  if (word != (kind | qp->expected) || length > kLinePayload || c.reads.budget == 0 ||
+      lane.next + 1 == lane.end ||
+      word_mark(lane.next[1].word.load(std::memory_order_relaxed)) == lane.mark) {
+    return false;
+  }
+  CompletionHead{IBV_WC_RECV, word_qpn(word), qp->dest_qpn}.fill(
+      wc, reinterpret_cast<std::uint64_t>(lane.next->payload) | kInPlace, length);
+  qp->nak_given = false;
+  expect(*qp, next_word(qp->expected));
+  --c.reads.budget;
+  advance(lane, 1);
+  list_in_use(c, lane);
+  return true;
+}
+
+/// A poll with packets in the only lane awake, and nothing else to do. Three common kinds of
+/// packets have short paths.
+[[gnu::noinline]] static int poll_quiet(ibv_cq* base, int entries, ibv_wc* wc, InLane& lane,
+                                        std::uint64_t word) noexcept {
   Context& c = context_of(base->context);
-  if (c.awake_count != 1 || entries <= 0) [[unlikely]]
+  if (entries <= 0) [[unlikely]]
     return poll_busy(base, entries, wc);
-  InLane& lane = *c.awake[0];
-  const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
-  if (report_known_batch(lane, *static_cast<Cq*>(base), word, *wc)) [[likely]]
-    return 1;
+  const Cq& cq = *static_cast<const Cq*>(base);
+  if (report_known_batch(lane, cq, word, *wc) || report_lone(c, lane, cq, word, *wc)) return 1;
   return poll_in_place(base, entries, wc);
 }
 
@@ -482,8 +502,12 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Context& c = context_of(base->context);
   // A poll without work ends here, after reading one word of each awake lane.
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
-    if (std::bit_cast<std::uint64_t>(c.pending) == 0)
-      return any_packet(c) ? poll_quiet(base, entries, wc) : 0;
+    if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
+      if (c.awake_count != 1) return any_packet(c) ? poll_busy(base, entries, wc) : 0;
+      InLane& lane = *c.awake[0];
+      const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+      return word_mark(word) == lane.mark ? poll_quiet(base, entries, wc, lane, word) : 0;
+    }
     if (c.pending.slow_work == 0 && c.pending.acks_due == 0 && c.ack_countdown > 1 &&
         !any_packet(c)) {
       --c.ack_countdown;

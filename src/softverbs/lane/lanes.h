@@ -66,19 +66,12 @@ struct OutLane : DirectLane {
 };
 
 /// The lane from a peer, in this context's segment.
-struct InLane {
-  Line* next = nullptr;        ///< line at `position`
-  std::uint64_t mark = 1;      ///< mark of a new line at `position`
-  Line* end = nullptr;         ///< of `lines`
-  std::uint64_t position = 0;  ///< lines taken
-  /// Lines that the sender may write again: publish_head() sets it to `position`.
-  std::uint64_t head = 0;
+struct InLane : DirectInLane {
   /// While `head` is below this position, an acknowledgement could cover a refused packet. So
   /// packets carry none, and the sender reads the lane's control words.
   std::uint64_t no_ack_until = 0;
   Line* lines = nullptr;
   std::byte* data = nullptr;
-  LaneControl* control = nullptr;
   Peer* peer = nullptr;   ///< null until the sender is attached
   ibv_gid sender{};       ///< as the directory named it when the lane was opened
   std::uint32_t pid = 0;  ///< of the sender, likewise
@@ -86,13 +79,10 @@ struct InLane {
   std::uint32_t idle_rounds = 0;       ///< control steps without a packet
   std::uint64_t control_position = 0;  ///< position at the last control step
   bool awake = false;
-  bool batch_reported = false;  ///< the lines at `position` are in a DirectBatch
-  bool in_use = false;          ///< listed in Context::in_use: messages are read in place
-  InLane* next_in_use = nullptr;
-  // The last batch of direct datagrams. One that begins with the same word needs no further checks.
-  const Cq* batch_cq = nullptr;  ///< the queue that reported it; null: none, see forget_batches()
-  const Qp* batch_qp = nullptr;
+  /// The last batch of direct datagrams. One for `batch_cq` that begins with the same word needs no
+  /// further checks: see forget_batches().
   DirectBatch batch;
+  const Qp* batch_qp = nullptr;
   ibv_grh route{};           ///< route header of a plain datagram, without its length
   std::uint64_t serial = 0;  ///< unique among all lanes of the context, past and present
 };

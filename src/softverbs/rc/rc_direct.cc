@@ -51,26 +51,27 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   return true;
 }
 
-Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uint32_t length,
-          std::uint64_t wr_id) noexcept {
-  Qp& qp = *static_cast<Qp*>(base);
-  const std::uint32_t bytes = kDirectMessageHeader + length;
-  if (!has_room(qp, bytes)) [[unlikely]]
-    return Sent::refused;
-  if (wr_id != kNoCompletion && !complete(qp, wr_id, length)) [[unlikely]]
-    return Sent::refused;
-  Peer& peer = *qp.peer;
+// The functions below answer what send() does, so that it calls them last, and saves no registers.
+
+[[gnu::cold, gnu::noinline]] Sent wake_peer(Peer& peer) noexcept {
+  ring_doorbell(peer);
+  return Sent::published;
+}
+[[gnu::noinline]] Sent hold_line(Peer& peer, Line& line, std::uint64_t position,
+                                 std::uint64_t word) noexcept {
+  begin_group(peer, line, position, word);
+  return Sent::held;
+}
+[[gnu::noinline]] Sent end_group(Peer& peer) noexcept {
+  publish_group(peer);
+  return Sent::queued;
+}
+
+/// Sends the message whose bytes are at their place.
+[[gnu::always_inline]] inline Sent finish_send(Qp& qp, Peer& peer, Line& line,
+                                               std::uint64_t position,
+                                               std::uint32_t bytes) noexcept {
   OutLane& out = peer.out;
-  const std::uint64_t position = out.tail;
-  Line& line = out.lines[position % kLaneLines];
-  if (bytes <= kLinePayload) [[likely]] {
-    std::memcpy(line.payload, &header, sizeof header);
-    copy_small(line.payload + kDirectMessageHeader, payload, length);
-  } else {
-    std::byte* const to = place_packet(out, line, position, bytes);
-    std::memcpy(to, &header, sizeof header);
-    std::memcpy(to + kDirectMessageHeader, payload, length);
-  }
   line.set_trailer(bytes, out.ack_on_top);
   out.tail = out.message_end = qp.direct_end = position + 1;
   const std::uint64_t word = lane_mark(position) << 56 | packet_kind(Packet::send, 0) << 48 |
@@ -78,17 +79,40 @@ Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uin
   qp.next_psn = psn_add(qp.next_psn, 1);
   if (out.held != nullptr) {
     line.word.store(word, std::memory_order_release);
-    if (position == out.last) publish_group(peer);
-    return Sent::queued;
+    return position == out.last ? end_group(peer) : Sent::queued;
   }
   const std::uint32_t round = peer.context->round.number;
-  if (out.round == round) {
-    begin_group(peer, line, position, word);
-    return Sent::held;
-  }
-  if (publish_first(out, line, word, round)) [[unlikely]]
-    ring_doorbell(peer);
-  return Sent::published;
+  if (out.round == round) return hold_line(peer, line, position, word);
+  return publish_first(out, line, word, round) ? wake_peer(peer) : Sent::published;
+}
+
+/// Sends a message of any length, with or without a completion, if there is room or can be.
+[[gnu::noinline]] Sent send_any(Qp& qp, std::uint64_t header, const std::byte* payload,
+                                std::uint32_t length, std::uint64_t wr_id) noexcept {
+  const std::uint32_t bytes = kDirectMessageHeader + length;
+  if (!has_room(qp, bytes)) return Sent::refused;
+  if (wr_id != kNoCompletion && !complete(qp, wr_id, length)) return Sent::refused;
+  Peer& peer = *qp.peer;
+  const std::uint64_t position = peer.out.tail;
+  Line& line = peer.out.lines[position % kLaneLines];
+  std::byte* const to = place_packet(peer.out, line, position, bytes);
+  std::memcpy(to, &header, sizeof header);
+  std::memcpy(to + kDirectMessageHeader, payload, length);
+  return finish_send(qp, peer, line, position, bytes);
+}
+
+Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uint32_t length,
+          std::uint64_t wr_id) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  const std::uint32_t bytes = kDirectMessageHeader + length;
+  if (!may_send(qp) || !is_below_limit(qp) || bytes > kLinePayload || wr_id != kNoCompletion)
+    return send_any(qp, header, payload, length, wr_id);
+  Peer& peer = *qp.peer;
+  const std::uint64_t position = peer.out.tail;
+  Line& line = peer.out.lines[position % kLaneLines];
+  std::memcpy(line.payload, &header, sizeof header);
+  copy_small(line.payload + kDirectMessageHeader, payload, length);
+  return finish_send(qp, peer, line, position, bytes);
 }
 
 DirectRound& round(ibv_context* base) noexcept { return context_of(base).round; }
@@ -134,15 +158,7 @@ std::uint32_t longest_in_place(ibv_qp* base) noexcept {
                                  kLongest);
 }
 
-void release(ibv_context* base, std::uint32_t budget) noexcept {
-  Context& c = context_of(base);
-  c.in_place_budget = budget;
-  while (!c.in_use.empty()) {
-    InLane& lane = c.in_use.pop_front();
-    lane.in_use = false;
-    publish_head(lane);
-  }
-}
+DirectReads& reads(ibv_context* base) noexcept { return context_of(base).reads; }
 
 /// Finds refusals, for polls do not watch for acknowledgements of direct messages. A bounded number
 /// of peers per call.
@@ -173,8 +189,8 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 
 const DirectMessages& direct_messages() noexcept {
   static constexpr DirectMessages calls{
-      send,          round,    publish,          write_word,       word,    prefetch,
-      prefetch_word, kLongest, receive_in_place, longest_in_place, release, take_lost};
+      send,          round,    publish,          write_word,       word,  prefetch,
+      prefetch_word, kLongest, receive_in_place, longest_in_place, reads, take_lost};
   return calls;
 }
 

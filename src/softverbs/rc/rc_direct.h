@@ -21,9 +21,7 @@ inline constexpr std::uint64_t kNoCompletion = ~std::uint64_t{0};
 
 /// The wr_id of a message that is read in place: its address, marked as no receive has it.
 inline constexpr std::uint64_t kInPlace = std::uint64_t{1} << 62 | 1;
-constexpr bool is_in_place(std::uint64_t wr_id) noexcept {
-  return (wr_id & (std::uint64_t{3} << 62)) == std::uint64_t{1} << 62;
-}
+constexpr bool is_in_place(std::uint64_t wr_id) noexcept { return wr_id >> 62 == 1; }
 inline const std::byte* in_place_bytes(std::uint64_t wr_id) noexcept {
   return reinterpret_cast<const std::byte*>(wr_id & ~kInPlace);  // completions carry integers
 }
@@ -73,19 +71,17 @@ struct DirectMessages {
   /// Longest message, with its header.
   std::uint32_t longest;
   /// From now on polls report the queue pair's plain messages by completions whose wr_id says where
-  /// they lie. Their bytes stay until release(). Each carries the user's record of the queue pair
-  /// (record_of()), of which the poll prefetches the first kRecordLines cache lines. Messages of
-  /// more than `longest_received` bytes are never put into receives. Peers learn that messages of
-  /// up to `longest` bytes are read in place. Both count the header. Set-up.
+  /// they lie. Their bytes stay until release_reads(). Each carries the user's record of the queue
+  /// pair (record_of()), of which the poll prefetches the first kRecordLines cache lines. Messages
+  /// of more than `longest_received` bytes are never put into receives. Peers learn that messages
+  /// of up to `longest` bytes are read in place. Both count the header. Set-up.
   void (*receive_in_place)(ibv_qp* qp, const void* record, std::uint32_t longest_received,
                            std::uint32_t longest) noexcept;
   /// Longest message, with its header, that the peer of a connected queue pair reads in place, by
   /// what the peer says; 0: none. Cold.
   std::uint32_t (*longest_in_place)(ibv_qp* qp) noexcept;
-  /// Returns the lines of all messages that were reported in place to their senders. Until the next
-  /// call no more than `budget` others are reported, besides those that have no receive; 0 at
-  /// first.
-  void (*release)(ibv_context* context, std::uint32_t budget) noexcept;
+  /// The messages of the context that are read in place.
+  DirectReads& (*reads)(ibv_context* context) noexcept;
   /// The number of a queue pair whose peer refused a direct message, or ended without having taken
   /// it; 0: there is none. The queue pair sends nothing more: a work request that is posted to it
   /// fails. A caller that polls first finds everything that the peer has sent. Cold.

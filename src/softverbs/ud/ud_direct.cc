@@ -83,20 +83,14 @@ Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low
 
 void receive_batches(ibv_qp* base, DirectBatches* batches) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
+  if (batches != nullptr)
+    CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(batches->completion, batches->wr_id, 0);
   if (std::exchange(qp.direct, batches) != batches) forget_batches(context_of(base->context), qp);
 }
 
-void write_route(ibv_qp* base, const DirectBatch& batch, std::uint32_t length,
-                 std::byte* to) noexcept {
-  const ibv_grh grh = route_header(*context_of(base->context).lanes[batch.lane], length);
+void write_route(const DirectBatch& batch, std::uint32_t length, std::byte* to) noexcept {
+  const ibv_grh grh = route_header(*static_cast<const InLane*>(batch.lane), length);
   std::memcpy(to, &grh, sizeof grh);
-}
-
-void release_batch(ibv_qp* base, const DirectBatch& batch, std::uint32_t count) noexcept {
-  InLane& lane = *context_of(base->context).lanes[batch.lane];
-  lane.batch_reported = false;
-  advance(lane, count);
-  publish_head(lane);
 }
 
 }  // namespace
@@ -104,31 +98,31 @@ void release_batch(ibv_qp* base, const DirectBatch& batch, std::uint32_t count) 
 const DirectDatagrams& direct_datagrams() noexcept {
   static constexpr DirectDatagrams calls{sender,          lane,           send_checked, send_long,
                                          open_group,      complete_group, wake,         publish,
-                                         receive_batches, release_batch,  write_route};
+                                         receive_batches, write_route};
   return calls;
 }
 
 DirectOutcome report_batch(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
                            std::uint32_t limit) noexcept {
   DirectBatches& batches = *qp.direct;
-  DirectBatch& batch = batches.batches[batches.count];
+  DirectBatch batch;
   batch.first = lane.next;
+  batch.limit = std::min(lane.next + limit, lane.end);
   batch.data = lane.data;
-  batch.most = std::min(limit, static_cast<std::uint32_t>(lane.end - lane.next));
-  batch.qkey = qp.attr.qkey;
   batch.word = word;
   batch.source = lane.serial << kSerialShift | word_psn(word);
-  batch.lane = lane.index;
+  batch.lane = &lane;
+  batch.qkey = qp.attr.qkey;
   std::uint64_t length = 0;
   // Without room in the caller's array no completion can report the batch.
   if (cq.room == 0 || batch.bytes(*lane.next, length, batches.longest) == nullptr) [[unlikely]]
     return DirectOutcome::none;
   if (batches.count == DirectBatches::kMost) [[unlikely]]
     return DirectOutcome::full;
-  if (batches.count++ == 0)
-    CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*completion_slot(cq), batches.wr_id, 0);
-  lane.batch_reported = true;
   lane.batch = batch;
+  batches.batches[batches.count++] = &lane.batch;
+  if (batches.count == 1) *completion_slot(cq) = batches.completion;
+  lane.batch_reported = true;
   lane.batch_cq = &cq;
   lane.batch_qp = &qp;
   return DirectOutcome::reported;
@@ -136,8 +130,8 @@ DirectOutcome report_batch(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t wor
 
 void release_batches(Context& c, const Qp& qp) noexcept {
   if (qp.direct == nullptr) return;
-  for (std::uint32_t i = 0; i < qp.direct->count; ++i) {
-    if (InLane* const lane = c.lanes[qp.direct->batches[i].lane].get(); lane != nullptr)
+  for (const auto& lane : c.lanes) {
+    if (lane != nullptr && lane->batch_reported && lane->batch_qp == &qp)
       lane->batch_reported = false;
   }
 }

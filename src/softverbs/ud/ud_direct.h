@@ -45,15 +45,15 @@ inline constexpr std::uint32_t kLongestDirect = (32 << 10) + kDirectHeader;
 static_assert(kDirectHeader + kDirectPayload == sizeof Line::payload);
 
 /// Consecutive datagrams in a lane, to be read in place: those with the word of the first, up to
-/// `most`. They belong to the receiver until it releases the batch.
+/// end(). They belong to the receiver until it releases the batch.
 struct DirectBatch {
   Line* first = nullptr;
+  Line* limit = nullptr;
   std::byte* data = nullptr;  ///< data of the lane
-  std::uint32_t most = 0;
-  std::uint32_t qkey = 0;
   std::uint64_t word = 0;
   std::uint64_t source = 0;  ///< identifies the sending queue pair and its context
-  std::uint32_t lane = 0;
+  DirectInLane* lane = nullptr;
+  std::uint32_t qkey = 0;
 
   /// The header and payload of a datagram of the batch, and their length. Null if `line` holds no
   /// datagram of the batch, or one longer than `longest`.
@@ -76,17 +76,26 @@ struct DirectBatch {
     const std::uint16_t length = line.length;
     return length <= sizeof line.payload ? line.payload : packet_data(data, line, length);
   }
-  [[nodiscard]] Line* end() const noexcept { return first + most; }
+  [[nodiscard]] Line* end() const noexcept { return limit; }
 };
 
 /// The batches that polls have reported to a queue pair since its user last read them.
 struct DirectBatches {
   static constexpr std::uint32_t kMost = 4;
-  DirectBatch batches[kMost + 1];  ///< the last entry is scratch space of the device
+  const DirectBatch* batches[kMost]{};  ///< each is valid until it is released
   std::uint32_t count = 0;
   std::uint32_t longest = 0;                ///< bytes of the longest datagram that the user accepts
   std::uint64_t wr_id = ~std::uint64_t{0};  ///< of the completion that reports the batches
+  ibv_wc completion{};                      ///< that completion; filled in by receive_batches()
 };
+
+/// Ends a batch and returns the lines of its first `count` datagrams to the sender.
+inline void release_batch(const DirectBatch& batch, std::uint32_t count) noexcept {
+  DirectInLane& lane = *batch.lane;
+  lane.batch_reported = false;
+  advance(lane, count);
+  publish_head(lane);
+}
 
 struct DirectEnd;
 struct DirectDatagrams {
@@ -114,16 +123,13 @@ struct DirectDatagrams {
   /// Publishes all held lines, and begins a new round.
   void (*publish)(ibv_qp* qp) noexcept;
   /// Makes polls report plain datagrams of up to DirectBatches::longest bytes to the queue pair in
-  /// `batches`. Other datagrams consume receives; all do if `batches` is null. `batches` must live
-  /// until the queue pair is destroyed or the next such call; batches reported before still have to
-  /// be released.
+  /// `batches`, whose `wr_id` is set. Other datagrams consume receives; all do if `batches` is
+  /// null. `batches` must live until the queue pair is destroyed or the next such call; batches
+  /// reported before still have to be released.
   void (*receive_batches)(ibv_qp* qp, DirectBatches* batches) noexcept;
-  /// Ends a batch and returns the lines of its first `count` datagrams to the sender.
-  void (*release_batch)(ibv_qp* qp, const DirectBatch& batch, std::uint32_t count) noexcept;
   /// Writes the 40-byte route header that verbs put before a datagram of `length` bytes. Call it
   /// before the batch is released.
-  void (*write_route)(ibv_qp* qp, const DirectBatch& batch, std::uint32_t length,
-                      std::byte* to) noexcept;
+  void (*write_route)(const DirectBatch& batch, std::uint32_t length, std::byte* to) noexcept;
 };
 
 /// A sender of direct datagrams.
