@@ -12,7 +12,10 @@ int EngineCore::poll_control() noexcept {
     return -static_cast<int>(guard.diagnose());
   context.now = context.clock.now_from(context.now);
   const std::uint32_t events = control_step(context.now);
-  if (calls != nullptr && rpc::finish_poll(*calls)) schedule.wake_soon();
+  if (calls != nullptr) {
+    if (rpc::finish_poll(*calls)) schedule.wake_soon();
+    if (!destroyed) rpc::flush(*calls);
+  }
   if (destroyed) return finish_destruction(events);
   guard.leave();
   return static_cast<int>(events);

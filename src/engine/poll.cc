@@ -66,6 +66,7 @@ int EngineCore::poll_busy(int count) noexcept {
       if (destroyed) return finish_destruction(events);
       schedule.wake_soon();
     }
+    rpc::flush(*calls);
   }
   guard.leave();
   return static_cast<int>(events);

@@ -9,6 +9,7 @@ namespace {
 
 void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   if (!std::exchange(c.is_blocked, true)) r.blocked_sessions.push_back(c);
+  r.may_have_deferred_work = true;
 }
 
 /// The ring exists only while calls wait; see release_backlog().

@@ -21,6 +21,7 @@ void set_outcome(ClientSlot& k, Status outcome) noexcept {
 
 void list_pending(Rpc& r, ClientSession& c) noexcept {
   if (!std::exchange(c.cancellation_pending, true)) r.pending_cancellations.push_back(c);
+  r.may_have_deferred_work = true;
 }
 
 void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {

@@ -144,6 +144,7 @@ bool run_deferred_work(Rpc& r) noexcept {
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
+  r.may_have_deferred_work = has_deferred_work(r);
   return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
          r.stays_awake;
 }
@@ -166,6 +167,7 @@ void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
   if (wants_connections(r)) r.dialogues.begin_connections();
   review_tombstone(r);
+  r.has_many_sessions = r.clients.size() + r.servers.size() > kManySessions;
   const std::uint64_t calls = r.stats.calls + r.stats.served;
   if (std::exchange(r.calls_at_upkeep, calls) == calls) (void)release_spares(r);
 }

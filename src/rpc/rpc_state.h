@@ -64,6 +64,9 @@ struct Timeouts {
   std::uint64_t call = 0;
 };
 
+/// The records of more sessions do not stay in the caches, and are prefetched.
+inline constexpr std::uint32_t kManySessions = 128;
+
 struct Rpc {
   Rpc(agent::EngineContext& ctx, control::ControlPort& control,
       control::ConnectionOwner& connections, EngineServices& engine);
@@ -86,7 +89,9 @@ struct Rpc {
   std::uint32_t posted_receives = 0;             ///< reservations covered by posted receives
   std::uint32_t receive_budget = 0;              ///< receives that may be reserved
   std::uint32_t server_reserved_receives = 0;    ///< the part for served sessions
+  bool has_many_sessions = false;                ///< at the last control step: see kManySessions
   // Work for the end of a poll; see finish_poll().
+  bool may_have_deferred_work = false;  ///< set with each record that the lists here get
   /// Sessions whose backlog waits for receives or send entries.
   base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
   /// Sessions with cancelled calls whose callbacks have not run.
@@ -151,13 +156,13 @@ inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty();
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty() || has_unsent(r);
+         !r.connection_queue.empty() || has_unsent(r) || r.stays_awake;
 }
 /// Runs the callbacks of cancelled calls and sends calls that waited for room. Returns whether work
 /// is left for the next poll.
 [[gnu::cold]] bool run_deferred_work(Rpc& r) noexcept;
 /// Makes run_deferred_work() answer from now on that work is left.
-inline void keep_awake(Rpc& r) noexcept { r.stays_awake = true; }
+inline void keep_awake(Rpc& r) noexcept { r.stays_awake = r.may_have_deferred_work = true; }
 /// Posts the datagrams sent since the last flush. Hot; the engine must use datagrams.
 inline void post_datagrams(Rpc& r) noexcept { r.port->flush(); }
 inline void flush(Rpc& r) noexcept {
@@ -175,11 +180,9 @@ inline void post_deferred_calls(Rpc& r) noexcept {
 inline void begin_poll(Rpc& r, std::uint64_t oldest_arrival) noexcept {
   r.oldest_arrival = oldest_arrival;
 }
-/// The end of a poll. Returns like run_deferred_work(). Hot.
+/// The end of a poll, before flush(). Returns like run_deferred_work(). Hot.
 inline bool finish_poll(Rpc& r) noexcept {
-  const bool more = has_deferred_work(r) && run_deferred_work(r);
-  flush(r);
-  return more;
+  return r.may_have_deferred_work && run_deferred_work(r);
 }
 /// Posts receives for all reservations and one more, within the budget. Cold, because each time at
 /// least doubles the posted receives.

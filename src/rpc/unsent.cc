@@ -21,6 +21,7 @@ template <typename List, typename Session>
 void defer(Rpc& r, List& list, Session& s, std::uint32_t slot) noexcept {
   PeerAddress& peer = *s.peer_address;
   if (!waits(peer)) r.waiting_peers.push_back(peer);
+  r.may_have_deferred_work = true;
   peer.destination.holds_back = true;
   if (s.unsent.slots == 0) list.push_back(s);
   s.unsent.slots |= bit(slot);

@@ -32,10 +32,9 @@ RpcStats Engine::rpc_stats() const noexcept {
 
 namespace {
 
+/// An engine that has given out a session has remote calls until it is gone.
 [[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore& core,
                                                          std::uint64_t id) noexcept {
-  if (core.calls == nullptr) [[unlikely]]
-    return nullptr;
   return rpc::find_session(*core.calls, id);
 }
 rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noexcept {

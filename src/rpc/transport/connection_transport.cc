@@ -32,6 +32,7 @@ base::IntrusiveLinks<ConnectionClient>& request_links(ConnectionClient& client) 
 
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept {
   if (!std::exchange(e.queued, true)) r.connection_queue.push_back(e);
+  r.may_have_deferred_work = true;
 }
 
 void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept {

@@ -164,9 +164,6 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
   kept ? detail::release(spare) : r.port->give_long_spare(spare);
 }
 
-/// More sessions than this do not stay in the caches.
-constexpr std::uint32_t kManySessions = 128;
-
 /// Whether a completion is of a receive with a datagram.
 inline bool is_datagram(const ibv_wc& wc) noexcept {
   return agent::is_receive(wc.wr_id) && !is_batch_completion(wc.wr_id);
@@ -198,13 +195,9 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
   }
 }
 
-bool many_sessions(const Rpc& r) noexcept {
-  return r.clients.size() + r.servers.size() > kManySessions;
-}
-
 /// Handles the direct datagrams of a batch. Returns their number.
 [[gnu::noinline]] std::uint32_t process_batch(Rpc& r, const verbs::DirectBatch& batch) noexcept {
-  if (many_sessions(r)) [[unlikely]]
+  if (r.has_many_sessions) [[unlikely]]
     prefetch_sessions(r, batch);
   const verbs::Line* const end = batch.end();
   const std::uint32_t& longest = r.port->batches().longest;
@@ -252,7 +245,7 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
   for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
     if (is_datagram(*wc)) __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
   }
-  if (many_sessions(r)) [[unlikely]]
+  if (r.has_many_sessions) [[unlikely]]
     prefetch_sessions(r, wcs, end);
   std::uint32_t taken = 0;
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
