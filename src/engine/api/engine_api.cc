@@ -98,17 +98,25 @@ Result<Connection> Engine::prepare(const PrepareOptions& options) {
 
 namespace {
 
-/// Null: EngineCore::allocate_status says why.
+/// Sets why there is no block.
+[[gnu::cold, gnu::noinline]] void explain_refusal(EngineCore& core, std::size_t size,
+                                                  Pool pool) noexcept {
+  const bool fits = pool != Pool::receive && core.context.arena->fits(pool_id(pool), size);
+  core.allocate_status = fits ? Status::no_buffer : Status::invalid_argument;
+}
+
+/// Null: EngineCore::allocate_status says why. The engine's receives must not lack blocks.
 [[gnu::always_inline]] inline detail::Block* allocate_block(EngineCore& core, std::size_t size,
                                                             Pool pool) noexcept {
-  const memory::PoolId id = pool_id(pool);
   memory::Arena& arena = *core.context.arena;
-  // The engine's receives must not lack blocks.
-  detail::Block* const block = pool != Pool::receive ? arena.allocate(id, size) : nullptr;
-  if (block == nullptr) [[unlikely]] {
-    const bool fits = pool != Pool::receive && arena.fits(id, size);
-    core.allocate_status = fits ? Status::no_buffer : Status::invalid_argument;
+  detail::Block* block = nullptr;
+  if (pool == Pool::send) [[likely]] {
+    block = arena.allocate(memory::PoolId::send, size);
+  } else if (pool != Pool::receive) {
+    block = arena.allocate(pool_id(pool), size);
   }
+  if (block == nullptr) [[unlikely]]
+    explain_refusal(core, size, pool);
   return block;
 }
 
