@@ -465,7 +465,9 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
       word_mark(lane.next[1].word.load(std::memory_order_relaxed)) == lane.mark) {
     return false;
   }
-  CompletionHead{IBV_WC_RECV, word_qpn(word), qp->dest_qpn}.fill(
+  prefetch_record(qp->record);
+  const auto record = reinterpret_cast<std::uint64_t>(qp->record);
+  CompletionHead{IBV_WC_RECV, word_qpn(word), qp->dest_qpn, 0, 0, record}.fill(
       wc, reinterpret_cast<std::uint64_t>(lane.next->payload) | kInPlace, length);
   qp->nak_given = false;
   qp->expected = next_word(qp->expected);
