@@ -40,6 +40,8 @@ class SPINWIRE_API Clock {
   /// Conversions round down and saturate.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
   [[nodiscard]] Nanoseconds duration(std::uint64_t ticks) const noexcept;
+  /// Whether the clock is manual(): its time has nothing to do with the time that passes.
+  [[nodiscard]] bool is_manual() const noexcept;
   [[nodiscard]] double ticks_per_ns() const noexcept { return ticks_per_ns_; }
 
  private:

@@ -145,6 +145,10 @@ Clock Clock::manual(const std::uint64_t* ticks) noexcept {
   return clock;
 }
 
+bool Clock::is_manual() const noexcept {
+  return source_ != nullptr && source_ != &kSystemClock && source_ != &kSteppedCounter;
+}
+
 std::uint64_t Clock::ticks(Nanoseconds duration) const noexcept {
   if (duration.count() <= 0) return 0;
   if (ticks_per_ns_ == 1.0) return static_cast<std::uint64_t>(duration.count());

@@ -1,5 +1,6 @@
 #include "base/timer_wheel.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "base/check.h"
@@ -100,7 +101,20 @@ std::uint64_t TimerWheel::next_deadline() const noexcept {
     if (level == kLevels) return kNever;
     unit = slot_start(level);
   }
-  return unit > (kNever >> shift_) ? kNever : unit << shift_;
+  return tick_of(unit);
+}
+
+std::uint64_t TimerWheel::next_fire(std::size_t most) const noexcept {
+  const unsigned level = lowest_level();
+  if (coming_down_ != 0 || level == 0 || level == kLevels) return next_deadline();
+  const auto slot = static_cast<unsigned>(std::countr_zero(used_[level]));
+  const Timer* const first = lists_[level * kSlots + slot];
+  std::uint64_t least = unit_of(first->deadline);
+  for (const Timer* timer = first->next; timer != first; timer = timer->next) {
+    if (most-- == 0) return next_deadline();
+    least = std::min(least, unit_of(timer->deadline));
+  }
+  return tick_of(least);
 }
 
 /// The lowest level that holds timers; kLevels if none does.

@@ -27,6 +27,13 @@ struct Timer {
   Timer* prev = nullptr;
 };
 
+/// The last multiple of `grid` up to `deadline`: periodic timers of many objects that are due on a
+/// grid wake a sleeping engine together.
+[[nodiscard]] constexpr std::uint64_t align_down(std::uint64_t deadline,
+                                                 std::uint64_t grid) noexcept {
+  return grid != 0 ? deadline - deadline % grid : deadline;
+}
+
 /// A hierarchical timer wheel: levels of 64 lists, each level 64 times as coarse as the one below.
 /// A timer starts in the level of its distance from now and moves down as its deadline gets nearer.
 /// It never fires before its deadline; it fires at the first advance() at least `resolution` ticks
@@ -77,6 +84,10 @@ class TimerWheel {
   /// No timer fires before this tick, so advance() need not be called earlier; kNever if none is
   /// scheduled. For a far deadline the tick is early: ask again after advance().
   [[nodiscard]] std::uint64_t next_deadline() const noexcept;
+  /// The tick from which advance() fires the first timer, for a caller that sleeps until then;
+  /// kNever if none is scheduled. Like next_deadline() it may be early, but only if more than
+  /// `most` timers lie in the first list.
+  [[nodiscard]] std::uint64_t next_fire(std::size_t most) const noexcept;
   [[nodiscard]] std::size_t size() const noexcept { return size_; }  ///< timers scheduled
   [[nodiscard]] std::uint64_t resolution() const noexcept { return std::uint64_t{1} << shift_; }
 
@@ -101,6 +112,9 @@ class TimerWheel {
   bool come_down(std::size_t& moves) noexcept;
   [[nodiscard]] unsigned lowest_level() const noexcept;
   [[nodiscard]] std::uint64_t slot_start(unsigned level) const noexcept;
+  [[nodiscard]] std::uint64_t tick_of(std::uint64_t unit) const noexcept {
+    return unit > (kNever >> shift_) ? kNever : unit << shift_;
+  }
 
   unsigned shift_;            ///< ticks to units
   unsigned coming_down_ = 0;  ///< level whose list at `current_` is moving down; 0: none

@@ -359,5 +359,34 @@ TEST(TimerWheel, FollowingTheHintFiresEverythingOnTime) {
   }
 }
 
+TEST(TimerWheel, SleepersKnowWhenTheFirstTimerFires) {
+  TimerWheel wheel(64, 0);
+  EXPECT_EQ(wheel.next_fire(64), TimerWheel::kNever);
+  std::vector<std::unique_ptr<Timer>> timers;
+  const auto add = [&](std::uint64_t deadline) {
+    timers.push_back(std::make_unique<Timer>());
+    wheel.schedule(*timers.back(), deadline);
+  };
+  add(1'000'001);
+  EXPECT_EQ(wheel.next_fire(64), 1'000'064u) << "rounded up to the resolution";
+  EXPECT_LT(wheel.next_deadline(), 1'000'000u);
+  add(1'000'500);
+  add(999'999);
+  EXPECT_EQ(wheel.next_fire(64), 1'000'000u - 1'000'000u % 64 + 64 * (1'000'000 % 64 != 0 ? 1 : 0));
+  // Early, never late, if there are too many to compare.
+  EXPECT_EQ(wheel.next_fire(1), wheel.next_deadline());
+  EXPECT_EQ(advance(wheel, wheel.next_fire(64) - 1), List{});
+  EXPECT_EQ(advance(wheel, wheel.next_fire(64)).size(), 1u);
+  EXPECT_EQ(wheel.next_fire(64), 1'000'064u);
+  EXPECT_EQ(advance(wheel, 2'000'000).size(), 2u);
+}
+
+TEST(TimerWheel, DeadlinesOnAGridAreNeverLater) {
+  using spinwire::base::align_down;
+  EXPECT_EQ(align_down(1000, 0), 1000u);
+  EXPECT_EQ(align_down(1000, 250), 1000u);
+  EXPECT_EQ(align_down(1249, 250), 1000u);
+}
+
 }  // namespace
 }  // namespace timer_wheel_test
