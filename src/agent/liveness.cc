@@ -158,8 +158,9 @@ void set_keepalive_interval(const EngineContext& ctx, Agent& a,
 }
 
 void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept {
+  const std::uint64_t interval = ctx.clock.ticks(check_interval(ctx, a));
   ctx.timers.reschedule(a.liveness.timer,
-                        ctx.clock.now() + ctx.clock.ticks(check_interval(ctx, a)));
+                        base::align_down(ctx.clock.now() + interval, interval / 2));
 }
 
 void check_liveness(EngineContext& ctx, Agent& a) noexcept {

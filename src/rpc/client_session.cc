@@ -71,7 +71,7 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   update_send_window(c);
   c.last_heard = c.liveness.last_ping_or_close = c.liveness.last_check = r.context.clock.now();
-  r.context.timers.reschedule(c.timer, c.last_heard + r.timeouts.keepalive);
+  r.context.timers.reschedule(c.timer, next_keepalive(r, c.last_heard));
   // The ping proves that the client is alive: a full server forgets sessions whose client it has
   // never heard.
   send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
@@ -178,7 +178,7 @@ namespace {
 /// the next check. The session may be gone afterwards.
 std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
-  std::uint64_t next = now + r.timeouts.keepalive;
+  std::uint64_t next = next_keepalive(r, now);
   if (c.congestion.next_send != 0) {
     if (now >= c.congestion.next_send) {
       c.congestion.next_send = 0;

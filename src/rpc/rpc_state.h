@@ -152,6 +152,11 @@ void end(Rpc& r) noexcept;
 [[nodiscard]] inline DatagramPort* datagram_port(const Rpc& r) noexcept { return r.port.get(); }
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
+/// When an idle session checks its peer next. Early by a quarter of the interval at most: the
+/// checks of many sessions lie on a grid, so that they wake a sleeping engine together.
+[[nodiscard]] inline std::uint64_t next_keepalive(const Rpc& r, std::uint64_t now) noexcept {
+  return base::align_down(now + r.timeouts.keepalive, r.timeouts.keepalive / 4);
+}
 inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty(); }
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {

@@ -109,7 +109,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.calls_over_below = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
-  r.context.timers.schedule(s.timer, s.last_heard + r.timeouts.keepalive);
+  r.context.timers.schedule(s.timer, next_keepalive(r, s.last_heard));
   post_reserved_receives(r);
   return &s;
 }

@@ -90,7 +90,9 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   note_silence(r, c, now);
   if (c.liveness.silent_ticks > r.timeouts.peer) return end_silent_session(r, c), false;
   probe_if_silent(r, c, now);
-  if (now - std::min(last_heard_from(c), now) >= r.timeouts.keepalive)
+  // Checks may be early: see next_keepalive().
+  const std::uint64_t due = r.timeouts.keepalive - r.timeouts.keepalive / 4;
+  if (now - std::min(last_heard_from(c), now) >= due)
     send_session_datagram(r, c, RpcKind::ping, first_open_call(c));
   return true;
 }
@@ -163,7 +165,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   // silence lasts for the peer time-out.
   if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
     drop_kept_inline_replies(r, s);
-  r.context.timers.schedule(s.timer, now + r.timeouts.keepalive);
+  r.context.timers.schedule(s.timer, next_keepalive(r, now));
 }
 
 }  // namespace spinwire::rpc
