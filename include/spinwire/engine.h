@@ -21,6 +21,7 @@
 #include "spinwire/export.h"
 #include "spinwire/rpc.h"
 #include "spinwire/status.h"
+#include "spinwire/timer.h"
 
 namespace spinwire {
 
@@ -55,6 +56,7 @@ struct AuthenticationStats {
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
+  std::uint64_t sleeps = 0;             ///< times that wait() slept
   std::uint64_t completions = 0;        ///< drained ones; one may stand for many direct datagrams
   std::uint64_t stale_completions = 0;  ///< completions of operations that had ended
   std::uint64_t messages_sent = 0;
@@ -220,6 +222,52 @@ class SPINWIRE_API Engine {
   int poll_control() noexcept;
   /// Posts all deferred operations. Hot.
   Status flush() noexcept;
+
+  // Waiting. The functions make system calls; after the first call they allocate nothing. Without
+  // them, the engine never sleeps, and nobody pays for them.
+  /// Sleeps until something is to be done, or `timeout` has passed. Polls once before, so callbacks
+  /// may run inside. While the engine sleeps, its timers, time-outs and keepalives go on: the
+  /// function returns in time for them. Call poll() after each return, and poll_control() if
+  /// engine.control is manual. include/README.md says what wakes an engine. With a manual clock it
+  /// never sleeps. Answers:
+  ///   ok         something may be to be done, or a signal has come
+  ///   timed_out  nothing has happened for `timeout`
+  ///   reentrant  inside a callback
+  ///   limit      descriptors are used up
+  ///   no_memory  there is no memory for a descriptor
+  ///   system     the operating system refused
+  Status wait(Nanoseconds timeout) noexcept;
+  /// Wakes the engine: wait() returns, or, if the engine does not sleep, the next arm() or wait()
+  /// does not let it sleep. Several calls before that count once. Any thread, and signal handlers;
+  /// the Engine must neither be moved nor destroyed meanwhile. Does not poll.
+  Status wake() const noexcept;
+  /// Prepares to sleep on fd(), as wait() does. Polls once, so callbacks may run inside. True:
+  /// nothing is pending, and whatever comes from now on makes fd() readable. Then sleep for
+  /// next_deadline() at most, and call poll(). False: do not sleep, but poll; also if the call is
+  /// not allowed here, or descriptors are used up.
+  [[nodiscard]] bool arm() noexcept;
+  /// A descriptor for poll(2), epoll and the like, the same for the engine's life. It is readable
+  /// if something is to be done, provided that arm() has answered true since the last poll(). Do
+  /// not read from it. Errors:
+  ///   limit   descriptors are used up
+  ///   system  the operating system refused
+  [[nodiscard]] Result<int> fd();
+  /// How long the engine may sleep although nothing comes; 0: poll() is due. Never more than
+  /// 250 ms. After arm(), the end of the sleep that it allows. Hot.
+  [[nodiscard]] Nanoseconds next_deadline() const noexcept;
+
+  // Timers. They run in the first control step after their time, so later by
+  // engine.control_interval at most if the engine is polled. They end with the engine.
+  /// Runs `callback` once, `delay` from now. Allocates only when more timers exist than ever
+  /// before; otherwise hot. Errors:
+  ///   invalid_argument  a delay below 0, or an empty callback
+  ///   limit             1,048,576 timers exist
+  [[nodiscard]] Result<Timer> after(Nanoseconds delay, const TimerCallback& callback);
+  /// Runs `callback` every `interval`, first after one interval. Times that an engine misses, since
+  /// it was not polled, are left out. Allocates like after(). Errors:
+  ///   invalid_argument  an interval of 0 or below, or an empty callback
+  ///   limit             1,048,576 timers exist
+  [[nodiscard]] Result<Timer> every(Nanoseconds interval, const TimerCallback& callback);
 
   /// Listens for connections and sessions on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free
   /// port. Set-up. Errors:

@@ -10,16 +10,17 @@
 // function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
 // pause does no harm.
 //
-// Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
-// inside cancel(), close(), recall() or revoke(). They may call everything except poll(),
-// poll_control(), Engine::serve() and Engine::audit(), which answer reentrant. A callback may
-// destroy its engine; see Engine::~Engine(). See callback.h for exceptions.
+// Callbacks run inside Engine::poll(), poll_control(), arm() or wait(), or while their engine is
+// destroyed; never inside cancel(), close(), recall() or revoke(). They may call everything except
+// poll(), poll_control(), wait(), Engine::serve() and Engine::audit(), which answer reentrant, and
+// arm(), which answers false. A callback may destroy its engine; see Engine::~Engine(). See
+// callback.h for exceptions.
 //
-// Handles. Connection, Session, PendingCall, Listener and RemoteMemory may outlive the objects they
-// name. Once the connection, session, call or engine is gone, functions that answer a Status or a
-// Result answer not_connected, and other functions answer an empty value (`closed`, 0, {}). A moved
-// Engine keeps its handles. An empty or moved-from Engine answers not_connected. Buffer,
-// BufferSlice and MemoryRegion keep their memory beyond their engine.
+// Handles. Connection, Session, PendingCall, Listener, RemoteMemory and Timer may outlive the
+// objects they name. Once the connection, session, call or engine is gone, functions that answer a
+// Status or a Result answer not_connected, and other functions answer an empty value (`closed`, 0,
+// {}). A moved Engine keeps its handles. An empty or moved-from Engine answers not_connected.
+// Buffer, BufferSlice and MemoryRegion keep their memory beyond their engine.
 //
 // Ownership. A call that does not answer ok has taken nothing, except revoke(): when it answers
 // would_block or local_error, the key is closing. An accepted operation or call holds a reference
@@ -42,6 +43,7 @@
 #include "spinwire/endpoint.h"
 #include "spinwire/engine.h"
 #include "spinwire/gid_type.h"
+#include "spinwire/idler.h"
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
 #include "spinwire/message.h"
@@ -50,4 +52,5 @@
 #include "spinwire/rpc.h"
 #include "spinwire/sim.h"
 #include "spinwire/status.h"
+#include "spinwire/timer.h"
 #include "spinwire/version.h"

@@ -181,6 +181,17 @@ inline void end_poll(EngineContext& ctx) noexcept {
   if (!idle) run_deferred_work(ctx);
   publish_direct(ctx);
 }
+/// Whether callbacks run in the next poll, whatever it finds.
+[[nodiscard]] inline bool has_callbacks_due(const EngineContext& ctx) noexcept {
+  return !ctx.cancellations.empty();
+}
+/// Whether something is awaited that no event announces: credit that a peer stores or writes,
+/// receives, blocks, and steps that the device or a peer delays.
+[[nodiscard]] bool awaits_unannounced(const EngineContext& ctx) noexcept;
+/// The engine has slept.
+inline void on_awake(EngineContext& ctx) noexcept {
+  if (ctx.sleeps_for_credit != 0) --ctx.sleeps_for_credit;
+}
 /// The part of a control step that looks for missing blocks and lost peers, before set-up steps.
 void run_upkeep(EngineContext& ctx) noexcept;
 /// A receive ended with an error at the device. Cold.

@@ -74,6 +74,9 @@ void visit(EngineContext& ctx, Agent& a) noexcept {
 /// A peer grants no more at once; see wire::check(const Endpoint&).
 constexpr std::uint32_t kMostGrants = 0x8000;
 
+/// The application may try again only now and then.
+constexpr std::uint8_t kSleepsForCredit = 64;
+
 /// Grants that a connection takes from its cell between two polls. A header has the low 16 bits of
 /// a count, so one that lies unread while the cell goes on by 0x8000 would pass for a newer one.
 /// The lane, or the receives, hold what a few polls read.
@@ -107,7 +110,9 @@ void on_credit_word_sent(EngineContext& ctx, Agent& a) noexcept {
 }
 
 bool count_grants(EngineContext& ctx, Agent& a) noexcept {
-  return count_header_grants(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0);
+  if (count_header_grants(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0)) return true;
+  ctx.sleeps_for_credit = kSleepsForCredit;
+  return false;
 }
 
 bool has_credit(EngineContext& ctx, Agent& a, bool& is_last) noexcept {

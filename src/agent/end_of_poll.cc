@@ -1,5 +1,6 @@
 // The end of a poll, and the agents' part of the control step. Hot.
 #include "agent/agent.h"
+#include "agent/connecting.h"
 #include "agent/credit.h"
 #include "agent/in_place.h"
 #include "agent/raw_queue.h"
@@ -25,6 +26,12 @@ void run_deferred_work(EngineContext& ctx) noexcept {
     if (ctx.raw != nullptr) run_posted_callbacks(ctx);
     flush_queued_agents(ctx);
   }
+}
+
+bool awaits_unannounced(const EngineContext& ctx) noexcept {
+  return ctx.sleeps_for_credit != 0 || has_deferred_work(ctx) || ctx.receive_shortage != 0 ||
+         !ctx.credit_waiters.empty() || !ctx.rendezvous->buffer_waiters.empty() ||
+         has_setup_work(ctx) || has_lease_work(ctx);
 }
 
 void run_upkeep(EngineContext& ctx) noexcept {

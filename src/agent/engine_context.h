@@ -444,6 +444,8 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   /// Cancelled operations and rendezvous messages whose callback is due, the oldest first. Their
   /// agents are in `end_of_poll_list`.
   base::RoundQueue<&Cancellation::next> cancellations;
+  /// Sleeps of the engine that stay short because a message lacked credit.
+  std::uint8_t sleeps_for_credit = 0;
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 

@@ -97,6 +97,12 @@ void ControlPort::poll() noexcept {
   if (!kept_requests_.empty()) begin_kept_requests();
 }
 
+void ControlPort::end_wait() noexcept {
+  const std::uint64_t now = clock_.now();
+  heard_time_ += now - std::min(last_poll_, now);
+  last_poll_ = now;
+}
+
 void ControlPort::report_no_memory(const Handshake& h) noexcept {
   base::log(LogLevel::error, "{}: out of memory in a handshake", h.peer().text().view());
 }

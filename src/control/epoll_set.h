@@ -40,6 +40,8 @@ class EpollSet {
   /// Removes a descriptor, if it is in the set. Call it before closing `fd`.
   void remove(int fd) noexcept;
 
+  /// Readable when wait() has events; -1 for an empty set.
+  [[nodiscard]] int descriptor() const noexcept { return fd_.get(); }
   /// Fills `out` with the present events and answers their number. One system call, no waiting. If
   /// an event's handling removes the descriptor of a later event in `out`, that event stays in
   /// `out`: let tokens carry a generation.

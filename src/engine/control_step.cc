@@ -48,6 +48,8 @@ bool EngineCore::advance_agents() noexcept {
 void EngineCore::on_timer(base::Timer& timer) noexcept {
   if (timer.kind == control::kHandshakeTimer) return control.on_timer(timer);
   if (rpc::is_session_timer(timer)) return rpc::on_timer(*calls, timer);
+  if (timer.kind == engine::kApplicationTimer)
+    return application_timers.on_timer(timer, context.now);
   if (Agent* const again = agent::on_timer(context, timer); again != nullptr)
     connector.reconnect(*again);
 }
@@ -55,6 +57,10 @@ void EngineCore::on_timer(base::Timer& timer) noexcept {
 std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   constexpr std::size_t kTimersPerStep = 64;
   ++context.stats.control_steps;
+  if (schedule.is_armed) {  // the application has slept by itself
+    end_sleep();
+    agent::on_awake(context);
+  }
   if (context.device->provider().control != nullptr)
     context.device->provider().control(context.device->context());
   control.poll();

@@ -44,7 +44,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
               context.clock, context.timers),
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule),
-      loss_probes(context, control) {
+      loss_probes(context, control),
+      application_timers(context.timers) {
   guard.slot().target = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);
@@ -186,6 +187,7 @@ Result<void> EngineCore::check_access(Access asked) const {
 }
 
 void EngineCore::abort() noexcept {
+  application_timers.cancel_all();
   device_watch.handler = nullptr;
   connector.abort();
   agent::abort(context);

@@ -11,10 +11,12 @@
 #include "agent/engine_context.h"
 #include "base/owner_guard.h"
 #include "control/control_port.h"
+#include "engine/application_timers.h"
 #include "engine/connector.h"
 #include "engine/device_watch.h"
 #include "engine/loss_probes.h"
 #include "engine/poll_schedule.h"
+#include "engine/wake_set.h"
 #include "rpc/rpc_state.h"
 #include "spinwire/engine.h"
 
@@ -81,6 +83,13 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   /// Whether the next control step has work that no timer announces.
   [[nodiscard]] bool has_set_up_work() const noexcept;
 
+  // In wait.cc.
+  bool arm() noexcept;
+  Status wait(Nanoseconds timeout) noexcept;
+  [[nodiscard]] Nanoseconds next_deadline() const noexcept;
+  /// Errors: limit, no_memory, system.
+  Result<void> open_wake_set();
+
   // Requests of the public API. An engine that is being destroyed starts nothing.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
@@ -113,6 +122,8 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::DeviceWatch device_watch;
   engine::Connector connector;
   engine::LossProbes loss_probes;
+  engine::WakeSet wake_set;
+  engine::ApplicationTimers application_timers;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()
@@ -139,6 +150,11 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   [[nodiscard]] Result<void> check_device(const char* asked) const override {
     return device_watch.check_present(asked);
   }
+  bool prepare_sleep() noexcept;
+  void end_sleep() noexcept;
+  void step_now() noexcept;
+  [[nodiscard]] bool awaits_unannounced() noexcept;
+  [[nodiscard]] std::uint64_t sleep_deadline(std::uint64_t now, bool is_brief) noexcept;
   bool advance_agents() noexcept;
   void on_timer(base::Timer& timer) noexcept;
   Result<void> open_memory(bool sparse);

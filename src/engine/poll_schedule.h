@@ -12,6 +12,12 @@ struct PollSchedule {
   std::uint64_t next_control = 0;      ///< tick of the next control step; kNever in manual mode
   std::uint64_t control_interval = 0;  ///< ticks
 
+  // Of the last arm(): see wait.cc.
+  bool is_armed = false;                   ///< the engine may be asleep
+  std::uint64_t sleep_deadline = 0;        ///< tick
+  std::uint64_t brief_sleep = 0;           ///< ticks of the next brief sleep
+  std::uint64_t completions_at_sleep = 0;  ///< EngineStats::completions
+
   /// Makes the next poll do more than check completions.
   void wake_soon() noexcept { next_wakeup = 0; }
   /// Makes the next poll take a control step, unless control is manual.
@@ -20,9 +26,9 @@ struct PollSchedule {
     wake_soon();
   }
   /// The earliest possible arrival of completions that a poll at `now` finds, judged by the control
-  /// steps.
+  /// steps. One that arrives while the engine sleeps wakes it.
   [[nodiscard]] std::uint64_t last_poll_before(std::uint64_t now) const noexcept {
-    if (now < next_control) [[likely]]
+    if (now < next_control || is_armed) [[likely]]
       return now;
     const std::uint64_t due = next_control + control_interval;
     return now < due || due < control_interval ? now : next_control;

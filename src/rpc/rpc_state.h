@@ -152,6 +152,8 @@ void end(Rpc& r) noexcept;
 [[nodiscard]] inline DatagramPort* datagram_port(const Rpc& r) noexcept { return r.port.get(); }
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
+/// Whether the next control step begins connections.
+inline bool wants_connections(const Rpc& r) noexcept { return !r.connection_requests.empty(); }
 /// When an idle session checks its peer next. Early by a quarter of the interval at most: the
 /// checks of many sessions lie on a grid, so that they wake a sleeping engine together.
 [[nodiscard]] inline std::uint64_t next_keepalive(const Rpc& r, std::uint64_t now) noexcept {
@@ -162,6 +164,15 @@ inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty();
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
          !r.connection_queue.empty() || has_unsent(r) || r.stays_awake;
+}
+/// Whether callbacks run in the next poll, whatever it finds.
+[[nodiscard]] inline bool has_callbacks_due(const Rpc& r) noexcept {
+  return !r.pending_cancellations.empty();
+}
+/// Whether something is awaited that no event announces: room for datagrams, receives, send
+/// entries, credit of connections.
+[[nodiscard]] inline bool awaits_unannounced(const Rpc& r) noexcept {
+  return has_deferred_work(r) || wants_connections(r) || (r.port != nullptr && r.port->is_short());
 }
 /// Runs the callbacks of cancelled calls and sends calls that waited for room. Returns whether work
 /// is left for the next poll.
@@ -194,8 +205,6 @@ inline bool finish_poll(Rpc& r) noexcept {
 void post_reserved_receives(Rpc& r) noexcept;
 /// The sessions' part of the control step.
 void upkeep(Rpc& r) noexcept;
-/// Whether the next control step begins connections.
-inline bool wants_connections(const Rpc& r) noexcept { return !r.connection_requests.empty(); }
 inline bool is_session_timer(const base::Timer& timer) noexcept {
   return timer.kind >= kClientTimer && timer.kind <= kRetransmissionTimer;
 }

@@ -308,11 +308,16 @@ void check_liveness(Context& c) noexcept {
   look_for_violations(c);
   epoll_event dead[16];
   const int n = c.liveness.watched == 0 ? 0 : epoll_wait(c.liveness.processes.get(), dead, 16, 0);
-  for (int i = 0; i < n; ++i) handle_process_ended(c, *static_cast<PeerProcess*>(dead[i].data.ptr));
+  for (int i = 0; i < n; ++i) {
+    // The wake-up pipe, which is in the set too, has no process.
+    if (dead[i].data.ptr != nullptr)
+      handle_process_ended(c, *static_cast<PeerProcess*>(dead[i].data.ptr));
+  }
   // Checks peers that closed orderly or have no pidfd, a bounded number per call.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.liveness.next_peer++ % c.peers.size()];
     if (peer.overdue) give_up_peer(peer);
+    if (std::exchange(peer.wake_due, false)) wake_sleeper(peer);
     const bool dead_unwatched =
         !peer.same_process && !peer.process->pidfd && process_ended(peer.pid);
     const bool ended = peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched;

@@ -356,6 +356,7 @@ struct Liveness {
   std::vector<std::unique_ptr<PeerProcess>> all;
   std::uint64_t next_check = 0;  ///< tick
   std::size_t next_peer = 0;     ///< index in Context::peers that the next check begins with
+  std::uint32_t gone = 0;        ///< peers that are gone and not detached
 };
 
 /// The numbers of queue pairs: an index, and above it the index's generation or the
@@ -424,6 +425,8 @@ struct Context {
   base::LargeMemory queue_pair_memory;        ///< holds `queue_pairs`
   std::shared_ptr<QueuePairRights[]> rights;  ///< of the queue pairs, by index
   std::shared_ptr<LocalAccesses> accesses;    ///< of this process's contexts to our memory
+  std::shared_ptr<WakePipe> wake_pipe;        ///< shared with the peers of this process
+  std::uint64_t sleep_serial = 0;             ///< of the last sleep
   QueuePairNumbers numbers;
   std::vector<std::uint32_t> object_users;
   std::vector<ibv_async_event> events;                                       ///< oldest first

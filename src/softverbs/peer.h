@@ -15,6 +15,7 @@
 #include "base/unique_fd.h"
 #include "softverbs/lane/lanes.h"
 #include "softverbs/lane/segment.h"
+#include "softverbs/lane/wake_pipe.h"
 
 namespace spinwire::softverbs {
 
@@ -62,6 +63,7 @@ struct LocalSegment {
   std::shared_ptr<const OwnRegion[]> regions;            ///< what the context's keys open
   std::shared_ptr<const QueuePairRights[]> queue_pairs;  ///< what its queue pairs allow
   std::shared_ptr<LocalAccesses> accesses;               ///< to the context's memory
+  std::shared_ptr<WakePipe> wake_pipe;                   ///< wakes the context
 };
 
 /// Another process, which all its contexts share.
@@ -88,6 +90,7 @@ struct Peer {
   bool ack_due = false;        ///< listed in Context::acks_due
   bool waits_for_acks = false;  ///< a work request runs when earlier ones are acknowledged
   bool has_held_line = false;   ///< listed in Context::held: a line may be held
+  bool wake_due = false;       ///< it sleeps, and could not be woken: control() tries again
   std::uint32_t users = 0;
   base::IntrusiveStack<next_of_peer> queue_pairs;  ///< connected to this peer
   /// Queue pairs that wait for room in `out`, in order of arrival.
@@ -100,6 +103,7 @@ struct Peer {
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
+  PeerWake wake;                              ///< unless `same_process`
   PeerProcess* process = nullptr;             ///< null if `same_process`
   LocalSegment local;                         ///< empty unless `same_process`
   std::shared_ptr<LocalAccess> local_access;  ///< null unless `same_process`

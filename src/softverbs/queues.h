@@ -133,6 +133,9 @@ void run_timers(Context& c) noexcept;
 /// Consumes all packets in a lane as if they were lost. Returns the number of datagrams among them.
 std::uint32_t discard_lane(const Context& c, InLane& lane) noexcept;
 void ring_doorbell(Peer& peer) noexcept;
+/// Wakes the owner of a segment if it sleeps. Call it after the store that it is woken for, which
+/// must be sequentially consistent.
+void wake_sleeper(Peer& peer) noexcept;
 /// Receives the next packet in a lane, of any kind.
 void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
 /// Adds a completion with an error; only status, wr_id and qp_num are defined for the user.

@@ -126,6 +126,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->regions.own = make_table<OwnRegion>(kMaxRegions);
   c->rights = make_table<QueuePairRights>(kMaxQueuePairs);
   c->accesses = std::make_shared<LocalAccesses>();
+  c->wake_pipe = std::make_shared<WakePipe>();
   c->lane_scan.claimed_since = std::make_unique<std::uint64_t[]>(kMaxLanes);
   c->trusts_pages = pages_are_trusted();
   c->lanes.resize(kMaxLanes);
@@ -151,7 +152,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   }
   publish_lock_table(*c);
   fill_context(*c);
-  add_local_segment(c->gid, {c->memory, c->regions.own, c->rights, c->accesses});
+  add_local_segment(c->gid, {c->memory, c->regions.own, c->rights, c->accesses, c->wake_pipe});
   return &c.release()->verbs;
 }
 
@@ -175,7 +176,10 @@ Result<ibv_context*> open_device(const Clock& clock, Driving driving, const Faul
 int close_device(ibv_context* context) noexcept {
   Context& c = context_of(context);
   if (c.objects_open != 0) return EBUSY;
-  c.segment->closed.store(1, std::memory_order_release);
+  c.segment->closed.store(1);
+  for (const auto& peer : c.peers) {
+    if (!peer->gone) wake_sleeper(*peer);
+  }
   while (!c.peers.empty()) detach_peer(c, *c.peers.back());
   delete &c;
   return 0;

@@ -34,6 +34,22 @@ int close_device(ibv_context* context) noexcept;
 void keep_to_thread(ibv_context* context) noexcept;
 void control_device(ibv_context* context) noexcept;
 
+// Sleeping: device_sleep.cc.
+/// A descriptor that becomes readable when a sleeping context is woken. The first call makes it: -1
+/// and errno if the system refuses.
+int wake_descriptor(ibv_context* context) noexcept;
+/// Whether a context may sleep.
+enum class SleepAnswer : std::uint8_t {
+  work,   ///< a poll, or control_device(), finds something
+  brief,  ///< yes; but something is awaited that wakes nobody, such as an acknowledgement
+  yes,
+};
+/// Prepares to sleep after a poll of the completion queue that found nothing: from now on peers
+/// make wake_descriptor() readable when they send. Call wake_descriptor() before.
+SleepAnswer arm_device(ibv_cq* cq) noexcept;
+/// The context is awake: peers need not wake it.
+void disarm_device(ibv_context* context) noexcept;
+
 int query_device(ibv_context* context, ibv_device_attr* attr) noexcept;
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) noexcept;
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept;

@@ -24,6 +24,14 @@ struct CompletionQueueOptions {
   ibv_pd* parent_domain = nullptr;  ///< null: none
 };
 
+/// Whether the user of a completion queue may sleep.
+enum class Armed : std::uint8_t {
+  yes,
+  brief,       ///< yes; but something is awaited that wakes nobody: look again soon
+  poll_again,  ///< completions may have come before the queue was armed: poll, and arm again
+  work,        ///< a poll or `control` finds something
+};
+
 /// Functions that return int return 0 or an errno value. On failure, functions that return a
 /// pointer return null and set errno, as libibverbs does.
 struct Provider {
@@ -77,6 +85,14 @@ struct Provider {
   /// Does the device's periodic work (liveness, sleeping lanes) in the user's control step; null if
   /// it has none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
+  // Sleeping. Null where the device never wakes: its user looks again soon.
+  /// A descriptor that becomes readable when an armed queue's user is woken. The first call may
+  /// make it: -1 and errno if the system refuses.
+  int (*wake_descriptor)(ibv_cq* cq);
+  /// Prepares to sleep, after a poll that found nothing. Makes system calls, never blocks.
+  Armed (*arm)(ibv_cq* cq);
+  /// The user is awake again; null if that does not matter.
+  void (*disarm)(ibv_cq* cq);
   /// Waits until no thread of this process accesses the device's memory; false after `timeout`. No
   /// queue pair may respond any more. Null where only the device accesses memory.
   bool (*wait_for_local_accesses)(ibv_context* context, Nanoseconds timeout);

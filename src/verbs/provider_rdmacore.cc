@@ -224,9 +224,22 @@ int dereg_mr(ibv_mr* mr) { return owners().ours(mr->context) ? error_of(ibv_dere
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) { return ibv_alloc_mw(pd, type); }
 int dealloc_mw(ibv_mw* mw) { return error_of(ibv_dealloc_mw(mw)); }
 
-ibv_cq* create_extended(ibv_context* context, const CompletionQueueOptions& options, bool domain) {
+/// A channel that wakes the user of a completion queue; null without descriptors: the user then
+/// looks by itself.
+ibv_comp_channel* open_channel(ibv_context* context) {
+  ibv_comp_channel* const channel = ibv_create_comp_channel(context);
+  if (channel == nullptr) return nullptr;
+  const int flags = ::fcntl(channel->fd, F_GETFL);
+  if (flags >= 0 && ::fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK) == 0) return channel;
+  (void)ibv_destroy_comp_channel(channel);
+  return nullptr;
+}
+
+ibv_cq* create_extended(ibv_context* context, const CompletionQueueOptions& options, bool domain,
+                        ibv_comp_channel* channel) {
   ibv_cq_init_attr_ex attr{};
   attr.cqe = static_cast<std::uint32_t>(options.entries);
+  attr.channel = channel;
   attr.wc_flags = IBV_WC_STANDARD_FLAGS;
   attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
   attr.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
@@ -240,14 +253,55 @@ ibv_cq* create_extended(ibv_context* context, const CompletionQueueOptions& opti
 
 /// Devices refuse unknown attributes with different errors, so any failure tries the next form.
 ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
+  ibv_comp_channel* const channel = open_channel(context);
   ibv_cq* cq = nullptr;
   if (options.single_threaded && options.parent_domain != nullptr)
-    cq = create_extended(context, options, true);
-  if (options.single_threaded && cq == nullptr) cq = create_extended(context, options, false);
-  return cq != nullptr ? cq : ibv_create_cq(context, options.entries, nullptr, nullptr, 0);
+    cq = create_extended(context, options, true, channel);
+  if (options.single_threaded && cq == nullptr)
+    cq = create_extended(context, options, false, channel);
+  if (cq == nullptr) cq = ibv_create_cq(context, options.entries, nullptr, channel, 0);
+  if (cq == nullptr && channel != nullptr) {
+    const int error = errno;
+    (void)ibv_destroy_comp_channel(channel);
+    errno = error;
+  }
+  return cq;
 }
 
-int destroy_cq(ibv_cq* cq) { return error_of(ibv_destroy_cq(cq)); }
+int destroy_cq(ibv_cq* cq) {
+  ibv_comp_channel* const channel = cq->channel;
+  const int error = error_of(ibv_destroy_cq(cq));
+  if (error == 0 && channel != nullptr) (void)ibv_destroy_comp_channel(channel);
+  return error;
+}
+
+int wake_descriptor(ibv_cq* cq) {
+  if (cq->channel != nullptr) return cq->channel->fd;
+  errno = EMFILE;  // open_channel() failed
+  return -1;
+}
+
+/// Reads and acknowledges the events of earlier arming: at most one for each.
+void drain_channel(ibv_cq* cq) {
+  ibv_cq* about = nullptr;
+  void* user = nullptr;
+  while (ibv_get_cq_event(cq->channel, &about, &user) == 0) {
+    ibv_ack_cq_events(about, 1);
+    cq->cq_context = nullptr;
+  }
+}
+
+/// The queue's `cq_context` tells whether it is armed: not null from ibv_req_notify_cq() until its
+/// event has come.
+Armed arm_cq(ibv_cq* cq) {
+  if (cq->channel == nullptr) return Armed::brief;
+  drain_channel(cq);
+  if (cq->cq_context != nullptr) return Armed::yes;
+  if (ibv_req_notify_cq(cq, 0) != 0) return Armed::brief;
+  cq->cq_context = cq;
+  return Armed::poll_again;
+}
+
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) { return ibv_create_srq(pd, attr); }
 int destroy_srq(ibv_srq* srq) { return error_of(ibv_destroy_srq(srq)); }
 int destroy_ah(ibv_ah* ah) { return error_of(ibv_destroy_ah(ah)); }
@@ -307,6 +361,9 @@ const Provider& rdmacore_provider() noexcept {
       .query_qp = query_qp,
       .destroy_qp = destroy_qp,
       .control = nullptr,
+      .wake_descriptor = wake_descriptor,
+      .arm = arm_cq,
+      .disarm = nullptr,
       .wait_for_local_accesses = nullptr,
       .peer_has_ended = nullptr,
       .direct = nullptr,

@@ -29,6 +29,21 @@ ibv_cq* create_softverbs_cq(ibv_context* context, const CompletionQueueOptions& 
   return softverbs::create_cq(context, options.entries);
 }
 
+int softverbs_wake_descriptor(ibv_cq* cq) { return softverbs::wake_descriptor(cq->context); }
+
+Armed arm_softverbs(ibv_cq* cq) {
+  switch (softverbs::arm_device(cq)) {
+    case softverbs::SleepAnswer::yes:
+      return Armed::yes;
+    case softverbs::SleepAnswer::brief:
+      return Armed::brief;
+    default:
+      return Armed::work;
+  }
+}
+
+void disarm_softverbs(ibv_cq* cq) { softverbs::disarm_device(cq->context); }
+
 }  // namespace
 
 const Provider& softverbs_provider() noexcept {
@@ -65,6 +80,9 @@ const Provider& softverbs_provider() noexcept {
       .query_qp = softverbs::query_qp,
       .destroy_qp = softverbs::destroy_qp,
       .control = softverbs::control_device,
+      .wake_descriptor = softverbs_wake_descriptor,
+      .arm = arm_softverbs,
+      .disarm = disarm_softverbs,
       .wait_for_local_accesses = softverbs::wait_for_local_accesses,
       .peer_has_ended = softverbs::peer_has_ended,
       .direct = &softverbs::direct_datagrams(),

@@ -19,6 +19,8 @@ namespace {
 /// declare them again.
 constexpr const char* kBefore = R"(
 #include <spinwire/spinwire.h>
+#include <poll.h>
+#include <cerrno>
 #include <cstdio>
 #include <deque>
 using namespace spinwire;

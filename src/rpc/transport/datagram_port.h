@@ -182,6 +182,8 @@ class DatagramPort {
   [[nodiscard]] std::uint32_t receive_shortage() const noexcept {
     return static_cast<std::uint32_t>(empty_slots_.size());
   }
+  /// Whether upkeep() has something to mend.
+  [[nodiscard]] bool is_short() const noexcept { return failed_ || !empty_slots_.empty(); }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
   /// Receives collected for the next post.

@@ -77,7 +77,8 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
 Segment* share_segment(Peer& peer, std::string& why) {
   const LocalSegment& local = peer.local = find_local_segment(peer.gid);
   const bool whole = local.segment != nullptr && local.regions != nullptr &&
-                     local.queue_pairs != nullptr && local.accesses != nullptr;
+                     local.queue_pairs != nullptr && local.accesses != nullptr &&
+                     local.wake_pipe != nullptr;
   auto* segment = whole ? reinterpret_cast<Segment*>(local.segment->data()) : nullptr;
   if (segment == nullptr || segment->closed.load(std::memory_order_acquire) != 0)
     return refuse_with(ENODEV, why, "this process has closed that device, or is another process");
@@ -408,11 +409,27 @@ void ring_doorbell(Peer& peer) noexcept {
   const std::uint32_t lane = peer.out.index;
   peer.segment->doorbells[lane / 64].fetch_or(std::uint64_t{1} << (lane % 64));
   peer.segment->doorbell.store(1);
+  wake_sleeper(peer);
+}
+
+void wake_sleeper(Peer& peer) noexcept {
+  Segment& there = *peer.segment;
+  std::uint64_t serial = there.sleep_serial.load();  // after what it is woken for: see arm_device()
+  if (serial == 0) return;
+  if (peer.same_process) {
+    peer.local.wake_pipe->write();
+  } else if (!peer.wake.write(peer.pid, there)) {
+    // The number stays, so that other peers wake it.
+    peer.wake_due = true;
+    return;
+  }
+  there.sleep_serial.compare_exchange_strong(serial, 0);
 }
 
 void handle_peer_gone(Peer& peer) noexcept {
   if (peer.gone) return;
   peer.gone = true;  // stops sending
+  ++peer.context->liveness.gone;
   peer.out.direct_limit = 0;
   for (Qp& qp : peer.queue_pairs) qp.open = false;
   apply_peer_acks(peer);
@@ -439,6 +456,7 @@ void give_up_peer(Peer& peer) noexcept {
 
 void detach_peer(Context& c, Peer& peer) noexcept {
   publish_held(c);
+  if (peer.gone) --c.liveness.gone;
   if (peer.in != nullptr) {
     peer.in->peer = nullptr;
     peer.in->opposite = nullptr;

@@ -17,6 +17,7 @@ struct Known {
   std::weak_ptr<const OwnRegion[]> regions;
   std::weak_ptr<const QueuePairRights[]> queue_pairs;
   std::weak_ptr<LocalAccesses> accesses;
+  std::weak_ptr<WakePipe> wake_pipe;
 };
 
 struct Registry : base::ProcessWide {
@@ -35,7 +36,8 @@ void add_local_segment(const ibv_gid& gid, const LocalSegment& local) {
   Registry& known = registry();
   const std::lock_guard<std::mutex> lock(known.mutex);
   std::erase_if(known.all, [](const Known& k) { return k.segment.expired(); });
-  known.all.push_back({gid, local.segment, local.regions, local.queue_pairs, local.accesses});
+  known.all.push_back(
+      {gid, local.segment, local.regions, local.queue_pairs, local.accesses, local.wake_pipe});
 }
 
 Result<std::shared_ptr<base::SharedMemory>> process_locks() {
@@ -56,7 +58,8 @@ LocalSegment find_local_segment(const ibv_gid& gid) noexcept {
   const std::lock_guard<std::mutex> lock(known.mutex);
   for (const Known& k : known.all) {
     if (same_gid(k.gid, gid))
-      return {k.segment.lock(), k.regions.lock(), k.queue_pairs.lock(), k.accesses.lock()};
+      return {k.segment.lock(), k.regions.lock(), k.queue_pairs.lock(), k.accesses.lock(),
+              k.wake_pipe.lock()};
   }
   return {};
 }

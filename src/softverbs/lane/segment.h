@@ -183,6 +183,12 @@ struct Segment {
   // owner polls.
   alignas(64) std::atomic<std::uint64_t> doorbell;
   std::atomic<std::uint64_t> violated;  ///< a queue pair's `violation` is set
+  /// Not 0 while the owner sleeps: peers that ring write to its wake-up pipe. Each sleep has
+  /// another number, so that a late peer ends no later sleep.
+  std::atomic<std::uint64_t> sleep_serial;
+  // The owner's wake-up pipe, from its first sleep on: see wake_pipe.h.
+  std::atomic<std::uint64_t> wake_inode;  ///< 0: none yet. Written last
+  std::atomic<std::uint32_t> wake_fd;
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
   LaneEntry directory[kMaxLanes];
   ObjectEntry objects[kMaxObjects];

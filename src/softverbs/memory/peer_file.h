@@ -1,5 +1,5 @@
-// Opens shared memory of another process. That process supplies the descriptor's number, which may
-// name any file: a terminal, a pipe, a network file, memory that shrinks. Cold.
+// Opens shared memory, or a pipe, of another process. That process supplies the descriptor's
+// number, which may name any file: a terminal, a network file, memory that shrinks. Cold.
 #pragma once
 
 #include <cstddef>
@@ -28,5 +28,11 @@ struct PeerFile {
 /// others: as open().
 [[nodiscard]] PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd,
                                       PeerFileKind kind) noexcept;
+
+/// Opens descriptor `fd` of process `pid`, if it is the pipe of this user with that inode, so that
+/// a write neither blocks nor raises SIGPIPE. Opens nothing else, as above. On failure the result
+/// is empty and errno is set. EPERM: of another user; ENODEV: not that pipe; others: as open().
+[[nodiscard]] base::UniqueFd open_peer_pipe(std::uint32_t pid, std::uint32_t fd,
+                                            std::uint64_t inode) noexcept;
 
 }  // namespace spinwire::softverbs

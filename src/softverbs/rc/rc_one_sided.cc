@@ -120,6 +120,7 @@ void report_refusal(const Qp& qp, Nak reason) noexcept {
                                    std::memory_order_release);
   there.violated.store(1);
   there.doorbell.store(1);
+  wake_sleeper(*qp.peer);
 }
 
 /// Tries the atomic again later, within a limit.

@@ -1,0 +1,64 @@
+// What a loop does in a turn without work: spin, pause, yield the processor, or sleep.
+#pragma once
+
+#include <cstdint>
+
+#include "spinwire/clock.h"
+#include "spinwire/engine.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+enum class IdleStrategy : std::uint8_t {
+  spin,   ///< nothing: the loop polls again at once. Shortest latency, one processor
+  pause,  ///< the processor's pause instruction: leaves more to its other hardware thread
+  yield,  ///< pauses at first, then gives the processor to other threads that want it
+  wait,   ///< pauses at first, then sleeps by Engine::wait(): an idle loop costs next to nothing
+};
+
+struct IdlerOptions {
+  IdleStrategy strategy = IdleStrategy::wait;
+  /// Turns without work in a row that only pause, before `yield` yields and `wait` sleeps. What
+  /// arrives meanwhile is found as fast as by spinning.
+  std::uint32_t pauses = 2000;
+  /// The longest sleep of a turn.
+  Nanoseconds timeout = std::chrono::seconds(1);
+};
+
+/// Call idle() at the end of each turn of the loop:
+///
+///   Idler idler;
+///   while (running) idler.idle(engine, engine.poll());
+///
+/// An Idler belongs to one loop. With several engines, sleep by Engine::arm() and Engine::fd().
+class SPINWIRE_API Idler {
+ public:
+  Idler() noexcept = default;
+  explicit Idler(IdleStrategy strategy) noexcept { options_.strategy = strategy; }
+  explicit Idler(const IdlerOptions& options) noexcept : options_(options) {}
+
+  /// `work`: what the turn did; 0 if nothing, negative if poll() failed. Callbacks may run inside,
+  /// as in poll(). With engine.control "manual", call Engine::poll_control() as well. Answers ok;
+  /// the Status of a negative `work`; and with IdleStrategy::wait the errors of a sleep:
+  ///   wrong_thread, forked_child, not_connected, reentrant (inside a callback)
+  ///   limit   descriptors are used up
+  ///   system  the operating system refused
+  /// Hot, unless it sleeps.
+  Status idle(Engine& engine, int work) noexcept {
+    if (work > 0) [[likely]] {
+      turns_ = 0;
+      return Status::ok;
+    }
+    return idle_turn(engine, work);
+  }
+  [[nodiscard]] const IdlerOptions& options() const noexcept { return options_; }
+
+ private:
+  Status idle_turn(Engine& engine, int work) noexcept;
+
+  IdlerOptions options_;
+  std::uint32_t turns_ = 0;  ///< without work
+};
+
+}  // namespace spinwire

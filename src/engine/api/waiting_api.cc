@@ -1,0 +1,105 @@
+// Public API of waiting: Engine::wait() and its like, timers, Idler.
+#include <sched.h>
+
+#include "base/error.h"
+#include "base/internals.h"
+#include "engine/api/operate.h"
+#include "spinwire/engine.h"
+#include "spinwire/idler.h"
+#include "spinwire/timer.h"
+
+namespace spinwire {
+
+using detail::EngineCore;
+
+bool Engine::arm() noexcept { return core_ != nullptr && core_->arm(); }
+
+Status Engine::wait(Nanoseconds timeout) noexcept {
+  return core_ != nullptr ? core_->wait(timeout) : Status::not_connected;
+}
+
+Status Engine::wake() const noexcept {
+  const std::uintptr_t word = slot_->word.load(std::memory_order_relaxed);
+  if (word == base::OwnerGuard::kEnded) return Status::not_connected;
+  if (word == 0) return Status::forked_child;
+  core_->wake_set.wake();
+  return Status::ok;
+}
+
+Result<int> Engine::fd() {
+  return engine::set_up(*slot_, "sleep", [&] {
+    return core_->open_wake_set().map([&] { return core_->wake_set.descriptor(); });
+  });
+}
+
+Nanoseconds Engine::next_deadline() const noexcept {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? core->next_deadline() : Nanoseconds(0);
+}
+
+namespace {
+
+Result<Timer> start(detail::EngineSlot& slot, Nanoseconds delay, Nanoseconds interval,
+                    const TimerCallback& callback) {
+  return engine::set_up(slot, "start a timer", [&]() -> Result<Timer> {
+    if (delay.count() < 0 || interval.count() < 0 || !callback) {
+      return base::fail(Status::invalid_argument, "start a timer",
+                        callback ? base::format("a time of {} ns", delay.count())
+                                 : std::string("an empty callback"),
+                        "give a callback, a delay of 0 or more, an interval above 0");
+    }
+    EngineCore& core = *detail::core_at(&slot);
+    const Clock& clock = core.context.clock;
+    // A tick may be longer than the interval.
+    const std::uint64_t ticks =
+        interval.count() != 0 ? std::max<std::uint64_t>(clock.ticks(interval), 1) : 0;
+    const std::uint64_t now = clock.now();
+    const std::uint64_t deadline = now + std::min(clock.ticks(delay), ~now);
+    engine::ApplicationTimers::Id id;
+    if (!core.application_timers.start(deadline, ticks, callback, id)) {
+      return base::fail(Status::limit, "start a timer",
+                        base::format("{} timers exist", engine::ApplicationTimers::kMost),
+                        "cancel timers that are not needed");
+    }
+    return detail::make<Timer>(&slot, id.index, id.generation);
+  });
+}
+
+}  // namespace
+
+Result<Timer> Engine::after(Nanoseconds delay, const TimerCallback& callback) {
+  return start(*slot_, delay, Nanoseconds(0), callback);
+}
+
+Result<Timer> Engine::every(Nanoseconds interval, const TimerCallback& callback) {
+  return start(*slot_, interval.count() == 0 ? Nanoseconds(-1) : interval, interval, callback);
+}
+
+Status Timer::cancel() noexcept {
+  EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr) return engine::diagnose(slot_);
+  return core->application_timers.cancel({index_, generation_}) ? Status::ok
+                                                                : Status::not_connected;
+}
+
+bool Timer::scheduled() const noexcept {
+  EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr && core->application_timers.is_scheduled({index_, generation_});
+}
+
+Status Idler::idle_turn(Engine& engine, int work) noexcept {
+  if (work < 0) return static_cast<Status>(-work);
+  if (options_.strategy == IdleStrategy::spin) return Status::ok;
+  if (options_.strategy == IdleStrategy::pause || turns_ < options_.pauses) {
+    ++turns_;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+    return Status::ok;
+  }
+  if (options_.strategy == IdleStrategy::yield) return ::sched_yield(), Status::ok;
+  const Status status = engine.wait(options_.timeout);
+  return status == Status::timed_out ? Status::ok : status;
+}
+
+}  // namespace spinwire
