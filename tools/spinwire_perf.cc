@@ -229,7 +229,7 @@ int serve(Engine engine, const PerfOptions& options) {
   fmt::print("listening on {}\n", server.address());
   std::fflush(stdout);
 
-  Idler idler(server.clock(), /*may_sleep=*/true);
+  Idler idler;  // only while no client measures
   std::uint64_t begun = 0;
   std::uint64_t told = 0;
   while (!stop_requested()) {
@@ -247,7 +247,7 @@ int serve(Engine engine, const PerfOptions& options) {
       std::fflush(stdout);
       if (options.once) return server.failed() == 0 ? kDone : kFailed;
     }
-    idler.turn(events == 0);
+    (void)idler.idle(server.engine(), events);
   }
   return kDone;
 }

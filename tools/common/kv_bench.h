@@ -49,10 +49,10 @@ class Bench {
   /// Returns a description of the first fault; empty if there is none.
   [[nodiscard]] std::string run() {
     const std::uint64_t begin = client_.clock().now();
-    Idler idler(client_.clock(), /*may_sleep=*/false);
+    Idler idler(IdleStrategy::yield);
     while (done_ != options_.count) {
       while (begun_ != options_.count && begin_one()) ++begun_;
-      idler.turn(client_.poll() == 0);
+      (void)idler.idle(client_.engine(), client_.poll());
       if (!wrong_.empty()) return wrong_;
       if (stop_requested()) return "interrupted";
     }

@@ -37,6 +37,7 @@ class PerfServer {
   /// measures.
   int turn();
   [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
+  [[nodiscard]] Engine& engine() noexcept { return engine_; }
   /// Whether a client is being measured, so that every turn counts.
   [[nodiscard]] bool measuring() const noexcept {
     return state_ == State::running || calls_.running();

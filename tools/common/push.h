@@ -17,6 +17,7 @@
 #include "common/cli.h"
 #include "common/spin.h"
 #include "spinwire/engine.h"
+#include "spinwire/idler.h"
 
 namespace spinwire::tools::push {
 
@@ -87,7 +88,7 @@ class End {
   virtual void stop_listening() {}
 
   void drive_to_end() {
-    Idler idler(engine_.clock(), /*may_sleep=*/true);
+    Idler idler;
     Deadline timeout(engine_.clock(), kTimeout);
     while (!over_) {
       const int events = drive(engine_);
@@ -100,7 +101,7 @@ class End {
         over_ = closing_;
         give_up(fmt::format("{} makes no progress", peer_is_));
       }
-      idler.turn(events == 0 && !worked);
+      (void)idler.idle(engine_, worked ? 1 : events);
     }
   }
 

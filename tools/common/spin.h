@@ -60,41 +60,4 @@ bool spin_until(Engine& engine, Nanoseconds timeout, Done&& done) {
   return true;
 }
 
-/// Yields the CPU while nothing happens: on each idle turn after some microseconds, and by sleeping
-/// after 20 ms if allowed. A running peer answers earlier; a peer that waits for a CPU gets it
-/// sooner. While there are events it costs a branch.
-class Idler {
- public:
-  Idler(const Clock& clock, bool may_sleep) noexcept
-      : clock_(clock),
-        sleep_after_(may_sleep ? clock.ticks(std::chrono::milliseconds(20)) : ~std::uint64_t{0}) {}
-
-  void turn(bool idle) {
-    if (!idle) [[likely]] {
-      turns_ = 0;
-    } else if (++turns_ > kCheap) [[unlikely]] {
-      wait();
-    }
-  }
-
- private:
-  static constexpr std::uint32_t kCheap = 256;  ///< idle turns before the first yield
-
-  void wait() {
-    const std::uint64_t now = clock_.now();
-    if (turns_ == kCheap + 1) since_ = now;
-    if (now - since_ > sleep_after_) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    } else {
-      std::this_thread::yield();
-    }
-    if (turns_ == ~std::uint32_t{0}) --turns_;
-  }
-
-  Clock clock_;
-  std::uint64_t sleep_after_;
-  std::uint64_t since_ = 0;
-  std::uint32_t turns_ = 0;
-};
-
 }  // namespace spinwire::tools

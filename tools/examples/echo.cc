@@ -61,11 +61,10 @@ int serve(const std::string& address, bool once, int announce) {
   if (!listener) return fail(listener.error());
   tools::announce_address(announce, listener->address());
 
-  tools::Idler idler(engine->clock(), /*may_sleep=*/false);
+  // A server that waits for clients sleeps; one that is measured yields.
+  Idler idler(once ? IdleStrategy::yield : IdleStrategy::wait);
   while (!tools::stop_requested()) {
-    const int events = engine->poll();
-    if (events < 0) return fail("poll() was misused");
-    idler.turn(events == 0);
+    if (idler.idle(*engine, engine->poll()) != Status::ok) return fail("poll() was misused");
     if (left && once && engine->stats().accepted != 0) break;
   }
   return tools::kDone;
@@ -145,11 +144,9 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
   if (!connection) return fail(connection.error());
 
   const std::uint64_t begin = client->clock.now();
-  tools::Idler idler(engine->clock(), /*may_sleep=*/false);
+  Idler idler(IdleStrategy::yield);
   while (!client->closed && !tools::stop_requested()) {
-    const int events = engine->poll();
-    if (events < 0) return fail("poll() was misused");
-    idler.turn(events == 0);
+    if (idler.idle(*engine, engine->poll()) != Status::ok) return fail("poll() was misused");
     if (client->due) client->send_next();
   }
   const auto took = client->clock.duration(client->clock.now() - begin);

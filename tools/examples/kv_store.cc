@@ -110,11 +110,10 @@ class Server {
   /// The loop that every program has. Ends when interrupted or, with `once`, when the first client
   /// has left.
   void run(bool once) {
-    tools::Idler idler(engine_.clock(), /*may_sleep=*/!once);
+    // A server that waits for clients sleeps; one that is measured yields.
+    Idler idler(once ? IdleStrategy::yield : IdleStrategy::wait);
     while (!tools::stop_requested() && !(once && gone_ != 0)) {
-      const int events = engine_.poll();
-      if (events < 0) throw Failure("poll() was misused");
-      idler.turn(events == 0);
+      if (idler.idle(engine_, engine_.poll()) != Status::ok) throw Failure("poll() was misused");
     }
   }
   [[nodiscard]] std::string address() const { return listener_.address(); }
@@ -263,6 +262,7 @@ class Client {
     until([this] { return engine_.stats().connections + engine_.rpc_stats().sessions == 0; });
   }
   [[nodiscard]] const Clock& clock() const { return engine_.clock(); }
+  [[nodiscard]] Engine& engine() { return engine_; }
   [[nodiscard]] std::uint64_t read_again() const { return read_again_; }
 
  private:
