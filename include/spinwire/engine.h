@@ -223,8 +223,8 @@ class SPINWIRE_API Engine {
   /// Posts all deferred operations. Hot.
   Status flush() noexcept;
 
-  // Waiting. The functions make system calls; after the first call they allocate nothing. Without
-  // them, the engine never sleeps, and nobody pays for them.
+  // Waiting. The functions make system calls; after the first call they allocate nothing. arm() and
+  // wait() poll once and post deferred operations, as poll() and flush() do.
   /// Sleeps until something is to be done, or `timeout` has passed. Polls once before, so callbacks
   /// may run inside. While the engine sleeps, its timers, time-outs and keepalives go on: the
   /// function returns in time for them. Call poll() after each return, and poll_control() if
