@@ -30,8 +30,9 @@ void receive_in_place(const EngineContext& ctx, Agent& a) noexcept {
   const std::uint32_t eager =
       ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
   const bool may_refuse = static_cast<bool>(a.handlers.on_offer);
-  ctx.direct->receive_in_place(
-      a.qp, hot_part(a), eager, may_refuse ? std::min(eager, longest_in_place(ctx)) : longest_in_place(ctx));
+  const std::uint32_t longest = longest_in_place(ctx);
+  a.rendezvous.longest_in_place = may_refuse ? std::min(eager, longest) : longest;
+  ctx.direct->receive_in_place(a.qp, hot_part(a), eager, a.rendezvous.longest_in_place);
 }
 
 bool step_create(EngineContext& ctx, Agent& a) noexcept {

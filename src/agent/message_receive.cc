@@ -291,7 +291,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   const bool plain = is_success(wc) && wc.opcode == IBV_WC_RECV &&
                      (wc.wc_flags & kUnusualFlags) == 0 &&
                      wire::is_plain(wire::without_flags(header), wc.byte_len);
-  if (!plain || wc.byte_len > longest_in_place(ctx)) return malformed(ctx, a, wc.byte_len);
+  if (!plain || wc.byte_len > a.rendezvous.longest_in_place) return malformed(ctx, a, wc.byte_len);
   if (a.stage == Stage::await_flush) queue_setup(ctx, a);
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
   const bool draining = a.state == ConnectionState::draining;

@@ -111,7 +111,8 @@ struct Rendezvous {
   std::uint32_t send_count = 0;
   /// Longest message that goes as a direct message instead, bytes; 0: none.
   std::uint32_t longest_direct = 0;
-  std::uint32_t direct_pause = 0;  ///< messages until the next one is tried as a direct message
+  std::uint32_t longest_in_place = 0;  ///< of the peer's direct messages, with the header
+  std::uint32_t direct_pause = 0;      ///< messages until the next one is tried as a direct message
   base::IntrusiveQueue<&RendezvousReceive::next> receives;  ///< in the order of delivery
   RendezvousReceive* reading = nullptr;  ///< the first with bytes that no READ was posted for
   Agent* next = nullptr;

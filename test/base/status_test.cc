@@ -82,7 +82,8 @@ TEST(Status, TellsWhetherToTryAgain) {
                                Status::no_device,
                                Status::system,
                                Status::cancelled,
-                               Status::lease_expired};
+                               Status::lease_expired,
+                               Status::unauthenticated};
   static_assert(is_retryable(Status::would_block) && !is_retryable(Status::ok));
   for (const Status status : kRetryable) EXPECT_TRUE(is_retryable(status)) << to_string(status);
   for (const Status status : kFinal) EXPECT_FALSE(is_retryable(status)) << to_string(status);

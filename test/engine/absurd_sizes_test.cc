@@ -8,6 +8,7 @@
 
 #include "base/available_memory.h"
 #include "engine/harness.h"
+#include "softverbs/lane/segment.h"
 
 namespace absurd_sizes_test {
 namespace {
@@ -89,8 +90,8 @@ void expect_refused(const Config& config, const char* asked) {
   expect_refused(engine.error(), asked);
 }
 
-// An engine on softverbs maps a segment of 0.6 GiB, few pages of which exist.
-constexpr std::uint64_t kSegment = 640 * kMiB;
+// An engine on softverbs maps a segment and private tables, few pages of which exist.
+constexpr std::uint64_t kSegment = sizeof(spinwire::softverbs::Segment) + 64 * kMiB;
 
 TEST(EngineAbsurdSizes, InASmallProcessAreRefusedByName) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "it knows what its device maps";

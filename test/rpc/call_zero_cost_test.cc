@@ -15,7 +15,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 
 constexpr spinwire::Method kBack = 1, kKept = 2, kDeferred = 3, kNested = 4, kRefused = 5,
                            kLong = 6, kEager = 7;
-constexpr std::size_t kLongCall = 20000;  // longer than an eager message
+constexpr std::size_t kLongCall = 40000;  // longer than an eager message
 
 /// Two engines on one thread, each with a session to the other, and calls of every kind.
 class CallLoad {

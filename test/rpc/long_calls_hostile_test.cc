@@ -372,7 +372,7 @@ TEST_F(RpcLongCallsHostile, AConnectionFitsItsSessionOrNone) {
   std::uint64_t count = 0;
   for (const std::uint32_t wrong : {others, right ^ (1u << 20), 0x7fffffffu}) {
     opened().peer_session = wrong;
-    const Buffer b = buffer(20000);
+    const Buffer b = buffer(40000);
     const ReplyCallback done = [this](Reply& r) {
       ++ended_;
       status_ = r.status();

@@ -24,14 +24,14 @@ void settle(LongCalls& t, int rounds = 200) {
 
 TEST(RpcLongCallsLoss, OneThatWaitsIsCancelledAtOnce) {
   LongCalls t;
-  ASSERT_EQ(t.begin(kFold, filled(20000, 1)), Status::ok);  // for a connection
+  ASSERT_EQ(t.begin(kFold, filled(40000, 1)), Status::ok);  // for a connection
   const CallId id = t.session.last_call();
   EXPECT_EQ(t.session.cancel(id), Status::ok);
   EXPECT_EQ(t.ended[0].times, 0);
   (void)t.client.poll();
   EXPECT_EQ(t.ended[0].status, Status::cancelled);
   EXPECT_EQ(t.session.cancel(id), Status::invalid_argument);
-  EXPECT_EQ(t.call(kFold, filled(20000, 2)).bytes, fold_of(filled(20000, 2)));
+  EXPECT_EQ(t.call(kFold, filled(40000, 2)).bytes, fold_of(filled(40000, 2)));
   EXPECT_EQ(t.server.engine.rpc_stats().served, 1u);
   t.finish_long_calls();
 }
@@ -46,7 +46,7 @@ TEST(RpcLongCallsLoss, OneWhoseMemoryNobodyUsesIsCancelledAtOnce) {
   (void)t.client.poll();
   EXPECT_EQ(t.ended[0].status, Status::cancelled);
   // Its reply is dropped and does not end the next call in its slot.
-  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kLater, filled(20000, i)), Status::ok);
+  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kLater, filled(40000, i)), Status::ok);
   EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::ok);  // not yet told of the cancellation
   ASSERT_TRUE(t.until([&] { return t.later.size() == 9; }));
   EXPECT_EQ(t.client.engine.rpc_stats().late_replies, 1u);
@@ -61,7 +61,7 @@ TEST(RpcLongCallsLoss, OneWhoseMemoryNobodyUsesIsCancelledAtOnce) {
 
 TEST(RpcLongCallsLoss, ACancelledCallEndsWhenTheServerHasStoppedPulling) {
   LongCalls t;
-  EXPECT_EQ(t.call(kFold, filled(20000, 1)).status, Status::ok);
+  EXPECT_EQ(t.call(kFold, filled(40000, 1)).status, Status::ok);
   ASSERT_EQ(t.begin(kLater, filled(kLong, 1)), Status::ok);
   for (int i = 0; i < 3; ++i) (void)(t.client.poll() + t.server.poll());
   ASSERT_EQ(t.later.size(), 0u);  // during the transfer
@@ -125,7 +125,7 @@ TEST(RpcLongCallsLoss, ADeadlineIsACancel) {
   CallOptions late = t.into(b);
   late.timeout = 5ms;
   for (const std::size_t arrived : {1u, 2u}) {
-    ASSERT_EQ(t.begin(kLater, filled(20000, 1), late), Status::ok);
+    ASSERT_EQ(t.begin(kLater, filled(40000, 1), late), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.later.size() == arrived; }));
     EXPECT_EQ(t.ended.back().times, 0);
     now += 6'000'000;
@@ -146,7 +146,7 @@ TEST(RpcLongCallsLoss, WithoutAnAnswerTheConnectionIsReplaced) {
   Buffer b = t.room(100);
   ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
-  ASSERT_EQ(t.begin(kLater, filled(20000, 2)), Status::ok);
+  ASSERT_EQ(t.begin(kLater, filled(40000, 2)), Status::ok);
   const auto begun = std::chrono::steady_clock::now();
   ASSERT_EQ(t.session.cancel({1}), Status::ok);
   // The server does not poll, so the client cannot know whether it writes.
@@ -170,7 +170,7 @@ TEST(RpcLongCallsLoss, ASessionThatClosesEndsItsCallsAndItsConnection) {
     ASSERT_EQ(t.begin(kLater, filled(i % 2 == 0 ? 9 : 70000, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() >= 3; }));
   EXPECT_EQ(t.session.close(), Status::ok);
-  EXPECT_EQ(t.begin(kFold, filled(20000, 1)), Status::not_connected);
+  EXPECT_EQ(t.begin(kFold, filled(40000, 1)), Status::not_connected);
   ASSERT_TRUE(t.until([&] { return t.closed.size() == 1; }));
   EXPECT_EQ(t.closed[0].status, Status::ok) << t.closed[0].message();
   for (const Ended& e : t.ended) EXPECT_EQ(e.status, Status::flushed);
@@ -251,7 +251,7 @@ class Whims {
       const PendingCall call = later_.front();
       later_.pop_front();
       const std::size_t room = call.max_reply();
-      const Bytes reply(room < 20000 ? room : random_.below(room), std::byte{0x33});
+      const Bytes reply(room < 40000 ? room : random_.below(room), std::byte{0x33});
       const Status status = call.reply(reply);
       EXPECT_TRUE(status == Status::ok || (room == 0 && status == Status::not_connected));
     }
@@ -282,7 +282,7 @@ class Whims {
         std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0x33}; }));
     if (room == nullptr) return;
     room->used = false;  // and available for another call at once
-    std::memset(room->memory.data(), 0xee, 20000);
+    std::memset(room->memory.data(), 0xee, 40000);
   }
   void serve(Request& r) {
     std::uint32_t id = 0;
@@ -314,7 +314,7 @@ TEST(SlowRpcLongCallsLoss, WhateverIsGivenUpEachCallEndsOnce) {
 TEST(RpcLongCallsLoss, CallsGoOutThoughTheyHaveAllOfTheirPool) {
   LongCalls t;
   Buffer reply = t.room(kLong);
-  ASSERT_EQ(t.call_into(kFold, filled(20000, 1), reply).status, Status::ok);
+  ASSERT_EQ(t.call_into(kFold, filled(40000, 1), reply).status, Status::ok);
   std::vector<Buffer> all;
   for (std::size_t size = kLong; size != 0; size /= 2) {
     for (Buffer b = t.client.engine.allocate(size); b; b = t.client.engine.allocate(size))
@@ -368,11 +368,11 @@ TEST(RpcLongCallsLoss, AConnectionThatCannotBeMadeEndsItsCalls) {
   Node other(long_call_config());
   const Connection taken = other.begin(t.server);
   ASSERT_TRUE(until({&t.server, &other}, [&] { return taken.ready(); }));
-  EXPECT_EQ(t.call(kFold, filled(20000, 1)).status, Status::limit);
+  EXPECT_EQ(t.call(kFold, filled(40000, 1)).status, Status::limit);
   EXPECT_EQ(t.call(kEcho, filled(50, 1)).status, Status::ok);
   EXPECT_EQ(Connection(taken).close(), Status::ok);
   ASSERT_TRUE(until({&t.server, &other}, [&] { return t.server.engine.stats().connections == 0; }));
-  EXPECT_EQ(t.call(kFold, filled(20000, 1)).status, Status::ok);
+  EXPECT_EQ(t.call(kFold, filled(40000, 1)).status, Status::ok);
   t.finish_long_calls();
 }
 

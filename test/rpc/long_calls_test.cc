@@ -143,14 +143,14 @@ TEST(RpcLongCalls, TheLastCallIsTheNewestThatIsNotOver) {
   ASSERT_EQ(t.begin(kLater, filled(9, 1)), Status::ok);
   const CallId inline_call = t.session.last_call();
   std::vector<CallId> ids;
-  Buffer request = t.room(20000);
+  Buffer request = t.room(40000);
   CallId id;
   while (t.session.call(
              kLater, request.slice(), [](Reply&) {}, &id) == Status::ok) {
     EXPECT_TRUE(id && id == t.session.last_call());
     ids.push_back(id);
   }
-  ASSERT_TRUE(t.until([&] { return !t.later.empty() && t.later.back().bytes.size() == 20000; }));
+  ASSERT_TRUE(t.until([&] { return !t.later.empty() && t.later.back().bytes.size() == 40000; }));
   EXPECT_GT(ids.size(), t.client.engine.config().rpc.window);
   while (!ids.empty()) {
     ASSERT_EQ(t.session.last_call(), ids.back());
@@ -178,7 +178,7 @@ TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
   std::vector<Buffer> rooms;
   for (std::uint32_t i = 0; i < 160; ++i) {
     t.session = sessions[i % 4];
-    const std::size_t size = i % 5 == 0 ? 20000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
+    const std::size_t size = i % 5 == 0 ? 40000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
     if (i % 3 != 0) {
       ASSERT_EQ(t.begin(kFold, filled(size, i)), Status::ok) << i;
       continue;
@@ -188,7 +188,7 @@ TEST(RpcLongCalls, ManySessionsAndSortsOfCallsAtOnce) {
   }
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   for (std::uint32_t i = 0; i < 160; ++i) {
-    const std::size_t size = i % 5 == 0 ? 20000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
+    const std::size_t size = i % 5 == 0 ? 40000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
     const Bytes sent = filled(size, i);
     EXPECT_EQ(t.ended[i].status, Status::ok) << i;
     EXPECT_TRUE(t.ended[i].bytes == (i % 3 != 0 ? fold_of(sent) : sent)) << i;
@@ -231,13 +231,13 @@ TEST(RpcLongCalls, WithoutTheRightToWriteThereIsNoRoomForReplies) {
   config.queue_pair.access = Access::remote_read;
   LongCalls t(config);
   const Buffer b = t.room(64);
-  EXPECT_EQ(t.begin(kFold, filled(20000, 1), t.into(b)), Status::unsupported);
-  EXPECT_EQ(t.call(kFold, filled(20000, 1)).bytes, fold_of(filled(20000, 1)));
+  EXPECT_EQ(t.begin(kFold, filled(40000, 1), t.into(b)), Status::unsupported);
+  EXPECT_EQ(t.call(kFold, filled(40000, 1)).bytes, fold_of(filled(40000, 1)));
 }
 
 TEST(RpcLongCalls, ServersRefuse) {
   LongCalls t;
-  Buffer b = t.room(20000);
+  Buffer b = t.room(40000);
   for (const CallOptions& options : {CallOptions(), t.into(b)}) {
     for (const std::size_t size : {9u, 5000u, 300000u}) {
       Ended e = t.call(99, filled(size, 1), options);
@@ -256,7 +256,7 @@ TEST(RpcLongCalls, ServersRefuse) {
 
 TEST(RpcLongCalls, ARefusalThatLacksMemoryComesWhenThereIsSome) {
   LongCalls t;
-  EXPECT_EQ(t.call(kFold, filled(20000, 1)).status, Status::ok);  // to connect
+  EXPECT_EQ(t.call(kFold, filled(40000, 1)).status, Status::ok);  // to connect
   ASSERT_TRUE(t.until([&] { return t.server.engine.memory_stats(Pool::send).blocks_used == 0; }));
   std::vector<BufferSlice> all;
   ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
@@ -267,8 +267,8 @@ TEST(RpcLongCalls, ARefusalThatLacksMemoryComesWhenThereIsSome) {
     while (Buffer b = t.server.engine.allocate(size)) all.push_back(b.slice());
   }
   const std::uint64_t served = t.server.engine.rpc_stats().served;
-  ASSERT_EQ(t.begin(99, filled(20000, 2)), Status::ok);
-  ASSERT_EQ(t.begin(20, filled(20000, 3)), Status::ok);
+  ASSERT_EQ(t.begin(99, filled(40000, 2)), Status::ok);
+  ASSERT_EQ(t.begin(20, filled(40000, 3)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served == served + 1; }));
   for (int i = 0; i < 200; ++i) (void)(t.client.poll() + t.server.poll());
   EXPECT_FALSE(t.all_ended());
@@ -285,7 +285,7 @@ TEST(RpcLongCalls, AReplyIsNoLongerThanItsRoom) {
   LongCalls t;
   // Without reply memory, the limit is a datagram's length.
   const auto datagram = static_cast<std::uint32_t>(t.session.max_inline_call());
-  const Bytes padding = filled(20000, 1);
+  const Bytes padding = filled(40000, 1);
   const auto request = [&](std::uint32_t size) {
     Bytes bytes = number(size);
     bytes.insert(bytes.end(), padding.begin(), padding.end());
@@ -293,9 +293,9 @@ TEST(RpcLongCalls, AReplyIsNoLongerThanItsRoom) {
   };
   EXPECT_EQ(t.call(kMake, request(datagram)).bytes, filled(datagram, datagram));
   EXPECT_EQ(t.call(kMake, request(datagram + 1)).text, "too long");
-  Buffer b = t.room(30000);
+  Buffer b = t.room(50000);
   EXPECT_EQ(t.call_into(kMake, number(30001), b).text, "too long");
-  EXPECT_EQ(t.call_into(kMake, number(30000), b).bytes, filled(30000, 30000));
+  EXPECT_EQ(t.call_into(kMake, number(50000), b).bytes, filled(50000, 50000));
   // The limit that the handler gets.
   ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
   ASSERT_EQ(t.begin(kLater, filled(5, 1), t.into(b)), Status::ok);
@@ -303,7 +303,7 @@ TEST(RpcLongCalls, AReplyIsNoLongerThanItsRoom) {
   std::vector<std::size_t> rooms;
   for (const auto& each : t.later) rooms.push_back(each.call.max_reply());
   std::sort(rooms.begin(), rooms.end());
-  EXPECT_EQ(rooms, (std::vector<std::size_t>{datagram, 30000}));
+  EXPECT_EQ(rooms, (std::vector<std::size_t>{datagram, 50000}));
   for (const auto& each : t.later) {
     EXPECT_EQ(each.call.reply(each.bytes), Status::ok);
     EXPECT_EQ(each.call.max_reply(), 0u);
@@ -327,14 +327,14 @@ TEST(RpcLongCalls, RequestsAndRepliesAreKept) {
     const Buffer b = t.client.filled(size, 5);
     const Buffer to = t.room(4);
     ASSERT_EQ(t.session.call(20, b.slice(), done, t.into(to)), Status::ok);
-    ASSERT_EQ(t.session.call(20, t.client.filled(20000, 5).slice(), done), Status::ok);
+    ASSERT_EQ(t.session.call(20, t.client.filled(40000, 5).slice(), done), Status::ok);
     const std::size_t before = replies.size();
     ASSERT_TRUE(t.until([&] { return replies.size() == before + 2; }));
   }
   for (const std::size_t size : {300u, 5000u, 100000u})  // reuses freed memory
     EXPECT_EQ(t.call(kFold, filled(size, 9)).status, Status::ok);
-  const std::array<std::size_t, 10> sizes{40,    20000, 100,   20000,  4000,
-                                          20000, 4090,  20000, 200000, 20000};
+  const std::array<std::size_t, 10> sizes{40,    40000, 100,   40000,  4000,
+                                          40000, 4090,  40000, 200000, 40000};
   ASSERT_EQ(kept.size(), sizes.size());
   for (const BufferSlice& each : kept) {
     EXPECT_TRUE(std::find(sizes.begin(), sizes.end(), each.size()) != sizes.end());
@@ -351,11 +351,11 @@ TEST(RpcLongCalls, AWindowAndABacklogAreAllThatIsTaken) {
   config.rpc.backlog = 4;
   LongCalls t(config, nullptr, 2);
   std::vector<Status> answers;
-  for (int i = 0; i < 8; ++i) answers.push_back(t.begin(kLater, filled(20000, 1)));
+  for (int i = 0; i < 8; ++i) answers.push_back(t.begin(kLater, filled(40000, 1)));
   EXPECT_EQ(std::count(answers.begin(), answers.end(), Status::ok), 4);  // not connected yet
   EXPECT_EQ(answers.back(), Status::would_block);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
-  while (t.begin(kLater, filled(20000, 1)) == Status::ok) {
+  while (t.begin(kLater, filled(40000, 1)) == Status::ok) {
   }
   EXPECT_EQ(t.ended.size(), 6u);
   for (std::size_t i = 0; i < 6; ++i) {

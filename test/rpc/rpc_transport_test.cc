@@ -144,7 +144,7 @@ TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   };
   EXPECT_EQ(granted(), c.rpc.window);
   Buffer b = spinwire::detail::make<Buffer>(
-      client.core.context.arena->allocate(spinwire::memory::PoolId::send, 20000), 20000);
+      client.core.context.arena->allocate(spinwire::memory::PoolId::send, 40000), 40000);
   bool done = false;
   ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
   ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);

@@ -18,7 +18,7 @@ constexpr std::span<const std::byte> kNothing;
 /// The results of calls of every kind.
 std::vector<Status> call_all_ways(Calls& t, Session& s) {
   const auto done = [](Reply&) { ADD_FAILURE() << "a call that was refused has ended"; };
-  const Buffer fits = t.client.buffer(300), longer = t.client.buffer(20000);
+  const Buffer fits = t.client.buffer(300), longer = t.client.buffer(40000);
   return {s.call(kEcho, kNothing, done), s.call(kEcho, kNothing, done, CallOptions{}),
           s.call(kEcho, fits.slice(), done), s.call(kEcho, fits.slice(), done, CallOptions{}),
           s.call(kEcho, longer.slice(), done)};
@@ -212,7 +212,7 @@ TEST(RpcSessionStates, AnAnswerBetweenPollsGoesOutAtOnce) {
   Config c = rpc_config();
   c.memory.rendezvous_bytes = 4u << 20;
   Calls t(c);
-  Buffer room = t.client.buffer(20000);
+  Buffer room = t.client.buffer(40000);
   CallOptions into;
   into.reply_into = room.slice();
   for (const std::size_t size : {std::size_t{9}, std::size_t{19000}}) {
