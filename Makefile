@@ -165,7 +165,7 @@ BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
 TESTS := $(BIN)/spinwire-tests
 CONFORMANCE := $(BIN)/verbs-conformance
 
-VERSION := $(shell awk '/^\#define SPINWIRE_VERSION_M|^\#define SPINWIRE_VERSION_P/ \
+VERSION := $(shell awk '$$1 ~ /define$$/ && $$2 ~ /^SPINWIRE_VERSION_[MP]/ \
   { v = v (v == "" ? "" : ".") $$3 } END { print v }' include/spinwire/version.h)
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 STATIC := $(LIB)/libspinwire.a

@@ -39,8 +39,8 @@ struct LargeDeleter {
 using LargeMemory = std::unique_ptr<std::byte, LargeDeleter>;
 
 /// Maps `bytes` of zeroes, a multiple of kHugePage, aligned to kHugePage. The first `ordinary`
-/// bytes are in ordinary pages. Throws NotEnoughMemory where the kernel would end a process when the
-/// bytes are touched. May throw std::bad_alloc.
+/// bytes are in ordinary pages. Throws NotEnoughMemory where the kernel would end a process when
+/// the bytes are touched. May throw std::bad_alloc.
 inline LargeMemory map_huge_pages(std::size_t bytes, std::size_t ordinary = 0) {
   require_record_memory(bytes);
   void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,

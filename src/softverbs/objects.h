@@ -230,8 +230,9 @@ struct Qp : ibv_qp, DirectSender, MessageState {
   std::uint32_t sq_reclaimed = 0;  ///< end of the free entries; signaled completions advance it
   std::uint32_t max_sge = 0;
   std::uint32_t max_inline = 0;
-  KnownRegion readable;         ///< of the last message sent
-  /// With `in_place`: longer messages have no receive, and are reported in place whatever the budget.
+  KnownRegion readable;  ///< of the last message sent
+  /// With `in_place`: longer messages have no receive, and are reported in place whatever the
+  /// budget.
   std::uint32_t longest_received = 0;
   std::uint16_t epoch = 0;      ///< incremented when the queue goes back to retransmit
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all

@@ -86,11 +86,11 @@ struct Peer {
   bool overdue = false;  ///< an access of its takes longer than kLongestAccess
   /// Given up while its process lives, which may still write to its lane: see give_up_peer().
   bool given_up = false;
-  bool unacked = false;        ///< listed in Context::unacked
-  bool ack_due = false;        ///< listed in Context::acks_due
+  bool unacked = false;         ///< listed in Context::unacked
+  bool ack_due = false;         ///< listed in Context::acks_due
   bool waits_for_acks = false;  ///< a work request runs when earlier ones are acknowledged
   bool has_held_line = false;   ///< listed in Context::held: a line may be held
-  bool wake_due = false;       ///< it sleeps, and could not be woken: control() tries again
+  bool wake_due = false;        ///< it sleeps, and could not be woken: control() tries again
   std::uint32_t users = 0;
   base::IntrusiveStack<next_of_peer> queue_pairs;  ///< connected to this peer
   /// Queue pairs that wait for room in `out`, in order of arrival.

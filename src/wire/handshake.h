@@ -55,8 +55,8 @@ inline constexpr std::size_t kSealedBytesMax = kFrameBytesMax + kSealTagBytes;
 namespace feature {
 inline constexpr std::uint32_t raw = 1;  ///< the endpoint of a raw connection
 // An end of a session takes direct datagrams of up to so many bytes.
-inline constexpr std::uint32_t page_datagrams = 2;  ///< kPageDatagramBytes
-inline constexpr std::uint32_t long_datagrams = 4;  ///< kLongDatagramBytes; needs page_datagrams
+inline constexpr std::uint32_t page_datagrams = 2;   ///< kPageDatagramBytes
+inline constexpr std::uint32_t long_datagrams = 4;   ///< kLongDatagramBytes; needs page_datagrams
 inline constexpr std::uint32_t block_datagrams = 8;  ///< kBlockDatagramBytes; needs long_datagrams
 }  // namespace feature
 
