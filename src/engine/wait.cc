@@ -70,12 +70,16 @@ void EngineCore::step_now() noexcept {
   schedule.wake_soon();
 }
 
+/// Polls, and arms the wake set. A callback may destroy the engine: then `this` is gone, and the
+/// answer is false.
 bool EngineCore::prepare_sleep() noexcept {
   if (wake_set.take_wake()) return false;
+  const EngineSlot& slot = guard.slot();
   const verbs::Provider& provider = context.device->provider();
   constexpr int kTries = 3;
   for (int i = 0; i < kTries; ++i) {
-    if (poll_owned() != 0) return false;
+    const int events = poll_owned();
+    if (events != 0 || slot.target == nullptr) return false;
     (void)flush();
     if (agent::has_callbacks_due(context) || (calls != nullptr && rpc::has_callbacks_due(*calls)))
       return false;

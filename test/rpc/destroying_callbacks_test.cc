@@ -300,6 +300,26 @@ TEST(RpcDestroyingCallbacks, MayRunInPollControl) {
   g.expect_ended();
 }
 
+// on_ready runs in a poll that answers no event, after which arm() and wait() go on.
+TEST(RpcDestroyingCallbacks, MayRunInArmAndWait) {
+  for (const bool waits : {false, true}) {
+    SCOPED_TRACE(waits ? "wait" : "arm");
+    Ground g(false);
+    g.client.on_ready = [&g](Connection) { g.destroy(); };
+    g.second = g.client.begin(g.server);
+    ASSERT_TRUE(engine_test::until({}, [&] {
+      if (waits) {
+        EXPECT_NE(g.client.engine.wait(std::chrono::microseconds(1)), Status::system);
+      } else {
+        EXPECT_FALSE(g.client.engine.arm() && g.destroyed != 0);
+      }
+      (void)g.server.poll();
+      return g.destroyed != 0;
+    }));
+    g.expect_ended();
+  }
+}
+
 TEST(RpcDestroyingCallbacks, MayRunInADestruction) {
   Ground g(false);
   g.client.on_closed = [&g](Connection, const Error&) { g.destroy(); };
