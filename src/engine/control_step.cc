@@ -57,10 +57,8 @@ void EngineCore::on_timer(base::Timer& timer) noexcept {
 std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   constexpr std::size_t kTimersPerStep = 64;
   ++context.stats.control_steps;
-  if (schedule.is_armed) {  // the application has slept by itself
-    end_sleep();
-    agent::on_awake(context);
-  }
+  if (end_sleep()) agent::on_awake(context);  // the application has slept by itself
+  schedule.has_slept = false;
   if (context.device->provider().control != nullptr)
     context.device->provider().control(context.device->context());
   control.poll();

@@ -151,7 +151,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
     return device_watch.check_present(asked);
   }
   bool prepare_sleep() noexcept;
-  void end_sleep() noexcept;
+  bool end_sleep() noexcept;
   void step_now() noexcept;
   [[nodiscard]] bool awaits_unannounced() noexcept;
   [[nodiscard]] std::uint64_t sleep_deadline(std::uint64_t now, bool is_brief) noexcept;

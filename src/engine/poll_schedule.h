@@ -14,6 +14,7 @@ struct PollSchedule {
 
   // Of the last arm(): see wait.cc.
   bool is_armed = false;                   ///< the engine may be asleep
+  bool has_slept = false;                  ///< since its last control step
   std::uint64_t sleep_deadline = 0;        ///< tick
   std::uint64_t brief_sleep = 0;           ///< ticks of the next brief sleep
   std::uint64_t completions_at_sleep = 0;  ///< EngineStats::completions
@@ -26,10 +27,12 @@ struct PollSchedule {
     wake_soon();
   }
   /// The earliest possible arrival of completions that a poll at `now` finds, judged by the control
-  /// steps. One that arrives while the engine sleeps wakes it.
+  /// steps; kNever if nobody knows, because the engine has slept: a message wakes it, but the
+  /// process may have waited for its processor then. The poll after a sleep takes a control step.
   [[nodiscard]] std::uint64_t last_poll_before(std::uint64_t now) const noexcept {
-    if (now < next_control || is_armed) [[likely]]
+    if (now < next_control) [[likely]]
       return now;
+    if (has_slept) return kNever;
     const std::uint64_t due = next_control + control_interval;
     return now < due || due < control_interval ? now : next_control;
   }

@@ -73,6 +73,7 @@ void EngineCore::step_now() noexcept {
 /// Polls, and arms the wake set. A callback may destroy the engine: then `this` is gone, and the
 /// answer is false.
 bool EngineCore::prepare_sleep() noexcept {
+  if (end_sleep()) agent::on_awake(context);
   if (wake_set.take_wake()) return false;
   const EngineSlot& slot = guard.slot();
   const verbs::Provider& provider = context.device->provider();
@@ -90,18 +91,22 @@ bool EngineCore::prepare_sleep() noexcept {
     schedule.sleep_deadline =
         sleep_deadline(now, awaits_unannounced() || armed == verbs::Armed::brief);
     schedule.is_armed = true;
-    if (schedule.sleep_deadline > now) return true;
-    end_sleep();
-    return step_now(), false;
+    // The first poll after the sleep handles what the wake set reports.
+    step_now();
+    if (schedule.sleep_deadline > now) return schedule.has_slept = true;
+    (void)end_sleep();
+    return false;
   }
   return false;
 }
 
-void EngineCore::end_sleep() noexcept {
-  if (!std::exchange(schedule.is_armed, false)) return;
+/// Returns whether the engine was armed.
+bool EngineCore::end_sleep() noexcept {
+  if (!std::exchange(schedule.is_armed, false)) return false;
   const verbs::Provider& provider = context.device->provider();
   if (provider.disarm != nullptr) provider.disarm(cq);
   control.end_wait();
+  return true;
 }
 
 bool EngineCore::arm() noexcept {
@@ -119,15 +124,17 @@ Status EngineCore::wait(Nanoseconds timeout) noexcept {
   const auto opened = base::no_throw("sleep", [&] { return open_wake_set(); });
   if (!opened) return opened.error().status;
   if (!prepare_sleep()) return Status::ok;
-  if (timeout.count() <= 0 || context.clock.is_manual()) return end_sleep(), Status::timed_out;
+  if (timeout.count() <= 0 || context.clock.is_manual()) {
+    schedule.has_slept = false;
+    return (void)end_sleep(), Status::timed_out;
+  }
   const Nanoseconds own = next_deadline();
   ++context.stats.sleeps;
   const bool is_woken = wake_set.sleep(std::min(timeout, own));
   // What the application does next, before it polls, happens now.
   context.now = context.clock.now_from(context.now);
-  end_sleep();
+  (void)end_sleep();
   agent::on_awake(context);
-  step_now();
   return is_woken || own <= timeout ? Status::ok : Status::timed_out;
 }
 

@@ -77,7 +77,8 @@ void pace(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
 }  // namespace
 
 void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t server_time) noexcept {
-  // No sample: the reply may be to an earlier transmission, or this process was descheduled.
+  // No sample: the reply may be to an earlier transmission, or this process was descheduled or
+  // slept.
   if (server_time == kServerTimeUnknown || r.oldest_arrival != r.context.now) return;
   CongestionWindow& flow = c.congestion;
   // kServerTimeMax only shows that nothing was lost.

@@ -67,6 +67,9 @@ struct Timeouts {
 /// The records of more sessions do not stay in the caches, and are prefetched.
 inline constexpr std::uint32_t kManySessions = 128;
 
+/// Rpc::oldest_arrival of what has ended a sleep.
+inline constexpr std::uint64_t kUnknownArrival = ~std::uint64_t{0};
+
 struct Rpc {
   Rpc(agent::EngineContext& ctx, control::ControlPort& control,
       control::ConnectionOwner& connections, EngineServices& engine);
@@ -81,7 +84,7 @@ struct Rpc {
   SessionTable<ClientSession, ClientSlot> clients;
   SessionTable<ServerSession, ServerSlot> servers;
   /// Earliest arrival of this poll's datagrams: the poll's own tick unless the process was
-  /// descheduled.
+  /// descheduled; kUnknownArrival after a sleep.
   std::uint64_t oldest_arrival = 0;
   std::uint64_t target_rtt = ~std::uint64_t{0};  ///< ticks; longer round trips are congestion
   std::uint64_t min_rto = 0;                     ///< ticks

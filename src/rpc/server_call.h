@@ -13,11 +13,15 @@
 
 namespace spinwire::rpc {
 
-/// Time since the arrival of an unanswered request, in units of 2^kServerTimeShift ns.
+/// Time since the arrival of an unanswered request, in units of 2^kServerTimeShift ns;
+/// kServerTimeMax if nobody knows.
 [[gnu::always_inline]] inline std::uint16_t server_time(const Rpc& r,
                                                         const ServerSlot& v) noexcept {
   if (v.payload.arrived_at == r.context.now) [[likely]]
     return 0;
+  // The time from the client's sending to the end of the sleep is neither network delay nor known.
+  // kServerTimeMax has the client judge neither delay nor loss by it.
+  if (v.payload.arrived_at == kUnknownArrival) return kServerTimeMax;
   const agent::EngineContext& ctx = r.context;
   const std::uint64_t now = ctx.clock.now();
   const auto time = ctx.clock.duration(now - std::min(now, v.payload.arrived_at));

@@ -76,7 +76,7 @@ struct CongestionWindow {
 /// The RTO of a call doubles with each resend, at most this many times.
 inline constexpr unsigned kMaxBackoffShift = 6;
 /// A reply carries the time for which the server had the request, in units of 2^kServerTimeShift
-/// ns. kServerTimeMax means that long or longer.
+/// ns. kServerTimeMax means that long or longer, or that the server slept when the request came.
 inline constexpr unsigned kServerTimeShift = 10;
 inline constexpr std::uint16_t kServerTimeMax = UINT16_MAX - 1;
 /// The server's time in a reply that is sent again.
