@@ -11,7 +11,8 @@
 namespace spinwire::control {
 
 /// The most of the time between two polls that counts as silence of peers. Usually the port is
-/// polled once per millisecond.
+/// polled once per millisecond. An engine that sleeps also stands still when it should be awake; as
+/// long as peers wait for room, it sleeps no longer than this.
 constexpr Nanoseconds kLongestPause = std::chrono::milliseconds(2);
 
 Handshake* ControlPort::find_named(std::uint64_t token) noexcept {
@@ -95,12 +96,6 @@ void ControlPort::poll() noexcept {
   }
   if (!held_.empty()) resume_held();
   if (!kept_requests_.empty()) begin_kept_requests();
-}
-
-void ControlPort::end_wait() noexcept {
-  const std::uint64_t now = clock_.now();
-  heard_time_ += now - std::min(last_poll_, now);
-  last_poll_ = now;
 }
 
 void ControlPort::report_no_memory(const Handshake& h) noexcept {

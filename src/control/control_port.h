@@ -150,8 +150,6 @@ class ControlPort {
   Result<void> watch(int fd, DescriptorOwner& owner);
   /// Readable when poll() has events to handle.
   [[nodiscard]] int descriptor() const noexcept { return epoll_.descriptor(); }
-  /// The engine has slept, ready to be woken by descriptor(): peers could be heard meanwhile.
-  void end_wait() noexcept;
   /// Ends the watch. Call it before closing `fd`.
   void unwatch(int fd) noexcept { epoll_.remove(fd); }
 

@@ -105,7 +105,6 @@ bool EngineCore::end_sleep() noexcept {
   if (!std::exchange(schedule.is_armed, false)) return false;
   const verbs::Provider& provider = context.device->provider();
   if (provider.disarm != nullptr) provider.disarm(cq);
-  control.end_wait();
   return true;
 }
 
