@@ -54,7 +54,8 @@ bool ApplicationTimers::cancel(Id id) noexcept {
 
 void ApplicationTimers::on_timer(base::Timer& timer, std::uint64_t now) noexcept {
   Record& record = at(timer.index);
-  const TimerCallback run = record.run;  // the callback may use the record again
+  TimerCallback run = record.run;  // the callback may use the record again
+  const Id id{timer.index, record.generation};
   if (record.interval == 0) {
     release(record);
   } else {
@@ -63,6 +64,8 @@ void ApplicationTimers::on_timer(base::Timer& timer, std::uint64_t now) noexcept
     wheel_.schedule(timer, timer.deadline + record.interval * (1 + late / record.interval));
   }
   run();
+  // A callback may have state of its own.
+  if (Record* const same = find(id); same != nullptr) same->run = run;
 }
 
 void ApplicationTimers::cancel_all() noexcept {

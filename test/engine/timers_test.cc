@@ -57,6 +57,14 @@ TEST(ApplicationTimers, RepeatAndLeaveOutWhatWasMissed) {
   EXPECT_EQ(runs, 7);
 }
 
+TEST(ApplicationTimers, ACallbackKeepsItsOwnState) {
+  World w;
+  int last = 0;
+  ASSERT_TRUE(w.node.engine.every(1ms, [&last, n = 0]() mutable { last = ++n; }));
+  for (int i = 0; i < 4; ++i) w.pass(1'200'000);
+  EXPECT_EQ(last, 4);
+}
+
 TEST(ApplicationTimers, CancelThemselvesAndStartOthers) {
   World w;
   struct {
