@@ -12,7 +12,8 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Puts all lanes to sleep but those with packets. Returns whether there is one.
+/// Puts all lanes to sleep but those with packets. Returns whether there is one. Without a barrier
+/// all lanes stay awake, so that nobody rings.
 bool sleep_all_lanes(Context& c) noexcept {
   if (c.awake_count == 0) return false;
   for (std::uint32_t i = 0; i < c.awake_count; ++i)
@@ -21,13 +22,14 @@ bool sleep_all_lanes(Context& c) noexcept {
   bool found = false;
   for (std::uint32_t i = 0; i < c.awake_count;) {
     InLane& lane = *c.awake[i];
-    if (fenced && !has_packet(lane) && !lane.batch_reported && !lane.in_use) {
+    const bool is_idle = !has_packet(lane) && !lane.batch_reported && !lane.in_use;
+    if (fenced && is_idle) {
       sleep_lane(c, lane);
       continue;
     }
     lane.control->asleep.store(0, std::memory_order_relaxed);
     lane.idle_rounds = 0;
-    found = true;
+    found = found || !is_idle;
     ++i;
   }
   return found;
@@ -52,10 +54,10 @@ bool has_work(Context& c, const Cq& cq) noexcept {
 }
 
 /// Whether something is awaited that wakes nobody: acknowledgements, room in lanes, retry timers,
-/// work that control() has left for its next call.
+/// work that control() has left for its next call, messages in lanes that cannot sleep.
 bool awaits_unannounced(const Context& c) noexcept {
-  return c.pending.unacked != 0 || c.pending.slow_work != 0 || !c.lost.empty() ||
-         c.liveness.gone != 0 || c.lane_scan.clears == 0 || c.faults != nullptr;
+  return c.awake_count != 0 || c.pending.unacked != 0 || c.pending.slow_work != 0 ||
+         !c.lost.empty() || c.liveness.gone != 0 || c.lane_scan.clears == 0 || c.faults != nullptr;
 }
 
 }  // namespace
