@@ -89,12 +89,13 @@ void ControlPort::poll() noexcept {
   poll_end_ = now + clock_.ticks(kTimePerPoll);
   heard_time_ += std::min(now - std::min(last_poll_, now), clock_.ticks(kLongestPause));
   last_poll_ = now;
+  if (is_full_) look_for_room();
   handle_events();
   if (next_event_ == event_count_) {
     collect_events();
     handle_events();
   }
-  if (!held_.empty()) resume_held();
+  can_go_on_ = !held_.empty() && resume_held();
   if (!kept_requests_.empty()) begin_kept_requests();
 }
 

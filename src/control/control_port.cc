@@ -78,7 +78,10 @@ void ControlPort::accept_from(ListenerId listener) noexcept {
     if (!listeners_.contains(listener)) return;
     // Peers without room wait in the backlog.
     Handshake* const last = inbound_ < options_.handshakes ? nullptr : find_victim();
-    if (last == nullptr && inbound_ >= options_.handshakes) return;
+    if (last == nullptr && inbound_ >= options_.handshakes) {
+      if (i == 0) stop_accepting();  // later ones may not exist
+      return;
+    }
     auto accepted = listeners_.accept(listener);
     if (!accepted) {
       base::log(LogLevel::warning, "{}", accepted.error().message());
@@ -88,6 +91,18 @@ void ControlPort::accept_from(ListenerId listener) noexcept {
     if (last != nullptr) evict(*last);
     accept(std::move(**accepted), listener);
   }
+}
+
+/// Without room, a listener with a backlog would keep the descriptor of the port readable.
+void ControlPort::stop_accepting() noexcept {
+  is_full_ = true;
+  listeners_.watch(Interest::none);
+}
+
+void ControlPort::look_for_room() noexcept {
+  if (inbound_ >= options_.handshakes && find_victim() == nullptr) return;
+  is_full_ = false;
+  listeners_.watch(Interest::read);
 }
 
 Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {

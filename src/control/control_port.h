@@ -150,6 +150,12 @@ class ControlPort {
   Result<void> watch(int fd, DescriptorOwner& owner);
   /// Readable when poll() has events to handle.
   [[nodiscard]] int descriptor() const noexcept { return epoll_.descriptor(); }
+  /// Whether peers wait for what does not make descriptor() readable: room, or time that passes.
+  [[nodiscard]] bool awaits_unannounced() const noexcept {
+    return is_full_ || !held_.empty() || !kept_requests_.empty();
+  }
+  /// Whether the next poll() can go on with peers that wait, whatever comes.
+  [[nodiscard]] bool can_go_on() const noexcept { return can_go_on_; }
   /// Ends the watch. Call it before closing `fd`.
   void unwatch(int fd) noexcept { epoll_.remove(fd); }
 
@@ -256,7 +262,8 @@ class ControlPort {
   void unhold(Handshake& h) noexcept;
   [[nodiscard]] Handshake* next_held(bool with_connections) noexcept;
   void resume(Handshake& h) noexcept;
-  void resume_held() noexcept;
+  /// Goes on with a few; returns whether it can go on with more.
+  bool resume_held() noexcept;
   bool begin_request(std::unique_ptr<CmRequest>& request) noexcept;
   void begin_kept_requests() noexcept;
   void reject_kept_request();
@@ -274,6 +281,8 @@ class ControlPort {
   void spend() noexcept { frames_left_ -= frames_left_ != 0 ? 1 : 0; }
   void accept(Accepted&& accepted, ListenerId listener) noexcept;
   void accept_from(ListenerId listener) noexcept;
+  void stop_accepting() noexcept;
+  void look_for_room() noexcept;
   void poll_cm() noexcept;
   void on_cm_request(const CmEvent& event);
 
@@ -306,6 +315,8 @@ class ControlPort {
   std::array<Event, EpollSet::kEventsMax> events_;  ///< the last that were reported
   std::size_t next_event_ = 0;                      ///< the first that is not handled
   std::size_t event_count_ = 0;
+  bool is_full_ = false;           ///< no handshake for a new peer; the listeners report none
+  bool can_go_on_ = false;         ///< see can_go_on()
   std::uint32_t frames_left_ = 0;  ///< of this poll
   std::uint64_t poll_end_ = 0;     ///< tick
   std::uint64_t last_poll_ = 0;    ///< tick

@@ -67,12 +67,12 @@ void ControlPort::resume(Handshake& h) noexcept {
   });
 }
 
-void ControlPort::resume_held() noexcept {
+bool ControlPort::resume_held() noexcept {
   constexpr int kMostPerPoll = 4;
   bool with_connections = true;
   for (int i = 0; i < kMostPerPoll; ++i) {
     Handshake* h = next_held(with_connections);
-    if (h == nullptr) return;
+    if (h == nullptr) return false;
     const HandshakeId id = h->id;
     unhold(*h);
     resume(*h);
@@ -81,6 +81,7 @@ void ControlPort::resume_held() noexcept {
     if (h->held_for == HeldFor::connection) with_connections = false;
     if (h->held_for == HeldFor::nothing && h->address != AddressState::pending) watch(*h);
   }
+  return next_held(with_connections) != nullptr;
 }
 
 // ---- requests through rdma_cm that have no handshake yet ----

@@ -34,7 +34,7 @@ Result<ListenerId> Listeners::listen(const Address& at, std::shared_ptr<Listener
     if (!socket) return tl::unexpected(socket.error());
     listener.socket = std::move(*socket);
     return epoll_.add(listener.socket.fd(), token(TokenKind::listener, index, listener.generation),
-                      Interest::read);
+                      interest_);
   });
 }
 
@@ -66,6 +66,16 @@ void Listeners::stop_all() noexcept {
     if (listener != nullptr) unwatch(*listener);
   }
   listeners_.clear();
+}
+
+void Listeners::watch(Interest interest) noexcept {
+  interest_ = interest;
+  for (std::size_t i = 0; i < listeners_.size(); ++i) {
+    if (listeners_[i] == nullptr || listeners_[i]->cm) continue;
+    const auto index = static_cast<std::uint32_t>(i);
+    (void)epoll_.modify(listeners_[i]->socket.fd(),
+                        token(TokenKind::listener, index, listeners_[i]->generation), interest);
+  }
 }
 
 Listeners::Listener* Listeners::find(ListenerId id) const noexcept {

@@ -29,6 +29,8 @@ class Listeners {
                                CmChannel& channel);
   void stop(ListenerId id) noexcept;
   void stop_all() noexcept;
+  /// Sets the interest in peers that connect by TCP to any listener.
+  void watch(Interest interest) noexcept;
 
   [[nodiscard]] bool contains(ListenerId id) const noexcept { return find(id) != nullptr; }
   /// Null once the listener is stopped.
@@ -53,6 +55,7 @@ class Listeners {
   void unwatch(const Listener& listener) noexcept;
 
   EpollSet& epoll_;
+  Interest interest_ = Interest::read;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::uint32_t generation_ = 0;
 };

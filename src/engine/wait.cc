@@ -45,7 +45,7 @@ Result<void> EngineCore::open_wake_set() {
 bool EngineCore::awaits_unannounced() noexcept {
   return agent::awaits_unannounced(context) || context.windows.pending() ||
          context.registrations->pending() != 0 ||
-         (calls != nullptr && rpc::awaits_unannounced(*calls));
+         control.awaits_unannounced() || (calls != nullptr && rpc::awaits_unannounced(*calls));
 }
 
 /// The tick at which the sleep ends that begins now.

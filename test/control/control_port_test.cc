@@ -1,6 +1,8 @@
 // A control port alone, without an engine.
 #include "control/control_port.h"
 
+#include <poll.h>
+
 #include <cstring>
 
 #include "control/control_port_fixture.h"
@@ -227,6 +229,27 @@ TEST_F(ControlPortTest, OldSilentPeersGiveWayToNewOnes) {
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(server_.port.handshakes(), 4u);
   EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_F(ControlPortTest, WithoutRoomANewcomerKeepsNobodyAwake) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(plain_peer());
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
+  EXPECT_FALSE(server_.port.awaits_unannounced());
+  const UniqueFd newcomer = plain_peer("127.0.0.2:0");
+  const auto is_readable = [&] {
+    pollfd set{server_.port.descriptor(), POLLIN, 0};
+    return ::poll(&set, 1, 0) == 1;
+  };
+  ASSERT_TRUE(until([&] { return server_.port.awaits_unannounced(); }));
+  EXPECT_FALSE(is_readable());
+  // It comes when there is room, and so do others.
+  server_.pass_with_polls(10ms);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_FALSE(server_.port.awaits_unannounced());
+  const UniqueFd another = plain_peer("127.0.0.3:0");
+  EXPECT_TRUE(loopback::eventually(is_readable));
 }
 
 TEST_F(ControlPortTest, APauseOfThisProcessIsNoSilenceOfItsPeers) {

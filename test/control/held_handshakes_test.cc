@@ -57,6 +57,17 @@ TEST_F(HeldHandshakes, ANewcomerWithoutRoomEndsAHalfOpenConnectionAndGoesOn) {
   EXPECT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
 }
 
+TEST_F(HeldHandshakes, NothingAnnouncesThatTheyCanGoOn) {
+  EXPECT_FALSE(server_.port.awaits_unannounced());
+  listener_->has_room = false;
+  held();
+  EXPECT_TRUE(server_.port.awaits_unannounced());
+  EXPECT_FALSE(server_.port.can_go_on()) << "there is no room";
+  listener_->has_room = true;
+  steps();
+  EXPECT_FALSE(server_.port.awaits_unannounced());
+}
+
 TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
   half_open();
   half_open();
