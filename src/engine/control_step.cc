@@ -71,17 +71,25 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   // the other.
   memory::WindowPool& windows = context.windows;
   const bool windows_turn = windows.pending() && context.stats.control_steps % 2 == 0;
-  if (!verb && windows_turn) (void)windows.poll();
-  if (!verb && !windows_turn && !context.registrations->poll_revocations())
-    (void)context.device->poll_retired_domains();
+  bool has_progress = leases != agent::LeaseWork::none;
+  // A window may be refused again and again.
+  if (!verb && windows_turn && windows.poll()) schedule.brief_sleep = 0;
+  if (!verb && !windows_turn) {
+    const bool revoked = context.registrations->poll_revocations();
+    if (!revoked) (void)context.device->poll_retired_domains();
+    has_progress = has_progress || revoked;
+  }
   agent::expire_buffer_waiters(context);
   if (calls != nullptr) rpc::upkeep(*calls);
   const std::size_t fired =
       context.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { on_timer(timer); });
   // Operations that callbacks have deferred are posted with this poll.
   if (agent::has_deferred_work(context)) agent::run_deferred_work(context);
+  schedule.has_more_work =
+      control.can_go_on() ||
+      (has_progress && (agent::has_lease_work(context) || context.registrations->pending() != 0));
   // While work is left, every poll takes a control step.
-  const bool more = agent::has_setup_work(context) ||
+  const bool more = agent::has_setup_work(context) || fired == kTimersPerStep ||
                     (leases != agent::LeaseWork::none && agent::has_lease_work(context));
   if (schedule.next_control != engine::PollSchedule::kNever)
     schedule.next_control = more ? now : now + schedule.control_interval;

@@ -13,8 +13,10 @@ struct PollSchedule {
   std::uint64_t control_interval = 0;  ///< ticks
 
   // Of the last arm(): see wait.cc.
-  bool is_armed = false;                   ///< the engine may be asleep
-  bool has_slept = false;                  ///< since its last control step
+  bool is_armed = false;   ///< the engine may be asleep
+  bool has_slept = false;  ///< since its last control step
+  /// The last control step has done a part of its work, and the next one can go on with it.
+  bool has_more_work = false;
   std::uint64_t sleep_deadline = 0;        ///< tick
   std::uint64_t brief_sleep = 0;           ///< ticks of the next brief sleep
   std::uint64_t completions_at_sleep = 0;  ///< EngineStats::completions

@@ -81,6 +81,7 @@ bool EngineCore::prepare_sleep() noexcept {
   for (int i = 0; i < kTries; ++i) {
     const int events = poll_owned();
     if (events != 0 || slot.target == nullptr) return false;
+    if (schedule.has_more_work) return step_now(), false;
     (void)flush();
     if (agent::has_callbacks_due(context) || (calls != nullptr && rpc::has_callbacks_due(*calls)))
       return false;
