@@ -58,7 +58,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   constexpr std::size_t kTimersPerStep = 64;
   ++context.stats.control_steps;
   if (end_sleep()) agent::on_awake(context);  // the application has slept by itself
-  schedule.has_slept = false;
+  if (schedule.polls_after_sleep != 0) --schedule.polls_after_sleep;
   if (context.device->provider().control != nullptr)
     context.device->provider().control(context.device->context());
   control.poll();
@@ -90,6 +90,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
       (has_progress && (agent::has_lease_work(context) || context.registrations->pending() != 0));
   // While work is left, every poll takes a control step.
   const bool more = agent::has_setup_work(context) || fired == kTimersPerStep ||
+                    schedule.polls_after_sleep != 0 ||
                     (leases != agent::LeaseWork::none && agent::has_lease_work(context));
   if (schedule.next_control != engine::PollSchedule::kNever)
     schedule.next_control = more ? now : now + schedule.control_interval;

@@ -13,8 +13,10 @@ struct PollSchedule {
   std::uint64_t control_interval = 0;  ///< ticks
 
   // Of the last arm(): see wait.cc.
-  bool is_armed = false;   ///< the engine may be asleep
-  bool has_slept = false;  ///< since its last control step
+  bool is_armed = false;  ///< the engine may be asleep
+  /// Polls that may yet find what has ended a sleep: softverbs wakes its lanes in the first of
+  /// them. Each takes a control step.
+  std::uint8_t polls_after_sleep = 0;
   /// The last control step has done a part of its work, and the next one can go on with it.
   bool has_more_work = false;
   std::uint64_t sleep_deadline = 0;        ///< tick
@@ -30,11 +32,11 @@ struct PollSchedule {
   }
   /// The earliest possible arrival of completions that a poll at `now` finds, judged by the control
   /// steps; kNever if nobody knows, because the engine has slept: a message wakes it, but the
-  /// process may have waited for its processor then. The poll after a sleep takes a control step.
+  /// process may have waited for its processor then.
   [[nodiscard]] std::uint64_t last_poll_before(std::uint64_t now) const noexcept {
     if (now < next_control) [[likely]]
       return now;
-    if (has_slept) return kNever;
+    if (polls_after_sleep != 0) return kNever;
     const std::uint64_t due = next_control + control_interval;
     return now < due || due < control_interval ? now : next_control;
   }

@@ -94,7 +94,10 @@ bool EngineCore::prepare_sleep() noexcept {
     schedule.is_armed = true;
     // The first poll after the sleep handles what the wake set reports.
     step_now();
-    if (schedule.sleep_deadline > now) return schedule.has_slept = true;
+    if (schedule.sleep_deadline > now) {
+      schedule.polls_after_sleep = 2;
+      return true;
+    }
     (void)end_sleep();
     return false;
   }
@@ -125,7 +128,7 @@ Status EngineCore::wait(Nanoseconds timeout) noexcept {
   if (!opened) return opened.error().status;
   if (!prepare_sleep()) return Status::ok;
   if (timeout.count() <= 0 || context.clock.is_manual()) {
-    schedule.has_slept = false;
+    schedule.polls_after_sleep = 0;
     return (void)end_sleep(), Status::timed_out;
   }
   const Nanoseconds own = next_deadline();

@@ -351,7 +351,7 @@ TEST(Waiting, NobodyKnowsHowLongAMessageHasWaitedThatEndedASleep) {
   schedule.next_control = 1000;
   EXPECT_EQ(schedule.last_poll_before(900), 900u);
   EXPECT_EQ(schedule.last_poll_before(50'000), 1000u) << "the process was descheduled";
-  schedule.has_slept = true;
+  schedule.polls_after_sleep = 1;
   EXPECT_EQ(schedule.last_poll_before(50'000), spinwire::engine::PollSchedule::kNever);
 }
 

@@ -280,6 +280,51 @@ TEST(RpcCongestion, ARoundTripLongerThanTheTimeoutIsLearned) {
   t.finish();
 }
 
+/// A server that sleeps before each call, and wakes late; or a client that sleeps before each
+/// reply.
+void sleep_between_calls(bool of_client, std::uint64_t late) {
+  std::uint64_t now = 1'000'000;
+  const Bare server(flow_config(50us, 2ms), &now);
+  const Bare client(flow_config(50us, 2ms), &now);
+  const Listener listener = std::move(*server.core->listen("127.0.0.1:0", {}));
+  EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  Session session = client.core->open_session(listener.address(), {}).value();
+  const auto step = [&now](const Bare& one, std::uint64_t by = kStep) {
+    now += by;
+    (void)one.core->poll();
+  };
+  const auto sleep = [&](const Bare& one) {
+    for (int i = 0; i < 1000 && !one.core->arm(); ++i) now += kStep;
+  };
+  for (int i = 0; i < 100'000 && !session.ready(); ++i) step(client), step(server);
+  for (int i = 0; i < 1000; ++i) step(client), step(server);
+  const auto before = spinwire::rpc::stats(*client.core->calls);
+  for (int i = 0; i < 100; ++i) {
+    step(client);
+    step(server);
+    if (!of_client) sleep(server);
+    bool done = false;
+    EXPECT_EQ(session.call(kEcho, std::span<const std::byte>{}, [&](Reply&) { done = true; }),
+              Status::ok);
+    (void)client.core->flush();
+    if (of_client) sleep(client);
+    for (std::uint64_t t = 0; t < late; t += 50'000) step(of_client ? server : client, 50'000);
+    for (int turn = 0; turn < 100 && !done; ++turn) step(server), step(client);
+    EXPECT_TRUE(done);
+  }
+  const auto after = spinwire::rpc::stats(*client.core->calls);
+  EXPECT_EQ(after.cwnd_reductions, before.cwnd_reductions);
+  server.expect_clean();
+  client.expect_clean();
+}
+
+TEST(RpcCongestion, TimeAsleepIsNoCongestionAndNoLoss) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  sleep_between_calls(false, 300'000);
+  sleep_between_calls(false, 5'000'000);  // longer than the RTO
+  sleep_between_calls(true, 300'000);
+}
+
 /// A client with a window of 8 and a server that replies at once, with a one-way delay of `way`.
 class LongWay {
  public:
