@@ -206,10 +206,10 @@ class SPINWIRE_API Engine {
   /// `flushed`, and each on_closed runs. The captures of callbacks must still be valid. Memory that
   /// buffers still hold is freed when they are dropped.
   ///
-  /// An engine that one of its callbacks destroys or replaces ends when the poll() or
-  /// poll_control() that runs the callback returns, or with the destruction that runs it. Until
-  /// then its handles answer as before and its other callbacks run: their captures must be valid
-  /// that long. A callback may move its engine.
+  /// An engine that one of its callbacks destroys or replaces ends when the poll(),
+  /// poll_control(), arm() or wait() that runs the callback returns, or with the destruction that
+  /// runs it. Until then its handles answer as before and its other callbacks run: their captures
+  /// must be valid that long. A callback may move its engine.
   ~Engine();
 
   /// Drains completions, runs callbacks, reposts receives and rings doorbells. Takes a control step
@@ -230,8 +230,9 @@ class SPINWIRE_API Engine {
   /// function returns in time for them. Call poll() after each return, and poll_control() if
   /// engine.control is manual. include/README.md says what wakes an engine. With a manual clock it
   /// never sleeps. Answers:
-  ///   ok         something may be to be done, or a signal has come
-  ///   timed_out  nothing has happened for `timeout`
+  ///   ok         something may be to be done; also after a signal, after next_deadline(), and if a
+  ///              callback has destroyed the engine
+  ///   timed_out  `timeout` was shorter than next_deadline(), and nothing has happened
   ///   reentrant  inside a callback
   ///   limit      descriptors are used up
   ///   no_memory  there is no memory for a descriptor
@@ -244,7 +245,8 @@ class SPINWIRE_API Engine {
   /// Prepares to sleep on fd(), as wait() does. Polls once, so callbacks may run inside. True:
   /// nothing is pending, and whatever comes from now on makes fd() readable. Then sleep for
   /// next_deadline() at most, and call poll(). False: do not sleep, but poll; also if the call is
-  /// not allowed here, or descriptors are used up.
+  /// not allowed here, descriptors are used up, or a callback has destroyed the engine. With a
+  /// manual clock next_deadline() is no real time.
   [[nodiscard]] bool arm() noexcept;
   /// A descriptor for poll(2), epoll and the like, the same for the engine's life. It is readable
   /// if something is to be done, provided that arm() has answered true since the last poll(). Do
@@ -253,11 +255,13 @@ class SPINWIRE_API Engine {
   ///   system  the operating system refused
   [[nodiscard]] Result<int> fd();
   /// How long the engine may sleep although nothing comes; 0: poll() is due. Never more than
-  /// 250 ms. After arm(), the end of the sleep that it allows. Hot.
+  /// 250 ms. After arm(), the end of the sleep that it allows; what is started between arm() and
+  /// the sleep may shorten it, so start operations and calls before arm(), or arm again. Hot.
   [[nodiscard]] Nanoseconds next_deadline() const noexcept;
 
   // Timers. They run in the first control step after their time, so later by
-  // engine.control_interval at most if the engine is polled. They end with the engine.
+  // engine.control_interval at most if the engine is polled; a step runs 64 of all timers that are
+  // due, and the next poll the next. They end with the engine.
   /// Runs `callback` once, `delay` from now. Allocates only when more timers exist than ever
   /// before; otherwise hot. Errors:
   ///   invalid_argument  a delay below 0, or an empty callback

@@ -41,11 +41,11 @@ Result<void> EngineCore::open_wake_set() {
 
 /// Whether something is awaited that makes no descriptor readable, besides what the device knows:
 /// credit and room that peers give by stores or WRITEs, set-up and lease steps that the device
-/// delays, memory that the application holds.
+/// delays, memory that the application holds, room for new peers.
 bool EngineCore::awaits_unannounced() noexcept {
-  return agent::awaits_unannounced(context) || context.windows.pending() ||
-         context.registrations->pending() != 0 ||
-         control.awaits_unannounced() || (calls != nullptr && rpc::awaits_unannounced(*calls));
+  return agent::awaits_unannounced(context) || control.awaits_unannounced() ||
+         context.windows.pending() || context.registrations->pending() != 0 ||
+         (calls != nullptr && rpc::awaits_unannounced(*calls));
 }
 
 /// The tick at which the sleep ends that begins now.
@@ -133,7 +133,8 @@ Status EngineCore::wait(Nanoseconds timeout) noexcept {
   }
   const Nanoseconds own = next_deadline();
   ++context.stats.sleeps;
-  const bool is_woken = wake_set.sleep(std::min(timeout, own));
+  bool is_woken = wake_set.sleep(std::min(timeout, own));
+  if (wake_set.take_wake()) is_woken = true;  // one wake() ends one sleep
   // What the application does next, before it polls, happens now.
   context.now = context.clock.now_from(context.now);
   (void)end_sleep();
@@ -143,10 +144,10 @@ Status EngineCore::wait(Nanoseconds timeout) noexcept {
 
 Nanoseconds EngineCore::next_deadline() const noexcept {
   const std::uint64_t now = context.clock.now();
-  const std::uint64_t deadline = schedule.is_armed
-                                     ? schedule.sleep_deadline
-                                     : std::min(context.timers.next_fire(kTimersCompared),
-                                                now + context.clock.ticks(kLongestSleep));
+  // Timers may have been started since arm().
+  const std::uint64_t deadline = std::min(
+      context.timers.next_fire(kTimersCompared),
+      schedule.is_armed ? schedule.sleep_deadline : now + context.clock.ticks(kLongestSleep));
   return deadline <= now ? Nanoseconds(0) : context.clock.duration(deadline - now) + Nanoseconds(1);
 }
 
