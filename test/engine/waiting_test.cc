@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/internals.h"
 #include "base/random.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "engine/poll_schedule.h"
 #include "engine/zero_cost.h"
@@ -352,7 +354,7 @@ TEST(Waiting, NobodyKnowsHowLongAMessageHasWaitedThatEndedASleep) {
   EXPECT_EQ(schedule.last_poll_before(900), 900u);
   EXPECT_EQ(schedule.last_poll_before(50'000), 1000u) << "the process was descheduled";
   schedule.polls_after_sleep = 1;
-  EXPECT_EQ(schedule.last_poll_before(50'000), spinwire::engine::PollSchedule::kNever);
+  EXPECT_EQ(schedule.last_poll_before(50'000), spinwire::rpc::kUnknownArrival);
 }
 
 // ---- a manual clock ---------------------------------------------------------------------------
@@ -369,6 +371,64 @@ TEST(Waiting, WithAManualClockWaitLooksOnce) {
   EXPECT_EQ(node.engine.wait(1h), Status::ok);
   (void)node.poll();
   EXPECT_EQ(runs, 1);
+}
+
+/// The longest time between two words that a server writes in its peer's credit cell, while each
+/// poll is late by up to 100 us.
+std::uint64_t longest_gap(Nanoseconds peer_timeout, std::uint64_t& words) {
+  std::uint64_t ticks = 1'000'000'000;
+  Config c = small_config();
+  c.connections.keepalive_interval = 20ms;
+  c.connections.peer_timeout = peer_timeout;
+  Pair p(c, &ticks);
+  p.settle();
+  spinwire::base::Random random(1);
+  auto& agents = spinwire::detail::core_of(p.server.engine)->context.agents;
+  const auto last_write = [&] { return (*agents.begin()).peer_cell.last_write; };
+  std::uint64_t longest = 0;
+  std::uint64_t last = last_write();
+  words = 0;
+  for (const std::uint64_t end = ticks + 1'000'000'000; ticks < end;) {
+    ticks += 150'000 + random.below(100'000);
+    (void)(p.server.poll() + p.client.poll());
+    const std::uint64_t next = last_write();
+    if (next == last) continue;
+    if (++words > 2) longest = std::max(longest, next - last);
+    last = next;
+  }
+  EXPECT_TRUE(p.ends.client.ready());
+  p.finish();
+  return longest;
+}
+
+TEST(Waiting, KeepalivesOfConnectionsComeInTime) {
+  std::uint64_t words = 0;
+  EXPECT_LE(longest_gap(500ms, words), 20'500'000u);
+  EXPECT_LE(words, 60u) << "and not more often than needed";
+  EXPECT_LE(longest_gap(40ms, words), 10'500'000u);
+  EXPECT_LE(words, 120u);
+}
+
+TEST(Waiting, AnEngineDoesNotSleepWhileItZeroesALease) {
+  constexpr std::size_t kBytes = 4u << 20;  // 16 control steps
+  Config c = small_config();
+  c.memory.lease_bytes = 16u << 20;
+  std::uint64_t ticks = 1'000'000'000;
+  Pair p(c, &ticks);
+  p.settle();
+  bool granted = false;
+  ASSERT_EQ(p.ends.client.request_memory(
+                kBytes, {}, [&](spinwire::LeaseReply& r) { granted = r.status == Status::ok; }),
+            Status::ok);
+  (void)p.client.poll();
+  std::uint32_t sleeps = 0;
+  for (int i = 0; i < 1000 && !granted; ++i) {
+    ticks += 1000;
+    sleeps += p.server.engine.arm() ? 1u : 0u;
+    (void)p.client.poll();
+  }
+  EXPECT_TRUE(granted);
+  EXPECT_LE(sleeps, 5u);
 }
 
 // ---- misuse -----------------------------------------------------------------------------------
