@@ -20,7 +20,7 @@ enum class IdleStrategy : std::uint8_t {
 struct IdlerOptions {
   IdleStrategy strategy = IdleStrategy::wait;
   /// Turns without work in a row that only pause, before `yield` yields and `wait` sleeps. What
-  /// arrives meanwhile is found as fast as by spinning.
+  /// arrives meanwhile is found a pause instruction later than by spinning.
   std::uint32_t pauses = 2000;
   /// The longest sleep of a turn.
   Nanoseconds timeout = std::chrono::seconds(1);
