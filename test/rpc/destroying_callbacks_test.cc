@@ -300,13 +300,15 @@ TEST(RpcDestroyingCallbacks, MayRunInPollControl) {
   g.expect_ended();
 }
 
-// on_ready runs in a poll that answers no event, after which arm() and wait() go on.
+// on_closed runs in a poll that answers no event, after which arm() and wait() go on.
 TEST(RpcDestroyingCallbacks, MayRunInArmAndWait) {
   for (const bool waits : {false, true}) {
     SCOPED_TRACE(waits ? "wait" : "arm");
     Ground g(false);
-    g.client.on_ready = [&g](Connection) { g.destroy(); };
-    g.second = g.client.begin(g.server);
+    g.client.on_closed = [&g](Connection, const Error&) {
+      if (g.destroyed == 0) g.destroy();
+    };
+    g.second = g.client.begin("127.0.0.1:1");  // nothing listens there
     ASSERT_TRUE(engine_test::until({}, [&] {
       if (waits) {
         EXPECT_NE(g.client.engine.wait(std::chrono::microseconds(1)), Status::system);
