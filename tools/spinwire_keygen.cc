@@ -1,6 +1,7 @@
 // spinwire-keygen: writes a new key into a key file for security.key_file.
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@ using tools::fail;
 
 constexpr std::size_t kNameMax = 32;
 constexpr std::size_t kFileMax = 8192;
+constexpr std::size_t kKeysMax = 16;
 
 struct Options {
   std::string file;
@@ -45,15 +47,22 @@ bool is_name(std::string_view text) {
          text.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
-/// "NAME HEX" of 32 random bytes; empty if the kernel gives none.
+/// "NAME HEX" of 32 random bytes; empty if the kernel gives none. Reserves room for a newline
+/// before it, so that no copy of the key stays behind when that is added.
 std::string make_line(std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
   std::array<std::uint8_t, 32> secret{};
   if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size()))
     return {};
-  std::string line = fmt::format("{} ", name);
-  for (const std::uint8_t byte : secret) line += fmt::format("{:02x}", byte);
+  std::string line;
+  line.reserve(name.size() + 2 * secret.size() + 3);
+  line.append(name).append(1, ' ');
+  for (const std::uint8_t byte : secret) {
+    line += kDigits[byte >> 4];
+    line += kDigits[byte & 15];
+  }
   ::explicit_bzero(secret.data(), secret.size());
-  return line + '\n';
+  return line += '\n';
 }
 
 int fail_call(const std::string& file, std::string_view call, int error) {
@@ -70,27 +79,47 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
+/// A key file in memory, zeroed at the end.
+struct Text {
+  std::array<char, kFileMax + 1> bytes{};
+  std::size_t size = 0;
+
+  Text() = default;
+  Text(const Text&) = delete;
+  Text& operator=(const Text&) = delete;
+  ~Text() { ::explicit_bzero(bytes.data(), bytes.size()); }
+  [[nodiscard]] std::string_view view() const { return {bytes.data(), size}; }
+};
+
 /// Reads a whole file. False: an error, in errno.
-bool read_all(int fd, std::string& text) {
-  std::array<char, kFileMax> part{};
-  for (;;) {
-    const ssize_t got = ::read(fd, part.data(), part.size());
+bool read_all(int fd, Text& text) {
+  while (text.size < text.bytes.size()) {
+    const ssize_t got = ::read(fd, text.bytes.data() + text.size, text.bytes.size() - text.size);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return got == 0;
-    text.append(part.data(), static_cast<std::size_t>(got));
-    if (text.size() > kFileMax) return errno = EFBIG, false;
+    text.size += static_cast<std::size_t>(got);
   }
+  return errno = EFBIG, false;
 }
 
-/// Whether a line of the file begins with this name.
-bool has_name(std::string_view text, std::string_view name) {
+/// What keeps a file from a further key; empty: nothing.
+std::string find_obstacle(std::string_view text, std::string_view name, std::size_t size) {
+  constexpr std::string_view kSpace = " \t\r";
+  if (text.size() + size > kFileMax)
+    return fmt::format("it would have more than {} bytes; remove old keys", kFileMax);
+  std::size_t keys = 0;
   while (!text.empty()) {
     std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(line.size() + 1, text.size()));
-    line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
-    if (line.substr(0, line.find_first_of(" \t")) == name) return true;
+    line = line.substr(0, line.find('#'));
+    line.remove_prefix(std::min(line.find_first_not_of(kSpace), line.size()));
+    if (line.empty()) continue;
+    if (line.substr(0, line.find_first_of(kSpace)) == name)
+      return fmt::format("there is a key '{}' already; choose another --name", name);
+    if (++keys == kKeysMax)
+      return fmt::format("it has {} keys already, the most; remove old ones", kKeysMax);
   }
-  return false;
+  return {};
 }
 
 int create(const Options& options, const std::string& line) {
@@ -109,26 +138,38 @@ int create(const Options& options, const std::string& line) {
   return fail_call(options.file, "write", error);
 }
 
-int add(const Options& options, const std::string& line) {
+/// Writes the line at the end of the file, or nothing.
+int append(int fd, const Options& options, const Text& text, std::string& line) {
+  if (text.size != 0 && !text.view().ends_with('\n')) line.insert(0, 1, '\n');
+  const std::string obstacle = find_obstacle(text.view(), options.name, line.size());
+  if (!obstacle.empty()) return fail(fmt::format("{}: {}", options.file, obstacle));
+  if (write_all(fd, line) && ::fsync(fd) == 0) return tools::kDone;
+  const int error = errno;
+  // Half a line would keep every engine from opening.
+  if (::ftruncate(fd, static_cast<off_t>(text.size)) != 0)
+    return fail_call(options.file, "write, and then truncate", errno);
+  return fail_call(options.file, "write", error);
+}
+
+int add(const Options& options, std::string& line) {
   const int fd = ::open(options.file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return fail_call(options.file, "open", errno);
   struct stat about {};
-  std::string text;
+  Text text;
   int code = tools::kDone;
-  if (::fstat(fd, &about) != 0 || !read_all(fd, text)) {
+  // Others of this program wait until the line is there.
+  if (::flock(fd, LOCK_EX) != 0) {
+    code = fail_call(options.file, "lock", errno);
+  } else if (::fstat(fd, &about) != 0) {
     code = fail_call(options.file, "read", errno);
   } else if (!S_ISREG(about.st_mode) || (about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     code = fail(fmt::format("{}: it is no regular file that its owner alone can use; chmod 600",
                             options.file));
-  } else if (has_name(text, options.name)) {
-    code = fail(fmt::format("{}: there is a key '{}' already; choose another --name", options.file,
-                            options.name));
+  } else if (!read_all(fd, text)) {
+    code = fail_call(options.file, "read", errno);
   } else {
-    const std::string_view newline = text.empty() || text.ends_with('\n') ? "" : "\n";
-    if (!write_all(fd, std::string(newline) + line) || ::fsync(fd) != 0)
-      code = fail_call(options.file, "write", errno);
+    code = append(fd, options, text, line);
   }
-  ::explicit_bzero(text.data(), text.size());
   ::close(fd);
   return code;
 }

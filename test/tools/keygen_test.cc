@@ -1,5 +1,7 @@
 // spinwire-keygen, as a user runs it.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -75,6 +77,47 @@ TEST_F(Tools, KeygenAddsAKeyAtTheEnd) {
   EXPECT_EQ(run("spinwire-keygen", {file, "--name", "next", "--add"}).code, 1);
   EXPECT_EQ(text_of(file), after);
   EXPECT_EQ(run("spinwire-keygen", {folder / "none", "--add"}).code, 1);
+}
+
+TEST_F(Tools, KeygenAddsNoKeyThatEnginesWouldNotRead) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  ASSERT_EQ(run("spinwire-keygen", {file, "--name", "k0"}).code, 0);
+  for (int i = 1; i < 16; ++i)
+    ASSERT_EQ(run("spinwire-keygen", {file, "--name", "k" + std::to_string(i), "--add"}).code, 0);
+  EXPECT_TRUE(opens(file));
+  const std::string full = text_of(file);
+  const Outcome more = run("spinwire-keygen", {file, "--name", "k16", "--add"});
+  EXPECT_EQ(more.code, 1);
+  EXPECT_NE(more.err.find("16 keys"), std::string::npos) << more.err;
+  EXPECT_EQ(text_of(file), full);
+
+  const std::string large = folder / "large";
+  ASSERT_EQ(run("spinwire-keygen", {large, "--name", "k0"}).code, 0);
+  std::ofstream(large, std::ios::app) << std::string(8000, '#') << '\n';
+  const std::string before = text_of(large);
+  const Outcome beyond = run("spinwire-keygen", {large, "--name", std::string(32, 'n'), "--add"});
+  EXPECT_EQ(beyond.code, 1);
+  EXPECT_NE(beyond.err.find("8192 bytes"), std::string::npos) << beyond.err;
+  EXPECT_EQ(text_of(large), before);
+}
+
+// A limit on the size of files makes the write end in the middle of the line.
+TEST_F(Tools, KeygenAddsAWholeLineOrNothing) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  ASSERT_EQ(run("spinwire-keygen", {file, "--name", "old"}).code, 0);
+  const std::string before = text_of(file);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{before.size() + 20, limit.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Outcome added = run("spinwire-keygen", {file, "--name", "new", "--add"});
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(added.code, 1);
+  EXPECT_EQ(text_of(file), before);
 }
 
 TEST_F(Tools, KeygenExplainsItself) {
