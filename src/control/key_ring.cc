@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sodium.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,7 +12,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/random.h"
 #include "base/unique_fd.h"
 
 namespace spinwire::control {
@@ -123,15 +123,16 @@ tl::expected<std::unique_ptr<Key>, std::string> parse_line(std::string_view line
   line = line.substr(0, line.find('#'));
   const std::string_view name = take_word(line);
   if (name.empty()) return nullptr;
-  // Neither an error nor the log shows what could be a part of a key.
+  // Neither an error nor the log shows what could be a part of a key; not even the name, in whose
+  // place a line may have one.
   if (!is_name(name)) return tl::unexpected<std::string>("its first word is no name of a key");
   NoiseSecret secret;
   if (!read_hex(take_word(line), secret))
-    return tl::unexpected(base::format("behind the name '{}' are no 64 hexadecimal digits", name));
+    return tl::unexpected(std::string("behind its name are no 64 hexadecimal digits"));
   if (!take_word(line).empty())
-    return tl::unexpected(base::format("there is more text behind the key '{}'", name));
+    return tl::unexpected(std::string("there is more text behind the key"));
   if (sodium_is_zero(secret.bytes.data(), secret.bytes.size()) != 0)
-    return tl::unexpected(base::format("the key '{}' is all zeroes", name));
+    return tl::unexpected(std::string("the key is all zeroes"));
   auto key = std::make_unique<Key>();
   key->name = name;
   derive(secret, *key);
@@ -141,6 +142,11 @@ tl::expected<std::unique_ptr<Key>, std::string> parse_line(std::string_view line
 }  // namespace
 
 Result<KeyRing> KeyRing::parse(std::string_view text, std::string_view origin) {
+  // Without it, libsodium would use code that no processor needs.
+  if (::sodium_init() < 0) {
+    return base::fail(Status::system, "prepare the cryptography", "sodium_init() failed",
+                      "check the installation of libsodium");
+  }
   KeyRing ring;
   ring.keys_.reserve(kKeysMax);  // a vector that grows would leave copies of keys behind
   for (int number = 1; !text.empty(); ++number) {
@@ -170,11 +176,13 @@ Result<KeyRing> KeyRing::parse(std::string_view text, std::string_view origin) {
 Result<KeyRing> KeyRing::load(const std::string& path) {
   return base::no_throw("read the keys", [&]() -> Result<KeyRing> {
     // libsodium ends the process if the kernel gives no random numbers.
-    std::array<std::byte, 32> probe;
-    if (auto random = base::random_bytes(probe); !random) return tl::unexpected(random.error());
-    if (::sodium_init() < 0) {
-      return base::fail(Status::system, "prepare the cryptography", "sodium_init() failed",
-                        "check the installation of libsodium");
+    std::array<std::byte, 1> probe;
+    if (::getrandom(probe.data(), probe.size(), GRND_NONBLOCK) != 1) {
+      const int error = errno;
+      return base::fail(
+          Status::system, "prepare the cryptography",
+          base::format("getrandom: {}", base::errno_text(error)),
+          "let the process call getrandom(), and start it once the kernel's generator is ready");
     }
     FileBytes file;
     if (auto read = read_file(path, file); !read) return tl::unexpected(read.error());

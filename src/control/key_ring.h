@@ -39,7 +39,7 @@ class KeyRing {
   /// Reads a key file. Errors: bad_config (the file, its owner or rights, or the line, and what is
   /// wrong), no_memory, system (no random numbers for handshakes).
   static Result<KeyRing> load(const std::string& path);
-  /// Reads the text of a key file; `origin` names it in errors. Errors: bad_config.
+  /// Reads the text of a key file; `origin` names it in errors. Errors: bad_config, system.
   static Result<KeyRing> parse(std::string_view text, std::string_view origin);
 
   [[nodiscard]] bool empty() const noexcept { return keys_.empty(); }

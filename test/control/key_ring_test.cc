@@ -78,7 +78,9 @@ TEST(KeyRing, WhatIsWrongIsNamedByItsLine) {
 TEST(KeyRing, ErrorsShowNoPartOfAKey) {
   const std::string secret(64, 'e');
   for (const std::string& text :
-       {secret, secret + " a", "a " + secret.substr(1), "a " + secret + " " + secret}) {
+       {secret, secret + " a", "a " + secret.substr(1), "a " + secret + " " + secret,
+        secret.substr(32) + "\n" + secret.substr(32), secret.substr(32) + " " + secret + " e",
+        secret.substr(32) + " " + std::string(64, '0')}) {
     const auto ring = KeyRing::parse(text, "keys");
     ASSERT_FALSE(ring);
     EXPECT_EQ(ring.error().message().find("eeee"), std::string::npos) << ring.error().message();
