@@ -114,6 +114,7 @@ void NoiseHandshake::mix_hash(std::span<const std::uint8_t> bytes) noexcept {
   crypto_hash_sha256_update(&state, hash_.data(), hash_.size());
   crypto_hash_sha256_update(&state, bytes.data(), bytes.size());
   crypto_hash_sha256_final(&state, hash_.data());
+  sodium_memzero(&state, sizeof state);
 }
 
 void NoiseHandshake::mix_key(std::span<const std::uint8_t> material) noexcept {
