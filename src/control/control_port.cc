@@ -54,20 +54,23 @@ void ControlPort::close() noexcept {
 
 // ---- listeners ----
 
-Result<void> ControlPort::check_reach(std::string_view asked, const Address& address) const {
+Result<void> ControlPort::check_reach(std::string_view asked, std::string_view found,
+                                      const Address& address) const {
   if (has_keys() || options_.open || network_ != nullptr || address.is_loopback()) return {};
   return base::fail(Status::unauthenticated, base::format("{} {}", asked, address.text().view()),
-                    "other hosts reach this address, and there is no key that they must prove",
+                    base::format("{}, and there is no key to prove", found),
                     "set security.key_file (spinwire-keygen makes one), use a loopback address, or "
                     "set security.open = true where every host is trusted");
 }
 
 Result<ListenerId> ControlPort::listen(const Address& at, std::shared_ptr<ListenerOwner> owner) {
-  if (auto may = check_reach("listen on", at); !may) return tl::unexpected(may.error());
+  if (auto may = check_reach("listen on", "other hosts reach this address", at); !may)
+    return tl::unexpected(may.error());
   return listeners_.listen(at, std::move(owner), network_);
 }
 
 Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner) {
+  if (auto may = check_cm(); !may) return tl::unexpected(may.error());
   if (auto opened = open_cm_channel(); !opened) return tl::unexpected(opened.error());
   return listeners_.listen_cm(at, std::move(owner), cm_);
 }
@@ -159,7 +162,8 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
 
 Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
                                      const Dialogue& dialogue) {
-  if (auto may = check_reach("connect to", to); !may) return tl::unexpected(may.error());
+  if (auto may = check_reach("connect to", "it is an address of another host", to); !may)
+    return tl::unexpected(may.error());
   Handshake* const h = begin_handshake(false);
   if (h == nullptr) {
     return base::fail(Status::limit, base::format("connect to {}", to.str()),
@@ -403,6 +407,21 @@ void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept
 
 // ---- rdma_cm ----
 
+Result<void> ControlPort::check_cm() const {
+  constexpr const char* kAsked = "connect through rdma_cm";
+  if (has_keys()) {
+    return base::fail(Status::unsupported, kAsked,
+                      "security.key_file is set, and a proof in a request of rdma_cm could be "
+                      "recorded and sent again by others",
+                      "use Via::tcp, or an engine without a key");
+  }
+  if (options_.open) return {};
+  return base::fail(Status::unauthenticated, kAsked,
+                    "rdma_cm reaches other hosts, at loopback addresses too, and there is no key "
+                    "to prove",
+                    "use Via::tcp, or set security.open = true where every host is trusted");
+}
+
 Result<void> ControlPort::open_cm_channel() {
   if (cm_) return {};
   auto channel = CmChannel::open();
@@ -414,6 +433,7 @@ Result<void> ControlPort::open_cm_channel() {
 }
 
 Result<CmId> ControlPort::make_cm_id() {
+  if (auto may = check_cm(); !may) return tl::unexpected(may.error());
   if (auto opened = open_cm_channel(); !opened) return tl::unexpected(opened.error());
   return CmId::create(cm_, nullptr);
 }

@@ -62,10 +62,10 @@ class ControlPort {
   /// of them. Set-up: before the first listener or handshake.
   void set_keys(KeyRing keys) noexcept { keys_ = std::move(keys); }
   [[nodiscard]] bool has_keys() const noexcept { return !keys_.empty(); }
-  /// Whether this end may listen at, or connect to, an address: without a key, only within this
-  /// host, unless ControlOptions::open. A simulated network is within this host. Errors:
-  /// unauthenticated.
-  [[nodiscard]] Result<void> check_reach(std::string_view asked, const Address& address) const;
+  /// Whether rdma_cm may be used. Not with a key, since no proof is possible there; and without a
+  /// key only if ControlOptions::open, because rdma_cm takes a loopback address for all devices.
+  /// Errors: unsupported, unauthenticated.
+  [[nodiscard]] Result<void> check_cm() const;
   /// Drops every handshake and listener without notice to peers.
   void close() noexcept;
 
@@ -77,7 +77,8 @@ class ControlPort {
   static constexpr Nanoseconds kTimePerPoll = std::chrono::microseconds(200);
   void on_timer(base::Timer& timer) noexcept;
 
-  // Listeners. Errors of listen(): those of check_reach(), ListenSocket::open() and CmId::listen().
+  // Listeners. Errors of listen(): those of ListenSocket::open(), and unauthenticated: there is no
+  // key, and other hosts reach the address. Of listen_cm(): those of check_cm() and CmId::listen().
   Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner);
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
   /// Stops a listener. Handshakes that have passed their first frame continue.
@@ -87,8 +88,8 @@ class ControlPort {
   /// The address of a listener; empty once it is stopped. May throw std::bad_alloc.
   [[nodiscard]] std::string address_of(ListenerId id) const { return listeners_.address_of(id); }
 
-  // Outbound handshakes. Errors: limit (connections.handshakes), and those of check_reach() and
-  // Exchange::connect().
+  // Outbound handshakes. Errors: limit (connections.handshakes), those of Exchange::connect(), and
+  // unauthenticated: there is no key, and the address is of another host.
   /// Begins to connect; assign() and ask() follow.
   Result<HandshakeId> connect(const Address& to, ConnectionOwner& owner) {
     return dial_connection(to, {{&owner}});
@@ -139,7 +140,7 @@ class ControlPort {
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
-  /// Makes an identifier. Errors: those of CmChannel::open() and CmId::create().
+  /// Makes an identifier. Errors: those of check_cm(), CmChannel::open() and CmId::create().
   Result<CmId> make_cm_id();
   /// Sets the subject that on_cm_event() gets with the identifier's events. Call it before poll().
   static void set_cm_subject(const CmId& id, std::uint64_t subject) noexcept;
@@ -238,6 +239,11 @@ class ControlPort {
     Handshake* const h = find(id);
     return h != nullptr ? std::get_if<T>(&h->dialogue) : nullptr;
   }
+  /// Whether this end may listen at, or connect to, an address: without a key, only within this
+  /// host, unless ControlOptions::open. A simulated network is within this host. Errors:
+  /// unauthenticated.
+  [[nodiscard]] Result<void> check_reach(std::string_view asked, std::string_view found,
+                                         const Address& address) const;
   Result<void> open_cm_channel();
   Handshake* begin_handshake(bool inbound) noexcept;
   /// Null: no memory, or no room.

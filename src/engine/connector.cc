@@ -84,7 +84,7 @@ Result<Listener> Connector::listen(std::string_view text, const ListenOptions& o
   const auto attributes =
       config::resolve(context_.config, *context_.device, options.settings, through_cm);
   if (!attributes) return tl::unexpected(attributes.error());
-  if (auto able = through_cm ? check_cm(*address) : Result<void>{}; !able)
+  if (auto able = through_cm ? check_cm() : Result<void>{}; !able)
     return tl::unexpected(able.error());
   auto owner = std::make_shared<ApplicationListener>(*this, calls, options, *attributes);
   const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))

@@ -98,7 +98,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   Result<control::AcceptedConnection> introduce(agent::Agent& a, const control::Address& from,
                                                 const Endpoint& endpoint,
                                                 const ListenOptions& options);
-  Result<void> check_cm(const control::Address& address) const;
+  Result<void> check_cm() const;
   Result<Attempt> begin_cm(const control::Address& to, Nanoseconds timeout);
   void attach_cm(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
   agent::Agent* find_cm(std::uint64_t subject, const rdma_cm_id* id) noexcept;

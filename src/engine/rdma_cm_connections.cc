@@ -12,17 +12,8 @@ using agent::Agent;
 using control::CmEvent;
 using control::CmId;
 
-Result<void> Connector::check_cm(const control::Address& address) const {
-  if (port_.has_keys()) {
-    // A request has room for 56 bytes of ours, which the endpoint needs; a proof takes 48.
-    return base::fail(
-        Status::unsupported, "connect through rdma_cm",
-        "security.key_file is set, and rdma_cm's messages have no room for a proof of "
-        "the key",
-        "use Via::tcp, or an engine without a key");
-  }
-  if (context_.device->provider().reaches_other_hosts)
-    return port_.check_reach("use rdma_cm at", address);
+Result<void> Connector::check_cm() const {
+  if (port_.has_keys() || context_.device->provider().reaches_other_hosts) return port_.check_cm();
   return base::fail(
       Status::unsupported, "connect through rdma_cm",
       base::format("device {} is embedded: rdma_cm does not know it", context_.device->info().name),
@@ -30,7 +21,7 @@ Result<void> Connector::check_cm(const control::Address& address) const {
 }
 
 Result<Connector::Attempt> Connector::begin_cm(const control::Address& to, Nanoseconds timeout) {
-  auto id = check_cm(to).and_then([&] { return port_.make_cm_id(); });
+  auto id = check_cm().and_then([&] { return port_.make_cm_id(); });
   if (!id) return tl::unexpected(id.error());
   if (auto begun = id->resolve_address(to, timeout); !begun) return tl::unexpected(begun.error());
   Attempt attempt{{}, std::make_unique<agent::CmLink>()};

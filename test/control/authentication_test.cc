@@ -501,6 +501,20 @@ TEST_F(Authentication, FailuresAreLoggedOnceASecond) {
   EXPECT_NE(said[1].find("4 more"), std::string::npos) << said[1];
 }
 
+// There a loopback address stands for all devices.
+TEST_F(Authentication, RdmaCmIsOpenToAllOrRefused) {
+  for (const char* text : {"127.0.0.1:0", "[::1]:0"}) {
+    const auto listening = client_.port.listen_cm(*control::Address::parse(text), listener_);
+    ASSERT_FALSE(listening);
+    EXPECT_EQ(listening.error().status, Status::unauthenticated) << listening.error().message();
+  }
+  EXPECT_EQ(client_.port.make_cm_id().error().status, Status::unauthenticated);
+  client_.port.set_keys(ring(kKey));
+  EXPECT_EQ(client_.port.check_cm().error().status, Status::unsupported);
+  Port open(3, 4, true);
+  EXPECT_TRUE(open.port.check_cm());
+}
+
 TEST_F(Authentication, WithoutAKeyOtherHostsAreNotReached) {
   const auto any = *control::Address::parse("0.0.0.0:0");
   const auto host = *control::Address::parse("192.0.2.1:7");  // a documentation address

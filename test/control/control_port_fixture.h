@@ -171,8 +171,8 @@ inline constexpr std::uint64_t kClientIncarnation = 1, kServerIncarnation = 2;
 
 /// A port with its own clock.
 struct Port {
-  explicit Port(std::uint64_t incarnation, std::uint32_t handshakes = 4)
-      : timers(1, 0), port({handshakes, handshakes, 500ms, incarnation}, clock, timers) {
+  explicit Port(std::uint64_t incarnation, std::uint32_t handshakes = 4, bool is_open = false)
+      : timers(1, 0), port({handshakes, handshakes, 500ms, incarnation, is_open}, clock, timers) {
     const auto opened = port.open();
     EXPECT_TRUE(opened);
   }
