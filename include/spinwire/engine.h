@@ -45,10 +45,15 @@ struct AllocateOptions {
 
 /// Handshakes of an engine with a key; see Config::Security.
 struct AuthenticationStats {
-  std::uint64_t authenticated = 0;  ///< their peers have proved a key; inbound and outbound
-  std::uint64_t no_proof = 0;       ///< inbound: the peer offered no proof
-  std::uint64_t unknown_key = 0;    ///< inbound: a proof of a key that is not in our file
-  std::uint64_t wrong_proof = 0;    ///< inbound: a forged proof, or one of a key with another name
+  /// Their peers have proved a key; inbound and outbound. A client has done so with the first frame
+  /// behind its proof, so the counts of two ends may differ.
+  std::uint64_t authenticated = 0;
+  std::uint64_t no_proof = 0;     ///< inbound: the peer offered no proof before it ended
+  std::uint64_t unknown_key = 0;  ///< inbound: a proof of a key that is not in our file
+  std::uint64_t wrong_proof = 0;  ///< inbound: a forged proof, or one of a key with another name
+  /// Inbound: nothing that only a holder of the key can send came behind the proof, so it may have
+  /// been recorded, and sent again.
+  std::uint64_t unconfirmed_proof = 0;
   std::uint64_t unproven_servers = 0;  ///< outbound: the server did not prove our key
   std::uint64_t altered_frames = 0;    ///< altered, replayed or reordered after the proof
 };
@@ -280,7 +285,8 @@ class SPINWIRE_API Engine {
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
-  ///   unauthenticated   other hosts reach the address, and there is no key; see Config::Security
+  ///   unauthenticated   other hosts reach the address, or any address through rdma_cm, and there
+  ///                     is no key; see Config::Security
   ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
   ///                     atomics
   ///   system            the operating system refused
@@ -290,7 +296,8 @@ class SPINWIRE_API Engine {
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
-  ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
+  ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
+  ///                     see Config::Security
   ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
   ///                     atomics
   ///   refused           the operating system knows at once that nothing listens there

@@ -44,7 +44,9 @@ Result<void> ControlPort::open(Network* network) {
 void ControlPort::close() noexcept {
   event_count_ = next_event_ = 0;
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
-    if (handshakes_.in_use(i)) drop(handshakes_.at(i));
+    if (!handshakes_.in_use(i)) continue;
+    handshakes_.at(i).is_failure_counted = true;  // it ends because of us
+    drop(handshakes_.at(i));
   }
   kept_requests_.clear();
   kept_of_.clear();
@@ -153,7 +155,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.interest = Interest::none;
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
-  h.is_charged = h.is_challenged = h.is_authenticated = false;
+  h.is_charged = h.is_challenged = h.is_authenticated = h.is_failure_counted = false;
   h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -289,6 +291,9 @@ void ControlPort::watch(Handshake& h) noexcept {
 }
 
 void ControlPort::drop(Handshake& h) noexcept {
+  if (is_unproved(h) && !h.is_failure_counted) {
+    count_unproved(h, "it was silent, ended or gave way before it had proved a key", {});
+  }
   stop_resolving(h);
   end_challenge(h, false);
   unhold(h);
@@ -306,24 +311,37 @@ void ControlPort::send(Handshake& h, const wire::Frame& frame) noexcept {
     base::log(LogLevel::error, "{}: the handshake's send queue is full", h.exchange.peer_address());
 }
 
-/// Strangers can fail as often as they like, so the log has one message a second.
 void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept {
   if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
     h.is_authenticated = true;
     h.waits_since = heard_time_;
     ++authentication_.authenticated;
   }
-  const AuthenticationFailure why = h.exchange.authentication_failure();
-  if (progress != Progress::failed || why == AuthenticationFailure::none) return;
-  ++authentication_.failures[static_cast<std::size_t>(why)];
+  if (progress == Progress::failed) {
+    const Error& why = h.exchange.error();
+    count_unproved(h, why.found, why.remedy);
+  }
+}
+
+/// Counts a handshake once, if its peer has not proved a key. Strangers can fail as often as they
+/// like, so the log has one message a second.
+void ControlPort::count_unproved(Handshake& h, std::string_view found,
+                                 std::string_view remedy) noexcept {
+  const AuthenticationFailure failure = h.exchange.failure_so_far();
+  if (failure == AuthenticationFailure::none || std::exchange(h.is_failure_counted, true)) return;
+  ++authentication_.failures[static_cast<std::size_t>(failure)];
   ++unreported_failures_;
   if (clock_.now() < next_failure_report_) return;
   constexpr Nanoseconds kBetweenReports = std::chrono::seconds(1);
   next_failure_report_ = clock_.now() + clock_.ticks(kBetweenReports);
-  base::log(LogLevel::warning, "{}{}", h.exchange.error().message(),
-            unreported_failures_ > 1
-                ? base::format(" ({} more since the last message)", unreported_failures_ - 1)
-                : std::string());
+  (void)base::no_throw("report a peer without a proof", [&]() -> Result<void> {
+    base::log(LogLevel::warning, "{} is not authenticated: {}{}{}{}", h.exchange.peer_address(),
+              found, remedy.empty() ? "" : "; ", remedy,
+              unreported_failures_ > 1
+                  ? base::format(" ({} more since the last message)", unreported_failures_ - 1)
+                  : std::string());
+    return {};
+  });
   unreported_failures_ = 0;
 }
 
@@ -376,8 +394,9 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   unhold(h);
   if (h.inbound) {
     count_refusal();
-    // advance() has reported what is not authenticated.
-    if (h.exchange.authentication_failure() == AuthenticationFailure::none)
+    if (is_unproved(h))
+      count_unproved(h, why.found, why.remedy);
+    else if (!h.is_failure_counted)
       base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
   }
   const wire::Refuse refusal = wire::make_refuse(why.status, why.message());

@@ -39,8 +39,10 @@ struct ControlOptions {
 
 /// Counts of the peers of a port that has keys.
 struct AuthenticationCounts {
-  std::uint64_t authenticated = 0;  ///< handshakes whose peer has proved a key, in each direction
-  /// Handshakes that failed, by AuthenticationFailure.
+  /// Handshakes whose peer has proved a key, in each direction: a server by its answer, a client by
+  /// its first sealed frame. So the counts of two ends may differ.
+  std::uint64_t authenticated = 0;
+  /// Handshakes that failed or ended without a proof, by AuthenticationFailure.
   std::array<std::uint64_t, kAuthenticationFailures> failures{};
 };
 
@@ -203,6 +205,11 @@ class ControlPort {
   static void report_no_memory(const Handshake& h) noexcept;
   void advance(Handshake& h) noexcept;
   void count_authentication(Handshake& h, Progress progress) noexcept;
+  void count_unproved(Handshake& h, std::string_view found, std::string_view remedy) noexcept;
+  /// Whether an inbound peer should have proved a key, and has not.
+  [[nodiscard]] bool is_unproved(const Handshake& h) const noexcept {
+    return has_keys() && h.inbound && h.request == nullptr && !h.is_authenticated;
+  }
   [[nodiscard]] const KeyRing* keys() const noexcept { return has_keys() ? &keys_ : nullptr; }
   void send(Handshake& h, const wire::Frame& frame) noexcept;
   void watch(Handshake& h) noexcept;

@@ -103,8 +103,10 @@ void Incoming::give_up(ControlPort& port, Handshake& h) {
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
   if (h.held_for != HeldFor::nothing) return port.refuse(h, held_too_long(h));
   port.count_refusal();
-  base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
-            h.exchange.peer_address());
+  if (!port.is_unproved(h)) {
+    base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
+              h.exchange.peer_address());
+  }
   port.drop(h);
 }
 

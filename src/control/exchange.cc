@@ -326,16 +326,30 @@ Interest Exchange::interest() const noexcept {
   return Interest::none;
 }
 
-/// A peer that sends another frame first has not proved the key.
+/// A client that fails in any way has not proved the key; a server must have said something for it.
 Progress Exchange::fail(Error error, bool answerable) noexcept {
-  if (answerable && !channel_.is_open() && failure_ == AuthenticationFailure::none) {
-    failure_ = channel_.is_client() ? AuthenticationFailure::unproven_server
-                                    : AuthenticationFailure::no_proof;
-  }
+  if (failure_ == AuthenticationFailure::none) failure_ = unproved(answerable);
   error_ = std::move(error);
   answerable_ = answerable;
   enter(State::failed);
   return Progress::failed;
+}
+
+AuthenticationFailure Exchange::unproved(bool answerable) const noexcept {
+  switch (channel_.state()) {
+    case SecureChannel::State::awaits_request:
+      return AuthenticationFailure::no_proof;
+    case SecureChannel::State::answered:
+      return AuthenticationFailure::unconfirmed_proof;
+    case SecureChannel::State::before_request:
+    case SecureChannel::State::awaits_answer:
+      if (answerable) return AuthenticationFailure::unproven_server;
+      break;
+    case SecureChannel::State::off:
+    case SecureChannel::State::authenticated:
+      break;
+  }
+  return AuthenticationFailure::none;
 }
 
 Error Exchange::read_error(int error) const {

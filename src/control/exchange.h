@@ -93,9 +93,13 @@ class Exchange {
   [[nodiscard]] const Error& error() const noexcept { return error_; }
   /// Whether the peer has not proved the key, and why.
   [[nodiscard]] AuthenticationFailure authentication_failure() const noexcept { return failure_; }
+  /// What it would be if the peer said no more: `none` if it has proved the key, or need not.
+  [[nodiscard]] AuthenticationFailure failure_so_far() const noexcept {
+    return failure_ != AuthenticationFailure::none ? failure_ : unproved(false);
+  }
   /// The key that the peer has proved. Null: none.
   [[nodiscard]] const Key* proved_key() const noexcept {
-    return channel_.seals() ? channel_.key() : nullptr;
+    return channel_.is_authenticated() ? channel_.key() : nullptr;
   }
   [[nodiscard]] const Address& peer() const noexcept { return remote_; }
   /// "address:port" of the other end.
@@ -141,6 +145,7 @@ class Exchange {
   void enter(State state) noexcept { state_ = state; }
   /// `answerable`: the peer speaks our protocol, so it can get a refusal.
   Progress fail(Error error, bool answerable) noexcept;
+  [[nodiscard]] AuthenticationFailure unproved(bool answerable) const noexcept;
   [[nodiscard]] Error read_error(int error) const;
 
   State state_ = State::idle;

@@ -11,8 +11,7 @@ namespace {
 
 constexpr const char* kRemedy =
     "give both ends the same key with the same name in security.key_file, and restart the end "
-    "whose "
-    "file has changed";
+    "whose file has changed";
 
 }  // namespace
 
@@ -85,7 +84,8 @@ Progress Exchange::open_sealed() {
   std::array<std::byte, wire::kFrameBytesMax> opened;
   if (!channel_.open(header_, sealed, opened.data())) {
     return fail_authentication(
-        AuthenticationFailure::altered_frame,
+        channel_.is_authenticated() ? AuthenticationFailure::altered_frame
+                                    : AuthenticationFailure::unconfirmed_proof,
         "it sent a frame that is altered, replayed or out of order, or somebody else sent it");
   }
   const auto frame = std::span<const std::byte>(opened).first(sealed.size() - wire::kSealTagBytes);

@@ -12,7 +12,7 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-constexpr std::string_view kContext = "spinwire control port, client to server";
+constexpr std::string_view kContext = "spinwire control port";
 
 static_assert(sizeof(wire::Authenticate::message) == kNoiseMessageBytes &&
               wire::kAuthenticatedBytes == kNoiseMessageBytes + wire::kHeaderBytes &&
@@ -61,6 +61,7 @@ wire::KindSet SecureChannel::expected() const noexcept {
     case State::before_request:
     case State::awaits_answer:
       return wire::kinds(FrameKind::authenticated, FrameKind::refuse);
+    case State::answered:
     case State::authenticated:
       return wire::kinds(FrameKind::sealed);
     case State::off:
@@ -106,33 +107,40 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
   const Key* const key = keys_->find(request.key);
   if (key == nullptr) return AuthenticationFailure::unknown_key;
   begin_noise(*key, header.bytes);
-  if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing))
+  if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing)) {
+    noise_.clear();
     return AuthenticationFailure::wrong_proof;
+  }
   const auto ephemeral = make_ephemeral();
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   wire::Authenticated ours;
   const wire::Frame headed = wire::encode(ours);
   if (!noise_.write_second(*ephemeral, header_of(headed),
-                           std::as_writable_bytes(std::span(ours.message)).data()))
+                           std::as_writable_bytes(std::span(ours.message)).data())) {
+    noise_.clear();
     return AuthenticationFailure::wrong_proof;
+  }
   answer = wire::encode(ours);
-  finish(header.fields);
+  finish(header.fields, State::answered);
   return AuthenticationFailure::none;
 }
 
 bool SecureChannel::read_answer(const Header& header, const wire::Authenticated& answer) noexcept {
   std::array<std::byte, wire::kHeaderBytes> said{};
-  if (!noise_.read_second(std::as_bytes(std::span(answer.message)), said.data())) return false;
-  if (!std::equal(said.begin(), said.end(), header.bytes.begin(), header.bytes.end())) return false;
-  finish(header.fields);
+  if (!noise_.read_second(std::as_bytes(std::span(answer.message)), said.data()) ||
+      !std::equal(said.begin(), said.end(), header.bytes.begin(), header.bytes.end())) {
+    noise_.clear();
+    return false;
+  }
+  finish(header.fields, State::authenticated);
   return true;
 }
 
-void SecureChannel::finish(const wire::FrameHeader& theirs) noexcept {
+void SecureChannel::finish(const wire::FrameHeader& theirs, State next) noexcept {
   noise_.split(is_client_ ? sending_ : receiving_, is_client_ ? receiving_ : sending_);
   noise_.clear();
   their_versions_ = theirs.versions;
-  state_ = State::authenticated;
+  state_ = next;
 }
 
 wire::SealedFrame SecureChannel::seal(const wire::Frame& frame) noexcept {
@@ -144,7 +152,9 @@ wire::SealedFrame SecureChannel::seal(const wire::Frame& frame) noexcept {
 bool SecureChannel::open(const wire::FrameHeader& header, Bytes sealed, std::byte* to) noexcept {
   // The header is not encrypted: each of its fields is known, or is the length of what is.
   if (header.versions != their_versions_ || header.features != 0) return false;
-  return receiving_.decrypt({}, sealed, to);
+  if (!receiving_.decrypt({}, sealed, to)) return false;
+  state_ = State::authenticated;
+  return true;
 }
 
 }  // namespace spinwire::control

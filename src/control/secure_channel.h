@@ -7,11 +7,13 @@
 //   seal()           -- sealed -->             open()
 //   open()           <-- sealed --             seal()
 //
-// Bound by the prologue: the protocol, the version range and features of the client, which end is
-// the client, and the identity and name of the key. Bound by the answer's payload: the server's
-// version range and features. So nothing that was said in the clear can be altered unseen. Each
-// direction has its own key and count: a frame that is replayed, reflected, reordered, cut or
-// altered is not accepted.
+// Bound by the prologue: the protocol, the version range and features of the client, and the
+// identity and name of the key. Bound by the answer's payload: the server's version range and
+// features. So nothing that was said in the clear can be altered unseen. Each direction has its own
+// key and count: a frame that is replayed, reflected, reordered, cut or altered is not accepted.
+//
+// A request may have been recorded and sent again. So a server knows that its client has the key
+// only when the first sealed frame opens.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +31,11 @@ namespace spinwire::control {
 /// Why a peer is not authenticated, or is no more.
 enum class AuthenticationFailure : std::uint8_t {
   none,
-  no_proof,         ///< inbound: the peer does not begin with `authenticate`
-  unknown_key,      ///< inbound: a key that is not in our file
-  wrong_proof,      ///< inbound: made with other bytes than our key, its name and the frame
+  no_proof,     ///< inbound: the peer does not begin with `authenticate`, or is gone before
+  unknown_key,  ///< inbound: a key that is not in our file
+  wrong_proof,  ///< inbound: made with other bytes than our key, its name and the frame
+  /// Inbound: no sealed frame that opens came behind the proof. So it may have been recorded.
+  unconfirmed_proof,
   unproven_server,  ///< outbound: the server has refused, or its answer does not prove our key
   altered_frame,    ///< a sealed frame that the peer has not sealed, or not at this place
 };
@@ -45,6 +49,7 @@ class SecureChannel {
     awaits_request,  ///< a server's first state; left by read_request()
     before_request,  ///< a client's first state; left by make_request()
     awaits_answer,   ///< left by read_answer()
+    answered,        ///< a server's: the client must show that it can seal; left by open()
     authenticated,   ///< left by reset() only
   };
 
@@ -53,11 +58,12 @@ class SecureChannel {
   void reset() noexcept;
 
   [[nodiscard]] State state() const noexcept { return state_; }
-  [[nodiscard]] bool is_open() const noexcept {
-    return state_ == State::off || state_ == State::authenticated;
-  }
+  [[nodiscard]] bool is_open() const noexcept { return state_ == State::off || seals(); }
   [[nodiscard]] bool is_client() const noexcept { return is_client_; }
-  [[nodiscard]] bool seals() const noexcept { return state_ == State::authenticated; }
+  [[nodiscard]] bool seals() const noexcept {
+    return state_ == State::answered || state_ == State::authenticated;
+  }
+  [[nodiscard]] bool is_authenticated() const noexcept { return state_ == State::authenticated; }
   /// The key in use. Null: none yet.
   [[nodiscard]] const Key* key() const noexcept { return key_; }
   /// The kinds of frame that may come in the clear now; before is_open(), or if it seals.
@@ -87,7 +93,7 @@ class SecureChannel {
 
  private:
   void begin_noise(const Key& key, std::span<const std::byte> header) noexcept;
-  void finish(const wire::FrameHeader& theirs) noexcept;
+  void finish(const wire::FrameHeader& theirs, State next) noexcept;
 
   State state_ = State::off;
   bool is_client_ = false;

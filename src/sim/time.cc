@@ -155,6 +155,7 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
                                       a.no_proof,
                                       a.unknown_key,
                                       a.wrong_proof,
+                                      a.unconfirmed_proof,
                                       a.unproven_servers,
                                       a.altered_frames,
                                       s.polls,

@@ -215,9 +215,10 @@ EngineStats Engine::stats() const noexcept {
     return counts.failures[static_cast<std::size_t>(why)];
   };
   using enum control::AuthenticationFailure;
-  stats.authentication = {counts.authenticated,      failures(no_proof),
-                          failures(unknown_key),     failures(wrong_proof),
-                          failures(unproven_server), failures(altered_frame)};
+  stats.authentication = {counts.authenticated,        failures(no_proof),
+                          failures(unknown_key),       failures(wrong_proof),
+                          failures(unconfirmed_proof), failures(unproven_server),
+                          failures(altered_frame)};
   return stats;
 }
 
