@@ -3,7 +3,9 @@
 // victim is the peer that has been silent for the longest time, at the source (IPv4 address, IPv6
 // /64) that holds the most. While a source holds more than a quarter, only its peers give way,
 // though they may have to be silent for a little longer first: a slow client of another source
-// stays. A handshake that waits for this engine's own verbs never gives way.
+// stays. A handshake that waits for this engine's own verbs never gives way. With a key, a peer
+// that has proved it does not give way to a new one, which has proved nothing; its time-out ends
+// it.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -83,7 +85,7 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
 
 /// The handshake that gives way to a new peer. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
-  return find_silent(options_.handshakes, [](const Handshake&) { return true; });
+  return find_silent(options_.handshakes, [](const Handshake& h) { return !h.is_authenticated; });
 }
 
 /// The half-open connection that gives way to a new one. Null: none has had its time.
