@@ -133,7 +133,7 @@ void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
   h->exchange.adopt(std::move(accepted.fd), accepted.peer,
                     wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
                                 FrameKind::ready),
-                    keys());
+                    keys(), &own_requests_);
   schedule_timeout(*h);
   watch(*h);
   advance(*h);
@@ -173,7 +173,7 @@ Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
                       "wait until some are over, or raise connections.handshakes");
   }
   h->dialogue = dialogue;
-  if (auto begun = h->exchange.connect(to, expected, network_, keys()); !begun) {
+  if (auto begun = h->exchange.connect(to, expected, network_, keys(), &own_requests_); !begun) {
     drop(*h);
     return tl::unexpected(begun.error());
   }

@@ -301,6 +301,7 @@ class ControlPort {
 
   ControlOptions options_;
   KeyRing keys_;
+  OwnRequests own_requests_;
   AuthenticationCounts authentication_;
   std::uint64_t unreported_failures_ = 0;  ///< to authenticate, since the last log message
   std::uint64_t next_failure_report_ = 0;  ///< tick

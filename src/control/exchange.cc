@@ -33,25 +33,26 @@ std::string names(wire::KindSet set) {
 }  // namespace
 
 Result<void> Exchange::connect(const Address& remote, wire::KindSet expected, Network* network,
-                               const KeyRing* keys) noexcept {
+                               const KeyRing* keys, OwnRequests* own) noexcept {
   return base::no_throw("connect", [&]() -> Result<void> {
     reset();
     auto socket = begin_connect(remote, network);
     if (!socket) return tl::make_unexpected(std::move(socket.error()));
     socket_ = std::move(*socket);
     begin(remote, expected);
-    channel_.begin(keys, true);
+    channel_.begin(keys, true, own);
     enter(State::connecting);
     return {};
   });
 }
 
 void Exchange::adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected,
-                     const KeyRing* keys) noexcept {
+                     const KeyRing* keys, OwnRequests* own) noexcept {
   reset();
   socket_ = {std::move(fd), 0};
   begin(peer, expected);
   channel_.begin(keys, false);
+  own_ = own;
   enter(State::open);
 }
 
@@ -306,6 +307,7 @@ void Exchange::reset() noexcept {
   have_ = out_begin_ = out_end_ = discarded_ = waiting_ = 0;
   failure_ = AuthenticationFailure::none;
   channel_.reset();
+  own_ = nullptr;
   remote_ = {};
   peer_text_ = {};
   (void)std::exchange(error_, {});  // frees its texts, which an assignment would keep for reuse

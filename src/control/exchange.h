@@ -49,11 +49,11 @@ class Exchange {
   /// reports the network's answer. `keys`: the peer must prove the first of them; they must outlive
   /// the exchange; null: no key. Errors of this host: invalid_argument, limit, no_memory, system.
   Result<void> connect(const Address& remote, wire::KindSet expected, Network* network = nullptr,
-                       const KeyRing* keys = nullptr) noexcept;
+                       const KeyRing* keys = nullptr, OwnRequests* own = nullptr) noexcept;
   /// Resets the exchange and takes over a connected stream socket. `keys`: the peer must prove one
-  /// of them.
+  /// of them. `own`: the requests of this engine, none of which may come back through another host.
   void adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected,
-             const KeyRing* keys = nullptr) noexcept;
+             const KeyRing* keys = nullptr, OwnRequests* own = nullptr) noexcept;
 
   /// Sets the kinds that the next frame may have. A received frame empties the set. While the set
   /// is empty, any byte that arrives is an error.
@@ -121,6 +121,7 @@ class Exchange {
   Progress on_frame(const wire::FrameHeader& header, std::span<const std::byte> body);
   // exchange_authentication.cc
   bool request_authentication();
+  [[nodiscard]] bool is_led_back(const wire::Authenticate& request) const;
   Progress on_request(const wire::Authenticate& request);
   Progress on_answer(const wire::Authenticated& answer);
   Progress on_early_refusal(const wire::Refuse& refusal);
@@ -164,6 +165,7 @@ class Exchange {
   Error error_;
   AuthenticationFailure failure_ = AuthenticationFailure::none;
   SecureChannel channel_;
+  const OwnRequests* own_ = nullptr;
   std::size_t waiting_ = 0;          ///< frames in held_
   std::array<wire::Frame, 2> held_;  ///< until the peer has proved the key
   std::array<std::byte, kReadRoom> in_;

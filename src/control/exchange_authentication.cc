@@ -29,13 +29,27 @@ Progress Exchange::fail_authentication(AuthenticationFailure why, std::string fo
 
 /// False: the exchange has failed.
 bool Exchange::request_authentication() {
-  auto request = channel_.make_request();
+  auto request = channel_.make_request(fd());
   if (!request) return fail(std::move(request.error()), false), false;
   queue(request->bytes());
   return true;
 }
 
+/// Whether a host on the way has led our own client to our listener. A client of our own that
+/// connects directly comes from the address that its socket has.
+bool Exchange::is_led_back(const wire::Authenticate& request) const {
+  const int client = own_ != nullptr ? own_->find(std::as_bytes(std::span(request.message))) : -1;
+  if (client < 0) return false;
+  const auto from = local_address(client);
+  return !from || *from != remote_;
+}
+
 Progress Exchange::on_request(const wire::Authenticate& request) {
+  if (is_led_back(request)) {
+    return fail_authentication(
+        AuthenticationFailure::wrong_proof,
+        "its proof is one of our own, which a host on the way has sent back");
+  }
   wire::Frame answer;
   auto checked = channel_.read_request(raw_header(), request, answer);
   if (!checked) return fail(std::move(checked.error()), false);

@@ -35,22 +35,40 @@ Result<NoiseSecret> make_ephemeral() {
 
 }  // namespace
 
-void SecureChannel::begin(const KeyRing* keys, bool is_client) noexcept {
+void OwnRequests::remove(const PublicKey& ephemeral) noexcept {
+  std::erase_if(entries_, [&](const Entry& entry) { return entry.ephemeral == ephemeral; });
+}
+
+int OwnRequests::find(Bytes message) const noexcept {
+  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return std::equal(entry.ephemeral.begin(), entry.ephemeral.end(), message.begin());
+  });
+  return at != entries_.end() ? at->fd : -1;
+}
+
+void SecureChannel::begin(const KeyRing* keys, bool is_client, OwnRequests* own) noexcept {
   reset();
   if (keys == nullptr) return;
   keys_ = keys;
+  own_ = own;
   is_client_ = is_client;
   state_ = is_client ? State::before_request : State::awaits_request;
 }
 
 void SecureChannel::reset() noexcept {
   if (state_ == State::off) return;
+  forget_request();
   state_ = State::off;
   keys_ = nullptr;
+  own_ = nullptr;
   key_ = nullptr;
   noise_.clear();
   sending_.clear();
   receiving_.clear();
+}
+
+void SecureChannel::forget_request() noexcept {
+  if (std::exchange(is_listed_, false)) own_->remove(ephemeral_);
 }
 
 wire::KindSet SecureChannel::expected() const noexcept {
@@ -88,7 +106,7 @@ void SecureChannel::begin_noise(const Key& key, Bytes header) noexcept {
   noise_.begin(key.psk, std::span(prologue).first(size));
 }
 
-Result<wire::Frame> SecureChannel::make_request() {
+Result<wire::Frame> SecureChannel::make_request(int fd) {
   const auto ephemeral = make_ephemeral();
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   const Key& key = keys_->first();
@@ -97,6 +115,11 @@ Result<wire::Frame> SecureChannel::make_request() {
   if (!noise_.write_first(*ephemeral, {},
                           std::as_writable_bytes(std::span(request.message)).data()))
     return tl::unexpected(Error{Status::system, "authenticate", "the handshake cannot begin", ""});
+  if (own_ != nullptr) {
+    std::memcpy(ephemeral_.data(), request.message.data(), ephemeral_.size());
+    own_->add(ephemeral_, fd);
+    is_listed_ = true;
+  }
   state_ = State::awaits_answer;
   return wire::encode(request);
 }
@@ -127,6 +150,7 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
 
 bool SecureChannel::read_answer(const Header& header, const wire::Authenticated& answer) noexcept {
   std::array<std::byte, wire::kHeaderBytes> said{};
+  forget_request();
   if (!noise_.read_second(std::as_bytes(std::span(answer.message)), said.data()) ||
       !std::equal(said.begin(), said.end(), header.bytes.begin(), header.bytes.end())) {
     noise_.clear();

@@ -16,10 +16,12 @@
 // only when the first sealed frame opens.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "control/key_ring.h"
 #include "control/noise.h"
@@ -33,7 +35,7 @@ enum class AuthenticationFailure : std::uint8_t {
   none,
   no_proof,     ///< inbound: the peer does not begin with `authenticate`, or is gone before
   unknown_key,  ///< inbound: a key that is not in our file
-  wrong_proof,  ///< inbound: made with other bytes than our key, its name and the frame
+  wrong_proof,  ///< inbound: made with other bytes than our key, its name and the frame; or ours
   /// Inbound: no sealed frame that opens came behind the proof. So it may have been recorded.
   unconfirmed_proof,
   unproven_server,  ///< outbound: the server has refused, or its answer does not prove our key
@@ -41,6 +43,25 @@ enum class AuthenticationFailure : std::uint8_t {
 };
 inline constexpr std::size_t kAuthenticationFailures =
     static_cast<std::size_t>(AuthenticationFailure::altered_frame) + 1;
+
+/// The requests of one engine that await their answer, so that its server does not take one of them
+/// for a request of another engine: a host on the way could lead a client to itself.
+class OwnRequests {
+ public:
+  using PublicKey = std::array<std::byte, 32>;
+  /// May throw std::bad_alloc.
+  void add(const PublicKey& ephemeral, int fd) { entries_.push_back({ephemeral, fd}); }
+  void remove(const PublicKey& ephemeral) noexcept;
+  /// The socket of the request that a message begins with; -1: it is of another engine.
+  [[nodiscard]] int find(std::span<const std::byte> message) const noexcept;
+
+ private:
+  struct Entry {
+    PublicKey ephemeral;
+    int fd;
+  };
+  std::vector<Entry> entries_;
+};
 
 class SecureChannel {
  public:
@@ -54,7 +75,8 @@ class SecureChannel {
   };
 
   /// Resets the channel. Null: no key. `keys` must outlive the channel.
-  void begin(const KeyRing* keys, bool is_client) noexcept;
+  /// `own`: the requests of this engine; must outlive the channel, unless reset() comes before.
+  void begin(const KeyRing* keys, bool is_client, OwnRequests* own = nullptr) noexcept;
   void reset() noexcept;
 
   [[nodiscard]] State state() const noexcept { return state_; }
@@ -69,8 +91,8 @@ class SecureChannel {
   /// The kinds of frame that may come in the clear now; before is_open(), or if it seals.
   [[nodiscard]] wire::KindSet expected() const noexcept;
 
-  /// Client. Errors: system (no random numbers).
-  Result<wire::Frame> make_request();
+  /// Client; `fd` names its socket. May throw std::bad_alloc. Errors: system (no random numbers).
+  Result<wire::Frame> make_request(int fd);
   /// The decoded header of a frame, and its bytes.
   struct Header {
     const wire::FrameHeader& fields;
@@ -94,11 +116,15 @@ class SecureChannel {
  private:
   void begin_noise(const Key& key, std::span<const std::byte> header) noexcept;
   void finish(const wire::FrameHeader& theirs, State next) noexcept;
+  void forget_request() noexcept;
 
   State state_ = State::off;
   bool is_client_ = false;
+  bool is_listed_ = false;  ///< our request is in own_
   const KeyRing* keys_ = nullptr;
   const Key* key_ = nullptr;
+  OwnRequests* own_ = nullptr;
+  OwnRequests::PublicKey ephemeral_{};  ///< of our request
   wire::VersionRange their_versions_;
   NoiseHandshake noise_;
   NoiseCipher sending_;

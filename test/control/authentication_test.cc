@@ -324,6 +324,53 @@ TEST_F(Authentication, AReplayedProofCountsAsNone) {
   EXPECT_EQ(server_.port.authentication().authenticated, 1u);
 }
 
+TEST_F(Authentication, AClientIsNotLedToItsOwnListener) {
+  use(kKey);
+  const auto own = client_.port.listen(loopback::any_port(), listener_);
+  ASSERT_TRUE(own);
+  const auto own_address = *control::Address::parse(client_.port.address_of(*own));
+  // The attacker's connection comes from another address.
+  Relay relay(own_address);
+  (void)hello_to(relay.address());
+  EXPECT_TRUE(until([&] {
+    relay.pump();
+    return client_owner_.saw("failed 11");
+  }));
+  EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(failures(client_, AuthenticationFailure::wrong_proof), 1u);
+  EXPECT_EQ(client_.port.authentication().authenticated, 0u);
+  forget();
+  // An engine may connect to itself without one.
+  (void)hello_to(own_address);
+  EXPECT_TRUE(until([&] { return static_cast<bool>(listener_->offered); }));
+  client_.port.close();
+}
+
+TEST_F(Authentication, APeerThatHasProvedTheKeyDoesNotGiveWayToStrangers) {
+  use(kKey);
+  (void)hello();
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->offered); }));
+  server_.port.answer(listener_->offered, endpoint(202, kServerIncarnation));
+  // From now on the client is silent. The strangers come from its own source.
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 3; ++i) strangers.push_back(plain_peer());
+  const auto step = [&](auto&& done) {
+    return loopback::eventually([&] {
+      server_.step();
+      return done();
+    });
+  };
+  ASSERT_TRUE(step([&] { return server_.port.handshakes() == 4; }));
+  for (std::uint64_t i = 1; i <= 8; ++i) {
+    server_.pass_with_polls(20ms);
+    strangers.push_back(plain_peer());
+    ASSERT_TRUE(step([&] { return server_.port.refusals() == i; }));
+    EXPECT_TRUE(server_owner_.events.empty()) << i;
+  }
+  EXPECT_TRUE(until([&] { return server_owner_.saw("confirmed 77"); }));
+}
+
 TEST_F(Authentication, WhatTheClientSaysDoesNotServeAsAnAnswer) {
   use(kKey);
   for (const bool as_answer : {false, true}) {
