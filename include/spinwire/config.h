@@ -163,16 +163,19 @@ struct Config {
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 
-  /// Which peers may connect. Without a key, only this host: an engine listens at and connects to
-  /// loopback addresses alone, unless `open`.
+  /// Which peers may connect. Without a key, over TCP only this host: an engine listens at and
+  /// connects to loopback addresses alone, and uses no rdma_cm, unless `open`. That limits which
+  /// peers ask, not where the data goes: a peer at a loopback address, and the application with an
+  /// out-of-band endpoint, may name an RDMA address of any host.
   struct Security {
     /// A file of keys, read when the engine opens; spinwire-keygen makes one. Empty: no key. With
     /// keys, every peer over TCP must prove one of them before it learns anything, and each frame
     /// of a handshake travels encrypted. This end shows the first key of its file, and accepts each
     /// of them. Connections through rdma_cm are refused; out-of-band ones are the application's
-    /// own.
+    /// own, with or without a key.
     std::string key_file;
-    bool open = false;  ///< without a key, let every host that reaches the listener connect
+    /// Without a key, let every host that reaches the listener connect. Has no effect with one.
+    bool open = false;
   } security;
 
   struct Engine {

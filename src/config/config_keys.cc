@@ -217,7 +217,7 @@ constexpr std::array kKeys{
                     "target round trip of congestion control; 0 disables it"),
 
     ConfigKey{"security", "key_file", ValueKind::text, 0, 4095, "bytes",
-              "file with the keys that peers must prove; empty: no key, this host only", {}, nullptr,
+              "file with the keys that peers must prove; empty: no key, loopback addresses only", {}, nullptr,
               nullptr, [](Config& config) -> std::string& { return config.security.key_file; }},
     SPINWIRE_BOOLEAN(security, Security, open,
                      "true: without a key, every host may connect"),
