@@ -349,7 +349,7 @@ TEST_F(Authentication, AClientIsNotLedToItsOwnListener) {
 
 TEST_F(Authentication, APeerThatHasProvedTheKeyDoesNotGiveWayToStrangers) {
   use(kKey);
-  (void)hello();
+  const HandshakeId id = hello();
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->offered); }));
   server_.port.answer(listener_->offered, endpoint(202, kServerIncarnation));
   // From now on the client is silent. The strangers come from its own source.
@@ -368,6 +368,8 @@ TEST_F(Authentication, APeerThatHasProvedTheKeyDoesNotGiveWayToStrangers) {
     ASSERT_TRUE(step([&] { return server_.port.refusals() == i; }));
     EXPECT_TRUE(server_owner_.events.empty()) << i;
   }
+  EXPECT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
+  client_.port.confirm(id, kServerIncarnation);
   EXPECT_TRUE(until([&] { return server_owner_.saw("confirmed 77"); }));
 }
 

@@ -94,12 +94,12 @@ TEST_F(Tools, KeygenAddsNoKeyThatEnginesWouldNotRead) {
 
   const std::string large = folder / "large";
   ASSERT_EQ(run("spinwire-keygen", {large, "--name", "k0"}).code, 0);
-  std::ofstream(large, std::ios::app) << std::string(8000, '#') << '\n';
+  std::ofstream(large, std::ios::app) << std::string(8100, '#') << '\n';
   const std::string before = text_of(large);
   const Outcome beyond = run("spinwire-keygen", {large, "--name", std::string(32, 'n'), "--add"});
   EXPECT_EQ(beyond.code, 1);
   EXPECT_NE(beyond.err.find("8192 bytes"), std::string::npos) << beyond.err;
-  EXPECT_EQ(text_of(large), before);
+  EXPECT_TRUE(text_of(large) == before);
 }
 
 // A limit on the size of files makes the write end in the middle of the line.
