@@ -18,6 +18,10 @@ constexpr std::size_t kPairs = 4;
 constexpr std::uint64_t kSlots = 4096;  // of 1 KiB, for sends
 constexpr std::size_t kReceives = std::size_t{kSlots} * 1024;
 constexpr std::uint64_t kReceiveSlots = 512;
+// Beside the slots and the receives, so that no operation changes the bytes of a message.
+constexpr std::size_t kWritten = std::size_t{6} << 20;
+constexpr std::size_t kDatagram = std::size_t{7} << 20;
+static_assert(kReceives + kReceiveSlots * 2048 <= kWritten && kWritten + kSlots * 16 <= kDatagram);
 
 sv::FaultPlan all_faults(std::uint64_t seed) {
   return {.seed = seed,
@@ -148,7 +152,7 @@ class Storm {
     send.wr.imm_data = static_cast<std::uint32_t>(id);
     // Its own slot, which nothing else writes.
     Node& other = ends_[1 - side].node;
-    send.to(other.address(kReceives / 2 + id % kSlots * 16), other.mr->rkey);
+    send.to(other.address(kWritten + id % kSlots * 16), other.mr->rkey);
     if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM || opcode == IBV_WR_RDMA_WRITE) send.sge.length = 16;
     ASSERT_EQ(send.post(c.qp), 0);
     c.outstanding.insert(id);
@@ -156,8 +160,8 @@ class Storm {
 
   void post_datagram(std::size_t side) {
     Node& node = ends_[side].node;
-    std::memset(node.memory.data() + kReceives - 1024, 0x5a, 64);
-    ASSERT_EQ(Datagram(~next_datagram_++, node.sge(kReceives - 1024, 64), ways_[side],
+    std::memset(node.memory.data() + kDatagram, 0x5a, 64);
+    ASSERT_EQ(Datagram(~next_datagram_++, node.sge(kDatagram, 64), ways_[side],
                        ends_[1 - side].ud->qp_num)
                   .post(ends_[side].ud),
               0);
