@@ -153,6 +153,8 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
 
 /// Handles completions in order. Returns the number of events.
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
+/// Does the same, but leaves messages in the device's memory for release_in_place().
+std::uint32_t process_part(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
 /// Has messages delivered in blocks, not where they lie in the device's memory.
 inline void deliver_in_blocks(Agent& a) noexcept { a.slow_path |= kNeedsBlock; }
 /// Returns the lines of the messages of a batch that were read in place to their senders.

@@ -29,7 +29,10 @@ bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
 void receive_in_place(const EngineContext& ctx, Agent& a) noexcept {
   const std::uint32_t eager =
       ctx.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
-  const bool may_refuse = static_cast<bool>(a.handlers.on_offer);
+  // on_accept may have set others.
+  const bool replaced = (a.slow_path & kHandlersReplaced) != 0;
+  const bool may_refuse = static_cast<bool>((replaced ? a.next_handlers : a.handlers).on_offer) ||
+                          (a.slow_path & kNeedsBlock) != 0;
   const std::uint32_t longest = longest_in_place(ctx);
   a.rendezvous.longest_in_place = may_refuse ? std::min(eager, longest) : longest;
   ctx.direct->receive_in_place(a.qp, hot_part(a), eager, a.rendezvous.longest_in_place);

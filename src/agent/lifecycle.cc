@@ -26,6 +26,10 @@ bool is_flushed(EngineContext& ctx, const Agent& a) noexcept {
 }
 
 bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
+  // After a time-out the queue pair still receives. What its peer sends from now on must not be
+  // reported: the record that comes with it is soon that of another connection.
+  const bool receives = a.qp->state == IBV_QPS_RTR || a.qp->state == IBV_QPS_RTS;
+  if (receives && ctx.device->to_error(a.qp)) return true;
   // Windows go before their queue pair.
   if (!end_rendezvous_sends(ctx, a) || !end_leases(ctx, a)) return true;
   end_cm(a);

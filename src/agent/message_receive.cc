@@ -278,6 +278,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   a.handlers.on_offer(handle(ctx, a), offer);
   if (a.state != ConnectionState::ready || detail::Internals::is_refused(offer)) return;
   const BufferSlice& to = detail::Internals::destination(offer);
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (!to) return deliver_in_place(ctx, a, data - wire::kMessageHeaderBytes, wc);
   std::memcpy(to.data(), data, size);
   Message message = detail::make<Message>(nullptr, to.data(), size, 0, false, false);
@@ -296,13 +297,17 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
   const bool draining = a.state == ConnectionState::draining;
   if (a.state != ConnectionState::ready && !draining) return;
-  if (peer_credits(a) == 0 || rendezvous_ahead(a)) return malformed(ctx, a, wc.byte_len);
+  // The peer need not know yet that we close, and that rendezvous messages are dropped.
+  if (draining && peer_credits(a) == 0) return;
+  if (!draining && (peer_credits(a) == 0 || rendezvous_ahead(a)))
+    return malformed(ctx, a, wc.byte_len);
   a.credit.header_granted = wire::granted_of(header);
-  use_credit(ctx, a, wire::wants_credit(header), false);
   if (draining) {
+    ++a.credit.received;
     if (!a.rendezvous.sends.empty()) grant_credit(ctx, a);
     return;
   }
+  use_credit(ctx, a, wire::wants_credit(header), false);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (a.handlers.on_offer) return offer_in_place(ctx, a, at + wire::kMessageHeaderBytes, wc);
   deliver_in_place(ctx, a, at, wc);
@@ -408,9 +413,9 @@ inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* 
   if (const Agent* const a = ctx.by_qpn.find(wc[kAhead].qp_num); a != nullptr) prefetch(*a);
 }
 
-/// Handles completions of any number and kind.
-[[gnu::noinline]] std::uint32_t process_batch(EngineContext& ctx, const ibv_wc* wcs,
-                                              int count) noexcept {
+}  // namespace
+
+std::uint32_t process_part(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   // A message that is read in place is in the cache: the device has looked at it.
   if (!verbs::is_in_place(wcs->wr_id)) prefetch_blocks(ctx, wcs + 1, end);
@@ -425,6 +430,15 @@ inline void prefetch_blocks(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* 
     }
     if (wc == end) break;
   }
+  return events;
+}
+
+namespace {
+
+/// Handles completions of any number and kind.
+[[gnu::noinline]] std::uint32_t process_batch(EngineContext& ctx, const ibv_wc* wcs,
+                                              int count) noexcept {
+  const std::uint32_t events = process_part(ctx, wcs, count);
   if (ctx.in_place_seen) release_in_place(ctx);
   return events;
 }

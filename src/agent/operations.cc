@@ -203,11 +203,14 @@ bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byt
   if (r.direct_pause != 0) return --r.direct_pause, false;
   // The limit is 0 also while control messages wait. Behind a rendezvous message the peer would
   // need a block to hold this one.
-  if (a.send_queue.direct_limit == 0 || !r.sends.empty()) return false;
+  if (a.send_queue.direct_limit == 0 || !r.sends.empty() || a.send_queue.deferred != nullptr)
+    return false;
+  const bool recorded = tracked || done;
+  if (recorded && (defer || a.send_queue.used >= a.send_queue.limit || ctx.operations.empty()))
+    return false;
   const auto length = static_cast<std::uint32_t>(size);
-  const bool sent = !tracked && !done
-                        ? send_direct(ctx, a, data, length, defer)
-                        : !defer && send_direct_recorded(ctx, a, block, data, length, done);
+  const bool sent = recorded ? send_direct_recorded(ctx, a, block, data, length, done)
+                             : send_direct(ctx, a, data, length, defer);
   if (!sent && a.credit.sent != a.credit.send_limit) r.direct_pause = kPause;
   return sent;
 }

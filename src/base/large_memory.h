@@ -42,9 +42,10 @@ using LargeMemory = std::unique_ptr<std::byte, LargeDeleter>;
 /// bytes are in ordinary pages. Throws NotEnoughMemory where the kernel would end a process when
 /// the bytes are touched. May throw std::bad_alloc.
 inline LargeMemory map_huge_pages(std::size_t bytes, std::size_t ordinary = 0) {
-  require_record_memory(bytes);
-  void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (ordinary == 0) require_record_memory(bytes);  // else most pages are never touched
+  void* const mapped =
+      ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | (ordinary != 0 ? MAP_NORESERVE : 0), -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   auto* const begin = static_cast<std::byte*>(mapped);
   const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(begin) % kHugePage;

@@ -13,7 +13,8 @@ inline std::uint32_t EngineCore::handle_batch(int count) noexcept {
   return handle_mixed_batch(count);
 }
 
-/// Separates the completions of remote calls from those of connections, run by run.
+/// Separates the completions of remote calls from those of connections, run by run. Messages that
+/// are read in place are released when all have been read.
 std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
   std::uint32_t events = 0;
   const ibv_wc* const end = completions.data() + count;
@@ -25,8 +26,11 @@ std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
     const ibv_wc* const first = wc;
     while (++wc != end && wc->qp_num != rpc_qp_num) {
     }
-    events += agent::process_completions(context, first, static_cast<int>(wc - first));
+    const int length = static_cast<int>(wc - first);
+    if (length == count) return agent::process_completions(context, first, count);
+    events += agent::process_part(context, first, length);
   }
+  if (context.in_place_seen) agent::release_in_place(context);
   return events;
 }
 

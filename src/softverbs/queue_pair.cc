@@ -233,6 +233,7 @@ void disconnect_peer(Qp& qp) noexcept {
   if (qp.peer == nullptr) return;
   qp.peer->queue_pairs.erase(qp);
   unstall(qp);
+  qp.peer->waits_for_acks = false;  // those that wait set it again
   --qp.peer->users;
   qp.peer = nullptr;
   qp.remote_rights = nullptr;

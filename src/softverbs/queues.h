@@ -213,6 +213,13 @@ inline std::uint16_t ack_bits(const Peer& peer) noexcept {
   return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
 }
 
+/// Makes polls read acknowledgements until there are some: earlier work requests must be
+/// acknowledged before the next one runs.
+inline void watch_next_poll(Peer& peer) noexcept {
+  peer.waits_for_acks = true;
+  peer.context->ack_countdown = 1;
+}
+
 /// Makes polls check for the peer's acknowledgements.
 inline void watch_answers(Peer& peer) noexcept {
   if (peer.unacked) return;

@@ -170,6 +170,32 @@ TEST_F(EngineLongDirectMessages, AHandlerThatComesLaterMayPlaceThemAndDropThem) 
   t.finish();
 }
 
+TEST_F(EngineLongDirectMessages, AreOfferedToAHandlerThatOnAcceptHasSet) {
+  Node server(long_config()), client(long_config());
+  server.has_on_offer = client.has_on_offer = false;
+  std::size_t offered = 0;
+  server.on_accept = [&](Connection c) {
+    ConnectionHandlers handlers = server.handlers();
+    handlers.on_offer = [&](Connection, Offer& o) {
+      offered = o.size();
+      o.refuse();
+    };
+    EXPECT_EQ(c.set_handlers(handlers), Status::ok);
+  };
+  server.listen();
+  Ends ends = connect(client, server);
+  Status ended = Status::ok;
+  ASSERT_TRUE(engine_test::until({&client, &server}, [&] {
+    return ends.client.send(client.filled(8192, 1),
+                            [&](const Completion& c) { ended = c.status; }) == Status::ok;
+  }));
+  ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return ended != Status::ok; }));
+  EXPECT_EQ(ended, Status::refused);
+  EXPECT_EQ(offered, 8192u);
+  EXPECT_EQ(server.messages, 0u);
+  engine_test::finish(client, server);
+}
+
 TEST_F(EngineLongDirectMessages, KeptOnesTakeBlocksOfTheirPoolUntilItIsEmpty) {
   Nodes t;
   std::vector<Buffer> kept;

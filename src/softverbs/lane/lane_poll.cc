@@ -297,7 +297,7 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t before = std::exchange(out.head, head);
   out.limit = head + kLaneLines;
-  peer.waits_for_acks = false;  // run_send_queue() waits again
+  const bool waited = std::exchange(peer.waits_for_acks, false);  // run_send_queue() waits again
   if (refused) [[unlikely]]
     apply_naks(peer, before, head);
   if (!peer.stalled.empty()) [[unlikely]]
@@ -305,7 +305,12 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
     const InFlight& run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
-    if (run.end > head) return;
+    if (run.end > head) {
+      // The work request that waits may wait for this run.
+      if (waited) [[unlikely]]
+        watch_next_poll(peer);
+      return;
+    }
     Qp* qp = find_queue_pair(c, queue_pair_index(run.qpn));
     if (++out.in_flight_head == out.in_flight_tail) peer.in_flight_owner = nullptr;
     if (qp == nullptr) [[unlikely]]

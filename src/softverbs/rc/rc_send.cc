@@ -304,13 +304,6 @@ template <Sizes sizes>
 
 }  // namespace
 
-/// Makes polls read acknowledgements until there are some: earlier work requests must be
-/// acknowledged before the next one runs.
-static inline void wait_for_acks(Peer& peer) noexcept {
-  peer.waits_for_acks = true;
-  peer.context->ack_countdown = 1;
-}
-
 void run_send_queue(Qp& qp) noexcept {
   while (qp.sq_next != qp.sq_head && !qp.waiting) {
     const std::uint32_t slot = qp.sq_next & qp.sq_mask;
@@ -329,7 +322,8 @@ void run_send_queue(Qp& qp) noexcept {
       if (!transmit(qp, wr, sges)) return;
       ++qp.sq_next;
     } else {
-      if (qp.sq_next != qp.sq_tail) return wait_for_acks(*qp.peer);
+      if (qp.sq_next != qp.sq_tail)
+        return watch_next_poll(*qp.peer);  // and waits for acknowledgements
       if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
       ++qp.sq_next;
       complete_oldest(qp);
