@@ -153,7 +153,7 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
 
 /// Handles completions in order. Returns the number of events.
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
-/// Does the same, but leaves messages in the device's memory for release_in_place().
+/// Does the same, but leaves messages in the device's memory for release_what_was_read().
 std::uint32_t process_part(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
 /// Has messages delivered in blocks, not where they lie in the device's memory.
 inline void deliver_in_blocks(Agent& a) noexcept { a.slow_path |= kNeedsBlock; }
@@ -163,6 +163,10 @@ inline void release_in_place(EngineContext& ctx) noexcept {
   if (ctx.spare_blocks.count != SpareBlocks::kMost) [[unlikely]]
     fill_spare_blocks(ctx);
   verbs::release_reads(*ctx.direct_reads, ctx.spare_blocks.count);
+}
+/// Does so if a message was read in place.
+inline void release_what_was_read(EngineContext& ctx) noexcept {
+  if (ctx.in_place_seen) release_in_place(ctx);
 }
 /// Gives a message to the application.
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;

@@ -439,7 +439,7 @@ namespace {
 [[gnu::noinline]] std::uint32_t process_batch(EngineContext& ctx, const ibv_wc* wcs,
                                               int count) noexcept {
   const std::uint32_t events = process_part(ctx, wcs, count);
-  if (ctx.in_place_seen) release_in_place(ctx);
+  release_what_was_read(ctx);
   return events;
 }
 

@@ -30,7 +30,7 @@ std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
     if (length == count) return agent::process_completions(context, first, count);
     events += agent::process_part(context, first, length);
   }
-  if (context.in_place_seen) agent::release_in_place(context);
+  agent::release_what_was_read(context);
   return events;
 }
 
