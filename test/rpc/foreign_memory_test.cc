@@ -2,6 +2,7 @@
 // it is. A refused call has taken nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -202,7 +203,8 @@ TEST(ForeignMemory, ThatWasTakenOrKeptIsRefused) {
   } kept;
   ASSERT_TRUE(w.server.engine.serve(kKeep, [&kept](Request& r) {
     kept.request = r.keep();
-    EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    // Adapters have shorter datagrams.
+    EXPECT_EQ(r.reply(r.bytes().first(std::min(r.bytes().size(), r.max_reply()))), Status::ok);
   }));
   Buffer by_server, by_client;
   w.server.on_message = [&](Connection, Message& m) { by_server = m.take(); };
