@@ -97,7 +97,7 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   Line& line = peer.out.lines[position % kLaneLines];
   std::byte* const to = place_packet(peer.out, line, position, bytes);
   std::memcpy(to, &header, sizeof header);
-  std::memcpy(to + kDirectMessageHeader, payload, length);
+  if (length != 0) std::memcpy(to + kDirectMessageHeader, payload, length);  // may be null then
   return finish_send(qp, peer, line, position, bytes);
 }
 
