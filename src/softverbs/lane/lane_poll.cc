@@ -132,8 +132,9 @@ inline void list_in_use(Context& c, InLane& lane) noexcept {
 
 /// Prefetches what the user of a message that is read in place touches first.
 inline void prefetch_record(const void* record) noexcept {
+  const auto at = reinterpret_cast<std::uintptr_t>(record);  // may be null
   for (std::size_t line = 0; line < kRecordLines; ++line)
-    __builtin_prefetch(static_cast<const std::byte*>(record) + 64 * line);
+    __builtin_prefetch(reinterpret_cast<const void*>(at + 64 * line));
 }
 
 /// Reports a run of plain messages of a queue pair that reads in place, one completion each, from
