@@ -2,7 +2,9 @@
 #include <limits>
 
 #include "agent/hostile_peer.h"
+#include "base/internals.h"
 #include "base/random.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/rc/rc_direct.h"
 
 namespace hostile_direct_test {
@@ -149,6 +151,49 @@ TEST_F(HostileDirect, AHeaderThatChangesAfterThePoll) {
     const auto audit = t.node.engine.audit();
     EXPECT_TRUE(audit) << audit.error().message();
   }
+  t.finish();
+}
+
+/// The place of a connection among the records of its engine.
+std::uint32_t place_of(const spinwire::agent::EngineContext& context, std::uint32_t qp_num) {
+  std::uint32_t place = 0;
+  while (context.queue_pairs[place] == nullptr || context.queue_pairs[place]->qp_num != qp_num)
+    ++place;
+  return place;
+}
+
+// A peer that stays in the midst of a READ holds up a window, and so the queue pair of a connection
+// whose end has taken too long. The connection's record belongs to another one by then.
+TEST_F(HostileDirect, WhatComesWhileAnEndIsHeldUpReachesNoOtherConnection) {
+  spinwire::agent::EngineContext& context = spinwire::detail::core_of(t.node.engine)->context;
+  t.begin();
+  ASSERT_TRUE(send(data_header(8), 8));
+  ASSERT_TRUE(t.until([&] { return t.delivered == 1; }));
+  ASSERT_EQ(t.victim.send(t.node.filled(64u << 10, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] {
+    return !t.peer.heard.empty() &&
+           t.peer.heard.back().header.kind == MessageKind::rendezvous_offer;
+  }));
+  sv::begin_access(*qp().peer);
+  const std::uint32_t place = place_of(context, t.victim.endpoint()->qp_num);
+  EXPECT_EQ(t.victim.close(), Status::ok);
+  advance(context, context.agents.at(place), spinwire::agent::Event::timeout);
+  ASSERT_TRUE(t.until([&] { return t.victim.state() == ConnectionState::closed; }));
+  EXPECT_LT(t.node.engine.stats().windows_free, t.windows()) << "the READ holds up a window";
+  Ends next = connect(t.friendly, t.node);
+  ASSERT_NE(context.queue_pairs[place], nullptr) << "the new connection has the place";
+  (void)send(data_header(8), 8);
+  ASSERT_NO_FATAL_FAILURE(t.settle());
+  EXPECT_EQ(t.delivered, 1u);
+  EXPECT_EQ(t.counted(), 0u);
+  EXPECT_TRUE(next.server.ready());
+  sv::end_access(*qp().peer);
+  t.peer.close();
+  EXPECT_EQ(next.client.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] {
+    return t.node.engine.stats().connections == 1 &&
+           t.node.engine.stats().windows_free == t.windows();
+  }));
   t.finish();
 }
 

@@ -329,6 +329,41 @@ TEST_F(EngineLongDirectMessages, ThoseThatArriveWhileAConnectionClosesAreDropped
   EXPECT_TRUE(t.server.engine.audit());
 }
 
+// The sender need not know yet that its peer closes, and has refused the message before.
+TEST_F(EngineLongDirectMessages, OneBehindARefusedMessageDoesNotEndAnOrderlyClose) {
+  Nodes t;
+  ASSERT_NO_FATAL_FAILURE(t.send_all(std::vector<std::size_t>(50, 32)));  // for more credit
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 50; }));
+  std::vector<Buffer> used;  // so that the server has no memory for the first message
+  while (Buffer b = t.server.engine.allocate(kRendezvous, Pool::rendezvous))
+    used.push_back(std::move(b));
+  Status first = Status::ok;
+  ASSERT_TRUE(t.until([&] {
+    return t.send(kRendezvous, [&](const Completion& c) { first = c.status; }) == Status::ok;
+  }));
+  const auto& receives =
+      (*spinwire::detail::core_of(t.server.engine)->context.agents.begin()).rendezvous.receives;
+  ASSERT_TRUE(t.until([&] { return !receives.empty(); }));
+  // The close waits until the client has this message.
+  ASSERT_EQ(t.ends.server.send(t.server.filled(kRendezvous, 1)), Status::ok);
+  EXPECT_EQ(t.ends.server.close(), Status::ok);
+  ASSERT_TRUE(until({}, [&] {
+    (void)t.server.poll();
+    (void)t.client.poll();
+    return first != Status::ok;
+  }));
+  EXPECT_TRUE(t.ends.client.ready()) << "the client knows of no close";
+  ASSERT_EQ(t.send(kLongest), Status::ok);
+  EXPECT_EQ(t.ends.client.stats().outstanding, 0u) << "it has gone directly";
+  ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && !t.client.closed.empty(); }));
+  EXPECT_EQ(t.server.closed.front().status, Status::ok);
+  EXPECT_EQ(t.client.closed.front().status, Status::ok);
+  EXPECT_EQ(t.client.messages, 1u);
+  EXPECT_EQ(t.server.engine.stats().bad_messages, 0u);
+  used.clear();
+  EXPECT_TRUE(t.server.engine.audit());
+}
+
 /// Long messages one way, some of which are taken.
 class LongDirectLoad {
  public:
