@@ -75,6 +75,15 @@ class Authentication : public ControlPortTest {
       return client_.port.handshakes() == 0 && server_.port.handshakes() == 0;
     }));
   }
+  /// Begins to connect through the relay. The first that the client's owner hears is that it failed.
+  void expect_failure_through(Relay& relay) {
+    (void)hello_to(relay.address());
+    EXPECT_TRUE(until([&] {
+      relay.pump();
+      return !client_owner_.events.empty();
+    }));
+    EXPECT_TRUE(client_owner_.saw("failed 11"));
+  }
   /// Connects without an attacker, until the client knows the outcome.
   void connect() {
     (void)hello();
@@ -331,11 +340,7 @@ TEST_F(Authentication, AClientIsNotLedToItsOwnListener) {
   const auto own_address = *control::Address::parse(client_.port.address_of(*own));
   // The attacker's connection comes from another address.
   Relay relay(own_address);
-  (void)hello_to(relay.address());
-  EXPECT_TRUE(until([&] {
-    relay.pump();
-    return client_owner_.saw("failed 11");
-  }));
+  expect_failure_through(relay);
   EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
   EXPECT_FALSE(server_owner_was_asked());
   EXPECT_EQ(failures(client_, AuthenticationFailure::wrong_proof), 1u);
@@ -385,11 +390,7 @@ TEST_F(Authentication, WhatTheClientSaysDoesNotServeAsAnAnswer) {
       return {};
     });
     self = &relay;
-    (void)hello_to(relay.address());
-    EXPECT_TRUE(until([&] {
-      relay.pump();
-      return client_owner_.saw("failed 11");
-    }));
+    expect_failure_through(relay);
     EXPECT_FALSE(client_owner_.saw("accept 11"));
     EXPECT_EQ(relay.passed().size(), 1u) << "nothing but the proof was said";
     EXPECT_FALSE(server_owner_was_asked());
@@ -408,11 +409,7 @@ TEST_F(Authentication, SealedFramesAreNotAcceptedFromTheOtherDirection) {
     return {};
   });
   self = &relay;
-  (void)hello_to(relay.address());
-  EXPECT_TRUE(until([&] {
-    relay.pump();
-    return client_owner_.saw("failed 11");
-  }));
+  expect_failure_through(relay);
   EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
   EXPECT_EQ(failures(client_, AuthenticationFailure::altered_frame), 1u);
   EXPECT_FALSE(client_owner_.saw("accept 11"));
@@ -554,12 +551,7 @@ TEST_F(Authentication, ARefusalInTheClearIsNoRefusalOfTheServers) {
     if (p.from == From::client) return {p.frame};
     return {bytes_of(wire::encode(wire::make_refuse(Status::protocol, "go away")))};
   });
-  (void)hello_to(relay.address());
-  EXPECT_TRUE(until([&] {
-    relay.pump();
-    return !client_owner_.events.empty();
-  }));
-  EXPECT_TRUE(client_owner_.saw("failed 11"));
+  expect_failure_through(relay);
   EXPECT_EQ(client_owner_.error.status, Status::unauthenticated);
   EXPECT_NE(client_owner_.error.found.find("go away"), std::string::npos);
 }

@@ -57,6 +57,28 @@ bool sleep_if_idle(Engine& engine, std::uint64_t& sleeps) {
   return is_readable(engine, 60'000 * static_cast<int>(std::min(slowness(), 20u)));
 }
 
+/// A child that listens, and sleeps when it has nothing to do, until told to quit. Its code is 4 if a
+/// connection has ended.
+int sleeping_server(int in, int out, const Config& config) {
+  Node node(config);
+  node.listen();
+  write_line(out, node.listener.address());
+  while (command(in) != 'q') {
+    if (node.engine.poll() == 0) (void)node.engine.wait(1h);
+  }
+  return node.closed.empty() ? 0 : 4;
+}
+/// Polls and sleeps for so long.
+void sleep_in_turns(Node& node, Nanoseconds time) {
+  const Clock clock = Clock::real();
+  const std::uint64_t begin = clock.now();
+  while (clock.duration(clock.now() - begin) < time) {
+    if (node.engine.poll() == 0) {
+      ASSERT_EQ(node.engine.wait(1h), Status::ok);
+    }
+  }
+}
+
 // ---- wake-ups ---------------------------------------------------------------------------------
 
 TEST(Waiting, AMessageWakesAnEngineThatSleeps) {
@@ -293,26 +315,12 @@ TEST(Waiting, PeersThatSleepAreNotLost) {
   Config c = small_config();
   c.connections.keepalive_interval = 20ms;
   c.connections.peer_timeout = 500ms * slowness();
-  Child child([c](int in, int out) {
-    Node node(c);
-    node.listen();
-    write_line(out, node.listener.address());
-    while (command(in) != 'q') {
-      if (node.engine.poll() == 0) (void)node.engine.wait(1h);
-    }
-    return node.closed.empty() ? 0 : 4;
-  });
+  Child child([c](int in, int out) { return sleeping_server(in, out, c); });
   Node client(c);
   const Connection connection = client.begin(child.line());
   ASSERT_TRUE(until({&client}, [&] { return connection.ready(); }));
   // Both ends sleep for several times as long as either may be silent.
-  const Clock clock = Clock::real();
-  const std::uint64_t end = clock.now() + clock.ticks(4 * c.connections.peer_timeout);
-  while (clock.now() < end) {
-    if (client.engine.poll() == 0) {
-      ASSERT_EQ(client.engine.wait(1h), Status::ok);
-    }
-  }
+  ASSERT_NO_FATAL_FAILURE(sleep_in_turns(client, 4 * c.connections.peer_timeout));
   EXPECT_TRUE(connection.ready());
   EXPECT_GT(client.engine.stats().sleeps, 10u);
   child.tell('q');
@@ -512,15 +520,7 @@ TEST(SlowWaiting, AThousandIdleConnectionsCostLessThanAHundredthOfAProcessor) {
   c.queues.completion_depth = 65536;
   c.queues.operations = 8192;
   c.memory.send_bytes = 32u << 20;
-  Child child([c](int in, int out) {
-    Node node(c);
-    node.listen();
-    write_line(out, node.listener.address());
-    while (command(in) != 'q') {
-      if (node.engine.poll() == 0) (void)node.engine.wait(1s);
-    }
-    return node.closed.empty() ? 0 : 4;
-  });
+  Child child([c](int in, int out) { return sleeping_server(in, out, c); });
   Node client(c);
   const std::string address = child.line();
   std::vector<Connection> all;
@@ -535,11 +535,7 @@ TEST(SlowWaiting, AThousandIdleConnectionsCostLessThanAHundredthOfAProcessor) {
     const std::uint64_t begin = clock.now();
     const std::int64_t cpu = own_cpu_ns();
     const std::uint64_t sleeps = client.engine.stats().sleeps;
-    while (clock.duration(clock.now() - begin) < 2s) {
-      if (client.engine.poll() == 0) {
-        ASSERT_EQ(client.engine.wait(1s), Status::ok);
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(sleep_in_turns(client, 2s));
     const auto passed = static_cast<double>(clock.duration(clock.now() - begin).count());
     least = std::min(least, static_cast<double>(own_cpu_ns() - cpu) / passed);
     wakes =
