@@ -295,9 +295,21 @@ void handle_process_ended(Context& c, PeerProcess& process) noexcept {
     }
     --left;
     handle_peer_gone(*peer);
-    peer->given_up = false;
+    end_given_up(*peer);
   }
   if (all_gone) unwatch_process(c, process);
+}
+
+/// Tries again to wake peers that could not be woken, which takes system calls.
+void wake_again(Context& c) noexcept {
+  std::uint32_t left = kOpensPerStep;
+  for (std::size_t i = c.peers.size(); i != 0 && left != 0 && c.liveness.wakes_due != 0; --i) {
+    Peer& peer = *c.peers[c.liveness.next_wake++ % c.peers.size()];
+    if (!std::exchange(peer.wake_due, false)) continue;
+    --c.liveness.wakes_due;
+    --left;
+    wake_sleeper(peer);
+  }
 }
 
 void check_liveness(Context& c) noexcept {
@@ -313,17 +325,17 @@ void check_liveness(Context& c) noexcept {
     if (dead[i].data.ptr != nullptr)
       handle_process_ended(c, *static_cast<PeerProcess*>(dead[i].data.ptr));
   }
+  wake_again(c);
   // Checks peers that closed orderly or have no pidfd, a bounded number per call.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.liveness.next_peer++ % c.peers.size()];
     if (peer.overdue) give_up_peer(peer);
-    if (std::exchange(peer.wake_due, false)) wake_sleeper(peer);
     const bool dead_unwatched =
         !peer.same_process && !peer.process->pidfd && process_ended(peer.pid);
     const bool ended = peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched;
     if (ended && (!peer.gone || peer.given_up) && !has_unread_packets(c, peer)) {
       handle_peer_gone(peer);
-      peer.given_up = false;
+      end_given_up(peer);
     }
     if (peer.gone && !peer.given_up && peer.users == 0 &&
         (peer.in == nullptr || close_lane(c, *peer.in, true))) {

@@ -53,11 +53,26 @@ bool has_work(Context& c, const Cq& cq) noexcept {
          c.lane_scan.has_new_bits || has_new_acks(c);
 }
 
+/// Whether a peer has closed and no control() has noticed. The next one looks at that peer first.
+bool find_closed_peer(Context& c) noexcept {
+  for (std::size_t i = 0; i < c.peers.size(); ++i) {
+    const Peer& peer = *c.peers[i];
+    if (peer.gone || peer.segment->closed.load(std::memory_order_acquire) == 0) continue;
+    c.liveness.next_peer = i;
+    c.liveness.next_check = 0;
+    return true;
+  }
+  return false;
+}
+
 /// Whether something is awaited that wakes nobody: acknowledgements, room in lanes, retry timers,
-/// work that control() has left for its next call, messages in lanes that cannot sleep.
+/// work that control() has left for its next call, peers that could not be woken, messages in lanes
+/// that cannot sleep.
 bool awaits_unannounced(const Context& c) noexcept {
   return c.awake_count != 0 || c.pending.unacked != 0 || c.pending.slow_work != 0 ||
-         !c.lost.empty() || c.liveness.gone != 0 || c.lane_scan.clears == 0 || c.faults != nullptr;
+         !c.lost.empty() || c.liveness.gone != 0 || c.liveness.wakes_due != 0 ||
+         c.segment->violated.load(std::memory_order_relaxed) != 0 || c.lane_scan.clears == 0 ||
+         c.faults != nullptr;
 }
 
 }  // namespace
@@ -76,11 +91,12 @@ int wake_descriptor(ibv_context* context) noexcept {
 SleepAnswer arm_device(ibv_cq* base) noexcept {
   const Cq& cq = *static_cast<const Cq*>(base);
   Context& c = context_of(base->context);
-  c.wake_pipe->drain();
+  const bool was_woken = c.wake_pipe->drain();
   // Peers store first what they wake for, and then read the number.
   c.segment->sleep_serial.store(++c.sleep_serial);
   const bool found = sleep_all_lanes(c);
-  if (found || c.segment->doorbell.load() != 0 || has_work(c, cq)) {
+  if (found || c.segment->doorbell.load() != 0 || has_work(c, cq) ||
+      (was_woken && find_closed_peer(c))) {
     disarm_device(base->context);
     return SleepAnswer::work;
   }

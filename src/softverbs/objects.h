@@ -357,7 +357,9 @@ struct Liveness {
   std::vector<std::unique_ptr<PeerProcess>> all;
   std::uint64_t next_check = 0;  ///< tick
   std::size_t next_peer = 0;     ///< index in Context::peers that the next check begins with
-  std::uint32_t gone = 0;        ///< peers that are gone and not detached
+  std::size_t next_wake = 0;     ///< and that the next attempt to wake peers begins with
+  std::uint32_t gone = 0;        ///< peers that are gone, and neither detached nor given up
+  std::uint32_t wakes_due = 0;   ///< peers with Peer::wake_due
 };
 
 /// The numbers of queue pairs: an index, and above it the index's generation or the

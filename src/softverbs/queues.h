@@ -136,6 +136,9 @@ void ring_doorbell(Peer& peer) noexcept;
 /// Wakes the owner of a segment if it sleeps. Call it after the store that it is woken for, which
 /// must be sequentially consistent.
 void wake_sleeper(Peer& peer) noexcept;
+/// Tells a peer that this context has closed, after the store to Segment::closed: wakes it, or has
+/// it look before its next sleep.
+void announce_end(Peer& peer) noexcept;
 /// Receives the next packet in a lane, of any kind.
 void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
 /// Adds a completion with an error; only status, wr_id and qp_num are defined for the user.

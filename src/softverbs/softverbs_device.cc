@@ -178,7 +178,7 @@ int close_device(ibv_context* context) noexcept {
   if (c.objects_open != 0) return EBUSY;
   c.segment->closed.store(1);
   for (const auto& peer : c.peers) {
-    if (!peer->gone) wake_sleeper(*peer);
+    if (!peer->gone) announce_end(*peer);
   }
   while (!c.peers.empty()) detach_peer(c, *c.peers.back());
   delete &c;

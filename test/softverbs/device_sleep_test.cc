@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
 #include <vector>
 
 #include "softverbs/lane/wake_pipe.h"
@@ -114,17 +115,39 @@ TEST(SoftverbsDeviceSleep, APeerThatFloodsThePipeMakesNobodyWait) {
   EXPECT_TRUE(is_readable(p.fd));
 }
 
+/// The answer to an attempt to sleep.
+char arm(Node& node) {
+  for (int i = 0; i < 100; ++i) {
+    Pair::poll(node);
+    node.internals().liveness.next_check = 0;
+    sv::control_device(node.context);
+    const SleepAnswer answer = sv::arm_device(node.cq);
+    if (answer != SleepAnswer::work) return answer == SleepAnswer::brief ? 'b' : 'y';
+  }
+  return 'w';
+}
+
 /// A child whose queue pair is connected to the receiver's, and which obeys commands: 's' sends,
-/// 'n' leaves it without descriptors, 'd' gives them back, 'c' takes a control step.
+/// 'n' leaves it without descriptors, 'd' gives them back, 'c' takes a control step, 'a' wants to
+/// sleep, 'e' closes its device.
 void obey(int socket) {
-  Node node;
+  std::optional<Node> place(std::in_place);
+  Node& node = *place;
   ibv_qp* const qp = node.make_qp();
   (void)meet(node, qp, socket);
+  must(sv::wake_descriptor(node.context) >= 0, "wake_descriptor");
   rlimit limit{};
   must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
   const rlim_t before = limit.rlim_cur;
   for (;;) {
+    char answer = 'x';
     switch (get<char>(socket)) {
+      case 'a':
+        answer = arm(node);
+        break;
+      case 'e':
+        place.reset();
+        break;
       case 's':
         must(Send(1, node.sge(0, 8), IBV_WR_SEND, IBV_SEND_INLINE).post(qp) == 0, "send");
         break;
@@ -143,12 +166,12 @@ void obey(int socket) {
       default:
         return;
     }
-    put(socket, 'x');
+    put(socket, answer);
   }
 }
-void command(const Child& child, char what) {
+char command(const Child& child, char what) {
   put(child.socket(), what);
-  (void)get<char>(child.socket());
+  return get<char>(child.socket());
 }
 
 /// A receiver with two peers in other processes.
@@ -207,6 +230,37 @@ TEST(SoftverbsDeviceSleep, ASenderWithoutDescriptorsSilencesNoOther) {
   EXPECT_TRUE(is_readable(s.fd));
 }
 
+TEST(SoftverbsDeviceSleep, ASenderThatCouldNotWakeAPeerSleepsBriefly) {
+  Star s;
+  ASSERT_TRUE(s.sleep());
+  command(s.first, 'n');
+  command(s.first, 's');
+  command(s.second, 's');
+  ASSERT_TRUE(s.sleep());  // acknowledges both
+  EXPECT_EQ(s.received, 2);
+  EXPECT_EQ(command(s.first, 'a'), 'b');
+  EXPECT_EQ(command(s.second, 'a'), 'y');
+  command(s.first, 'd');
+  EXPECT_EQ(command(s.first, 'a'), 'y');
+  EXPECT_TRUE(is_readable(s.fd)) << "now it could";
+}
+
+// Even if the peers were checked just before.
+TEST(SoftverbsDeviceSleep, APeerThatHasClosedIsNoticedBeforeTheNextSleep) {
+  Star s;
+  ASSERT_TRUE(s.sleep());
+  sv::disarm_device(s.receiver.context);
+  sv::Context& c = s.receiver.internals();
+  c.liveness.next_check = ~std::uint64_t{0};
+  command(s.first, 'e');
+  EXPECT_EQ(sv::arm_device(s.receiver.cq), SleepAnswer::work);
+  sv::control_device(s.receiver.context);
+  EXPECT_EQ(c.liveness.gone, 1u);
+  // A peer that has closed already costs no sleep.
+  c.wake_pipe->write();
+  EXPECT_NE(sv::arm_device(s.receiver.cq), SleepAnswer::work);
+}
+
 TEST(SoftverbsDeviceSleep, ADescriptorThatIsNotThePipeIsNotWrittenTo) {
   Star s;
   ASSERT_TRUE(s.sleep());
@@ -223,6 +277,18 @@ TEST(SoftverbsDeviceSleep, ADescriptorThatIsNotThePipeIsNotWrittenTo) {
   EXPECT_NE(segment.sleep_serial.load(), 0u) << "other senders still wake it";
   segment.wake_fd.store(real);
   command(s.second, 's');
+  EXPECT_TRUE(is_readable(s.fd));
+}
+
+TEST(SoftverbsDeviceSleep, AnErrorThatMayPassIsTriedAgain) {
+  Star s;
+  ASSERT_TRUE(s.sleep());
+  std::atomic<std::uint32_t>& fd = s.receiver.internals().segment->wake_fd;
+  const std::uint32_t real = fd.exchange(1'000'000);  // no such file
+  command(s.first, 's');
+  EXPECT_FALSE(is_readable(s.fd));
+  fd = real;
+  command(s.first, 'c');
   EXPECT_TRUE(is_readable(s.fd));
 }
 

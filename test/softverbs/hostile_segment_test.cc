@@ -142,6 +142,7 @@ TEST(SoftverbsHostile, AContextThatWasGivenUpConnectsNoMore) {
     c.peers[0]->overdue = true;
     ASSERT_TRUE(
         until([&] { sv::control_device(b.context); }, [&] { return c.peers[0]->given_up; }));
+    EXPECT_EQ(c.liveness.gone, 0u) << "nothing is to be done until its process ends";
     b.destroy(before);
     ibv_qp* const again = b.make_qp();
     ASSERT_EQ(b.init(again), 0);

@@ -420,10 +420,18 @@ void wake_sleeper(Peer& peer) noexcept {
     peer.local.wake_pipe->write();
   } else if (!peer.wake.write(peer.pid, there)) {
     // The number stays, so that other peers wake it.
-    peer.wake_due = true;
+    if (!peer.wake.is_refused() && !std::exchange(peer.wake_due, true))
+      ++peer.context->liveness.wakes_due;
     return;
   }
   there.sleep_serial.compare_exchange_strong(serial, 0);
+}
+
+void announce_end(Peer& peer) noexcept {
+  if (peer.segment->sleep_serial.load() != 0) return wake_sleeper(peer);
+  if (peer.same_process) return peer.local.wake_pipe->write();
+  if (peer.segment->wake_inode.load(std::memory_order_relaxed) != 0)
+    (void)peer.wake.write(peer.pid, *peer.segment);
 }
 
 void handle_peer_gone(Peer& peer) noexcept {
@@ -452,11 +460,17 @@ void give_up_peer(Peer& peer) noexcept {
             peer.pid);
   peer.given_up = true;
   handle_peer_gone(peer);
+  --peer.context->liveness.gone;  // nothing ends it but the end of its process
+}
+
+void end_given_up(Peer& peer) noexcept {
+  if (std::exchange(peer.given_up, false)) ++peer.context->liveness.gone;
 }
 
 void detach_peer(Context& c, Peer& peer) noexcept {
   publish_held(c);
-  if (peer.gone) --c.liveness.gone;
+  if (peer.gone && !peer.given_up) --c.liveness.gone;
+  if (peer.wake_due) --c.liveness.wakes_due;
   if (peer.in != nullptr) {
     peer.in->peer = nullptr;
     peer.in->opposite = nullptr;

@@ -21,6 +21,8 @@ void handle_peer_gone(Peer& peer) noexcept;
 /// lives. It keeps its lane, where it may still write, until the process has ended. Called by
 /// control() only, since it completes work of any queue pair.
 void give_up_peer(Peer& peer) noexcept;
+/// A peer that was given up can be detached like others: its process has ended, or it has closed.
+void end_given_up(Peer& peer) noexcept;
 
 /// Whether a process has ended, reaped or not. Makes one or two system calls.
 bool process_ended(std::uint32_t pid) noexcept;

@@ -24,9 +24,10 @@ void write_byte(int fd) noexcept {
   errno = saved;
 }
 
-bool lacks_resources(int error) noexcept {
-  return error == EMFILE || error == ENFILE || error == ENOMEM;
-}
+/// Whether the descriptor is not that of a pipe of this user, which it never becomes. Other errors
+/// may pass: descriptors are used up, or the process may not be looked at while it executes another
+/// program.
+bool is_final(int error) noexcept { return error == ENODEV || error == EPERM; }
 
 }  // namespace
 
@@ -54,16 +55,16 @@ void WakePipe::write() const noexcept {
   if (const int writer = writer_.load(); writer >= 0) write_byte(writer);
 }
 
-void WakePipe::drain() const noexcept {
+bool WakePipe::drain() const noexcept {
   char bytes[kPipeBytes];
-  (void)!::read(reader_.get(), bytes, sizeof bytes);
+  return ::read(reader_.get(), bytes, sizeof bytes) > 0;
 }
 
 bool PeerWake::write(std::uint32_t pid, const Segment& segment) noexcept {
   if (!fd_ && !is_refused_) {
     const std::uint64_t inode = segment.wake_inode.load(std::memory_order_acquire);
     fd_ = open_peer_pipe(pid, segment.wake_fd.load(std::memory_order_relaxed), inode);
-    is_refused_ = !fd_ && !lacks_resources(errno);
+    is_refused_ = !fd_ && is_final(errno);
   }
   if (fd_) write_byte(fd_.get());
   return static_cast<bool>(fd_);

@@ -26,8 +26,9 @@ class WakePipe {
   [[nodiscard]] int reader() const noexcept { return reader_.get(); }
   /// Makes reader() readable. Never blocks.
   void write() const noexcept;
-  /// Empties the pipe, by one read: peers that go on writing make no owner read for ever.
-  void drain() const noexcept;
+  /// Empties the pipe, by one read: peers that go on writing make no owner read for ever. Returns
+  /// whether it held something.
+  bool drain() const noexcept;
 
  private:
   base::UniqueFd reader_;
@@ -41,10 +42,12 @@ class PeerWake {
   /// descriptor that is not the pipe that the segment describes is never written to, and not tried
   /// again.
   [[nodiscard]] bool write(std::uint32_t pid, const Segment& segment) noexcept;
+  /// The segment names no pipe of its owner: to call write() again is in vain.
+  [[nodiscard]] bool is_refused() const noexcept { return is_refused_; }
 
  private:
   base::UniqueFd fd_;
-  bool is_refused_ = false;  ///< the segment names no pipe of its owner
+  bool is_refused_ = false;
 };
 
 }  // namespace spinwire::softverbs
