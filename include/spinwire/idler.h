@@ -42,8 +42,8 @@ class SPINWIRE_API Idler {
   /// as in poll(). With engine.control "manual", call Engine::poll_control() as well. Answers ok;
   /// the Status of a negative `work`; and with IdleStrategy::wait the errors of a sleep:
   ///   wrong_thread, forked_child, not_connected, reentrant (inside a callback)
-  ///   limit   descriptors are used up
   ///   system  the operating system refused
+  /// While descriptors or memory for them are used up, IdleStrategy::wait does what `yield` does.
   /// Hot, unless it sleeps.
   Status idle(Engine& engine, int work) noexcept {
     if (work > 0) [[likely]] {

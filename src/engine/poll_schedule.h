@@ -13,7 +13,8 @@ struct PollSchedule {
   std::uint64_t control_interval = 0;  ///< ticks
 
   // Of the last arm(): see wait.cc.
-  bool is_armed = false;  ///< the engine may be asleep
+  bool is_armed = false;          ///< the engine may be asleep
+  bool is_sleep_refused = false;  ///< the last arm() could not open what wakes the engine
   /// Polls that may yet find what has ended a sleep: softverbs wakes its lanes in the first of
   /// them. Each takes a control step.
   std::uint8_t polls_after_sleep = 0;

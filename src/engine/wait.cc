@@ -115,11 +115,11 @@ bool EngineCore::end_sleep() noexcept {
 bool EngineCore::arm() noexcept {
   if (!guard.may_enter()) return false;
   const auto opened = base::no_throw("sleep", [&] { return open_wake_set(); });
-  if (!opened) {
+  const bool was_refused = std::exchange(schedule.is_sleep_refused, !opened);
+  if (opened) return prepare_sleep();
+  if (!was_refused)
     base::log(LogLevel::error, "the engine cannot sleep: {}", opened.error().message());
-    return false;
-  }
-  return prepare_sleep();
+  return false;
 }
 
 Status EngineCore::wait(Nanoseconds timeout) noexcept {
@@ -143,7 +143,7 @@ Status EngineCore::wait(Nanoseconds timeout) noexcept {
 }
 
 Nanoseconds EngineCore::next_deadline() const noexcept {
-  const std::uint64_t now = context.clock.now();
+  const std::uint64_t now = std::max(context.clock.now(), context.now);
   // Timers may have been started since arm().
   const std::uint64_t deadline = std::min(
       context.timers.next_fire(kTimersCompared),

@@ -11,6 +11,7 @@
 
 #include "base/internals.h"
 #include "base/random.h"
+#include "control/loopback.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "engine/poll_schedule.h"
@@ -57,8 +58,8 @@ bool sleep_if_idle(Engine& engine, std::uint64_t& sleeps) {
   return is_readable(engine, 60'000 * static_cast<int>(std::min(slowness(), 20u)));
 }
 
-/// A child that listens, and sleeps when it has nothing to do, until told to quit. Its code is 4 if a
-/// connection has ended.
+/// A child that listens, and sleeps when it has nothing to do, until told to quit. Its code is 4 if
+/// a connection has ended.
 int sleeping_server(int in, int out, const Config& config) {
   Node node(config);
   node.listen();
@@ -381,6 +382,23 @@ TEST(Waiting, WithAManualClockWaitLooksOnce) {
   EXPECT_EQ(runs, 1);
 }
 
+// A virtual machine that is restored continues with an earlier time.
+TEST(Waiting, ATimerIsNotEarlyAfterTheClockHasSteppedBack) {
+  std::uint64_t ticks = 10'000'000'000;
+  Node node(small_config(), &ticks);
+  (void)node.poll();
+  ticks -= 5'000'000'000;
+  int runs = 0;
+  ASSERT_TRUE(node.engine.after(1ms, [&runs] { ++runs; }));
+  EXPECT_GT(node.engine.next_deadline(), 500us);
+  ticks += 500'000;
+  (void)node.poll();
+  EXPECT_EQ(runs, 0);
+  ticks += 600'000;
+  (void)node.poll();
+  EXPECT_EQ(runs, 1);
+}
+
 /// The longest time between two words that a server writes in its peer's credit cell, while each
 /// poll is late by up to 100 us.
 std::uint64_t longest_gap(Nanoseconds peer_timeout, std::uint64_t& words) {
@@ -502,6 +520,47 @@ TEST(Waiting, IdlersDoWhatTheirStrategySays) {
   for (int i = 0; i < 10; ++i) EXPECT_EQ(idler.idle(node.engine, 0), Status::ok);
   EXPECT_EQ(node.engine.stats().sleeps, sleeps) << "work begins the pauses anew";
   EXPECT_EQ(idler.idle(node.engine, -static_cast<int>(Status::reentrant)), Status::reentrant);
+}
+
+TEST(Waiting, IdlersPauseAgainAfterWorkThatASleepHasDone) {
+  Pair p(lenient_config());
+  p.settle();
+  IdlerOptions options;
+  options.pauses = 3;
+  options.timeout = 1ms;
+  Idler idler(options);
+  const auto turn = [&] { EXPECT_EQ(idler.idle(p.server.engine, 0), Status::ok); };
+  for (int i = 0; i < 3; ++i) turn();
+  ASSERT_EQ(p.ends.client.send(p.client.filled(32, 1)), Status::ok);
+  ASSERT_TRUE(until({&p.client}, [&] {
+    turn();
+    return p.server.messages == 1;
+  }));
+  const std::uint64_t sleeps = p.server.engine.stats().sleeps;
+  for (int i = 0; i < 3; ++i) turn();
+  EXPECT_EQ(p.server.engine.stats().sleeps, sleeps);
+  p.finish();
+}
+
+TEST(Waiting, WithoutDescriptorsIdlersYieldAndOneMessageIsLogged) {
+  Node node(lenient_config());
+  int messages = 0;
+  spinwire::set_log([&](spinwire::LogLevel, std::string_view) { ++messages; },
+                    spinwire::LogLevel::error);
+  IdlerOptions options;
+  options.pauses = 0;
+  Idler idler(options);
+  {
+    const loopback::NoDescriptors none;
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_FALSE(node.engine.arm());
+      EXPECT_EQ(node.engine.wait(1ms), Status::limit);
+      EXPECT_EQ(idler.idle(node.engine, 0), Status::ok);
+    }
+  }
+  spinwire::set_log({});
+  EXPECT_EQ(messages, 1);
+  EXPECT_TRUE(armed(node));
 }
 
 // ---- an idle engine ---------------------------------------------------------------------------

@@ -49,11 +49,11 @@ Result<Timer> start(detail::EngineSlot& slot, Nanoseconds delay, Nanoseconds int
                         "give a callback, a delay of 0 or more, an interval above 0");
     }
     EngineCore& core = *detail::core_at(&slot);
-    const Clock& clock = core.context.clock;
+    Clock& clock = core.context.clock;
     // A tick may be longer than the interval.
     const std::uint64_t ticks =
         interval.count() != 0 ? std::max<std::uint64_t>(clock.ticks(interval), 1) : 0;
-    const std::uint64_t now = clock.now();
+    const std::uint64_t now = clock.now_from(core.context.now);
     const std::uint64_t deadline = now + std::min(clock.ticks(delay), ~now);
     engine::ApplicationTimers::Id id;
     if (!core.application_timers.start(deadline, ticks, callback, id)) {
@@ -87,6 +87,16 @@ bool Timer::scheduled() const noexcept {
   return core != nullptr && core->application_timers.is_scheduled({index_, generation_});
 }
 
+namespace {
+
+/// 0 if the engine is gone: the callback of a poll may have destroyed it.
+std::uint64_t completions_of(const Engine& engine) noexcept {
+  const EngineCore* const core = detail::core_of(engine);
+  return core != nullptr ? core->context.stats.completions : 0;
+}
+
+}  // namespace
+
 Status Idler::idle_turn(Engine& engine, int work) noexcept {
   if (work < 0) return static_cast<Status>(-work);
   if (options_.strategy == IdleStrategy::spin) return Status::ok;
@@ -98,7 +108,10 @@ Status Idler::idle_turn(Engine& engine, int work) noexcept {
     return Status::ok;
   }
   if (options_.strategy == IdleStrategy::yield) return ::sched_yield(), Status::ok;
+  const std::uint64_t before = completions_of(engine);
   const Status status = engine.wait(options_.timeout);
+  if (completions_of(engine) != before) turns_ = 0;  // wait() has polled, too
+  if (status == Status::limit || status == Status::no_memory) return ::sched_yield(), Status::ok;
   return status == Status::timed_out ? Status::ok : status;
 }
 
