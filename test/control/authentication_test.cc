@@ -75,7 +75,8 @@ class Authentication : public ControlPortTest {
       return client_.port.handshakes() == 0 && server_.port.handshakes() == 0;
     }));
   }
-  /// Begins to connect through the relay. The first that the client's owner hears is that it failed.
+  /// Begins to connect through the relay. The first that the client's owner hears is that it
+  /// failed.
   void expect_failure_through(Relay& relay) {
     (void)hello_to(relay.address());
     EXPECT_TRUE(until([&] {
