@@ -8,6 +8,7 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
+#include "spinwire/clock.h"
 #include "spinwire/connection_settings.h"
 #include "spinwire/connection_state.h"
 #include "spinwire/endpoint.h"
@@ -281,6 +282,14 @@ class SPINWIRE_API Connection {
   /// peer has answered. Errors: invalid_argument (the operation is not this connection's, has ended
   /// or was cancelled already).
   Status cancel(OperationId operation);
+  /// Ends an operation with Status::timed_out if it has not ended `timeout` from now, to within
+  /// poll.control_interval. Everything else is as with cancel(). Replaces an earlier time-out of
+  /// the operation. The time also passes while the operation is deferred. Takes constant time; the
+  /// engine's first call allocates. Errors:
+  ///   invalid_argument  the operation is not this connection's, has ended or was cancelled
+  ///                     already; or `timeout` is negative
+  ///   no_memory         the first call found no memory
+  Status set_timeout(OperationId operation, Nanoseconds timeout) noexcept;
 
   /// Gives the peer's endpoint to a connection made by Engine::prepare(). The connection becomes
   /// ready as soon as our queue pair is, possibly before the peer has joined. The device repeats

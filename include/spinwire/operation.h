@@ -22,6 +22,7 @@ struct Completion {
   /// Any operation may end with:
   ///   ok             it is done
   ///   cancelled      by Connection::cancel()
+  ///   timed_out      by Connection::set_timeout()
   ///   flushed        the connection ended first
   /// A message of up to connections.eager_bytes, any raw message, a write, a read and an atomic
   /// also with the following, which end the connection:

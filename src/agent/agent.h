@@ -140,8 +140,9 @@ void flush_all_operations(EngineContext& ctx, Agent& a) noexcept;
 
 // Cancellation: cancel.cc.
 
-/// Cancels an operation by its id. False: the agent has no such operation.
-bool cancel(EngineContext& ctx, Agent& a, std::uint64_t id) noexcept;
+/// Ends an operation by its id; the callback reports `status`. False: the agent has no such
+/// operation.
+bool cancel(EngineContext& ctx, Agent& a, std::uint64_t id, Status status) noexcept;
 /// Runs the callbacks of cancelled operations.
 void run_cancel_callbacks(EngineContext& ctx) noexcept;
 /// The device has finished a cancelled operation.

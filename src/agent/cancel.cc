@@ -11,19 +11,22 @@ namespace {
 
 /// Schedules the callback for the end of the next poll, which visits the agents in
 /// `end_of_poll_list`.
-void report_later(EngineContext& ctx, Agent& a, Cancellation& cancellation) noexcept {
+void report_later(EngineContext& ctx, Agent& a, Cancellation& cancellation,
+                  Status status) noexcept {
   cancellation.due = true;
+  cancellation.status = status;
   ctx.cancellations.push_back(cancellation);
   visit_at_end_of_poll(ctx, a);
 }
 
-void mark_cancelled(EngineContext& ctx, Agent& a, Operation& op, bool with_device) noexcept {
+void mark_cancelled(EngineContext& ctx, Agent& a, Operation& op, bool with_device,
+                    Status status) noexcept {
   op.was = op.kind;
   op.kind = OperationKind::cancelled;
   op.with_device = with_device;
   op.succeeded = false;
   op.cancellation.of_send = false;
-  report_later(ctx, a, op.cancellation);
+  report_later(ctx, a, op.cancellation, status);
 }
 
 /// Takes a deferred operation out of its agent's order.
@@ -106,21 +109,21 @@ bool drop_deferred_offer(EngineContext& ctx, Agent& a, const RendezvousSend& t) 
   return true;
 }
 
-bool cancel_rendezvous(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
+bool cancel_rendezvous(EngineContext& ctx, Agent& a, std::uint64_t name, Status status) noexcept {
   RendezvousSend* const t = find_cancellable_send(ctx, a, name);
   if (t == nullptr) return false;
   if (drop_deferred_offer(ctx, a, *t)) drop_unposted_offer(ctx, *t);
   t->cancelled = true;
-  report_later(ctx, a, *t);
+  report_later(ctx, a, *t, status);
   return true;
 }
 
 /// A send that was offered keeps its record, its key and its block until the peer answers.
 void run_cancel_callback(EngineContext& ctx, RendezvousSend& t) noexcept {
-  if (t.never_posted) return complete_rendezvous_send(ctx, *t.agent, t, Status::cancelled);
+  if (t.never_posted) return complete_rendezvous_send(ctx, *t.agent, t, t.status);
   const CompletionCallback done = std::exchange(t.done, {});
   Completion completion;
-  completion.status = Status::cancelled;
+  completion.status = t.status;
   if (done) done(completion);
 }
 
@@ -130,10 +133,11 @@ void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
   CompletionCallback done;
   if (calls_back) done = op.done;
   const bool over = !op.with_device;
+  const Status status = op.cancellation.status;
   const std::uint32_t list = over && is_raw(op.was) ? detach_elements(a, op) : kNone;
   Block* const block = over ? free_record(ctx, a, op) : nullptr;
   Completion completion;
-  completion.status = Status::cancelled;
+  completion.status = status;
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) release_elements(a, list);
@@ -142,14 +146,14 @@ void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
 
 }  // namespace
 
-bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
-  if (names_rendezvous(name)) return cancel_rendezvous(ctx, a, name);
+bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name, Status status) noexcept {
+  if (names_rendezvous(name)) return cancel_rendezvous(ctx, a, name, status);
   Operation* before = nullptr;
   for (Operation* op = a.send_queue.deferred; op != nullptr;) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
       unlink(a, before, *op);
       return_credit(a, op->kind);
-      mark_cancelled(ctx, a, *op, false);
+      mark_cancelled(ctx, a, *op, false, status);
       return true;
     }
     before = op;
@@ -157,7 +161,7 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
   }
   for (Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
-      mark_cancelled(ctx, a, *op, true);
+      mark_cancelled(ctx, a, *op, true, status);
       return true;
     }
   }

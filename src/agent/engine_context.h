@@ -14,6 +14,7 @@
 #include "agent/in_place.h"
 #include "agent/lease_table.h"
 #include "agent/operation_pool.h"
+#include "agent/operation_timers.h"
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
 #include "agent/qpn_map.h"
@@ -430,6 +431,7 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   // Cold.
   SourceLedger sources;
   std::unique_ptr<RendezvousPool> rendezvous;
+  std::unique_ptr<OperationTimers> operation_timers;  ///< from the first time-out on
   ControlMessagePool control_messages;
   /// Agents that lack credit for a control message, or a record for an operation of their own. A
   /// poll looks at a few.

@@ -302,6 +302,7 @@ Agent* on_timer(EngineContext& ctx, const base::Timer& timer) noexcept {
     on_lease_timer(ctx, timer);
     return nullptr;
   }
+  if (timer.kind == kOperationTimer) return on_operation_timer(ctx, timer), nullptr;
   Agent& a = ctx.agents.at(timer.index);
   if (timer.kind == kLivenessTimer) {
     check_liveness(ctx, a);

@@ -61,8 +61,9 @@ struct Agent;
 /// The part of an operation or a rendezvous message whose cancellation is reported later.
 struct Cancellation {
   Cancellation* next;
-  bool due;      ///< the callback is due: in EngineContext::cancellations
-  bool of_send;  ///< of a RendezvousSend
+  bool due;       ///< the callback is due: in EngineContext::cancellations
+  bool of_send;   ///< of a RendezvousSend
+  Status status;  ///< what the callback reports
 };
 
 /// An accepted operation, until its completion callback. The record holds the work request for the

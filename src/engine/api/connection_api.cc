@@ -153,7 +153,25 @@ OperationId Connection::last_operation() const noexcept {
 
 Status Connection::cancel(OperationId operation) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::cancel(core.context, a, operation.value) ? Status::ok : Status::invalid_argument;
+    return agent::cancel(core.context, a, operation.value, Status::cancelled)
+               ? Status::ok
+               : Status::invalid_argument;
+  });
+}
+
+Status Connection::set_timeout(OperationId operation, Nanoseconds timeout) noexcept {
+  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
+    if (timeout.count() < 0) return Status::invalid_argument;
+    const Clock& clock = core.context.clock;
+    const std::uint64_t now = clock.now();
+    try {
+      return agent::set_deadline(core.context, a, operation.value,
+                                 now + std::min(clock.ticks(timeout), ~now))
+                 ? Status::ok
+                 : Status::invalid_argument;
+    } catch (const std::bad_alloc&) {
+      return Status::no_memory;
+    }
   });
 }
 
