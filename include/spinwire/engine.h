@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
@@ -19,6 +20,7 @@
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/reconnect.h"
 #include "spinwire/rpc.h"
 #include "spinwire/status.h"
 #include "spinwire/timer.h"
@@ -133,18 +135,6 @@ struct ListenOptions {
   ConnectionSettings settings{};  ///< of all accepted connections; see Connection::configure()
 };
 
-/// Makes a connection again that could not be made or was lost. Outstanding operations have ended
-/// by then, and keys that the peer made for the old connection are closed. A goodbye, a final
-/// refusal or a protocol mismatch ends the connection without a further attempt.
-struct Reconnect {
-  std::uint32_t attempts = 0;  ///< in a row without lasting success; 0: do not reconnect
-  /// Pause before the first attempt. The pause doubles with each further attempt up to `max_delay`,
-  /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h
-  /// each.
-  Nanoseconds first_delay = std::chrono::milliseconds(10);
-  Nanoseconds max_delay = std::chrono::seconds(5);
-};
-
 struct ConnectOptions {
   ConnectionHandlers handlers;
   Reconnect reconnect{};
@@ -152,6 +142,10 @@ struct ConnectOptions {
   ConnectionSettings settings{};
   /// For each attempt, until ready; up to 1 h. 0: connections.connect_timeout.
   Nanoseconds timeout{0};
+  /// Further addresses of the peer, or of peers that can stand in for it, in the order in which
+  /// they are tried; see Reconnect. Connection::peer() is the address of the present attempt, and
+  /// the one that is connected when the connection is ready.
+  std::vector<std::string> alternatives{};
 };
 
 struct PrepareOptions {
@@ -292,7 +286,7 @@ class SPINWIRE_API Engine {
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
-  ///   invalid_argument  the address, a time or a setting out of range
+  ///   invalid_argument  an address, a time or a setting out of range
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist

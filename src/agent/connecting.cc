@@ -178,7 +178,7 @@ Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
 void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
   if (is_ending(a)) return;
   // A full peer may have room later. Any other refusal is final.
-  if (a.reconnect != nullptr) a.reconnect->permanent = refusal.status != Status::limit;
+  if (a.reconnect != nullptr) a.reconnect->refused = refusal.status != Status::limit;
   const bool asked = a.setup.outbound;
   fail(ctx, a,
        {refusal.status,
@@ -271,7 +271,7 @@ bool continue_setup(EngineContext& ctx, Agent& a) noexcept {
 // ---- the end ----
 
 void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept {
-  if (a.reconnect != nullptr) a.reconnect->permanent = true;
+  if (a.reconnect != nullptr) a.reconnect->device_lost = true;
   fail(ctx, a, std::move(cause));
 }
 

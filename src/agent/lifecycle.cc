@@ -149,9 +149,9 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   const Config::Connections& c = ctx.config.connections;
   switch (state) {
     case ConnectionState::resolving:
-      a.setup.deadline =
-          after(ctx, a.reconnect != nullptr && a.reconnect->backing_off ? a.reconnect->delay
-                                                                        : a.setup.timeout);
+      a.setup.deadline = a.reconnect != nullptr && a.reconnect->backing_off
+                             ? a.reconnect->next_attempt
+                             : after(ctx, a.setup.timeout);
       break;
     case ConnectionState::exchanging:
       // After `resolving`, keep the deadline of the whole attempt.
@@ -350,7 +350,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.receive_waiters.remove(a);
   stop_waiting_for_credit(ctx, a);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
-  if (can_reconnect(a)) return back_off(ctx, a);
+  if (can_reconnect(ctx, a)) return back_off(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);
   ctx.stats.messages_received += a.activity.messages_received;

@@ -1,6 +1,5 @@
 #include "agent/reconnect.h"
 
-#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -11,20 +10,9 @@
 namespace spinwire::agent {
 namespace {
 
-/// Doubles with each attempt up to the maximum. A random part of up to a half keeps clients of one
-/// peer from connecting at the same time.
-Nanoseconds next_delay(ReconnectState& state) noexcept {
-  constexpr std::uint32_t kMostDoublings = 30;
-  const std::uint32_t doublings = std::min(state.attempts, kMostDoublings);
-  const auto first = static_cast<std::uint64_t>(state.options.first_delay.count());
-  const auto most = static_cast<std::uint64_t>(state.options.max_delay.count());
-  const std::uint64_t longest = first > most >> doublings ? most : first << doublings;
-  return Nanoseconds(static_cast<std::int64_t>(longest - state.random.below(longest / 2 + 1)));
-}
-
-bool is_permanent(Status status) noexcept {
-  return status == Status::protocol || status == Status::unsupported ||
-         status == Status::invalid_argument || status == Status::remote_access;
+AttemptEnd end_of(const Agent& a) noexcept {
+  const ReconnectState& state = *a.reconnect;
+  return {a.setup.was_ready, state.refused || is_permanent(a.cause.status), state.ready_at};
 }
 
 /// Resets the agent, except for the parts that belong to the connection rather than to an attempt.
@@ -62,24 +50,20 @@ void forget_attempt(Agent& a) noexcept {
 
 }  // namespace
 
-bool can_reconnect(const Agent& a) noexcept {
+bool can_reconnect(const EngineContext& ctx, const Agent& a) noexcept {
   const ReconnectState* state = a.reconnect.get();
-  if (state == nullptr || a.closing) return false;
-  return !state->permanent && !is_permanent(a.cause.status) &&
-         state->attempts < state->options.attempts;
+  if (state == nullptr || a.closing || state->device_lost) return false;
+  return state->plan.has_next(end_of(a), ctx.clock.now());
 }
 
 void back_off(EngineContext& ctx, Agent& a) noexcept {
   ReconnectState& state = *a.reconnect;
   const bool interrupted = a.setup.was_ready;
-  // A connection that is soon lost again does not reset the backoff.
-  const bool lasted =
-      interrupted && ctx.clock.now() - state.ready_at >= ctx.clock.ticks(state.options.max_delay);
-  if (lasted) state.attempts = 0;
+  const std::uint64_t now = ctx.clock.now();
+  state.next_attempt = now + state.plan.next(end_of(a), now);
   state.last = std::move(a.cause);
   if (state.first.status == Status::ok) state.first = state.last;
-  state.delay = next_delay(state);
-  ++state.attempts;
+  state.refused = false;
   state.backing_off = true;
   forget_attempt(a);
   enter(ctx, a, ConnectionState::resolving);
@@ -89,6 +73,7 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
 
 Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   a.reconnect->backing_off = false;
+  name_peer(a, a.reconnect->plan.address().text().view());
   if (!reserve_first_receive(ctx, a)) {
     return tl::unexpected(no_more_connections(
         ctx, base::format("connect to {} again", peer_name(a)), ErrorFor::caller));
@@ -96,7 +81,7 @@ Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   set_stage(a, Stage::domain);
   enter(ctx, a, ConnectionState::resolving);
   queue_setup(ctx, a);
-  return ReconnectWay{a.reconnect->address, a.reconnect->via, a.setup.timeout};
+  return ReconnectWay{a.reconnect->plan.address(), a.reconnect->via, a.setup.timeout};
 }
 
 Error final_cause(Agent& a) noexcept {
@@ -105,7 +90,7 @@ Error final_cause(Agent& a) noexcept {
   Error first = std::move(a.reconnect->first);
   try {
     first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
-                                a.reconnect->attempts, a.cause.message());
+                                a.reconnect->plan.rounds(), a.cause.message());
   } catch (...) {  // without memory, the first cause alone
   }
   return first;

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
-#include "base/random.h"
+#include "agent/reconnect_plan.h"
 #include "control/address.h"
 #include "spinwire/engine.h"
 #include "spinwire/status.h"
@@ -15,24 +16,20 @@ struct EngineContext;
 
 /// State that a reconnecting connection keeps between attempts.
 struct ReconnectState {
-  ReconnectState(const Reconnect& settings, const control::Address& to, Via how) noexcept
-      : options(settings), address(to), via(how), random(base::random_seed()) {}
-  Reconnect options;
-  control::Address address;
+  ReconnectState(ReconnectPlan way, Via how) noexcept : plan(std::move(way)), via(how) {}
+  ReconnectPlan plan;
   Via via;
-  base::Random random;
   Error first{Status::ok, {}, {}, {}};  ///< why the connection was lost; ok while it is ready
   Error last;                           ///< why the last attempt failed
-  std::uint32_t attempts = 0;           ///< in a row without lasting success
   std::uint64_t ready_at = 0;           ///< tick of becoming ready; 0 before that
-  Nanoseconds delay{0};                 ///< backoff before the next attempt
-  bool backing_off = false;             ///< `delay` runs
-  /// Another attempt would also fail: the peer refused, or the device is lost.
-  bool permanent = false;
+  std::uint64_t next_attempt = 0;       ///< tick, while it backs off
+  bool backing_off = false;             ///< it waits for `next_attempt`
+  bool refused = false;                 ///< the peer's refusal is final
+  bool device_lost = false;             ///< no attempt can follow
 };
 
 /// Whether the connection that has just ended reconnects.
-[[nodiscard]] bool can_reconnect(const Agent& a) noexcept;
+[[nodiscard]] bool can_reconnect(const EngineContext& ctx, const Agent& a) noexcept;
 /// Drops this attempt, runs on_interrupted, and waits for the next attempt.
 void back_off(EngineContext& ctx, Agent& a) noexcept;
 /// How to reach the peer again.

@@ -15,15 +15,6 @@ using agent::HandshakeStep;
 
 namespace {
 
-Result<void> check(const Reconnect& r) {
-  constexpr Nanoseconds kLeast = std::chrono::microseconds(1), kMost = std::chrono::hours(1);
-  if (r.first_delay >= kLeast && r.first_delay <= r.max_delay && r.max_delay <= kMost) return {};
-  return base::fail(
-      Status::invalid_argument, "connect with reconnecting",
-      base::format("delays from {} ns to {} ns", r.first_delay.count(), r.max_delay.count()),
-      "delays are 1 us to 1 h, and first_delay is at most max_delay");
-}
-
 tl::unexpected<Error> no_method() {
   return base::fail(Status::unsupported, "open a session", "no method is served here",
                     "connect to an engine that serves");
@@ -108,27 +99,31 @@ void Connector::attach(Attempt attempt, Agent& a) noexcept {
 }
 
 Result<Connection> Connector::connect(std::string_view text, const ConnectOptions& options) {
-  auto address = control::Address::parse(text);
-  if (!address) return tl::unexpected(address.error());
-  if (auto valid = check(options.reconnect).and_then([&] {
-        return config::check_timeout("connect", options.timeout);
-      });
-      !valid)
+  auto plan = agent::ReconnectPlan::make("connect", options.reconnect, text, options.alternatives,
+                                         context_.clock);
+  if (!plan) return tl::unexpected(plan.error());
+  if (auto valid = config::check_timeout("connect", options.timeout); !valid)
     return tl::unexpected(valid.error());
   const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
                                           options.via == Via::rdma_cm);
   if (!attributes) return tl::unexpected(attributes.error());
-  std::unique_ptr<agent::ReconnectState> again;
-  if (options.reconnect.attempts != 0)
-    again = std::make_unique<agent::ReconnectState>(options.reconnect, *address, options.via);
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
-  auto attempt = begin(*address, options.via, timeout);
+  auto attempt = begin(plan->address(), options.via, timeout);
+  // An address whose attempt ends at once is tried again in the next round.
+  while (!attempt && !plan->is_round_over()) {
+    (void)plan->next({}, context_.clock.now());
+    attempt = begin(plan->address(), options.via, timeout);
+  }
   if (!attempt) return tl::unexpected(attempt.error());
+  const control::AddressText peer = plan->address().text();
+  std::unique_ptr<agent::ReconnectState> again;
+  if (options.reconnect.attempts != 0 || !options.alternatives.empty())
+    again = std::make_unique<agent::ReconnectState>(std::move(*plan), options.via);
   const auto made = agent::make(context_,
                                 {.state = ConnectionState::resolving,
                                  .outbound = true,
-                                 .peer = address->text().view(),
+                                 .peer = peer.view(),
                                  .attributes = *attributes,
                                  .timeout = timeout,
                                  .handlers = &options.handlers,

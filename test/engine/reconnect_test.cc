@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ constexpr Reconnect kManyAttempts{20, 1ms, 8ms};
 /// A client that records its interruptions.
 struct Client : Node {
   using Node::Node;
-  Connection begin_again(const std::string& address, const Reconnect& reconnect = kManyAttempts) {
+  Connection begin_again(const std::string& address, const Reconnect& reconnect = kManyAttempts,
+                         const std::vector<std::string>& alternatives = {}) {
     ConnectOptions options;
     options.handlers = handlers();
     options.handlers.on_interrupted = [this](Connection c, const Error& e) {
@@ -30,6 +32,7 @@ struct Client : Node {
       if (on_interrupted) on_interrupted(c);
     };
     options.reconnect = reconnect;
+    options.alternatives = alternatives;
     auto made = engine.connect(address, options);
     EXPECT_TRUE(made) << made.error().message();
     return made ? *made : Connection();
@@ -277,6 +280,70 @@ TEST(EngineReconnect, AnEngineGoesWhileConnectionsRest) {
     client.engine = Engine();
   }
   EXPECT_EQ(closed, 1);
+}
+
+TEST(EngineReconnect, AlternativesAreTriedInTurn) {
+  std::uint64_t now = 1'000'000'000;
+  std::optional<Node> first, second;
+  first.emplace(small_config(), &now).listen();
+  second.emplace(small_config(), &now).listen();
+  const std::string addresses[] = {first->listener.address(), second->listener.address()};
+  Client client(small_config(), &now);
+  const Connection c = client.begin_again(addresses[0], kManyAttempts, {addresses[1]});
+  const auto poll = [&] {
+    now += 100'000;
+    for (auto* node : {&first, &second}) {
+      if (*node) (void)(*node)->poll();
+    }
+  };
+  for (std::size_t round = 1; round <= 4; ++round) {
+    ASSERT_TRUE(until({&client}, [&] { return poll(), client.ready.size() == round; }));
+    EXPECT_EQ(c.peer(), addresses[(round - 1) % 2]);
+    if (round == 4) break;
+    auto& now_connected = round % 2 == 1 ? first : second;
+    ASSERT_TRUE(
+        until({&client}, [&] { return poll(), !now_connected->ready.empty() && c.ready(); }));
+    break_from(*now_connected, now_connected->ready.back());
+    now_connected->stale_allowed = true;
+    ASSERT_TRUE(until({&client}, [&] { return poll(), client.interruptions.size() == round; }));
+  }
+  EXPECT_TRUE(client.closed.empty());
+}
+
+TEST(EngineReconnect, AnAlternativeIsTriedAtOnceAndWithoutReconnecting) {
+  std::uint64_t now = 1'000'000'000;
+  Node server(small_config(), &now);
+  server.listen();
+  Client client(small_config(), &now);
+  const Connection c =
+      client.begin_again(deserted_address(), {}, {deserted_address(), server.listener.address()});
+  ASSERT_TRUE(until({&client, &server}, [&] {
+    now += 1000;
+    return client.ready.size() == 1;
+  }));
+  EXPECT_EQ(c.peer(), server.listener.address());
+  ASSERT_TRUE(until({&client, &server}, [&] { return server.ready.size() == 1; }));
+  break_from(server, server.ready.back());
+  server.stale_allowed = client.stale_allowed = true;
+  ASSERT_TRUE(until({&client, &server}, [&] { return client.closed.size() == 1; }));
+  // All of a round that fail are reported once.
+  const Connection none = client.begin_again(deserted_address(), {}, {deserted_address()});
+  if (none.state() != ConnectionState::closed) {
+    ASSERT_TRUE(until({&client, &server}, [&] {
+      now += 1000;
+      return client.closed.size() == 2;
+    }));
+    EXPECT_EQ(client.closed[1].status, Status::refused) << client.closed[1].message();
+  }
+}
+
+TEST(EngineReconnect, AlternativesAreChecked) {
+  Node client;
+  ConnectOptions options;
+  options.alternatives = {"127.0.0.1:1", "somewhere"};
+  const auto made = client.engine.connect("127.0.0.1:1", options);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().status, Status::invalid_argument);
 }
 
 TEST(EngineReconnect, DelaysAreChecked) {

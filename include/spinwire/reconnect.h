@@ -1,0 +1,31 @@
+// How connections and sessions are made again after a loss.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "spinwire/clock.h"
+
+namespace spinwire {
+
+/// Makes a connection or session again that could not be made or was lost. Its handle stays valid.
+/// Outstanding operations of the connection have ended by then, and keys that the peer made for it
+/// are closed; SessionOptions::reconnect says what happens to calls. A connection's goodbye, a
+/// final refusal, a protocol mismatch and the loss of the device end it without a further attempt.
+///
+/// With alternatives (ConnectOptions::alternatives, SessionOptions::alternatives), an attempt at an
+/// address that fails is followed at once by one at the next address, until a round has tried all.
+/// A round after a loss begins with the address behind the one that was lost. A final refusal or a
+/// protocol mismatch then ends only this attempt, unless all of a round end so.
+struct Reconnect {
+  /// Rounds over all addresses in a row without lasting success; 0: do not reconnect. The
+  /// alternatives are then tried only until the first success.
+  std::uint32_t attempts = 0;
+  /// Pause before the first round. The pause doubles with each further round up to `max_delay`,
+  /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h
+  /// each.
+  Nanoseconds first_delay = std::chrono::milliseconds(10);
+  Nanoseconds max_delay = std::chrono::seconds(5);
+};
+
+}  // namespace spinwire

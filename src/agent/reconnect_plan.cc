@@ -1,0 +1,107 @@
+#include "agent/reconnect_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace spinwire::agent {
+
+bool is_permanent(Status status) noexcept {
+  return status == Status::protocol || status == Status::unsupported ||
+         status == Status::invalid_argument || status == Status::remote_access ||
+         status == Status::no_device;
+}
+
+ReconnectPlan::ReconnectPlan(const Reconnect& options,
+                             const std::vector<control::Address>& addresses, const Clock& clock)
+    : options_(options), clock_(clock), random_(base::random_seed()) {
+  targets_.reserve(addresses.size());
+  for (const control::Address& each : addresses) targets_.push_back({each});
+  left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
+}
+
+Result<ReconnectPlan> ReconnectPlan::make(const char* asked, const Reconnect& options,
+                                          std::string_view address,
+                                          const std::vector<std::string>& alternatives,
+                                          const Clock& clock) {
+  constexpr Nanoseconds kLeast = std::chrono::microseconds(1), kMost = std::chrono::hours(1);
+  if (options.first_delay < kLeast || options.first_delay > options.max_delay ||
+      options.max_delay > kMost) {
+    return base::fail(Status::invalid_argument, base::format("{} with reconnecting", asked),
+                      base::format("delays from {} ns to {} ns", options.first_delay.count(),
+                                   options.max_delay.count()),
+                      "delays are 1 us to 1 h, and first_delay is at most max_delay");
+  }
+  std::vector<control::Address> addresses;
+  addresses.reserve(alternatives.size() + 1);
+  const auto add = [&addresses](std::string_view text) {
+    return control::Address::parse(text).map(
+        [&addresses](const control::Address& each) { addresses.push_back(each); });
+  };
+  if (auto added = add(address); !added) return tl::unexpected(added.error());
+  for (const std::string& text : alternatives) {
+    if (auto added = add(text); !added) return tl::unexpected(added.error());
+  }
+  return ReconnectPlan(options, addresses, clock);
+}
+
+/// Rounds that count when the next one begins. What is soon lost again does not reset them.
+std::uint32_t ReconnectPlan::rounds_after(const AttemptEnd& end, std::uint64_t now) const noexcept {
+  const bool lasted = end.was_ready && now - end.ready_at >= clock_.ticks(options_.max_delay);
+  return lasted ? 0 : rounds_;
+}
+
+bool ReconnectPlan::has_next(const AttemptEnd& end, std::uint64_t now) const noexcept {
+  if (!end.was_ready && left_ != 0) return true;
+  const bool no_other = end.was_ready ? targets_.size() == 1 : all_permanent_;
+  if (end.is_permanent && no_other) return false;
+  return rounds_after(end, now) < options_.attempts;
+}
+
+std::uint64_t ReconnectPlan::next(const AttemptEnd& end, std::uint64_t now) noexcept {
+  std::uint64_t pause = 0;
+  if (!end.was_ready && left_ != 0) {
+    --left_;
+    all_permanent_ = all_permanent_ && end.is_permanent;
+  } else {
+    rounds_ = rounds_after(end, now);
+    pause = next_pause();
+    ++rounds_;
+    left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
+    all_permanent_ = true;
+  }
+  if (++place_ == targets_.size()) place_ = 0;
+  return std::max(pause, skip_held_off(now + pause) - now);
+}
+
+/// Doubles with each round up to the maximum. A random part of up to a half keeps clients of one
+/// peer from connecting at the same time.
+std::uint64_t ReconnectPlan::next_pause() noexcept {
+  constexpr std::uint32_t kMostDoublings = 30;
+  const std::uint32_t doublings = std::min(rounds_, kMostDoublings);
+  const auto first = static_cast<std::uint64_t>(options_.first_delay.count());
+  const auto most = static_cast<std::uint64_t>(options_.max_delay.count());
+  const std::uint64_t longest = first > most >> doublings ? most : first << doublings;
+  return clock_.ticks(
+      Nanoseconds(static_cast<std::int64_t>(longest - random_.below(longest / 2 + 1))));
+}
+
+/// Goes on to the first address of this round that may be tried at `when`, or else to the one that
+/// may be tried soonest. Returns the tick from which it may be tried.
+std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
+  const auto count = static_cast<std::uint32_t>(targets_.size());
+  std::uint32_t best = 0;
+  for (std::uint32_t i = 0; i <= left_; ++i) {
+    const std::uint64_t from = targets_[(place_ + i) % count].not_before;
+    if (from < targets_[(place_ + best) % count].not_before) best = i;
+    if (from > when) continue;
+    best = i;
+    break;
+  }
+  place_ = (place_ + best) % count;
+  left_ -= best;
+  return std::max(when, targets_[place_].not_before);
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,77 @@
+// When a client makes its connection or session again, and at which address: round after round
+// over a list, with a pause that grows from round to round. Cold.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/random.h"
+#include "control/address.h"
+#include "spinwire/clock.h"
+#include "spinwire/reconnect.h"
+#include "spinwire/status.h"
+
+namespace spinwire::agent {
+
+/// Whether another attempt would fail with this status, too.
+[[nodiscard]] bool is_permanent(Status status) noexcept;
+
+/// How an attempt, or what it had made, has ended.
+struct AttemptEnd {
+  bool was_ready = false;
+  bool is_permanent = false;   ///< another attempt at this address would fail, too
+  std::uint64_t ready_at = 0;  ///< tick
+};
+
+class ReconnectPlan {
+ public:
+  /// The address and its alternatives, of which there is at least one.
+  ReconnectPlan(const Reconnect& options, const std::vector<control::Address>& addresses,
+                const Clock& clock);
+  /// Checks the delays, and reads the addresses. Errors: invalid_argument. May throw.
+  static Result<ReconnectPlan> make(const char* asked, const Reconnect& options,
+                                    std::string_view address,
+                                    const std::vector<std::string>& alternatives,
+                                    const Clock& clock);
+
+  /// The address of the present attempt.
+  [[nodiscard]] const control::Address& address() const noexcept {
+    return targets_[place_].address;
+  }
+  /// Rounds in a row without lasting success.
+  [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
+  /// Whether the round has no further address.
+  [[nodiscard]] bool is_round_over() const noexcept { return left_ == 0; }
+  /// Whether an attempt may follow one that ended so.
+  [[nodiscard]] bool has_next(const AttemptEnd& end, std::uint64_t now) const noexcept;
+  /// Goes on to the next attempt; has_next() must have been true. Returns the pause before it, in
+  /// ticks.
+  std::uint64_t next(const AttemptEnd& end, std::uint64_t now) noexcept;
+  /// The peer at the present address asks for no attempt there before `least` has passed. Other
+  /// addresses are tried meanwhile.
+  void hold_off(std::uint64_t now, Nanoseconds least) noexcept {
+    targets_[place_].not_before = now + clock_.ticks(least);
+  }
+
+ private:
+  struct Target {
+    control::Address address;
+    std::uint64_t not_before = 0;  ///< tick
+  };
+  [[nodiscard]] std::uint32_t rounds_after(const AttemptEnd& end, std::uint64_t now) const noexcept;
+  std::uint64_t next_pause() noexcept;
+  std::uint64_t skip_held_off(std::uint64_t when) noexcept;
+
+  Reconnect options_;
+  Clock clock_;
+  base::Random random_;
+  std::vector<Target> targets_;
+  std::uint32_t place_ = 0;    ///< of the present attempt
+  std::uint32_t left_ = 0;     ///< further addresses of this round
+  std::uint32_t rounds_ = 0;   ///< without lasting success, behind the first attempts
+  bool all_permanent_ = true;  ///< all attempts of this round so far ended for good
+};
+
+}  // namespace spinwire::agent
