@@ -21,6 +21,9 @@
 // another engine answers, the session ends with peer_lost. Otherwise the session ends with
 // peer_lost after connections.peer_timeout of silence. A session without datagrams is forgotten by
 // the server after connections.peer_timeout without a connection.
+//
+// With SessionOptions::reconnect, a session does not end in these ways: it is opened again, under
+// the same handle. Meanwhile it is `opening`.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +31,16 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
 #include "spinwire/clock.h"
 #include "spinwire/connection.h"
 #include "spinwire/export.h"
+#include "spinwire/reconnect.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -92,6 +98,8 @@ class SPINWIRE_API Reply {
   ///                     have run
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up
+  ///   not_connected     the call waited, and was never sent: its session was interrupted and may
+  ///                     not wait until it is ready (WhenNotReady), or could not be opened
   /// A long call whose handler has not run may also end with the status of its failed connection,
   /// or:
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
@@ -252,7 +260,22 @@ class SPINWIRE_API Request {
 
 using MethodHandler = Callback<void(Request&)>;
 
-enum class SessionState : std::uint8_t { opening, ready, closing, closed };
+enum class SessionState : std::uint8_t {
+  opening,  ///< also while the session is opened again after a loss
+  ready,    ///< calls are sent; the server was heard within the times above
+  closing,
+  closed,
+};
+
+/// What becomes of calls while their session is `opening`. is_retryable() holds for not_connected.
+enum class WhenNotReady : std::uint8_t {
+  /// call() answers not_connected. If the session is interrupted, calls that wait for the window
+  /// end with not_connected.
+  fail,
+  /// Calls wait in the backlog, within their time-outs, and can be cancelled. They are sent in
+  /// their order when the session is ready. They end with not_connected if it cannot be opened.
+  wait,
+};
 
 /// Names an accepted call of a session until it has ended. Plain data. A value is used again after
 /// 2^32 calls of the session.
@@ -276,6 +299,7 @@ struct CallOptions {
   /// cancelled, timed_out, flushed or peer_lost, the server finishes that write when it continues,
   /// and the library keeps a reference until then. Drop such a buffer; do not use it again.
   std::optional<BufferSlice> reply_into{};
+  std::optional<WhenNotReady> when_not_ready{};  ///< none: SessionOptions::when_not_ready
 };
 
 /// A client's session: a small value that may be copied. Hot unless marked otherwise.
@@ -292,12 +316,15 @@ class SPINWIRE_API Session {
   /// Longest request, in bytes: connections.max_message_bytes here and, once there is a connection
   /// for long calls, at the server; 0 unless ready.
   [[nodiscard]] std::size_t max_call() const noexcept;
+  /// The server's "address:port": of the present attempt, and the one that is connected when the
+  /// session is ready. Empty also if memory has run out. Set-up.
+  [[nodiscard]] std::string peer() const noexcept;
 
   /// Calls a method. If it answers ok, `done` runs exactly once, inside a poll() and never inside
   /// this function; in a callback, perhaps in the same poll(). Do not change the request until
   /// then. The session's window limits the inline calls that are under way at once, and equally the
   /// long ones; further calls wait in the backlog. `id`, unless null, receives the call's id for
-  /// cancel(). Errors:
+  /// cancel(). While the session is `opening`, WhenNotReady says whether calls wait. Errors:
   ///   would_block       rpc.backlog calls of this kind wait already
   ///   message_too_long  longer than max_call()
   ///   invalid_argument  no callback, a negative time-out, memory of another engine, or
@@ -306,7 +333,7 @@ class SPINWIRE_API Session {
   ///                     leases.maximum is 0
   ///   no_buffer         the call has to wait, and there is no memory to keep it
   ///   no_memory         no memory for the records of the session's first long call
-  ///   not_connected     not ready
+  ///   not_connected     not ready, and the call may not wait for that
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               const CallOptions& options, CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done, options), id);
@@ -320,7 +347,7 @@ class SPINWIRE_API Session {
   ///                     leases.maximum is 0
   ///   no_buffer         the send pool has no block for more than kSlotPayloadBytes
   ///   no_memory         no memory for the records of the session's first long call
-  ///   not_connected     not ready
+  ///   not_connected     not ready, and the call may not wait for that
   Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
               const CallOptions& options, CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done, options), id);
@@ -381,12 +408,27 @@ class SPINWIRE_API Session {
 };
 
 struct SessionOptions {
+  /// The session is ready, for the first time or again.
   Callback<void(Session)> on_ready;
   /// The session is closed. Runs once, after its last call has ended. The error's status is ok
   /// after close(). Otherwise the error says why the session could not be opened or was lost.
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t window = 0;  ///< calls at once, a power of two up to 64; 0: rpc.window
-  Nanoseconds timeout{0};    ///< until ready; 0: connections.connect_timeout
+  Nanoseconds timeout{0};    ///< of each attempt, until ready; 0: connections.connect_timeout
+  /// Opens the session again when its server is lost, was restarted, has forgotten the session or
+  /// closes it, or when an attempt fails. Close the session to end it. Calls that may have been
+  /// sent end with peer_lost (with `flushed` if the server closed the session): their handlers may
+  /// have run, so the library never sends them again. Calls that were not sent: see WhenNotReady.
+  Reconnect reconnect{};
+  /// Further addresses of the server, or of servers that can stand in for it, in the order in which
+  /// they are tried; see Reconnect and Session::peer().
+  std::vector<std::string> alternatives{};
+  WhenNotReady when_not_ready = WhenNotReady::fail;  ///< of calls that do not say
+  /// The session was interrupted and is opened again. The state is `opening`, and the calls that
+  /// may have been sent have ended, but for long ones, whose memory the server may still use.
+  /// on_ready or on_closed runs next. on_closed reports the first error since the session was
+  /// ready.
+  Callback<void(Session, const Error&)> on_interrupted{};
 };
 
 /// Counts since the engine was opened. Those marked "now" are current values.

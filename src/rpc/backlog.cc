@@ -44,9 +44,8 @@ void release_backlog(ClientSession& c) noexcept {
   detail::release(std::exchange(c.backlog_block, nullptr));
 }
 
-Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
-                    const ReplyCallback& done) noexcept {
-  if (c.state != SessionState::ready) return Status::not_connected;
+Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done,
+                    bool waits_until_ready) noexcept {
   if (c.backlog_count == r.context.config.rpc.backlog) return Status::would_block;
   if (c.backlog == nullptr && !allocate_backlog(r, c)) return Status::no_buffer;
   BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
@@ -54,6 +53,7 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
     if (c.backlog_count == 0) release_backlog(c);
     return Status::no_buffer;
   }
+  w.waits_until_ready = waits_until_ready;
   schedule_check(r, c, call.deadline);
   ++c.backlog_count;
   // The session's own window has room: the call waits for receives or send entries of the engine.

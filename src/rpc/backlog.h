@@ -13,9 +13,11 @@
 
 namespace spinwire::rpc {
 
-/// Stores an inline call until it can be sent. Errors: not_connected, would_block (rpc.backlog
-/// calls wait), no_buffer. Cold unless the window is full.
-Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done) noexcept;
+/// Stores an inline call until it can be sent. `waits_until_ready`: also beyond an interruption of
+/// the session. Errors: would_block (rpc.backlog calls wait), no_buffer. Cold unless the window is
+/// full.
+Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done,
+                    bool waits_until_ready) noexcept;
 /// Sends inline calls from the backlog while the session and the engine have room.
 void send_backlog(Rpc& r, ClientSession& c) noexcept;
 /// Sends from the backlogs of sessions that wait for receives or send entries of the engine.
@@ -101,8 +103,24 @@ void run_backlog_callbacks(const Rpc& r, Owner& o) noexcept {
   for (std::uint32_t most = o.backlog_count; most != 0; --most)
     backlog_at(r, o, i).outcome ? end_backlogged(r, o, i, Status::cancelled) : void(++i);
 }
+/// Ends entries that may not wait for an interrupted session. Returns false if a callback has
+/// closed the session.
+template <typename Owner>
+bool end_calls_that_may_not_wait(Rpc& r, Owner& o, std::uint32_t session) noexcept {
+  for (std::uint32_t i = 0; i < o.backlog_count;) {
+    const auto& call = backlog_at(r, o, i);
+    if (call.waits_until_ready || call.outcome) {  // a cancelled call's callback is due
+      ++i;
+      continue;
+    }
+    end_backlogged(r, o, i, Status::not_connected);
+    if (!is_opening(r, session)) return false;
+  }
+  return true;
+}
 /// Ends entries that have timed out. Returns the tick of the next check, at most `next`. The
-/// session may be gone or closing afterwards; then further entries may have timed out.
+/// session may be gone or closing afterwards; then further entries may have timed out. Also while
+/// the session is being opened.
 template <typename Owner>
 std::uint64_t check_backlog(Rpc& r, Owner& o, std::uint32_t session, std::uint64_t now,
                             std::uint64_t next) noexcept {
@@ -114,7 +132,7 @@ std::uint64_t check_backlog(Rpc& r, Owner& o, std::uint32_t session, std::uint64
       continue;
     }
     end_backlogged(r, o, i, Status::timed_out);
-    if (!is_ready(r, session)) return next;
+    if (!is_ready(r, session) && !is_opening(r, session)) return next;
     i = 0;  // the callback may have ended others
   }
   return next;

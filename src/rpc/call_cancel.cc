@@ -85,11 +85,11 @@ void end_call_in_slot(Rpc& r, ClientSession& c, std::uint32_t slot, Status statu
   end_call(done, outcome);
 }
 
-void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
+void end_calls(Rpc& r, ClientSession& c, Status status, Status unsent) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot)) end_call_in_slot(r, c, slot, status);
   }
-  end_backlog(r, c, status);
+  end_backlog(r, c, unsent);
 }
 
 }  // namespace spinwire::rpc

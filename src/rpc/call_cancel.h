@@ -18,7 +18,7 @@ void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept;
 void run_cancel_callbacks(Rpc& r) noexcept;
 /// Ends the call in a slot, with its own outcome if it has one, else with `status`.
 void end_call_in_slot(Rpc& r, ClientSession& c, std::uint32_t slot, Status status) noexcept;
-/// Ends all inline calls of a session that is over.
-void end_calls(Rpc& r, ClientSession& c, Status status) noexcept;
+/// Ends all inline calls of a session that is over; those that were never sent with `unsent`.
+void end_calls(Rpc& r, ClientSession& c, Status status, Status unsent) noexcept;
 
 }  // namespace spinwire::rpc

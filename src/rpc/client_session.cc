@@ -14,6 +14,7 @@
 #include "rpc/client_call.h"
 #include "rpc/retransmission.h"
 #include "rpc/session_liveness.h"
+#include "rpc/session_reconnect.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
 
@@ -27,20 +28,33 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   if (index == kNone) return nullptr;
   ClientSession& c = r.clients.at(index);
   c.slots = r.clients.places(c);
-  const std::uint32_t first = random_call_number(r);
-  for (std::uint32_t i = 0; i < window; ++i) c.slots[i].number = first + window + i;
   c.generation = r.clients.generation(index);
   c.name = make_name(index, c.generation, kClientGenerations);
   c.window = static_cast<std::uint16_t>(window);
   c.free_slots = ~std::uint64_t{0} >> (kWindowMax - window);
   c.in_flight = 0;
   c.backlog_first = c.backlog_count = c.last_call_id = 0;
+  c.state = SessionState::opening;
+  // Of calls that wait for the first answer: longer ones wait for the connection.
+  c.max_inline_call = 0;
+  if (r.port != nullptr) {
+    const std::uint32_t longest = std::max(r.local.mtu, r.port->longest_direct());
+    c.max_inline_call = static_cast<std::uint16_t>(wire::rpc_payload(longest));
+  }
+  prepare_for_server(r, c);
+  c.timer.index = index;
+  c.timer.kind = kClientTimer;
+  return &c;
+}
+
+void prepare_for_server(Rpc& r, ClientSession& c) noexcept {
+  const std::uint32_t first = random_call_number(r);
+  for (std::uint32_t i = 0; i < c.window; ++i) c.slots[i].number = first + c.window + i;
   c.server_window = 1;
   c.send_window = 0;
   c.congestion = {};
   if (r.target_rtt != ~std::uint64_t{0})
-    c.congestion.cwnd = c.congestion.max_cwnd = window * kCwndPerCall;
-  c.state = SessionState::opening;
+    c.congestion.cwnd = c.congestion.max_cwnd = c.window * kCwndPerCall;
   c.srtt = c.rttvar = c.liveness.silent_ticks = 0;
   c.min_rtt = c.recent_min_rtt = ~std::uint64_t{0};
   c.rto = r.min_rto;
@@ -49,9 +63,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.transport = Transport::datagram;
   c.handshake = {};
   c.aligned_at_call = kNone;
-  c.timer.index = index;
-  c.timer.kind = kClientTimer;
-  return &c;
+  c.doubted_since = 0;
 }
 
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
@@ -62,6 +74,11 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
   c.token = peer.token;
   c.max_inline_call =
       static_cast<std::uint16_t>(wire::rpc_payload(longest_datagram(r, peer, *peer_address)));
+  if (c.backlog_count != 0) {
+    const std::uint32_t name = c.name;
+    reroute_backlog(r, c);
+    if (!is_opening(r, name)) return;
+  }
   if (c.transport == Transport::datagram) return mark_ready(r, c);
   if (!open_mandatory_connection(r, c))
     end_session(r, c, Status::no_memory, "there is no memory for its calls");
@@ -75,6 +92,13 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   // The ping proves that the client is alive: a full server forgets sessions whose client it has
   // never heard.
   send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
+  if (c.reconnect != nullptr) {
+    c.reconnect->ready_at = c.last_heard;
+    c.reconnect->first.status = Status::ok;
+  }
+  // Calls that have waited go before those of on_ready.
+  if (c.backlog_count != 0) send_backlog(r, c);
+  if (c.connection != nullptr && c.transport == Transport::datagram) connect_backlog(r, c);
   if (c.on_ready) c.on_ready(handle(r, c));
 }
 
@@ -108,7 +132,7 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   }
   c->liveness.last_ping_or_close = r.context.now;
-  if (header.kind == RpcKind::closed) return end_session_in_order(r, *c);
+  if (header.kind == RpcKind::closed) return on_closed_by_server(r, *c);
   if (header.kind != RpcKind::unknown || header.number != c->peer_session) return;
   if (c->state == SessionState::closing) return end_session_in_order(r, *c);
   end_session(r, *c, Status::peer_lost,
@@ -154,12 +178,15 @@ void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
 
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (c.state == SessionState::closed) return;
+  if (can_reconnect(r, c, why)) return interrupt_session(r, c, *why);
+  const Status unsent = status_of_unsent_calls(why, c.state != SessionState::opening);
   if (c.state == SessionState::opening) r.dialogues.drop(c);
   if (c.connection != nullptr && !release_client_connection(r, c, why)) return;
   c.state = SessionState::closed;
   update_send_window(c);
-  end_calls(r, c, status_of_calls(why));
-  if (c.on_closed) c.on_closed(handle(r, c), why ? *why : Error{Status::ok, {}, {}, {}});
+  end_calls(r, c, status_of_calls(why), unsent);
+  const EndReason reported = final_reason(c, why);
+  if (c.on_closed) c.on_closed(handle(r, c), reported.value_or(Error{Status::ok, {}, {}, {}}));
   r.context.timers.cancel(c.timer);
   forget_unsent(r, c);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
@@ -168,6 +195,7 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   c.name = 0;
   c.on_ready = nullptr;
   c.on_closed = nullptr;
+  c.reconnect.reset();
   r.clients.release(c.timer.index);
   release_spares_without_sessions(r);
 }
@@ -200,11 +228,29 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
 
 }  // namespace
 
+namespace {
+
+/// The attempt to open the session has run out of time, or the next one is due, or calls that wait
+/// have run out of time.
+void on_opening_timer(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint32_t name = c.name;
+  if (now >= c.deadline) {
+    if (c.reconnect == nullptr || !c.reconnect->backing_off)
+      return end_session(r, c, Status::timed_out, "no answer came in time");
+    start_next_attempt(r, c);
+    if (!is_opening(r, name)) return;
+  }
+  std::uint64_t next = check_backlog(r, c, name, now, c.deadline);
+  if (is_opening(r, name) && c.connection != nullptr)
+    next = check_backlog(r, *c.connection, name, now, next);
+  if (is_opening(r, name)) schedule_check(r, c, next);
+}
+
+}  // namespace
+
 void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t now = r.context.clock.now();
-  if (c.state == SessionState::opening) {
-    return end_session(r, c, Status::timed_out, "no answer came in time");
-  }
+  if (c.state == SessionState::opening) return on_opening_timer(r, c, now);
   if (c.state == SessionState::closing) {
     if (now >= c.deadline) return end_session_in_order(r, c);
     send_session_datagram(r, c, RpcKind::close);

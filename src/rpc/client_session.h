@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "base/internals.h"
 #include "rpc/rpc_state.h"
@@ -11,6 +12,8 @@ namespace spinwire::rpc {
 
 /// Makes the record of a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_client_session(Rpc& r, std::uint32_t window);
+/// Resets what a session knows about its server, before an attempt to open it. All slots are free.
+void prepare_for_server(Rpc& r, ClientSession& c) noexcept;
 /// The first call number of a session that is being opened.
 inline std::uint32_t first_call_number(const ClientSession& c) noexcept {
   return c.slots[0].number - c.window;
@@ -19,7 +22,8 @@ inline std::uint32_t first_call_number(const ClientSession& c) noexcept {
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
                         PeerAddress* peer_address) noexcept;
 void mark_ready(Rpc& r, ClientSession& c) noexcept;
-/// Ends a session at once. Its calls end with status_of_calls(); then on_closed runs.
+/// Ends a session at once, unless it reconnects (session_reconnect.h). Its calls end with
+/// status_of_calls(), those that were never sent with not_connected; then on_closed runs.
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept;
 void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
                  const char* remedy = nullptr) noexcept;
@@ -60,6 +64,24 @@ inline Session handle(const Rpc& r, const ClientSession& c) noexcept {
 inline bool is_ready(Rpc& r, std::uint32_t name) noexcept {
   const ClientSession* const c = find_client(r, name);
   return c != nullptr && c->state == SessionState::ready;
+}
+/// Whether the session still exists and is being opened, after a callback.
+inline bool is_opening(Rpc& r, std::uint32_t name) noexcept {
+  const ClientSession* const c = find_client(r, name);
+  return c != nullptr && c->state == SessionState::opening;
+}
+/// Whether a call stays while its session is not ready. `asked`: CallOptions::when_not_ready.
+inline bool waits_until_ready(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
+  return asked.value_or(c.when_not_ready) == WhenNotReady::wait;
+}
+/// Whether a call that cannot be sent now may wait.
+inline bool may_wait(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
+  return c.state == SessionState::ready ||
+         (c.state == SessionState::opening && waits_until_ready(c, asked));
+}
+/// Whether the server may be lost, and was not heard since; see doubt_server().
+inline bool is_doubted(const ClientSession& c) noexcept {
+  return c.doubted_since != 0 && last_heard_from(c) <= c.doubted_since;
 }
 /// Makes the session's timer fire at `tick` or before.
 inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {

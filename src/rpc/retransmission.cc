@@ -7,6 +7,7 @@
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
+#include "rpc/session_liveness.h"
 
 namespace spinwire::rpc {
 
@@ -78,6 +79,7 @@ void on_retransmission_timer(Rpc& r) noexcept {
     r.retransmission_queue.pop();
     ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
     c.retransmission_place = r.retransmission_queue.add(now, entry.session);
+    if (end_if_server_ended(r, c)) continue;
     const std::uint64_t next = check_slots(r, c, now);
     if (!is_ready(r, entry.session)) continue;
     if (next != kNever) schedule_check(r, c, next);

@@ -24,6 +24,7 @@ void abort(Rpc& r) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
     c.on_ready = nullptr;
     c.on_closed = nullptr;
+    if (c.reconnect != nullptr) c.reconnect->on_interrupted = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.slots[slot].done = [](Reply&) {};
     for (std::uint32_t i = 0; i < c.backlog_count; ++i) drop_callback(backlog_at(r, c, i));
     if (c.connection != nullptr) abort(r, *c.connection);

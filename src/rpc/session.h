@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "agent/engine_context.h"
+#include "agent/reconnect_plan.h"
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
@@ -98,6 +99,7 @@ struct BackloggedCall {
   Method method = 0;
   std::uint32_t size = 0;
   std::uint32_t id = 0;
+  bool waits_until_ready = false;  ///< stays if its session is interrupted
   std::uint64_t deadline = 0;
   ReplyCallback done;
   std::optional<Status> outcome;  ///< see ClientSlot::outcome
@@ -122,11 +124,27 @@ inline Status status_of_calls(const EndReason& why) noexcept {
   return why ? why->status : Status::flushed;
 }
 
+/// How the calls end that were never sent. `was_ready`: the session.
+inline Status status_of_unsent_calls(const EndReason& why, bool was_ready) noexcept {
+  const bool was_lost = !why || (was_ready && why->status == Status::peer_lost);
+  return was_lost ? status_of_calls(why) : Status::not_connected;
+}
+
 /// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
   std::uint64_t last_ping_or_close = 0;  ///< tick of the last ping, pong or close
   std::uint64_t last_check = 0;          ///< tick
   std::uint64_t silent_ticks = 0;        ///< silence while an answer was due
+};
+
+/// State that a client's session keeps between attempts to open it; see session_reconnect.h.
+struct SessionReconnect {
+  agent::ReconnectPlan plan;
+  Callback<void(Session, const Error&)> on_interrupted;
+  Error first{Status::ok, {}, {}, {}};  ///< why the session was lost; ok while it is ready
+  std::uint64_t ready_at = 0;           ///< tick
+  bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline
+  bool refused = false;                 ///< the server's refusal is final
 };
 
 /// The slots of a session whose datagrams found no room; see unsent.h.
@@ -176,7 +194,11 @@ struct alignas(64) ClientSession {
   base::Timer timer;
   std::uint64_t slow_since = 0;      ///< tick since when at most one, slow, call was in flight
   std::uint64_t recent_min_rtt = 0;  ///< since slow_since
-  std::uint64_t deadline = 0;        ///< tick when opening or closing ends; 0: none
+  /// Tick when opening or closing ends, or the next attempt to open begins; 0: none.
+  std::uint64_t deadline = 0;
+  /// Tick since when the server may be lost: its connection for long calls was lost or refused. 0:
+  /// no such reason. See check_doubt().
+  std::uint64_t doubted_since = 0;
   Liveness liveness;
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
@@ -184,7 +206,10 @@ struct alignas(64) ClientSession {
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.
   std::uint64_t token = 0;
-  std::string address;
+  std::string address;     ///< of the present attempt
+  Nanoseconds timeout{0};  ///< of each attempt
+  WhenNotReady when_not_ready = WhenNotReady::fail;
+  std::unique_ptr<SessionReconnect> reconnect;                      ///< null: it is opened once
   Transport transport = Transport::datagram;                        ///< known with peer_address
   std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed yet
 };

@@ -18,8 +18,9 @@ namespace spinwire::rpc {
 
 Result<ClientSession*> SessionDialogues::open(std::string_view text,
                                               const SessionOptions& options) {
-  auto address = control::Address::parse(text);
-  if (!address) return tl::unexpected(address.error());
+  auto plan = agent::ReconnectPlan::make("open a session", options.reconnect, text,
+                                         options.alternatives, rpc_.context.clock);
+  if (!plan) return tl::unexpected(plan.error());
   const std::uint32_t window =
       options.window != 0 ? options.window : rpc_.context.config.rpc.window;
   if (!std::has_single_bit(window) || window > kWindowMax) {
@@ -28,33 +29,53 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   }
   if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
     return tl::unexpected(valid.error());
-  const auto token = base::random_secret();
-  if (!token) return tl::unexpected(token.error());
-  std::string name(address->text().view());
   ClientSession* const c = make_client_session(rpc_, window);
   if (c == nullptr) {
-    return base::fail(Status::limit, base::format("open a session with {}", name),
+    return base::fail(Status::limit, base::format("open a session with {}", text),
                       base::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
                       "close some, or raise rpc.sessions");
   }
-  wire::SessionEnd end = local_session_end(rpc_, c->name, c->window, first_call_number(*c));
-  end.token = c->token = *token;
-  const auto handshake = port_.open_session(*address, end, *this, c->name);
-  if (!handshake) {
+  c->timeout = options.timeout.count() != 0 ? options.timeout
+                                            : rpc_.context.config.connections.connect_timeout;
+  c->when_not_ready = options.when_not_ready;
+  const auto dialled = base::no_throw("open a session", [&] {
+    auto begun = dial(*c, plan->address());
+    // An address whose attempt ends at once is tried again in the next round.
+    while (!begun && !plan->is_round_over()) {
+      (void)plan->next({}, rpc_.context.clock.now());
+      begun = dial(*c, plan->address());
+    }
+    if (begun && (options.reconnect.attempts != 0 || !options.alternatives.empty()))
+      c->reconnect.reset(new SessionReconnect{std::move(*plan), options.on_interrupted});
+    return begun;
+  });
+  if (!dialled) {
     end_session_in_order(rpc_, *c);
-    return tl::unexpected(handshake.error());
+    return tl::unexpected(dialled.error());
   }
-  c->handshake = *handshake;
-  c->address = std::move(name);
   c->on_ready = options.on_ready;
   c->on_closed = options.on_closed;
-  const Nanoseconds timeout = options.timeout.count() != 0
-                                  ? options.timeout
-                                  : rpc_.context.config.connections.connect_timeout;
-  rpc_.context.timers.schedule(c->timer,
-                               rpc_.context.clock.now() + rpc_.context.clock.ticks(timeout));
-  engine_.step_soon();
   return c;
+}
+
+Result<void> SessionDialogues::dial(ClientSession& c, const control::Address& to) {
+  const auto token = base::random_secret();
+  if (!token) return tl::unexpected(token.error());
+  c.address = to.text().view();
+  wire::SessionEnd end = local_session_end(rpc_, c.name, c.window, first_call_number(c));
+  end.token = c.token = *token;
+  const auto handshake = port_.open_session(to, end, *this, c.name);
+  if (!handshake) return tl::unexpected(handshake.error());
+  c.handshake = *handshake;
+  c.deadline = rpc_.context.clock.now() + rpc_.context.clock.ticks(c.timeout);
+  rpc_.context.timers.reschedule(c.timer, c.deadline);
+  engine_.step_soon();
+  return {};
+}
+
+Result<void> SessionDialogues::dial_again(ClientSession& c) {
+  if (auto present = engine_.check_device("open a session again"); !present) return present;
+  return dial(c, c.reconnect->plan.address());
 }
 
 ClientSession* SessionDialogues::find_opening(std::uint64_t subject) noexcept {
@@ -89,6 +110,8 @@ void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t t
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
+  // A full server may have room later. Any other refusal is final.
+  if (c->reconnect != nullptr) c->reconnect->refused = refusal.status != Status::limit;
   const Error why{refusal.status, base::format("open a session with {}", c->address),
                   base::format("the peer refused: {}", refusal.message()), base::kRefusalRemedy};
   end_session(rpc_, *c, why);

@@ -39,6 +39,8 @@ class SessionDialogues final : public control::SessionOwner,
 
   /// Opens a session. Errors: those of Engine::open_session().
   Result<ClientSession*> open(std::string_view address, const SessionOptions& options);
+  /// Begins the next attempt to open a session. Errors: those of Engine::open_session().
+  Result<void> dial_again(ClientSession& session);
   /// The server of a session that is being opened has challenged our address.
   void on_path_challenge(const ClientSession& session, std::uint64_t token) noexcept;
   /// Drops the dialogue of a session that is being opened, if there is one.
@@ -73,6 +75,7 @@ class SessionDialogues final : public control::SessionOwner,
 
  private:
   [[nodiscard]] ClientSession* find_opening(std::uint64_t subject) noexcept;
+  Result<void> dial(ClientSession& session, const control::Address& to);
   Result<void> connect(ClientSession& session);
 
   Rpc& rpc_;

@@ -33,11 +33,13 @@ void note_silence(const Rpc& r, Session& s, std::uint64_t now) noexcept {
 
 /// Probes a silent server through the control port: another engine, or the server's next
 /// incarnation, may be at its address. One probe serves all sessions with the server.
-void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
-  if (c.liveness.silent_ticks < 2 * r.timeouts.keepalive || now < c.peer_address->next_probe_at)
-    return;
+void probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   const bool begun = r.dialogues.probe(c);
   c.peer_address->next_probe_at = begun ? kProbeUnderWay : now + r.timeouts.keepalive;
+}
+void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  if (c.liveness.silent_ticks >= 2 * r.timeouts.keepalive && now >= c.peer_address->next_probe_at)
+    probe(r, c, now);
 }
 
 /// Ends a session whose server sends no datagrams any more.
@@ -77,6 +79,26 @@ std::uint32_t first_open_call(ClientSession& c) noexcept {
   return last;
 }
 
+/// A doubted server is lost if it is not heard for a while, and its address has no listener or
+/// another engine's. Returns false if that has ended the session.
+bool check_doubt(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const ProbeOutcome found = c.peer_address->last_probe;
+  const bool restarted = found == ProbeOutcome::restarted;
+  const std::uint64_t most = restarted ? r.timeouts.keepalive / 4 : r.timeouts.keepalive;
+  const bool heard = !is_doubted(c);
+  if (!heard && now - c.doubted_since < most) {
+    send_session_datagram(r, c, RpcKind::ping, first_open_call(c));
+    schedule_check(r, c, now + r.timeouts.keepalive / 8);
+    return true;
+  }
+  if (!heard && (restarted || found == ProbeOutcome::no_listener))
+    return end_silent_session(r, c), false;
+  c.doubted_since = 0;
+  c.connection->is_retried = true;
+  connect_backlog(r, c);
+  return true;
+}
+
 /// The entry of a session's name; null before the first session was forgotten.
 SessionTombstone* find_tombstone(const SessionTombstones& all, std::uint32_t name) noexcept {
   if (all.entries == nullptr) return nullptr;
@@ -85,9 +107,31 @@ SessionTombstone* find_tombstone(const SessionTombstones& all, std::uint32_t nam
 
 }  // namespace
 
+bool end_if_server_ended(Rpc& r, ClientSession& c) noexcept {
+  const bool ended = c.state == SessionState::ready && c.transport == Transport::datagram &&
+                     r.context.device->peer_has_ended(c.peer_address->destination.ah);
+  if (ended) end_session(r, c, Status::peer_lost, "its process has ended");
+  return ended;
+}
+
+bool doubt_server(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
+  ConnectionClient& b = *c.connection;
+  const bool suspicious =
+      why && (why->status == Status::peer_lost || why->status == Status::refused);
+  if (!suspicious || std::exchange(b.is_retried, false) || c.doubted_since != 0) return false;
+  const std::uint64_t now = r.context.clock.now();
+  c.doubted_since = now;
+  c.peer_address->last_probe = ProbeOutcome::none;
+  if (c.peer_address->next_probe_at != kProbeUnderWay) probe(r, c, now);
+  schedule_check(r, c, now);
+  return true;
+}
+
 bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   if (c.transport == Transport::connection) return true;  // the connection checks its peer
+  if (end_if_server_ended(r, c)) return false;
   note_silence(r, c, now);
+  if (c.doubted_since != 0 && !check_doubt(r, c, now)) return false;
   if (c.liveness.silent_ticks > r.timeouts.peer) return end_silent_session(r, c), false;
   probe_if_silent(r, c, now);
   // Checks may be early: see next_keepalive().

@@ -1,5 +1,8 @@
 // Public API of remote calls: methods, sessions, and calls that are answered later.
 #include <algorithm>
+#include <new>
+#include <optional>
+#include <string>
 
 #include "base/error.h"
 #include "base/internals.h"
@@ -52,6 +55,10 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
     core.wake_soon();
 }
 
+std::optional<WhenNotReady> when_not_ready(const CallOptions* options) noexcept {
+  return options != nullptr ? options->when_not_ready : std::nullopt;
+}
+
 /// Starts a call over the session's connection. `options` null: defaults.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
                                                     rpc::CallRequest asked,
@@ -59,9 +66,10 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
                                                     const ReplyCallback& done) noexcept {
   const bool names_memory = options != nullptr && options->reply_into;
   const Post when = options != nullptr ? options->post : Post::automatic;
-  const Status status = rpc::call_over_connection(*core.calls, c, asked,
-                                                  names_memory ? &*options->reply_into : nullptr,
-                                                  done, !engine::deferred(core, when));
+  if (!rpc::may_wait(c, when_not_ready(options))) return Status::not_connected;
+  const Status status = rpc::call_over_connection(
+      *core.calls, c, asked, names_memory ? &*options->reply_into : nullptr, done,
+      !engine::deferred(core, when), rpc::waits_until_ready(c, when_not_ready(options)));
   if (status != Status::ok) return status;
   if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
   return status;
@@ -76,7 +84,9 @@ rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noe
                                                         bool polling) noexcept {
   if (rpc::uses_connection(c)) [[unlikely]]
     return begin_long_call(core, c, call, options, done);
-  const Status status = rpc::enqueue_call(*core.calls, c, call, done);
+  if (!rpc::may_wait(c, when_not_ready(options))) return Status::not_connected;
+  const Status status = rpc::enqueue_call(*core.calls, c, call, done,
+                                          rpc::waits_until_ready(c, when_not_ready(options)));
   if (status == Status::ok)
     post(core, options != nullptr ? options->post : Post::automatic, polling);
   return status;
@@ -138,6 +148,13 @@ std::size_t Session::max_call() const noexcept {
   return c != nullptr && rpc::state_of(*c) == SessionState::ready
              ? rpc::max_call(*detail::core_at(slot_)->calls, *c)
              : 0;
+}
+
+std::string Session::peer() const noexcept try {
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr ? c->address : std::string();
+} catch (const std::bad_alloc&) {
+  return {};
 }
 
 Status Session::submit_call(Method method, const BufferSlice& request,

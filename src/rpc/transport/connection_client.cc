@@ -63,9 +63,8 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
 }
 
 Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
-                            const BufferSlice* reply_into, const ReplyCallback& done,
-                            bool now) noexcept {
-  if (c.state != SessionState::ready) return Status::not_connected;
+                            const BufferSlice* reply_into, const ReplyCallback& done, bool now,
+                            bool waits_until_ready) noexcept {
   if (call.size > max_call(r, c)) return Status::message_too_long;
   if (reply_into != nullptr) {
     if (const Status status = validate_reply_region(r, *reply_into); status != Status::ok)
@@ -83,7 +82,8 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   schedule_check(r, c, call.deadline);
   ++r.stats.long_calls;
   if (reply_into != nullptr) w.reply = *reply_into;
-  if (!b.agent) request_connection(r, b);
+  w.waits_until_ready = waits_until_ready;
+  if (c.state == SessionState::ready && !is_doubted(c)) request_connection(r, b);
   ConnectionClientSlot* k = nullptr;
   if (waits) {
     backlog_at(r, b, b.backlog_count++) = std::move(w);
@@ -102,7 +102,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
 }
 
 bool open_mandatory_connection(Rpc& r, ClientSession& c) noexcept {
-  if (!make_connection_client(r, c)) return false;
+  if (c.connection == nullptr && !make_connection_client(r, c)) return false;
   request_connection(r, *c.connection);
   return true;
 }
@@ -158,11 +158,12 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
   if (b.is_ending) {
     if (b.agent) return false;
   } else {
+    const bool was_ready = c.state != SessionState::opening;
     b.is_ending = true;
     c.state = SessionState::closing;
     r.context.timers.cancel(c.timer);
     withdraw_connection_request(r, b);
-    end_backlog(r, b, status_of_calls(why));
+    end_backlog(r, b, status_of_unsent_calls(why, was_ready));
   }
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) {
     b.why = why;
@@ -176,6 +177,42 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
   unqueue_connection(r, b);
   c.connection.reset();
   return true;
+}
+
+void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noexcept {
+  ConnectionClient& b = *c.connection;
+  withdraw_connection_request(r, b);
+  unqueue_connection(r, b);
+  b.had_connection = b.is_retried = false;
+  agent::Agent* const a = agent_of(r, b);
+  b.is_interrupted = a != nullptr;
+  if (a != nullptr) agent::fail(r.context, *a, why);
+}
+
+void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
+  const std::uint32_t name = c.name;
+  for (std::uint32_t i = 0; i < c.backlog_count;) {
+    const BackloggedCall& w = backlog_at(r, c, i);
+    if (c.transport == Transport::datagram && w.size <= c.max_inline_call) {
+      ++i;
+      continue;
+    }
+    const bool made = c.connection != nullptr || make_connection_client(r, c);
+    if (!made || c.connection->backlog_count == r.context.config.rpc.backlog) {
+      end_backlogged(r, c, i, made ? Status::no_buffer : Status::no_memory);
+      if (!is_opening(r, name)) return;
+      continue;
+    }
+    ConnectionClient& b = *c.connection;
+    ConnectionCall& moved = backlog_at(r, b, b.backlog_count++);
+    static_cast<BackloggedCall&>(moved) = remove_from_backlog(r, c, i);
+    ++r.stats.long_calls;
+  }
+}
+
+void connect_backlog(Rpc& r, ClientSession& c) noexcept {
+  ConnectionClient& b = *c.connection;
+  if (b.backlog_count != 0) request_connection(r, b);
 }
 
 std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {

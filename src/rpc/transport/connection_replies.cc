@@ -7,6 +7,8 @@
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
+#include "rpc/session_liveness.h"
+#include "rpc/session_reconnect.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -125,6 +127,7 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   ConnectionClient* const b = connection_of(r, session, which);
   if (b == nullptr) return;
   b->was_ready = true;
+  b->is_retried = false;
   b->ready_at = r.context.clock.now();
   ClientSession& c = *find_client(r, session);
   if (c.state == SessionState::opening) mark_ready(r, c);
@@ -152,7 +155,8 @@ void on_mandatory_connection_lost(Rpc& r, ClientSession& c, bool was_ready,
   if (c.state == SessionState::opening && !why)
     return end_session(r, c, Status::peer_lost, "the server has ended its connection");
   // Otherwise the server has ended the session.
-  if (c.state == SessionState::opening || !why) return end_session(r, c, why);
+  if (!why) return on_closed_by_server(r, c);
+  if (c.state == SessionState::opening) return end_session(r, c, why);
   ConnectionClient& b = *c.connection;
   if (!was_ready) {
     return end_session(
@@ -174,6 +178,8 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
       error.status != Status::ok ? EndReason(error) : EndReason();
   b->agent = {};
   const bool was_ready = std::exchange(b->was_ready, false);
+  if (std::exchange(b->is_interrupted, false) && c.state == SessionState::opening)
+    return end_active_calls(r, *b, Status::peer_lost);
   const bool wanted = c.state == SessionState::ready;
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
@@ -187,6 +193,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   // A failed connection would fail again, so its waiting calls end with the reason.
   const bool reports_reason = wanted && !b->had_connection && why;
   b->had_connection = b->had_connection || was_ready;
+  if (is_ready(r, session) && doubt_server(r, c, why)) return;
   if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
   if (connection_of(r, session) != b) return;
   if (b->is_ending) return end_session(r, c, EndReason(std::move(b->why)));

@@ -64,6 +64,8 @@ struct ConnectionClient : ConnectionEnd {
   std::uint64_t ready_at = 0;   ///< tick
   bool had_connection = false;  ///< one was ready before; peer_lost if no other can be made
   bool is_ending = false;       ///< the session ends with its connection, because of `why`
+  bool is_interrupted = false;  ///< the agent is of a server that the session has lost
+  bool is_retried = false;      ///< it could not be made, though the server is there
   EndReason why;
 };
 
@@ -142,8 +144,8 @@ void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept;
 /// Starts a long call, at once if `now` and there is room. Runs no callback. Errors: those of
 /// Session::call().
 Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
-                            const BufferSlice* reply_into, const ReplyCallback& done,
-                            bool now) noexcept;
+                            const BufferSlice* reply_into, const ReplyCallback& done, bool now,
+                            bool waits_until_ready) noexcept;
 std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept;
 /// Cancels a call over the session's connection. Returns false if the call is over.
 bool cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
@@ -162,6 +164,14 @@ bool close_client_connection(Rpc& r, ClientSession& c) noexcept;
 /// Releases the connection of a session that ends. Returns false while the connection is still
 /// ending; end_session() runs again afterwards.
 bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) noexcept;
+/// Ends the connection of a session that was interrupted. Its calls end with the connection's
+/// agent. Runs no callback.
+void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noexcept;
+/// Moves calls that cannot go as datagrams, from the backlog to that of the connection. May run
+/// callbacks.
+void reroute_backlog(Rpc& r, ClientSession& c) noexcept;
+/// Asks for the connection if calls wait for it.
+void connect_backlog(Rpc& r, ClientSession& c) noexcept;
 /// Ends calls that timed out. Returns the tick of the next check. The session may be gone
 /// afterwards.
 std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;

@@ -1,0 +1,91 @@
+#include "rpc/session_reconnect.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "rpc/backlog.h"
+#include "rpc/call_cancel.h"
+#include "rpc/transport/connection_transport.h"
+#include "rpc/unsent.h"
+
+namespace spinwire::rpc {
+namespace {
+
+agent::AttemptEnd end_of(const ClientSession& c, Status status) noexcept {
+  const SessionReconnect& again = *c.reconnect;
+  return {c.state == SessionState::ready, again.refused || agent::is_permanent(status),
+          again.ready_at};
+}
+
+/// Ends the inline calls that may have been sent, and those that may not wait. Returns false if a
+/// callback has closed the session.
+bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
+  const std::uint32_t name = c.name;
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if ((c.free_slots & bit(slot)) != 0) continue;
+    end_call_in_slot(r, c, slot, status);
+    if (!is_opening(r, name)) return false;
+  }
+  return end_calls_that_may_not_wait(r, c, name);
+}
+
+}  // namespace
+
+bool can_reconnect(const Rpc& r, const ClientSession& c, const EndReason& why) noexcept {
+  if (c.reconnect == nullptr || !why || c.state == SessionState::closing) return false;
+  return c.reconnect->plan.has_next(end_of(c, why->status), r.context.clock.now());
+}
+
+void interrupt_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
+  SessionReconnect& again = *c.reconnect;
+  const bool was_ready = c.state == SessionState::ready;
+  const std::uint64_t now = r.context.clock.now();
+  if (!was_ready) r.dialogues.drop(c);
+  c.deadline = now + again.plan.next(end_of(c, why.status), now);
+  if (again.first.status == Status::ok) again.first = why;
+  again.refused = false;
+  again.backing_off = true;
+  c.state = SessionState::opening;
+  update_send_window(c);
+  forget_unsent(r, c);
+  if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
+  r.context.timers.reschedule(c.timer, c.deadline);
+  if (c.connection != nullptr) interrupt_client_connection(r, c, why);
+  // A late reply to a call in a slot still finds the server's address.
+  const Status status = why.status == Status::flushed ? Status::flushed : Status::peer_lost;
+  if (!end_sent_calls(r, c, status)) return;
+  if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
+  prepare_for_server(r, c);
+  if (c.backlog_count != 0) schedule_check(r, c, now);  // for the deadlines of calls
+  if (was_ready && again.on_interrupted) again.on_interrupted(handle(r, c), why);
+}
+
+void start_next_attempt(Rpc& r, ClientSession& c) noexcept {
+  // The connection with the former server ends first.
+  if (c.connection != nullptr && c.connection->agent) {
+    c.deadline = r.context.clock.now() + r.min_rto;
+    return;
+  }
+  c.reconnect->backing_off = false;
+  const auto begun =
+      base::no_throw("open a session again", [&] { return r.dialogues.dial_again(c); });
+  if (!begun) end_session(r, c, begun.error());
+}
+
+void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
+  if (c.reconnect == nullptr || c.state != SessionState::ready) return end_session_in_order(r, c);
+  end_session(r, c, Status::flushed, "the server closed the session");
+}
+
+EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {
+  if (c.reconnect == nullptr || !why || c.reconnect->first.status == Status::ok) return why;
+  Error first = c.reconnect->first;
+  try {
+    first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
+                                c.reconnect->plan.rounds(), why->message());
+  } catch (...) {  // without memory, the first reason alone
+  }
+  return first;
+}
+
+}  // namespace spinwire::rpc
