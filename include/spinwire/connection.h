@@ -54,6 +54,11 @@ struct ConnectionHandlers {
   /// The connection was lost and reconnects (see Reconnect). The state is `resolving`, and all
   /// outstanding operations have ended. on_ready or on_closed runs next.
   Callback<void(Connection, const Error&)> on_interrupted;
+  /// An operation (send() to fetch_add(), send_raw()) answered would_block, or send_copy()
+  /// no_buffer, and may succeed now. Runs once, in a poll(), for all such answers since the last
+  /// time; send until would_block comes again. Not if the connection has ended, or was interrupted,
+  /// since. While an engine waits for this, its sleeps are brief.
+  Callback<void(Connection)> on_writable;
 };
 
 /// A region encoded as bytes that can be sent anywhere; see Connection::token().
@@ -81,7 +86,8 @@ class SPINWIRE_API Connection {
   /// read. It reports `refused` if the peer's
   /// application refused the message, and `no_buffer` if the peer's pool had no block in time.
   /// Errors:
-  ///   would_block       no credit, or no room in the send queue, the operations or the windows
+  ///   would_block       no credit, or no room in the send queue, the operations or the windows;
+  ///                     see ConnectionHandlers::on_writable
   ///   message_too_long  longer than max_message()
   ///   out_of_bounds     an empty slice
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
@@ -98,7 +104,8 @@ class SPINWIRE_API Connection {
     return identify(submit_send(data, done, post, id != nullptr), id);
   }
   /// Sends a message with a 32-bit immediate. Errors:
-  ///   would_block       no credit, or no room in the send queue, the operations or the windows
+  ///   would_block       no credit, or no room in the send queue, the operations or the windows;
+  ///                     see ConnectionHandlers::on_writable
   ///   message_too_long  longer than max_message()
   ///   out_of_bounds     an empty slice
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
@@ -112,7 +119,8 @@ class SPINWIRE_API Connection {
     return identify(submit_send_with_imm(data, immediate, done, post), id);
   }
   /// Copies `bytes`, which may be empty, into a block of the send pool and sends the block. Errors:
-  ///   would_block       no credit, or no room in the send queue, the operations or the windows
+  ///   would_block       no credit, or no room in the send queue, the operations or the windows;
+  ///                     see ConnectionHandlers::on_writable
   ///   message_too_long  longer than max_message()
   ///   no_buffer         the send pool has no block
   ///   unsupported       a raw connection

@@ -325,7 +325,8 @@ class SPINWIRE_API Session {
   /// then. The session's window limits the inline calls that are under way at once, and equally the
   /// long ones; further calls wait in the backlog. `id`, unless null, receives the call's id for
   /// cancel(). While the session is `opening`, WhenNotReady says whether calls wait. Errors:
-  ///   would_block       rpc.backlog calls of this kind wait already
+  ///   would_block       rpc.backlog calls of this kind wait already; see
+  ///                     SessionOptions::on_writable
   ///   message_too_long  longer than max_call()
   ///   invalid_argument  no callback, a negative time-out, memory of another engine, or
   ///                     `reply_into` without bytes (also: out of bounds) or of 4 GiB and more
@@ -339,7 +340,8 @@ class SPINWIRE_API Session {
     return identify(submit_call(method, request, done, options), id);
   }
   /// Calls a method with a copy of the bytes. Errors:
-  ///   would_block       rpc.backlog calls of this kind wait already
+  ///   would_block       rpc.backlog calls of this kind wait already; see
+  ///                     SessionOptions::on_writable
   ///   message_too_long  longer than max_call()
   ///   invalid_argument  no callback, a negative time-out, or `reply_into` without bytes (also:
   ///                     out of bounds), of 4 GiB and more, or memory of another engine
@@ -429,6 +431,11 @@ struct SessionOptions {
   /// on_ready or on_closed runs next. on_closed reports the first error since the session was
   /// ready.
   Callback<void(Session, const Error&)> on_interrupted{};
+  /// A call answered would_block or no_buffer, and may succeed now. Runs once, in a poll(), for all
+  /// such answers since the last time; call until would_block comes again. While the session is
+  /// `opening`, it runs only if calls may wait (when_not_ready). While an engine waits for this,
+  /// its sleeps are brief.
+  Callback<void(Session)> on_writable{};
 };
 
 /// Counts since the engine was opened. Those marked "now" are current values.

@@ -28,9 +28,9 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
     return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }
   if (const Status status = check_atomic(ctx, r.remote); status != Status::ok) return status;
-  if (a.send_queue.used >= send_limit_of(a)) return Status::would_block;
+  if (a.send_queue.used >= send_limit_of(a)) return refuse_for_room(ctx, a, Room::operation);
   Operation* const op = ctx.operations.acquire();
-  if (op == nullptr) return Status::would_block;
+  if (op == nullptr) return refuse_for_room(ctx, a, Room::operation);
   op->block = nullptr;
   op->length = kAtomicBytes;
   op->kind = kind;

@@ -6,6 +6,7 @@
 #include "agent/raw_queue.h"
 #include "agent/receive_slots.h"
 #include "agent/rendezvous.h"
+#include "agent/room_waiters.h"
 
 namespace spinwire::agent {
 
@@ -26,16 +27,19 @@ void run_deferred_work(EngineContext& ctx) noexcept {
     if (ctx.raw != nullptr) run_posted_callbacks(ctx);
     flush_queued_agents(ctx);
   }
+  if (!ctx.room_waiters.empty()) [[unlikely]] {
+    run_room_callbacks(ctx);
+  }
 }
 
 bool awaits_unannounced(const EngineContext& ctx) noexcept {
   return ctx.sleeps_for_credit != 0 || has_deferred_work(ctx) || ctx.receive_shortage != 0 ||
-         !ctx.credit_waiters.empty() || !ctx.rendezvous->buffer_waiters.empty() ||
-         has_setup_work(ctx) || has_lease_work(ctx);
+         !ctx.credit_waiters.empty() || !ctx.room_waiters.empty() ||
+         !ctx.rendezvous->buffer_waiters.empty() || has_setup_work(ctx) || has_lease_work(ctx);
 }
 
 void run_upkeep(EngineContext& ctx) noexcept {
-  if (ctx.receive_shortage != 0) run_deferred_work(ctx);
+  if (ctx.receive_shortage != 0 || !ctx.room_waiters.empty()) run_deferred_work(ctx);
   renew_spare_blocks(ctx);
   end_lost_connections(ctx);
 }

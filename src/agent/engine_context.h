@@ -211,6 +211,16 @@ struct Liveness {
 enum class LossProbe : std::uint8_t { none, under_way, over };
 
 Agent*& next_credit_waiter(Agent& a) noexcept;
+Agent*& next_room_waiter(Agent& a) noexcept;
+
+enum class Room : std::uint8_t;
+/// Waiting for room; see room_waiters.h.
+struct RoomWait {
+  Agent* next = nullptr;        ///< in EngineContext::room_waiters
+  std::size_t block_bytes = 0;  ///< of the send pool; 0: none is needed
+  Room needed{};                ///< the most of what was refused
+  bool is_waiting = false;
+};
 
 /// Bringing a connection up and taking it down. Cold.
 struct Setup {
@@ -298,6 +308,7 @@ struct alignas(128) Agent {
   Rendezvous rendezvous;
   ControlQueue control_queue;
   LeaseTable leases;
+  RoomWait room;
   Setup setup;
   Peer peer;
   OwnCell own_cell;
@@ -307,6 +318,7 @@ struct alignas(128) Agent {
   std::unique_ptr<ReconnectState> reconnect;  ///< if it reconnects
   std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw
+  std::array<std::byte, 128> unused{};        ///< see the last static_assert below
 };
 /// The part that messages without work requests touch.
 inline constexpr std::size_t kHotAt = offsetof(Agent, send_queue) + offsetof(SendQueue, deferred);
@@ -436,6 +448,8 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   /// Agents that lack credit for a control message, or a record for an operation of their own. A
   /// poll looks at a few.
   base::IntrusiveQueue<next_credit_waiter> credit_waiters;
+  /// Agents whose on_writable is due once they have room.
+  base::IntrusiveQueue<next_room_waiter> room_waiters;
   std::unique_ptr<LeasePool> leases;
   std::uint64_t zeroing_step = 0;  ///< the control step since which `zeroed_bytes` counts
   std::uint64_t zeroed_bytes = 0;  ///< of leases

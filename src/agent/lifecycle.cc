@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/completion.h"
+#include "agent/room_waiters.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -349,6 +350,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.end_of_poll_list.remove(a);
   ctx.receive_waiters.remove(a);
   stop_waiting_for_credit(ctx, a);
+  stop_waiting_for_room(ctx, a);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (can_reconnect(ctx, a)) return back_off(ctx, a);
   ++ctx.stats.closed;

@@ -13,14 +13,14 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   RawQueue& q = *a.raw;
   const Extent extent = measure(ctx, a, r.data, q.send_elements);
   if (extent.status != Status::ok) return extent.status;
-  if (a.send_queue.used >= q.send_limit) return Status::would_block;
+  if (a.send_queue.used >= q.send_limit) return refuse_for_room(ctx, a, Room::operation);
   const bool listed = r.data.size() > 1;
   const std::uint32_t index = listed ? q.acquire_elements(r.data.size()) : kNone;
-  if (listed && index == kNone) return Status::would_block;
+  if (listed && index == kNone) return refuse_for_room(ctx, a, Room::operation);
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) {
     if (listed) q.free_elements(index);
-    return Status::would_block;
+    return refuse_for_room(ctx, a, Room::operation);
   }
   op->block = nullptr;
   if (listed) {
@@ -49,10 +49,10 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
 
 Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKind kind) noexcept {
   if (kind != OperationKind::write_imm) return Status::unsupported;
-  if (a.send_queue.used >= a.raw->send_limit) return Status::would_block;
+  if (a.send_queue.used >= a.raw->send_limit) return refuse_for_room(ctx, a, Room::operation);
   if (!has_key(ctx, a, *r.block)) return Status::invalid_argument;
   Operation* const op = ctx.operations.acquire();
-  if (op == nullptr) return Status::would_block;
+  if (op == nullptr) return refuse_for_room(ctx, a, Room::operation);
   begin<OperationKind::raw_write_imm>(a, *op, r.block, r.size, r.done);
   build_one_sided<OperationKind::write_imm>(a, *op, r);
   op->wr.imm_data = htobe32(r.immediate);

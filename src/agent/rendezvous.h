@@ -179,4 +179,8 @@ void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Statu
 /// Drops all receives; no READ may be outstanding.
 void drop_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept;
 
+/// Whether only rendezvous messages are refused: windows or records are used up, or the
+/// connection's source has its share of them.
+[[nodiscard]] bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept;
+
 }  // namespace spinwire::agent

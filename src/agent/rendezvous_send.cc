@@ -144,12 +144,14 @@ void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
 Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept {
   if (r.size > a.max_message) return Status::message_too_long;
-  if (a.send_queue.used + 2 > send_limit_of(a)) return Status::would_block;
-  if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a)) return Status::would_block;
-  if (!may_offer(ctx, a, r)) return Status::would_block;
+  if (a.send_queue.used + 2 > send_limit_of(a)) return refuse_for_room(ctx, a, Room::rendezvous);
+  if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
+    return refuse_for_room(ctx, a, Room::rendezvous);
+  if (!may_offer(ctx, a, r)) return refuse_for_room(ctx, a, Room::rendezvous);
   RendezvousPool& all = *ctx.rendezvous;
   const std::uint32_t index = all.sends.acquire();
-  if (index == base::IndexPool<RendezvousSend>::kNone) return Status::would_block;
+  if (index == base::IndexPool<RendezvousSend>::kNone)
+    return refuse_for_room(ctx, a, Room::rendezvous);
   Operation* const op = ctx.operations.acquire();
   RendezvousSend& t = all.sends.at(index);
   t.index = index;
@@ -162,7 +164,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   if (opened != Status::ok) {
     if (op != nullptr) ctx.operations.release(*op);
     all.sends.release(index);
-    return opened;
+    return opened == Status::would_block ? refuse_for_room(ctx, a, Room::rendezvous) : opened;
   }
   detail::retain(r.block);
   t.block = r.block;

@@ -55,10 +55,6 @@ ConnectionStats stats(const Agent& a) noexcept {
   return stats;
 }
 
-namespace {
-
-/// Whether only rendezvous messages are refused: windows or records are used up, or the
-/// connection's source has its share of them.
 bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
   const auto& sends = ctx.rendezvous->sends;
@@ -66,6 +62,8 @@ bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept {
   if (a.domain == nullptr && ctx.windows.size() != 0) free = std::min(free, ctx.windows.free());
   return !has_share(a.source->offers, free);
 }
+
+namespace {
 
 Blocker blocker_of(const EngineContext& ctx, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;

@@ -11,6 +11,7 @@
 #include "agent/agent.h"
 #include "agent/lease_table.h"
 #include "agent/rendezvous.h"
+#include "agent/room_waiters.h"
 
 namespace spinwire::agent {
 
@@ -189,16 +190,21 @@ inline Status post(EngineContext& ctx, Agent& a, bool defer) noexcept {
   return Status::ok;
 }
 
+template <OperationKind kind>
+constexpr Room room_of() noexcept {
+  return uses_credit(kind) ? Room::message : Room::operation;
+}
+
 /// Accepts an operation; there must be room. `own`: the agent has its own domain.
 template <OperationKind kind, bool own>
 [[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
                                             const Request& r) noexcept {
   if (uses_credit(kind) && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
       [[unlikely]]
-    return Status::would_block;
+    return refuse_for_room(ctx, a, room_of<kind>());
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) [[unlikely]]
-    return Status::would_block;
+    return refuse_for_room(ctx, a, room_of<kind>());
   begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
@@ -228,7 +234,7 @@ template <OperationKind kind>
 [[gnu::noinline]] Status submit_with_limit_elsewhere(EngineContext& ctx, Agent& a,
                                                      const Request& r) noexcept {
   if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(ctx, a, r, kind);
-  if (a.send_queue.used >= send_limit_of(a)) return Status::would_block;
+  if (a.send_queue.used >= send_limit_of(a)) return refuse_for_room(ctx, a, room_of<kind>());
   if (a.domain == nullptr) return accept<kind, false>(ctx, a, r);
   if (!reaches(ctx, *a.domain, *r.block)) return Status::invalid_argument;
   return accept<kind, true>(ctx, a, r);
@@ -395,7 +401,7 @@ inline Status submit_copy(EngineContext& ctx, Agent& a, std::span<const std::byt
   if (bytes.size() > a.max_message) return Status::message_too_long;
   Block* const block =
       ctx.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
-  if (block == nullptr) return Status::no_buffer;
+  if (block == nullptr) return refuse_for_block(ctx, a, bytes.size());
   std::copy(bytes.begin(), bytes.end(), block->payload);
   const Status status =
       submit_message<true>(ctx, a, block, block->payload, bytes.size(), done, tracked, defer);

@@ -4,6 +4,8 @@
 #include <new>
 #include <type_traits>
 
+#include "rpc/room_for_calls.h"
+
 namespace spinwire::rpc {
 namespace {
 
@@ -46,12 +48,14 @@ void release_backlog(ClientSession& c) noexcept {
 
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done,
                     bool waits_until_ready) noexcept {
-  if (c.backlog_count == r.context.config.rpc.backlog) return Status::would_block;
-  if (c.backlog == nullptr && !allocate_backlog(r, c)) return Status::no_buffer;
+  const std::uint32_t most = r.context.config.rpc.backlog;
+  if (c.backlog_count == most) return refuse_for_backlog(r, c, Backlog::inline_calls);
+  if (c.backlog == nullptr && !allocate_backlog(r, c))
+    return refuse_for_block(r, c, most * sizeof(BackloggedCall));
   BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
   if (!store_call(r, c, call, done, w)) {
     if (c.backlog_count == 0) release_backlog(c);
-    return Status::no_buffer;
+    return refuse_for_block(r, c, call.size);
   }
   w.waits_until_ready = waits_until_ready;
   schedule_check(r, c, call.deadline);

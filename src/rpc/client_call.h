@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "rpc/client_session.h"
 #include "rpc/retransmission.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/rpc_state.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
@@ -105,7 +106,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
   if (!store_call(r, c, call, done, k)) [[unlikely]]
-    return Status::no_buffer;
+    return refuse_for_block(r, c, call.size);
   const wire::RpcHeader header{c.peer_session,
                                k.number,
                                call.method,

@@ -13,6 +13,7 @@
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 #include "rpc/retransmission.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
 #include "rpc/transport/connection_transport.h"
@@ -190,11 +191,13 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   r.context.timers.cancel(c.timer);
   forget_unsent(r, c);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
+  stop_waiting_for_room(r, c);
   if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
   if (std::exchange(c.cancellation_pending, false)) r.pending_cancellations.erase(c);
   c.name = 0;
   c.on_ready = nullptr;
   c.on_closed = nullptr;
+  c.on_writable = nullptr;
   c.reconnect.reset();
   r.clients.release(c.timer.index);
   release_spares_without_sessions(r);

@@ -1,5 +1,6 @@
 // Aborts all sessions without running a callback, as if the process had died. Cold.
 #include "rpc/backlog.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/rpc_state.h"
 #include "rpc/transport/connection_call.h"
 
@@ -24,6 +25,8 @@ void abort(Rpc& r) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
     c.on_ready = nullptr;
     c.on_closed = nullptr;
+    stop_waiting_for_room(r, c);
+    c.on_writable = nullptr;
     if (c.reconnect != nullptr) c.reconnect->on_interrupted = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.slots[slot].done = [](Reply&) {};
     for (std::uint32_t i = 0; i < c.backlog_count; ++i) drop_callback(backlog_at(r, c, i));

@@ -11,6 +11,7 @@
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/retransmission.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
@@ -144,9 +145,10 @@ bool run_deferred_work(Rpc& r) noexcept {
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
+  if (!r.room_waiters.empty()) run_room_callbacks(r);
   r.may_have_deferred_work = has_deferred_work(r);
   return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
-         r.stays_awake;
+         !r.room_waiters.empty() || r.stays_awake;
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,

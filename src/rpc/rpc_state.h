@@ -102,6 +102,8 @@ struct Rpc {
   /// Peers with datagrams that found no room; see unsent.h.
   base::IntrusiveQueue<&PeerAddress::next_waiting> waiting_peers;
   base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
+  /// Sessions whose on_writable is due once they have room.
+  base::IntrusiveQueue<&ClientSession::next_room_waiter> room_waiters;
   CurrentCall current_call;
   CopyBlocks copy_blocks;
   RpcStats stats;
@@ -166,7 +168,7 @@ inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty();
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty() || has_unsent(r) || r.stays_awake;
+         !r.connection_queue.empty() || has_unsent(r) || !r.room_waiters.empty() || r.stays_awake;
 }
 /// Whether callbacks run in the next poll, whatever it finds.
 [[nodiscard]] inline bool has_callbacks_due(const Rpc& r) noexcept {

@@ -147,6 +147,14 @@ struct SessionReconnect {
   bool refused = false;                 ///< the server's refusal is final
 };
 
+/// What a session waits for before on_writable runs; see room_for_calls.h.
+struct RoomForCalls {
+  std::size_t block_bytes = 0;  ///< of the send pool; 0: none is needed
+  bool is_waiting = false;      ///< in Rpc::room_waiters
+  bool inline_calls = false;    ///< their backlog was full
+  bool long_calls = false;
+};
+
 /// The slots of a session whose datagrams found no room; see unsent.h.
 template <typename Session>
 struct Unsent {
@@ -190,6 +198,8 @@ struct alignas(64) ClientSession {
   ClientSession* next_blocked = nullptr;
   Unsent<ClientSession> unsent;  ///< requests
   ClientSession* next_pending = nullptr;
+  ClientSession* next_room_waiter = nullptr;
+  RoomForCalls room;
   bool cancellation_pending = false;  ///< in Rpc::pending_cancellations
   base::Timer timer;
   std::uint64_t slow_since = 0;      ///< tick since when at most one, slow, call was in flight
@@ -202,6 +212,7 @@ struct alignas(64) ClientSession {
   Liveness liveness;
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
+  Callback<void(Session)> on_writable;
   control::HandshakeId handshake;         ///< opens the session; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.

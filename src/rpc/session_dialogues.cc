@@ -55,6 +55,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   }
   c->on_ready = options.on_ready;
   c->on_closed = options.on_closed;
+  c->on_writable = options.on_writable;
   return c;
 }
 

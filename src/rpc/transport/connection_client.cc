@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -76,9 +77,10 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   const bool connected = a != nullptr && agent::is_ready(*a);
   const std::uint32_t slot = free_slot(b);
   const bool waits = !connected || b.backlog_count != 0 || slot >= b.window;
-  if (waits && b.backlog_count == r.context.config.rpc.backlog) return Status::would_block;
+  if (waits && b.backlog_count == r.context.config.rpc.backlog)
+    return refuse_for_backlog(r, c, Backlog::long_calls);
   ConnectionCall w;
-  if (!store_call(r, c, call, done, w)) return Status::no_buffer;
+  if (!store_call(r, c, call, done, w)) return refuse_for_block(r, c, call.size);
   schedule_check(r, c, call.deadline);
   ++r.stats.long_calls;
   if (reply_into != nullptr) w.reply = *reply_into;

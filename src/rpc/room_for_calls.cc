@@ -1,0 +1,73 @@
+#include "rpc/room_for_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rpc/client_session.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+namespace {
+
+/// Sessions that one poll looks at.
+constexpr int kWaitersPerPoll = 16;
+
+void wait_for_room(Rpc& r, ClientSession& c) noexcept {
+  if (!std::exchange(c.room.is_waiting, true)) r.room_waiters.push_back(c);
+  r.may_have_deferred_work = true;
+}
+
+bool has_block(Rpc& r, std::size_t size) noexcept {
+  if (size == 0) return true;
+  Block* const block = allocate_to_send(r, size);
+  if (block != nullptr) detail::release(block);
+  return block != nullptr;
+}
+
+/// Whether a call of the kind that was refused would be accepted.
+bool has_room(Rpc& r, const ClientSession& c) noexcept {
+  if (!may_wait(c, {})) return false;
+  const std::uint32_t most = r.context.config.rpc.backlog;
+  if (c.room.inline_calls && c.backlog_count == most) return false;
+  if (c.room.long_calls && c.connection != nullptr && c.connection->backlog_count == most)
+    return false;
+  return has_block(r, c.room.block_bytes);
+}
+
+}  // namespace
+
+Status refuse_for_backlog(Rpc& r, ClientSession& c, Backlog which) noexcept {
+  if (!c.on_writable) return Status::would_block;
+  (which == Backlog::long_calls ? c.room.long_calls : c.room.inline_calls) = true;
+  wait_for_room(r, c);
+  return Status::would_block;
+}
+
+Status refuse_for_block(Rpc& r, ClientSession& c, std::size_t size) noexcept {
+  if (!c.on_writable) return Status::no_buffer;
+  c.room.block_bytes = std::max(c.room.block_bytes, size);
+  wait_for_room(r, c);
+  return Status::no_buffer;
+}
+
+void run_room_callbacks(Rpc& r) noexcept {
+  const ClientSession* const last = r.room_waiters.empty() ? nullptr : &r.room_waiters.back();
+  for (int i = 0; i < kWaitersPerPoll && !r.room_waiters.empty(); ++i) {
+    ClientSession& c = r.room_waiters.pop_front();
+    const bool is_last = &c == last;
+    if (!has_room(r, c)) {
+      r.room_waiters.push_back(c);
+    } else {
+      c.room = {};
+      c.on_writable(handle(r, c));
+    }
+    if (is_last) break;
+  }
+}
+
+void stop_waiting_for_room(Rpc& r, ClientSession& c) noexcept {
+  if (c.room.is_waiting) r.room_waiters.erase(c);
+  c.room = {};
+}
+
+}  // namespace spinwire::rpc
