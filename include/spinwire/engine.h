@@ -21,6 +21,7 @@
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/reconnect.h"
+#include "spinwire/resolve.h"
 #include "spinwire/rpc.h"
 #include "spinwire/status.h"
 #include "spinwire/timer.h"
@@ -271,6 +272,14 @@ class SPINWIRE_API Engine {
   ///   invalid_argument  an interval of 0 or below, or an empty callback
   ///   limit             1,048,576 timers exist
   [[nodiscard]] Result<Timer> every(Nanoseconds interval, const TimerCallback& callback);
+
+  /// Resolves "host:port" as spinwire::resolve() does, but without waiting: `done` runs in a poll()
+  /// that a thread of the library wakes; the thread exists only until then. Not if the engine ends
+  /// before. Set-up. Errors:
+  ///   invalid_argument  an empty callback
+  ///   limit             16 names are being resolved, or descriptors or threads are used up
+  ///   system            the operating system refused
+  [[nodiscard]] Result<void> resolve(std::string_view name, const ResolveCallback& done);
 
   /// Listens for connections and sessions on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free
   /// port. Set-up. Errors:

@@ -49,6 +49,8 @@
 #include "spinwire/message.h"
 #include "spinwire/operation.h"
 #include "spinwire/raw.h"
+#include "spinwire/reconnect.h"
+#include "spinwire/resolve.h"
 #include "spinwire/rpc.h"
 #include "spinwire/sim.h"
 #include "spinwire/status.h"

@@ -45,7 +45,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule),
       loss_probes(context, control),
-      application_timers(context.timers) {
+      application_timers(context.timers),
+      names(control) {
   guard.slot().target = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);
@@ -230,6 +231,14 @@ Result<Connection> EngineCore::connect(std::string_view address, const ConnectOp
 
 Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   return check_open("prepare a connection").and_then([&] { return connector.prepare(options); });
+}
+
+Result<void> EngineCore::resolve(std::string_view name, const ResolveCallback& done) {
+  if (!done) {
+    return base::fail(Status::invalid_argument, "resolve a name", "an empty callback",
+                      "give a callback");
+  }
+  return check_open("resolve a name").and_then([&] { return names.begin(name, done); });
 }
 
 Result<void> EngineCore::open_calls() {

@@ -11,6 +11,7 @@
 #include "agent/engine_context.h"
 #include "base/owner_guard.h"
 #include "control/control_port.h"
+#include "control/name_resolver.h"
 #include "engine/application_timers.h"
 #include "engine/connector.h"
 #include "engine/device_watch.h"
@@ -94,6 +95,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
+  Result<void> resolve(std::string_view name, const ResolveCallback& done);
   Result<void> join(agent::Agent& a, const Endpoint& peer) { return connector.join(a, peer); }
   Result<void> serve(Method method, const MethodHandler& handler);
   Result<Session> open_session(std::string_view address, const SessionOptions& options);
@@ -124,6 +126,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::LossProbes loss_probes;
   engine::WakeSet wake_set;
   engine::ApplicationTimers application_timers;
+  control::NameResolver names;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()

@@ -92,6 +92,14 @@ Result<Connection> Engine::connect(std::string_view address, const ConnectOption
   return engine::set_up(*slot_, "connect", [&] { return core_->connect(address, options); });
 }
 
+Result<Addresses> resolve(std::string_view name) {
+  return base::no_throw("resolve a name", [&] { return control::resolve_name(name); });
+}
+
+Result<void> Engine::resolve(std::string_view name, const ResolveCallback& done) {
+  return engine::set_up(*slot_, "resolve a name", [&] { return core_->resolve(name, done); });
+}
+
 Result<Connection> Engine::prepare(const PrepareOptions& options) {
   return engine::set_up(*slot_, "prepare a connection", [&] { return core_->prepare(options); });
 }

@@ -1,0 +1,47 @@
+// Resolves host names without blocking polls: a thread waits for the name service, and exists only
+// while it does. Cold.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "control/owners.h"
+#include "spinwire/resolve.h"
+
+namespace spinwire::control {
+
+class ControlPort;
+
+/// Blocks. Errors: those of spinwire::resolve().
+Result<Addresses> resolve_name(std::string_view name);
+
+class NameResolver final : public DescriptorOwner {
+ public:
+  /// Names that are resolved at once, each by a thread.
+  static constexpr std::size_t kMost = 16;
+
+  explicit NameResolver(ControlPort& port) noexcept : port_(port) {}
+  NameResolver(const NameResolver&) = delete;
+  NameResolver& operator=(const NameResolver&) = delete;
+  /// Runs no callback. A thread that still waits ends by itself, and touches nothing of ours.
+  ~NameResolver() override;
+
+  /// Begins to resolve a name; `done` runs in a later poll. Errors: limit (kMost names, descriptors
+  /// or threads), no_memory, system.
+  Result<void> begin(std::string_view name, const ResolveCallback& done);
+  void on_readable() override;
+
+ private:
+  struct Job;
+
+  Result<void> open();
+
+  ControlPort& port_;
+  std::shared_ptr<const base::UniqueFd> event_;  ///< the threads write to it
+  std::vector<std::shared_ptr<Job>> jobs_;
+};
+
+}  // namespace spinwire::control
