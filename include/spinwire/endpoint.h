@@ -9,6 +9,7 @@
 
 #include "spinwire/export.h"
 #include "spinwire/gid_type.h"
+#include "spinwire/identity.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -34,6 +35,10 @@ struct Endpoint {
   /// The end of a raw connection: only address, queue pair, PSN, MTU and max_rd_atomic are used.
   /// For a peer that is not a Spinwire engine, fill in these and set `raw`.
   bool raw = false;
+  /// This end takes private data in an answer, the code of a refusal, and the tags of leases. Older
+  /// releases do not.
+  bool application_fields = false;
+  PrivateData private_data{};  ///< of this end's application, for the other end's
   friend bool operator==(const Endpoint&, const Endpoint&) noexcept = default;
 
   /// Formats the endpoint as one line of printable ASCII, for parse(). Set-up; any thread.

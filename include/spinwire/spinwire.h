@@ -43,6 +43,7 @@
 #include "spinwire/endpoint.h"
 #include "spinwire/engine.h"
 #include "spinwire/gid_type.h"
+#include "spinwire/identity.h"
 #include "spinwire/idler.h"
 #include "spinwire/lease.h"
 #include "spinwire/log.h"

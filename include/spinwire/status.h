@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tl/expected.hpp>
@@ -106,8 +107,9 @@ struct ErrorText {
   std::string value;
 };
 
-/// Why a set-up call failed: what was asked for, what was found, and what to do about it. Making
-/// and copying an Error never throws: the texts are empty if memory has run out.
+/// Why a set-up call failed: what was asked for, what was found, and what to do about it. If the
+/// peer's application has refused (PeerRequest::refuse()), `found` is the application's text.
+/// Making and copying an Error never throws: the texts are empty if memory has run out.
 struct Error {
   Error() noexcept = default;
   Error(Status what, ErrorText ask, ErrorText find, ErrorText advice) noexcept
@@ -118,7 +120,9 @@ struct Error {
   Error(Error&&) noexcept = default;
   Error& operator=(Error&&) noexcept = default;
   Error(const Error& from) noexcept
-      : Error(from.status, ErrorText(from.asked), ErrorText(from.found), ErrorText(from.remedy)) {}
+      : Error(from.status, ErrorText(from.asked), ErrorText(from.found), ErrorText(from.remedy)) {
+    code = from.code;
+  }
   Error& operator=(const Error& from) noexcept { return *this = Error(from); }
   ~Error() = default;
 
@@ -126,6 +130,7 @@ struct Error {
   std::string asked;
   std::string found;
   std::string remedy;
+  std::optional<std::uint32_t> code;  ///< the refusal's, if the peer's application has refused
 
   /// One line: "asked: found; remedy".
   [[nodiscard]] SPINWIRE_API std::string message() const noexcept;

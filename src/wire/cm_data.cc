@@ -28,8 +28,9 @@ static_assert(CmLayout::kBytes == kCmDataBytes && kCmDataBytes <= kCmRequestMax)
 
 std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& e,
                                               const Capabilities& capabilities) noexcept {
-  return CmLayout::encode(
-      CmData{capabilities.versions, capabilities.features | (e.raw ? feature::raw : 0), e});
+  const std::uint32_t features = capabilities.features | (e.raw ? feature::raw : 0) |
+                                 (e.application_fields ? feature::application_fields : 0);
+  return CmLayout::encode(CmData{capabilities.versions, features, e});
 }
 
 Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRange ours) {
@@ -43,14 +44,22 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   (void)CmLayout::get(data.data(), got);  // the zero byte is padding
   e = got.endpoint;
   e.raw = (got.features & feature::raw) != 0;
+  e.application_fields = (got.features & feature::application_fields) != 0;
   if (auto agreed = agree(got.versions, ours); !agreed) return tl::unexpected(agreed.error());
   return check(e);
 }
 
+bool takes_application_fields(std::span<const std::byte> data) noexcept {
+  CmData got;
+  return data.size() >= kCmDataBytes && CmLayout::get(data.data(), got) &&
+         (got.features & feature::application_fields) != 0;
+}
+
 Frame encode_cm_refusal(const Refuse& refuse) noexcept {
-  constexpr auto kTextMax = static_cast<std::uint8_t>(kCmRejectMax - kHeaderBytes - 1);
+  const std::size_t most =
+      kCmRejectMax - kHeaderBytes - 1 - (refuse.code ? kRefuseCodeBytes : std::size_t{0});
   Refuse cut = refuse;
-  cut.length = std::min(cut.length, kTextMax);
+  cut.length = static_cast<std::uint8_t>(std::min<std::size_t>(cut.length, most));
   return encode(cut);
 }
 
@@ -60,7 +69,7 @@ Refuse decode_cm_refusal(std::span<const std::byte> data) noexcept {
     if (header && header->kind == FrameKind::refuse &&
         data.size() >= kHeaderBytes + header->body_length) {
       if (auto refuse = decode_refuse(data.subspan(kHeaderBytes, header->body_length),
-                                      header->versions.max > kVersions.max))
+                                      header->versions.max > kVersions.max, header->features))
         return *refuse;
     }
   } catch (...) {  // memory for an error's text that nobody would see

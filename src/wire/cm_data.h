@@ -16,7 +16,7 @@ inline constexpr std::size_t kCmDataBytes = 56;
 inline constexpr std::size_t kCmRequestMax = 56;
 inline constexpr std::size_t kCmRejectMax = 148;  ///< bytes that a rejection may carry
 
-/// `endpoint` must have passed check().
+/// `endpoint` must have passed check(). Its application's private data has no room.
 std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& endpoint,
                                               const Capabilities& capabilities = {}) noexcept;
 
@@ -25,6 +25,9 @@ std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& endpoint,
 /// its value and the limit); unsupported if the ends have no common version.
 Result<void> decode_cm(std::span<const std::byte> data, Endpoint& endpoint,
                        VersionRange ours = kVersions);
+
+/// Whether the sender of a request takes the code of a refusal. Any bytes.
+bool takes_application_fields(std::span<const std::byte> data) noexcept;
 
 /// Encodes a refusal for a rejection, with its text cut to fit.
 Frame encode_cm_refusal(const Refuse& refuse) noexcept;

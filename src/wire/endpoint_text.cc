@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's version
 constexpr std::string_view kRaw = "raw";                   // a word without a value
+constexpr std::string_view kApplicationFields = "application-fields";  // so is this
+constexpr std::string_view kPrivateData = "private-data";              // not there if empty
 constexpr std::string_view kSpace = " \t\r\n";
 
 tl::unexpected<Error> bad_text(std::string found) {
@@ -116,6 +118,27 @@ Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
   return set_number(e, kNumbers[field], value);
 }
 
+Result<void> set_private_data(Endpoint& e, std::string_view digits) {
+  std::array<std::byte, kPrivateDataMax> bytes{};
+  const std::size_t count = digits.size() / 2;
+  if (digits.size() % 2 != 0 || count == 0 || count > kPrivateDataMax) {
+    return bad_text(base::format("{} has {} hexadecimal digits, allowed are 2 to {}, two a byte",
+                                 kPrivateData, digits.size(), 2 * kPrivateDataMax));
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const char* const at = digits.data() + 2 * i;
+    std::uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(at, at + 2, byte, 16);
+    if (error != std::errc{} || end != at + 2) {
+      return bad_text(base::format("{} has '{}' where hexadecimal digits belong", kPrivateData,
+                                   std::string_view(at, 2)));
+    }
+    bytes[i] = std::byte{byte};
+  }
+  (void)e.private_data.assign(std::span(bytes).first(count));
+  return {};
+}
+
 /// Removes and returns the first word of the text; empty at its end.
 std::string_view take_word(std::string_view& text) noexcept {
   const std::size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
@@ -128,6 +151,10 @@ std::string_view take_word(std::string_view& text) noexcept {
 Result<void> set_word(Endpoint& e, std::array<bool, kFields>& seen, std::string_view word) {
   const std::size_t equals = std::min(word.find('='), word.size());
   const std::string_view name = word.substr(0, equals);
+  if (name == kPrivateData && equals != word.size()) {
+    if (!e.private_data.empty()) return bad_text(base::format("{} is there twice", name));
+    return set_private_data(e, word.substr(equals + 1));
+  }
   for (std::size_t field = 0; field < kFields; ++field) {
     if (field_name(field) != name || equals == word.size()) continue;
     if (std::exchange(seen[field], true)) return bad_text(base::format("{} is there twice", name));
@@ -144,8 +171,11 @@ Result<Endpoint> parse_words(std::string_view text) {
   Endpoint e;
   std::array<bool, kFields> seen{};
   for (std::string_view word = take_word(text); !word.empty(); word = take_word(text)) {
-    if (word == kRaw && !e.raw) {
-      e.raw = true;
+    bool* const flag = word == kRaw                 ? &e.raw
+                       : word == kApplicationFields ? &e.application_fields
+                                                    : nullptr;
+    if (flag != nullptr && !*flag) {
+      *flag = true;
       continue;
     }
     if (auto done = set_word(e, seen, word); !done) return tl::unexpected(done.error());
@@ -168,12 +198,16 @@ std::string Endpoint::text() const {
   ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
   std::string line = base::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
   if (raw) line += base::format(" {}", kRaw);
+  if (application_fields) line += base::format(" {}", kApplicationFields);
   for (const Number& field : kNumbers) {
     if (raw && !field.of_raw) continue;
     const std::uint64_t value = field.get(*this);
     line += field.hex ? base::format(" {}={:#x}", field.name, value)
                       : base::format(" {}={}", field.name, value);
   }
+  if (!private_data.empty()) line += base::format(" {}=", kPrivateData);
+  for (const std::byte b : private_data.bytes())
+    line += base::format("{:02x}", std::to_integer<unsigned>(b));
   return line;
 }
 

@@ -49,15 +49,16 @@ struct KindInfo {
   std::string_view name;
   std::size_t min;  ///< of the body, bytes
   std::size_t max;
+  bool has_private_data = false;  ///< behind the body, if the header says so
 };
 /// In the order of FrameKind.
 constexpr std::array kKinds{
-    KindInfo{"hello", kEndpointBytes, kEndpointBytes},
-    KindInfo{"accept", kEndpointBytes, kEndpointBytes},
+    KindInfo{"hello", kEndpointBytes, kEndpointBytes, true},
+    KindInfo{"accept", kEndpointBytes, kEndpointBytes, true},
     KindInfo{"refuse", kRefuseBytes, kRefuseBytes + kRefuseTextMax},
     KindInfo{"ready", kReadyBytes, kReadyBytes},
-    KindInfo{"open session", kSessionBytes, kSessionBytes},
-    KindInfo{"session opened", kSessionBytes, kSessionBytes},
+    KindInfo{"open session", kSessionBytes, kSessionBytes, true},
+    KindInfo{"session opened", kSessionBytes, kSessionBytes, true},
     KindInfo{"join session", kJoinBytes, kJoinBytes},
     KindInfo{"path response", kPathResponseBytes, kPathResponseBytes},
     KindInfo{"authenticate", kAuthenticateBytes, kAuthenticateBytes},
@@ -65,11 +66,32 @@ constexpr std::array kKinds{
     KindInfo{"sealed", kSealedBytesMin, kSealedBytesMax},
 };
 static_assert(kKinds.size() == static_cast<std::size_t>(kLastFrameKind));
+static_assert(sizeof(Frame::storage) <= kFrameBytesMax &&
+              kHeaderBytes + kRefuseBytes + kRefuseCodeBytes + kRefuseTextMax <=
+                  sizeof(Frame::storage));
 
 /// A kind that does not exist has no name and no sizes.
 constexpr KindInfo info_of(FrameKind kind) noexcept {
   const auto at = static_cast<std::size_t>(kind) - 1;
   return at < kKinds.size() ? kKinds[at] : KindInfo{"unknown", 0, 0};
+}
+
+constexpr bool has(std::uint32_t features, std::uint32_t feature) noexcept {
+  return (features & feature) != 0;
+}
+
+/// The sizes of a body with these features.
+constexpr KindInfo info_of(FrameKind kind, std::uint32_t features) noexcept {
+  KindInfo info = info_of(kind);
+  if (info.has_private_data && has(features, feature::private_data)) {
+    info.min += kPrivateDataBytesMin;
+    info.max += kPrivateDataBytesMax;
+  }
+  if (kind == FrameKind::refuse && has(features, feature::refusal_code)) {
+    info.min += kRefuseCodeBytes;
+    info.max += kRefuseCodeBytes;
+  }
+  return info;
 }
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -168,16 +190,33 @@ Frame encode_body(FrameKind kind, const Body& body, const Capabilities& capabili
   return frame;
 }
 
+/// An end and its application's fields.
+template <typename Fields, typename End>
+Frame encode_end(FrameKind kind, const End& end, Capabilities capabilities) noexcept {
+  const std::span<const std::byte> data = end.private_data.bytes();
+  if (end.application_fields) capabilities.features |= feature::application_fields;
+  capabilities.features &= ~feature::private_data;
+  if (data.empty()) return encode_body<Fields>(kind, end, capabilities);
+  capabilities.features |= feature::private_data;
+  Frame frame = begin(kind, Fields::kBytes + sizeof(std::uint16_t) + data.size(), capabilities);
+  std::byte* at = frame.storage.data() + kHeaderBytes;
+  Fields::put(end, at);
+  at += Fields::kBytes;
+  put_number(at, static_cast<std::uint16_t>(data.size()));
+  std::memcpy(at + sizeof(std::uint16_t), data.data(), data.size());
+  return frame;
+}
+
 Frame encode_endpoint(FrameKind kind, const Endpoint& e, Capabilities capabilities) noexcept {
   if (e.raw) capabilities.features |= feature::raw;
-  return encode_body<EndpointLayout>(kind, e, capabilities);
+  return encode_end<EndpointLayout>(kind, e, capabilities);
 }
 
 Frame encode_session(FrameKind kind, const SessionEnd& e, Capabilities capabilities) noexcept {
   if (e.direct_datagrams >= kPageDatagramBytes) capabilities.features |= feature::page_datagrams;
   if (e.direct_datagrams >= kLongDatagramBytes) capabilities.features |= feature::long_datagrams;
   if (e.direct_datagrams >= kBlockDatagramBytes) capabilities.features |= feature::block_datagrams;
-  return encode_body<SessionLayout>(kind, e, capabilities);
+  return encode_end<SessionLayout>(kind, e, capabilities);
 }
 
 /// Checks the fields of a struct in turn. The first that is out of its limits is the outcome.
@@ -221,6 +260,29 @@ Result<Body> decode_as(std::string_view what, std::span<const std::byte> bytes, 
   if (!exact) checks.fail("a reserved byte", "not 0", "0");
   if (auto good = std::move(checks).outcome(); !good) return tl::unexpected(good.error());
   return body;
+}
+
+/// Decodes an end, and the private data behind it if there is some.
+template <typename Fields, typename End, typename Check>
+Result<End> decode_end(std::string_view what, std::span<const std::byte> bytes,
+                       std::uint32_t features, Check&& check) {
+  const bool more = has(features, feature::private_data);
+  const auto fixed = more ? bytes.first(std::min(bytes.size(), Fields::kBytes)) : bytes;
+  auto end = decode_as<Fields, End>(what, fixed, std::forward<Check>(check));
+  if (!end) return end;
+  end->application_fields = has(features, feature::application_fields);
+  if (!more) return end;
+  const auto rest = bytes.subspan(Fields::kBytes);
+  constexpr std::size_t kLength = sizeof(std::uint16_t);
+  const std::size_t length =
+      rest.size() >= kLength ? get_number<std::uint16_t>(rest.data()) : std::size_t{0};
+  if (length == 0 || length > kPrivateDataMax || rest.size() != kLength + length) {
+    return bad_field(what, "the length of its private data", std::to_string(length),
+                     base::format("1 to {} bytes, all of the {} behind it", kPrivateDataMax,
+                                  rest.size() - std::min(rest.size(), kLength)));
+  }
+  (void)end->private_data.assign(rest.subspan(kLength));
+  return end;
 }
 
 void check_qp_num(Checks& checks, std::uint32_t qp_num) {
@@ -303,15 +365,27 @@ SealedFrame begin_sealed(std::size_t frame_bytes, const Capabilities& capabiliti
 
 Frame encode(const Refuse& refuse, const Capabilities& capabilities) noexcept {
   const std::size_t length = std::min<std::size_t>(refuse.length, kRefuseTextMax);
-  Frame frame = begin(FrameKind::refuse, kRefuseBytes + length, capabilities);
+  const std::size_t before = kRefuseBytes + (refuse.code ? kRefuseCodeBytes : 0);
+  Capabilities used = capabilities;
+  used.features &= ~feature::refusal_code;
+  if (refuse.code) used.features |= feature::refusal_code;
+  Frame frame = begin(FrameKind::refuse, before + length, used);
   std::byte* const body = frame.storage.data() + kHeaderBytes;
   put_number(body, refuse.status);
-  std::memcpy(body + kRefuseBytes, refuse.text.data(), length);
+  if (refuse.code) put_number(body + kRefuseBytes, *refuse.code);
+  std::memcpy(body + before, refuse.text.data(), length);
   return frame;
 }
 
-Refuse make_refuse(Status status, std::string_view text) noexcept {
+Refuse make_refuse(const Error& why, bool takes_code) noexcept {
+  if (!why.code) return make_refuse(why.status, why.message());
+  return make_refuse(why.status, why.found, takes_code ? why.code : std::nullopt);
+}
+
+Refuse make_refuse(Status status, std::string_view text,
+                   std::optional<std::uint32_t> code) noexcept {
   Refuse refuse;
+  refuse.code = code;
   refuse.status = status == Status::ok ? Status::refused : status;
   refuse.length = static_cast<std::uint8_t>(std::min(text.size(), kRefuseTextMax));
   std::transform(text.begin(), text.begin() + refuse.length, refuse.text.begin(),
@@ -353,7 +427,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   const auto agreed = agree(header.versions, ours);
   if (!agreed) return tl::make_unexpected(agreed.error());
   header.version = *agreed;
-  const KindInfo sizes = info_of(header.kind);
+  const KindInfo sizes = info_of(header.kind, header.features);
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(static_cast<unsigned>(header.kind)),
                      "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session), 6 (session "
@@ -376,11 +450,12 @@ Result<void> check(const Endpoint& e) {
   return std::move(checks).outcome();
 }
 
-Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw) {
-  return decode_as<EndpointLayout, Endpoint>("endpoint", body, [raw](Checks& checks, Endpoint& e) {
-    e.raw = raw;
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body, std::uint32_t features) {
+  const auto check = [features](Checks& checks, Endpoint& e) {
+    e.raw = has(features, feature::raw);
     check_endpoint(checks, e);
-  });
+  };
+  return decode_end<EndpointLayout, Endpoint>("endpoint", body, features, check);
 }
 
 Result<Ready> decode_ready(std::span<const std::byte> body) {
@@ -431,7 +506,7 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t
     checks.field(e.first % kSessionWindowMax == 0, "first", e.first, "a multiple of 64");
     checks.not_zero("token", e.token);
   };
-  return decode_as<SessionLayout, SessionEnd>("session", body, check);
+  return decode_end<SessionLayout, SessionEnd>("session", body, features, check);
 }
 
 Result<JoinSession> decode_join(std::span<const std::byte> body) {
@@ -443,10 +518,12 @@ Result<JoinSession> decode_join(std::span<const std::byte> body) {
   return decode_as<JoinLayout, JoinSession>("join of a session", body, check_join);
 }
 
-Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
-  const KindInfo sizes = info_of(FrameKind::refuse);
+Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer,
+                             std::uint32_t features) {
+  const KindInfo sizes = info_of(FrameKind::refuse, features);
   if (body.size() < sizes.min || body.size() > sizes.max) {
-    return bad_field("refuse frame", "its size", std::to_string(body.size()), "1 to 201 bytes");
+    return bad_field("refuse frame", "its size", std::to_string(body.size()),
+                     base::format("{} to {} bytes", sizes.min, sizes.max));
   }
   const auto status = std::to_integer<std::uint8_t>(body.front());
   const bool known = status != 0 && status < kStatusCount;
@@ -454,10 +531,27 @@ Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
     return bad_field("refuse frame", "status", std::to_string(status),
                      base::format("1 to {}", kStatusCount - 1));
   }
-  const auto text = body.subspan(kRefuseBytes);
+  std::optional<std::uint32_t> code;
+  if (has(features, feature::refusal_code))
+    code = get_number<std::uint32_t>(body.data() + kRefuseBytes);
+  const auto text = body.subspan(sizes.min);
   return make_refuse(known ? static_cast<Status>(status) : Status::refused,
-                     {reinterpret_cast<const char*>(text.data()), text.size()});
+                     {reinterpret_cast<const char*>(text.data()), text.size()}, code);
 }
+
+namespace {
+/// The part of a newer peer's body that this version knows.
+std::span<const std::byte> known_part(const FrameHeader& header, std::span<const std::byte> body) {
+  const KindInfo info = info_of(header.kind);
+  std::size_t size = info_of(header.kind, header.features).max;
+  if (info.has_private_data && has(header.features, feature::private_data)) {
+    constexpr std::size_t kLength = sizeof(std::uint16_t);
+    if (body.size() >= info.max + kLength)
+      size = info.max + kLength + get_number<std::uint16_t>(body.data() + info.max);
+  }
+  return body.first(std::min(body.size(), size));
+}
+}  // namespace
 
 Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
                              VersionRange ours) {
@@ -467,17 +561,19 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
                      base::format("{} bytes, as announced", header.body_length));
   }
   const bool skips = newer(header, ours);
-  const auto known =
-      body.first(skips ? std::min(body.size(), info_of(header.kind).max) : body.size());
-  const bool raw = (header.features & feature::raw) != 0;
+  const auto known = skips ? known_part(header, body) : body;
   const auto wrap = [&](auto part) { return Received{header, std::move(part)}; };
   switch (header.kind) {
     case FrameKind::hello:
-      return decode_endpoint(known, raw).map([&](const Endpoint& e) { return wrap(Hello{e}); });
+      return decode_endpoint(known, header.features).map([&](const Endpoint& e) {
+        return wrap(Hello{e});
+      });
     case FrameKind::accept:
-      return decode_endpoint(known, raw).map([&](const Endpoint& e) { return wrap(Accept{e}); });
+      return decode_endpoint(known, header.features).map([&](const Endpoint& e) {
+        return wrap(Accept{e});
+      });
     case FrameKind::refuse:
-      return decode_refuse(known, skips).map(wrap);
+      return decode_refuse(known, skips, header.features).map(wrap);
     case FrameKind::ready:
       return decode_ready(known).map(wrap);
     case FrameKind::open_session:

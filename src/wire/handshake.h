@@ -11,17 +11,23 @@
 // travels whole, encrypted, as the body of a `sealed` frame. control/secure_channel.h has the
 // rules.
 //
+// Features: a header's features that describe the frame itself change its body. `private_data`
+// appends a length of two bytes and as many bytes, `refusal_code` puts four bytes behind the
+// status. An end sends them in an answer only to a peer that has offered `application_fields`.
+//
 // Set-up code; only the error paths allocate.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <variant>
 
 #include "spinwire/endpoint.h"
+#include "spinwire/identity.h"
 #include "spinwire/status.h"
 
 namespace spinwire::wire {
@@ -42,7 +48,11 @@ inline constexpr std::size_t kReadyBytes = 8;
 inline constexpr std::size_t kPathResponseBytes = 8;
 inline constexpr std::size_t kSessionBytes = 56;
 inline constexpr std::size_t kJoinBytes = kEndpointBytes + 12;
-inline constexpr std::size_t kRefuseTextMax = 200;
+inline constexpr std::size_t kRefuseTextMax = kRefusalTextMax;
+inline constexpr std::size_t kRefuseCodeBytes = 4;
+/// Private data and its length, at the end of a body.
+inline constexpr std::size_t kPrivateDataBytesMin = 2 + 1;
+inline constexpr std::size_t kPrivateDataBytesMax = 2 + kPrivateDataMax;
 inline constexpr std::size_t kKeyIdBytes = 16;
 inline constexpr std::size_t kSealTagBytes = 16;
 inline constexpr std::size_t kAuthenticateBytes = kKeyIdBytes + 48;
@@ -58,6 +68,12 @@ inline constexpr std::uint32_t raw = 1;  ///< the endpoint of a raw connection
 inline constexpr std::uint32_t page_datagrams = 2;   ///< kPageDatagramBytes
 inline constexpr std::uint32_t long_datagrams = 4;   ///< kLongDatagramBytes; needs page_datagrams
 inline constexpr std::uint32_t block_datagrams = 8;  ///< kBlockDatagramBytes; needs long_datagrams
+/// The body of a hello, accept, open_session or session_opened ends with private data.
+inline constexpr std::uint32_t private_data = 16;
+/// The body of a refusal has an application's code.
+inline constexpr std::uint32_t refusal_code = 32;
+/// The sender takes both in an answer, and as a connection the tags of leases.
+inline constexpr std::uint32_t application_fields = 64;
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {
@@ -94,6 +110,7 @@ struct Refuse {
   Status status = Status::refused;  ///< never ok
   std::uint8_t length = 0;          ///< of the text
   std::array<char, kRefuseTextMax> text{};
+  std::optional<std::uint32_t> code{};  ///< an application has refused, with this code
   /// Printable ASCII only, whatever the peer sent.
   [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
 };
@@ -123,6 +140,8 @@ struct SessionEnd {
   /// The longest direct datagram that this end takes: 0, or one of the three lengths below.
   /// A feature: what an end does not know, it does not use.
   std::uint32_t direct_datagrams = 0;
+  bool application_fields = false;  ///< a feature
+  PrivateData private_data{};       ///< of this end's application
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 /// Payloads of 4, 16 and 32 KiB, and their headers.
@@ -189,7 +208,7 @@ struct Capabilities {
 
 /// An encoded frame, ready to be sent. Holds the longest frame that this library makes.
 struct Frame {
-  std::array<std::byte, kHeaderBytes + 1 + kRefuseTextMax> storage{};
+  std::array<std::byte, kHeaderBytes + kEndpointBytes + kPrivateDataBytesMax> storage{};
   std::size_t size = 0;
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {storage.data(), size}; }
 };
@@ -219,7 +238,11 @@ SealedFrame begin_sealed(std::size_t frame_bytes, const Capabilities& capabiliti
 
 /// Makes a refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes
 /// `refused`.
-Refuse make_refuse(Status status, std::string_view text) noexcept;
+Refuse make_refuse(Status status, std::string_view text,
+                   std::optional<std::uint32_t> code = {}) noexcept;
+/// The refusal for an error. An application's has its text and its code, the latter unless the peer
+/// does not take it.
+Refuse make_refuse(const Error& why, bool takes_code) noexcept;
 
 /// Detects, from the first byte on, that a stream is not ours. `seen` holds the bytes so far, of
 /// any length; only the first bytes are checked. Errors: protocol (names what was seen instead).
@@ -237,9 +260,8 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
                              VersionRange ours = kVersions);
 
-/// Decoders of single bodies, of exactly the size of this version. `raw` and `features` are of the
-/// header.
-Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
+/// Decoders of single bodies, of exactly the size of this version. `features` are of the header.
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<Ready> decode_ready(std::span<const std::byte> body);
 Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
@@ -247,7 +269,8 @@ Result<PathResponse> decode_path_response(std::span<const std::byte> body);
 Result<Authenticate> decode_authenticate(std::span<const std::byte> body);
 Result<Authenticated> decode_authenticated(std::span<const std::byte> body);
 /// A newer peer may send a status that we do not know, which counts as `refused`.
-Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
+Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false,
+                             std::uint32_t features = 0);
 
 /// Checks an endpoint, ours or the peer's, of any origin. Errors: protocol (names the field, its
 /// value and the limit).

@@ -2,9 +2,11 @@
 // Times are durations, because the two clocks are unrelated.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "wire/codec.h"
 #include "wire/message_header.h"
@@ -41,9 +43,16 @@ struct LeaseRequest {
   std::uint32_t id = 0;    ///< the requester's id, for the answer
   std::uint32_t alignment = 0;
   std::uint8_t access = 0;
+  std::uint64_t tag = 0;  ///< of a TaggedLeaseRequest only
 };
 using LeaseRequestLayout = Layout<&LeaseRequest::bytes, &LeaseRequest::time, &LeaseRequest::id,
                                   &LeaseRequest::alignment, &LeaseRequest::access, zeros<7>>;
+
+/// A request with a tag, which is not 0.
+struct TaggedLeaseRequest : LeaseRequest {};
+using TaggedLeaseRequestLayout =
+    Layout<&LeaseRequest::bytes, &LeaseRequest::time, &LeaseRequest::id, &LeaseRequest::alignment,
+           &LeaseRequest::access, zeros<7>, &LeaseRequest::tag>;
 
 /// Grants memory for a time, or says why not.
 struct LeaseGrant {
@@ -56,11 +65,28 @@ struct LeaseGrant {
   std::uint8_t access = 0;
   LeaseVerdict verdict = LeaseVerdict::granted;
   bool invalidate = false;  ///< the holder's return invalidates the key
+  std::uint64_t tag = 0;    ///< of a TaggedLeaseGrant only
 };
 using LeaseGrantLayout =
     Layout<&LeaseGrant::address, &LeaseGrant::bytes, &LeaseGrant::time, &LeaseGrant::id,
            &LeaseGrant::lease, &LeaseGrant::rkey, &LeaseGrant::access, &LeaseGrant::verdict,
            flag<&LeaseGrant::invalidate, std::uint8_t>, zeros<1>>;
+
+/// A grant with a tag, which is not 0.
+struct TaggedLeaseGrant : LeaseGrant {};
+using TaggedLeaseGrantLayout =
+    Layout<&LeaseGrant::address, &LeaseGrant::bytes, &LeaseGrant::time, &LeaseGrant::id,
+           &LeaseGrant::lease, &LeaseGrant::rkey, &LeaseGrant::access, &LeaseGrant::verdict,
+           flag<&LeaseGrant::invalidate, std::uint8_t>, zeros<1>, &LeaseGrant::tag>;
+
+/// The owner's application refuses a request.
+inline constexpr std::size_t kDenialTextMax = 40;
+struct LeaseDenial {
+  std::uint32_t id = 0;                             ///< the requester's id
+  std::uint32_t code = 0;                           ///< the application's
+  std::array<std::uint8_t, kDenialTextMax> text{};  ///< printable ASCII, then zeros
+};
+using LeaseDenialLayout = Layout<&LeaseDenial::id, &LeaseDenial::code, &LeaseDenial::text>;
 
 enum class LeaseAction : std::uint8_t {
   took = 0,       ///< the holder accepts or refuses a push
@@ -106,6 +132,39 @@ constexpr bool decode(std::span<const std::byte> bytes, LeaseGrant& g) noexcept 
   return g.verdict != LeaseVerdict::granted ||
          (g.bytes != 0 && g.address + g.bytes > g.address && g.rkey != 0 && g.time != 0 &&
           g.time <= kLongestLease && is_remote_access(g.access));
+}
+
+constexpr std::array<std::byte, kTaggedLeaseRequestBytes> encode(
+    const TaggedLeaseRequest& r) noexcept {
+  return TaggedLeaseRequestLayout::encode(r);
+}
+constexpr bool decode(std::span<const std::byte> bytes, TaggedLeaseRequest& r) noexcept {
+  return TaggedLeaseRequestLayout::decode(bytes, r) &&
+         decode(bytes.first(kLeaseRequestBytes), static_cast<LeaseRequest&>(r)) && r.tag != 0;
+}
+
+constexpr std::array<std::byte, kTaggedLeaseGrantBytes> encode(const TaggedLeaseGrant& g) noexcept {
+  return TaggedLeaseGrantLayout::encode(g);
+}
+constexpr bool decode(std::span<const std::byte> bytes, TaggedLeaseGrant& g) noexcept {
+  return TaggedLeaseGrantLayout::decode(bytes, g) &&
+         decode(bytes.first(kLeaseGrantBytes), static_cast<LeaseGrant&>(g)) && g.tag != 0;
+}
+
+/// As much of the text as fits; '?' replaces bytes that are not printable ASCII.
+constexpr void set_text(LeaseDenial& d, std::string_view text) noexcept {
+  for (std::size_t i = 0; i < text.size() && i < d.text.size(); ++i)
+    d.text[i] = static_cast<std::uint8_t>(text[i] >= 0x20 && text[i] < 0x7f ? text[i] : '?');
+}
+constexpr std::array<std::byte, kLeaseDenialBytes> encode(const LeaseDenial& d) noexcept {
+  return LeaseDenialLayout::encode(d);
+}
+/// False if the text has other bytes than it may.
+constexpr bool decode(std::span<const std::byte> bytes, LeaseDenial& d) noexcept {
+  if (!LeaseDenialLayout::decode(bytes, d)) return false;
+  const auto end = std::find(d.text.begin(), d.text.end(), std::uint8_t{0});
+  return std::all_of(d.text.begin(), end, [](std::uint8_t c) { return c >= 0x20 && c < 0x7f; }) &&
+         std::all_of(end, d.text.end(), [](std::uint8_t c) { return c == 0; });
 }
 
 constexpr std::array<std::byte, kLeaseCallBytes> encode(const LeaseCall& c) noexcept {

@@ -26,6 +26,12 @@ enum class MessageKind : std::uint8_t {
   // Credit by messages, where the receiver's credit cell is overwritten. They cost no credit.
   credit_ask = 11,  ///< allows the receiver one `credit`; the sender reads its cell no more
   credit = 12,      ///< what a word in the credit cell says: `granted`, and that the sender polls
+  // Of leases with a tag, and refusals of an application. Only for a peer that takes
+  // Endpoint::application_fields.
+  tagged_lease_request = 13,  ///< a TaggedLeaseRequest follows
+  tagged_lease_grant = 14,    ///< a TaggedLeaseGrant follows
+  tagged_lease_push = 15,     ///< a TaggedLeaseGrant follows
+  lease_denial = 16,          ///< answers a request; a LeaseDenial follows
 };
 
 namespace message_flag {
@@ -88,6 +94,9 @@ inline constexpr std::size_t kLeaseRequestBytes = 32;
 inline constexpr std::size_t kLeaseGrantBytes = 40;
 inline constexpr std::size_t kLeaseCallBytes = 24;
 inline constexpr std::size_t kLeaseReplyBytes = 16;
+inline constexpr std::size_t kTaggedLeaseRequestBytes = kLeaseRequestBytes + 8;
+inline constexpr std::size_t kTaggedLeaseGrantBytes = kLeaseGrantBytes + 8;
+inline constexpr std::size_t kLeaseDenialBytes = 48;
 
 /// Bytes that follow the header of a control message with a body; 0 for other kinds.
 constexpr std::size_t body_bytes(MessageKind kind) noexcept {
@@ -105,6 +114,13 @@ constexpr std::size_t body_bytes(MessageKind kind) noexcept {
       return kLeaseCallBytes;
     case MessageKind::lease_reply:
       return kLeaseReplyBytes;
+    case MessageKind::tagged_lease_request:
+      return kTaggedLeaseRequestBytes;
+    case MessageKind::tagged_lease_grant:
+    case MessageKind::tagged_lease_push:
+      return kTaggedLeaseGrantBytes;
+    case MessageKind::lease_denial:
+      return kLeaseDenialBytes;
     default:
       return 0;
   }

@@ -209,7 +209,7 @@ TEST_F(HostileDirect, AStormOfAnything) {
               static_cast<std::uint32_t>(random.below(2) == 0 ? random.next()
                                                               : random.below(sv::kLaneData)));
       } else if (kind < 4) {
-        const auto any = static_cast<MessageKind>(random.below(12));
+        const auto any = static_cast<MessageKind>(random.below(17));
         const std::size_t size = random.below(2) == 0 ? wire::body_bytes(any) : random.below(200);
         (void)send(header_of(any, static_cast<std::uint32_t>(size)), size);
       } else {

@@ -18,16 +18,19 @@ Bytes with_byte(MessageKind kind, const Body& body, std::size_t at, std::uint8_t
   return message(kind, bytes);
 }
 
-constexpr MessageKind kWithBody[] = {MessageKind::rendezvous_offer, MessageKind::rendezvous_answer,
-                                     MessageKind::lease_request,    MessageKind::lease_grant,
-                                     MessageKind::lease_push,       MessageKind::lease_call,
-                                     MessageKind::lease_reply};
+constexpr MessageKind kWithBody[] = {
+    MessageKind::rendezvous_offer,   MessageKind::rendezvous_answer,
+    MessageKind::lease_request,      MessageKind::lease_grant,
+    MessageKind::lease_push,         MessageKind::lease_call,
+    MessageKind::lease_reply,        MessageKind::tagged_lease_request,
+    MessageKind::tagged_lease_grant, MessageKind::tagged_lease_push,
+    MessageKind::lease_denial};
 
 std::vector<Bad> bad_headers() {
   std::vector<Bad> all;
   for (std::size_t size = 0; size < wire::kMessageHeaderBytes; ++size)
     all.push_back({"truncated", cut(header(1, 0, 0, 0), size), kNoHeader});
-  for (const int kind : {0, 13, 14, 128, 255})
+  for (const int kind : {0, 17, 18, 128, 255})
     all.push_back({"kind", header(static_cast<std::uint8_t>(kind), 0, 0, 0), kNoHeader});
   for (const int flags : {2, 4, 8, 16, 32, 64, 128, 255})
     all.push_back({"flags", header(1, static_cast<std::uint8_t>(flags), 4, 4), kNoHeader});

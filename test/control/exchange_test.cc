@@ -410,7 +410,11 @@ TEST(Exchange, LackOfDescriptorsIsToldAtOnce) {
 
 TEST(Exchange, SendQueueIsBounded) {
   Fixture f;
-  const wire::Frame longest = wire::encode(wire::make_refuse(Status::limit, std::string(200, 'x')));
+  spinwire::Endpoint endpoint = wire_test::valid_endpoint();
+  ASSERT_EQ(endpoint.private_data.assign(std::vector<std::byte>(spinwire::kPrivateDataMax)),
+            Status::ok);
+  const wire::Frame longest = wire::encode(wire::Hello{endpoint});
+  ASSERT_EQ(longest.size, sizeof longest.storage);
   EXPECT_EQ(f.exchange.send(longest), Status::ok);
   EXPECT_EQ(f.exchange.send(longest), Status::ok);
   EXPECT_EQ(f.exchange.send(longest), Status::would_block);

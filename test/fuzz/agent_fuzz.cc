@@ -66,7 +66,7 @@ class Attack {
       case Act::header:
         return send_header();
       case Act::control: {
-        const auto kind = static_cast<MessageKind>(in_.take<std::uint8_t>() % 12);
+        const auto kind = static_cast<MessageKind>(in_.take<std::uint8_t>() % 17);
         Bytes body = alone(in_.bytes(wire::body_bytes(kind)));
         body.resize(wire::body_bytes(kind));
         return say(raw_peer::message(kind, body));

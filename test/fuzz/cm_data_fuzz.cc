@@ -33,7 +33,8 @@ void run_rejection(std::span<const std::byte> data) {
   const Frame frame = encode_cm_refusal(refuse);
   expect(frame.size <= kCmRejectMax, "a rejection fits");
   const Refuse again = decode_cm_refusal(frame.bytes());
-  expect(again.status == refuse.status && refuse.message().starts_with(again.message()),
+  expect(again.status == refuse.status && again.code == refuse.code &&
+             refuse.message().starts_with(again.message()),
          "a rejection encoded and decoded");
 }
 
@@ -43,6 +44,7 @@ void run(std::span<const std::byte> data) {
   const Bytes bytes = alone(data);
   run_request(bytes);
   run_rejection(bytes);
+  (void)takes_application_fields(bytes);
 }
 
 void sow(Seeds& seeds) {
@@ -53,6 +55,10 @@ void sow(Seeds& seeds) {
   const std::string text(200, 'x');
   seeds.add(encode_cm_refusal(make_refuse(Status::limit, text)).bytes());
   seeds.add(encode_cm_refusal(make_refuse(Status::refused, "")).bytes());
+  seeds.add(encode_cm_refusal(make_refuse(Status::refused, text, 77)).bytes());
+  Endpoint fields = sample_endpoint();
+  fields.application_fields = true;
+  seeds.add(encode_cm(fields));
   seeds.add(encode(make_refuse(Status::limit, "of a newer one"), {{1, 5}, 0}).bytes());
 }
 

@@ -26,6 +26,7 @@ void run(std::span<const std::byte> data) {
   if (!read) expect(!read.error().found.empty(), "words of a refusal");
   // Any valid endpoint has a text.
   if (const auto e = wire::decode_endpoint(bytes); e) check_text(*e);
+  if (const auto e = wire::decode_endpoint(bytes, wire::feature::private_data); e) check_text(*e);
 }
 
 void sow(Seeds& seeds) {
@@ -40,6 +41,13 @@ void sow(Seeds& seeds) {
   e.gid_type = GidType::roce_v1;
   e.mtu = 77;
   seeds.add(e.text());
+  Endpoint with_data = sample_endpoint();
+  with_data.private_data = sample_private_data(kPrivateDataMax);
+  with_data.application_fields = true;
+  seeds.add(with_data.text());
+  seeds.add(with_data.text() + "00");
+  seeds.add("spinwire-endpoint-1 private-data=0");
+  seeds.add("spinwire-endpoint-1 private-data=0x private-data=");
   Endpoint raw = sample_endpoint();
   raw.raw = true;
   seeds.add(raw.text());

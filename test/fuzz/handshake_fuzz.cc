@@ -25,14 +25,15 @@ bool refused(const Result<T>& result) {
 }
 
 bool same_refuse(const Refuse& a, const Refuse& b) {
-  return a.status == b.status && a.message() == b.message();
+  return a.status == b.status && a.message() == b.message() && a.code == b.code;
 }
 void check_refuse(const Refuse& refuse) {
   expect(refuse.status != Status::ok && static_cast<int>(refuse.status) < kStatusCount,
          "status of a refuse frame");
   expect(printable(refuse.message()), "text of a refuse frame");
   const Frame frame = encode(refuse);
-  const auto again = decode_refuse(frame.bytes().subspan(kHeaderBytes));
+  const auto again = decode_refuse(frame.bytes().subspan(kHeaderBytes), false,
+                                   refuse.code ? feature::refusal_code : 0);
   expect(again && same_refuse(*again, refuse), "a refuse frame encoded and decoded");
 }
 
@@ -41,6 +42,15 @@ void run_bodies(std::span<const std::byte> body) {
   if (const auto e = decode_endpoint(body); !refused(e)) {
     expect(check(*e).has_value(), "a decoded endpoint is in order");
     expect(same(encode(Hello{*e}).bytes().subspan(kHeaderBytes), body), "an endpoint's bytes");
+  }
+  if (const auto e = decode_endpoint(body, feature::private_data); !refused(e)) {
+    expect(!e->private_data.empty() && e->private_data.bytes().size() <= kPrivateDataMax,
+           "the length of private data");
+    expect(same(encode(Hello{*e}).bytes().subspan(kHeaderBytes), body), "private data's bytes");
+  }
+  if (const auto e = decode_session(body, feature::private_data); !refused(e)) {
+    expect(same(encode(OpenSession{*e}).bytes().subspan(kHeaderBytes), body),
+           "a session's private data's bytes");
   }
   if (const auto ready = decode_ready(body); !refused(ready)) {
     expect(same(encode(*ready).bytes().subspan(kHeaderBytes), body), "a ready frame's bytes");
@@ -64,7 +74,10 @@ void run_bodies(std::span<const std::byte> body) {
     expect(same(encode(*answer).bytes().subspan(kHeaderBytes), body), "a proof's answer's bytes");
   }
   for (const bool newer : {false, true}) {
-    if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
+    for (const std::uint32_t features : {std::uint32_t{0}, feature::refusal_code}) {
+      const auto refuse = decode_refuse(body, newer, features);
+      if (!refused(refuse)) check_refuse(*refuse);
+    }
   }
 }
 
@@ -134,6 +147,19 @@ void sow(Seeds& seeds) {
     sow_frame(encode(Hello{sample_endpoint()}, capabilities), ours);
     sow_frame(encode(Accept{sample_endpoint()}, capabilities), ours);
     sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), capabilities), ours);
+    sow_frame(encode(make_refuse(Status::refused, "not today", 0x12345678), capabilities), ours);
+    for (const std::size_t size : {std::size_t{1}, std::size_t{64}, kPrivateDataMax}) {
+      Endpoint with_data = sample_endpoint();
+      with_data.private_data = sample_private_data(size);
+      with_data.application_fields = true;
+      sow_frame(encode(Hello{with_data}, capabilities), ours);
+      SessionEnd session = sample_session();
+      session.private_data = sample_private_data(size);
+      sow_frame(encode(SessionOpened{session}, capabilities), ours);
+      Frame beyond = encode(Hello{with_data}, capabilities);
+      beyond.storage[kHeaderBytes + kEndpointBytes + 1] = std::byte{2};  // of the length
+      sow_frame(beyond, ours);
+    }
     sow_frame(encode(Ready{77}, capabilities), ours);
     sow_frame(encode(OpenSession{sample_session()}, capabilities), ours);
     SessionEnd opened = sample_session();

@@ -13,6 +13,9 @@ void run(std::span<const std::byte> data) {
   run_exact<LeaseGrant>(body);
   run_exact<LeaseCall>(body);
   run_exact<LeaseReply>(body);
+  run_exact<TaggedLeaseRequest>(body);
+  run_exact<TaggedLeaseGrant>(body);
+  run_exact<LeaseDenial>(body);
   LeaseGrant grant;
   if (decode(body, grant) && grant.verdict == LeaseVerdict::granted) {
     expect(grant.bytes != 0 && grant.address <= ~std::uint64_t{0} - grant.bytes,
@@ -32,6 +35,19 @@ void sow(Seeds& seeds) {
   grant.access = 3;
   grant.invalidate = true;
   seeds.add(encode(grant));
+  TaggedLeaseGrant tagged{grant};
+  tagged.tag = 0x7461675f;
+  seeds.add(encode(tagged));
+  TaggedLeaseRequest asked{LeaseRequest{4096, 1'000'000'000, 7, 64, 3, 0x7461675f}};
+  seeds.add(encode(asked));
+  asked.tag = 0;
+  seeds.add(encode(asked));
+  LeaseDenial denial{7, 0xffffffff, {}};
+  seeds.add(encode(denial));
+  set_text(denial, "not for you\n");
+  seeds.add(encode(denial));
+  denial.text[30] = 'x';
+  seeds.add(encode(denial));
   grant.address = ~std::uint64_t{0} - 9;
   seeds.add(encode(grant));
   grant.verdict = LeaseVerdict::no_room;

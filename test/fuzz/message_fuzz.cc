@@ -45,7 +45,7 @@ void run(std::span<const std::byte> data) {
 }
 
 void sow(Seeds& seeds) {
-  for (std::uint8_t kind = 0; kind < 16; ++kind) {
+  for (std::uint8_t kind = 0; kind < 20; ++kind) {
     const auto k = static_cast<MessageKind>(kind);
     const Bytes body(k == MessageKind::data ? 21 : body_bytes(k));
     for (const std::uint8_t flags : {std::uint8_t{0}, message_flag::kWantCredit}) {

@@ -1,6 +1,10 @@
 // Valid values for the seeds.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <span>
+
 #include "spinwire/endpoint.h"
 #include "wire/handshake.h"
 
@@ -24,6 +28,15 @@ inline spinwire::Endpoint sample_endpoint() {
   e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
+}
+
+/// Private data of so many bytes.
+inline spinwire::PrivateData sample_private_data(std::size_t size) {
+  std::array<std::byte, spinwire::kPrivateDataMax> bytes{};
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i + 1);
+  spinwire::PrivateData data;
+  (void)data.assign(std::span(bytes).first(size));
+  return data;
 }
 
 inline spinwire::wire::SessionEnd sample_session() {

@@ -52,7 +52,9 @@ TEST(Handshake, HelloAndAcceptComeBackAsSent) {
   EXPECT_EQ(hello->header.versions, wire::kVersions);
   EXPECT_EQ(hello->header.version, wire::kVersions.max);
   EXPECT_EQ(hello->header.features, 0xf00dbeeeu);
-  EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
+  auto offers = valid_endpoint();
+  offers.application_fields = true;  // a bit of the features
+  EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, offers);
 
   const auto accept = decode_frame(wire::encode(wire::Accept{valid_endpoint()}).bytes());
   ASSERT_TRUE(accept) << accept.error().message();
@@ -430,9 +432,18 @@ bool plausible_header(std::span<const std::byte> b) {
   const unsigned length = at(10) | at(11) << 8;
   if (min > 1 || max < 1 || kind < 1 || kind > 11) return false;
   constexpr unsigned kLeast[] = {0, 70, 70, 1, 8, 56, 56, 82, 8, 64, 64, 32};
-  const unsigned known = kind == 3 ? 201 : kind == 11 ? 528 : kLeast[kind];
+  const unsigned features = at(12);
+  const bool has_data = (features & 16) != 0 && (kind == 1 || kind == 2 || kind == 5 || kind == 6);
+  const bool has_code = (features & 32) != 0 && kind == 3;
+  const unsigned least = kLeast[kind] + (has_data ? 3 : has_code ? 4 : 0);
+  const unsigned known = (kind == 3    ? 201
+                          : kind == 11 ? 528
+                                       : kLeast[kind]) +
+                         (has_data   ? 258
+                          : has_code ? 4
+                                     : 0);
   const unsigned most = max > 1 ? std::max(496u, known) : known;
-  return length >= kLeast[kind] && length <= most;
+  return length >= least && length <= most;
 }
 
 /// A valid frame of each kind, in the order of their numbers.
