@@ -13,6 +13,7 @@
 #include "spinwire/connection_state.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/identity.h"
 #include "spinwire/message.h"
 #include "spinwire/operation.h"
 #include "spinwire/raw.h"
@@ -434,6 +435,13 @@ class SPINWIRE_API Connection {
   /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
   /// has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
+  /// What the handshake has shown of the peer; empty before on_accept, or on_ready of a connection
+  /// that we make. Valid until on_interrupted or on_closed runs. Hot.
+  [[nodiscard]] PeerIdentity peer_identity() const noexcept;
+  /// PeerIdentity::private_data of the peer.
+  [[nodiscard]] std::span<const std::byte> peer_private_data() const noexcept {
+    return peer_identity().private_data;
+  }
   /// A number below connections.maximum, unique among the engine's living connections. Use it to
   /// index arrays of per-connection state.
   [[nodiscard]] std::uint32_t index() const noexcept { return index_; }

@@ -20,6 +20,7 @@
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/identity.h"
 #include "spinwire/reconnect.h"
 #include "spinwire/resolve.h"
 #include "spinwire/rpc.h"
@@ -129,11 +130,21 @@ enum class Via : std::uint8_t {
 };
 
 struct ListenOptions {
-  /// A peer asks for a connection. May call set_handlers() and configure(), or close() to refuse.
+  /// A connection is being made for a peer that asks for one. May call set_handlers() and
+  /// configure(), or close() to refuse without a reason.
   Callback<void(Connection)> on_accept;
   ConnectionHandlers handlers;
   Via via = Via::tcp;
   ConnectionSettings settings{};  ///< of all accepted connections; see Connection::configure()
+  /// A peer asks for a connection, and nothing has been made for it. Accept or refuse it there;
+  /// on_accept follows if it is accepted. Empty: every peer is accepted. It may drop the listener.
+  Callback<void(PeerRequest&)> on_connect_request;
+  /// A peer asks for a session. Works like on_connect_request. The address to which replies would
+  /// go is the peer's own claim as yet.
+  Callback<void(PeerRequest&)> on_session_request;
+  /// Given to every peer that is accepted, for a connection or a session; up to kPrivateDataMax
+  /// bytes, which listen() copies. Not with Via::rdma_cm.
+  std::span<const std::byte> private_data{};
 };
 
 struct ConnectOptions {
@@ -147,6 +158,9 @@ struct ConnectOptions {
   /// they are tried; see Reconnect. Connection::peer() is the address of the present attempt, and
   /// the one that is connected when the connection is ready.
   std::vector<std::string> alternatives{};
+  /// Given to the peer with each attempt; up to kPrivateDataMax bytes, which connect() copies. Not
+  /// with Via::rdma_cm.
+  std::span<const std::byte> private_data{};
 };
 
 struct PrepareOptions {
@@ -156,6 +170,8 @@ struct PrepareOptions {
   /// Until ready; up to 1 h. 0: connections.connect_timeout.
   Nanoseconds timeout{0};
   ConnectionSettings settings{};
+  /// Given to the peer in our endpoint; up to kPrivateDataMax bytes, which prepare() copies.
+  std::span<const std::byte> private_data{};
 };
 
 /// A listening address. Dropping it stops listening; accepted connections stay. Drop it on the
@@ -283,26 +299,28 @@ class SPINWIRE_API Engine {
 
   /// Listens for connections and sessions on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free
   /// port. Set-up. Errors:
-  ///   invalid_argument  the address, or a setting out of range
+  ///   invalid_argument  the address, a setting out of range, or too much private data
   ///   in_use            something else listens there
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   other hosts reach the address, or any address through rdma_cm, and there
   ///                     is no key; see Config::Security
-  ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
-  ///                     atomics
+  ///   unsupported       rdma_cm on this device, with a key or with private data, this IP version
+  ///   on
+  ///                     this host, or atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
-  ///   invalid_argument  an address, a time or a setting out of range
+  ///   invalid_argument  an address, a time or a setting out of range, or too much private data
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
   ///                     see Config::Security
-  ///   unsupported       rdma_cm on this device or with a key, this IP version on this host, or
-  ///                     atomics
+  ///   unsupported       rdma_cm on this device, with a key or with private data, this IP version
+  ///   on
+  ///                     this host, or atomics
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection
@@ -311,7 +329,7 @@ class SPINWIRE_API Engine {
 
   /// Prepares a connection whose endpoints the application exchanges out-of-band. on_endpoint gives
   /// our endpoint; Connection::join() takes the peer's. Set-up. Errors:
-  ///   invalid_argument  a time or a setting out of range
+  ///   invalid_argument  a time or a setting out of range, or too much private data
   ///   limit             connections.maximum or receives are used up, or the device has less than a
   ///                     setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
@@ -331,7 +349,7 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Result<void> serve(Method method, const MethodHandler& handler);
   /// Opens a session with the engine that listens at `address`. on_ready or on_closed reports the
   /// result. Set-up. Errors:
-  ///   invalid_argument  the address, the time-out or the window
+  ///   invalid_argument  the address, the time-out, the window, or too much private data
   ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
   ///                     completion queue or a pool has not enough room
   ///   unauthenticated   the address is of another host, and there is no key; see Config::Security

@@ -40,6 +40,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/connection.h"
 #include "spinwire/export.h"
+#include "spinwire/identity.h"
 #include "spinwire/reconnect.h"
 #include "spinwire/status.h"
 
@@ -140,6 +141,29 @@ class SPINWIRE_API Reply {
 
 using ReplyCallback = Callback<void(Reply&)>;
 
+/// A session that a client has opened with us: a small value that may be copied. Hot.
+class SPINWIRE_API ServedSession {
+ public:
+  ServedSession() noexcept = default;
+  /// Whether the session still exists. It may end in any poll().
+  explicit operator bool() const noexcept;
+  /// What the handshake has shown of the client; empty once the session is gone. Valid while the
+  /// session exists.
+  [[nodiscard]] PeerIdentity peer_identity() const noexcept;
+
+  friend bool operator==(const ServedSession&, const ServedSession&) noexcept = default;
+
+ private:
+  friend struct detail::Internals;
+
+  ServedSession(detail::EngineSlot* slot, std::uint32_t name, std::uint32_t generation) noexcept
+      : slot_(slot), name_(name), generation_(generation) {}
+
+  detail::EngineSlot* slot_ = nullptr;
+  std::uint32_t name_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
 /// A call to answer later, from any callback or between polls. Copies name the same call. Dropping
 /// the handle does not answer the call. Hot.
 class SPINWIRE_API PendingCall {
@@ -178,6 +202,10 @@ class SPINWIRE_API PendingCall {
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   invalid_argument  nothing, or less than `size`, was reserved
   Status commit_reply(std::size_t size) const noexcept;
+  /// The session of the call; empty once the session is gone.
+  [[nodiscard]] ServedSession session() const noexcept;
+  /// What the handshake has shown of the client; see ServedSession::peer_identity().
+  [[nodiscard]] PeerIdentity peer() const noexcept { return session().peer_identity(); }
 
  private:
   friend struct detail::Internals;
@@ -231,6 +259,8 @@ class SPINWIRE_API Request {
   ///   not_connected     the call was answered, or its session has ended
   ///   invalid_argument  nothing, or less than `size`, was reserved
   Status commit_reply(std::size_t size) noexcept { return record_answer(call_.commit_reply(size)); }
+  [[nodiscard]] ServedSession session() const noexcept { return call_.session(); }
+  [[nodiscard]] PeerIdentity peer() const noexcept { return call_.peer(); }
   /// Answers the handle to answer the call with, after the handler has returned.
   [[nodiscard]] PendingCall defer() noexcept {
     answered_ = true;
@@ -383,6 +413,12 @@ class SPINWIRE_API Session {
   /// is notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
   /// Set-up. Errors: not_connected (closing or closed already).
   Status close() noexcept;
+  /// What the handshake has shown of the server; empty before on_ready. Valid until on_closed runs.
+  [[nodiscard]] PeerIdentity peer_identity() const noexcept;
+  /// PeerIdentity::private_data of the server.
+  [[nodiscard]] std::span<const std::byte> peer_private_data() const noexcept {
+    return peer_identity().private_data;
+  }
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
 
@@ -436,6 +472,9 @@ struct SessionOptions {
   /// `opening`, it runs only if calls may wait (when_not_ready). While an engine waits for this,
   /// its sleeps are brief.
   Callback<void(Session)> on_writable{};
+  /// Given to the server with each attempt; up to kPrivateDataMax bytes, which open_session()
+  /// copies.
+  std::span<const std::byte> private_data{};
 };
 
 /// Counts since the engine was opened. Those marked "now" are current values.

@@ -266,6 +266,9 @@ inline void install_next_handlers(Agent& a) noexcept {
 Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept;
 /// The peer's end of the handshake. Errors: unsupported, protocol.
 Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer);
+/// Keeps a copy of private data; null or empty: nothing is kept. Errors: no_memory.
+Result<void> keep_private_data(std::unique_ptr<PrivateData>& kept,
+                               const PrivateData* data) noexcept;
 
 /// The agent of a queue pair; null if the queue pair is gone.
 inline Agent* find_by_qpn(const EngineContext& ctx, std::uint32_t qp_num) noexcept {

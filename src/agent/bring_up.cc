@@ -218,6 +218,8 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.incarnation = ctx.incarnation;
   info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
   info.raw = a.raw != nullptr;
+  info.application_fields = true;
+  if (a.private_data != nullptr) info.private_data = *a.private_data;
   if (info.raw) return info;
   info.max_message = ctx.config.connections.max_message_bytes;
   info.eager_bytes = ctx.config.connections.eager_bytes;
@@ -245,6 +247,8 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
     return base::fail(Status::protocol, "accept the peer's endpoint", "it grants no credit",
                       base::kProtocolRemedy);
   }
+  if (auto kept = keep_private_data(a.peer.private_data, &peer.private_data); !kept) return kept;
+  a.peer.application_fields = peer.application_fields;
   std::copy(peer.gid.begin(), peer.gid.end(), a.peer.queue_pair.gid.raw);
   a.peer.queue_pair.lid = peer.lid;
   a.peer.queue_pair.qp_num = peer.qp_num;

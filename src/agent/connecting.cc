@@ -39,6 +39,9 @@ Agent* acquire(EngineContext& ctx) noexcept {
 Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   auto raw = make_raw(ctx, what.attributes);
   if (!raw) return tl::unexpected(raw.error());
+  std::unique_ptr<PrivateData> ours;
+  if (auto kept = keep_private_data(ours, what.private_data); !kept)
+    return tl::unexpected(kept.error());
   Agent* const made = acquire(ctx);
   if (made == nullptr) {
     return tl::unexpected(no_more_connections(ctx, std::move(asked),
@@ -55,6 +58,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
                                               : ctx.config.connections.handshake_timeout;
   if (what.handlers != nullptr) use_handlers(a, *what.handlers);
   a.reconnect = std::move(what.reconnect);
+  a.private_data = std::move(ours);
   if (what.out_of_band != nullptr) {
     a.setup.out_of_band = true;
     a.setup.on_endpoint = what.out_of_band->on_endpoint;
@@ -128,6 +132,24 @@ void name_peer(Agent& a, std::string_view text) noexcept {
   a.peer.name[n] = '\0';
 }
 
+Result<void> keep_private_data(std::unique_ptr<PrivateData>& kept,
+                               const PrivateData* data) noexcept {
+  if (data == nullptr || data->empty()) {
+    kept.reset();
+    return {};
+  }
+  if (kept == nullptr) kept.reset(new (std::nothrow) PrivateData);
+  if (kept == nullptr) return tl::unexpected(base::out_of_memory());
+  *kept = *data;
+  return {};
+}
+
+PeerIdentity peer_identity_of(const Agent& a) noexcept {
+  PeerIdentity peer{a.peer.name.data(), a.peer.key, {}};
+  if (a.peer.private_data != nullptr) peer.private_data = a.peer.private_data->bytes();
+  return peer;
+}
+
 Error closed_by_application() {
   return {Status::refused, "connect", "the application closed the connection", "try again"};
 }
@@ -180,9 +202,12 @@ void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
   // A full peer may have room later. Any other refusal is final.
   if (a.reconnect != nullptr) a.reconnect->refused = refusal.status != Status::limit;
   const bool asked = a.setup.outbound;
+  std::string what =
+      base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a));
+  if (asked && refusal.code)
+    return fail(ctx, a, control::refused_by_application(std::move(what), refusal));
   fail(ctx, a,
-       {refusal.status,
-        base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a)),
+       {refusal.status, std::move(what),
         base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
         asked ? base::kRefusalRemedy : "correct what the peer names; the peer must connect again"});
 }

@@ -23,6 +23,7 @@ struct NewAgent {
   const ConnectionHandlers* handlers = nullptr;  ///< null: none yet
   std::unique_ptr<ReconnectState> reconnect{};   ///< null: it does not reconnect
   const PrepareOptions* out_of_band = nullptr;   ///< null: not through the application
+  const PrivateData* private_data = nullptr;     ///< for the peer; null: none
 };
 /// Makes an agent and queues its first set-up step. `asked` is for the error. Errors: limit
 /// (connections.maximum or the receives are used up), no_memory.
@@ -57,6 +58,9 @@ inline bool is_peers_qp(const Agent& a, std::uint32_t qp_num) noexcept {
 inline std::uint64_t peer_incarnation(const Agent& a) noexcept { return a.peer.incarnation; }
 inline const char* peer_name(const Agent& a) noexcept { return a.peer.name.data(); }
 void name_peer(Agent& a, std::string_view text) noexcept;
+/// The peer has proved the key of this name, which outlives the agent.
+inline void set_peer_key(Agent& a, std::string_view key) noexcept { a.peer.key = key; }
+PeerIdentity peer_identity_of(const Agent& a) noexcept;
 Error closed_by_application();
 /// Why the connection ends, for the peer.
 Error reason_for_peer(const Agent& a);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "agent/cm_link.h"
 #include "agent/control_messages.h"
@@ -246,7 +247,10 @@ struct Peer {
   verbs::RemoteQueuePair queue_pair;
   std::uint64_t incarnation = 0;
   bool is_raw = false;
+  bool application_fields = false;  ///< it takes them: see Endpoint
   std::array<char, 72> name{};
+  std::string_view key;                       ///< name of the key that it has proved
+  std::unique_ptr<PrivateData> private_data;  ///< null: it gave none
 };
 
 /// Memory in which the peer grants credit to us: the queue pair's word where the device has one
@@ -315,6 +319,7 @@ struct alignas(128) Agent {
   config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
   Error cause;                                ///< why it ends; ok for a regular close
+  std::unique_ptr<PrivateData> private_data;  ///< ours, for the peer; null: none
   std::unique_ptr<ReconnectState> reconnect;  ///< if it reconnects
   std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw

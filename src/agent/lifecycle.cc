@@ -362,6 +362,8 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   a.generation = 0;
   a.reconnect.reset();
   a.raw.reset();
+  a.private_data.reset();
+  a.peer.private_data.reset();
   close_account(ctx, a);
   ctx.agents.release(a.index);
   find_yielding_peers(ctx);

@@ -30,6 +30,7 @@ void forget_attempt(Agent& a) noexcept {
                a.tallies, a.setup.timeout, a.attributes, a.peer.name};
   std::unique_ptr<ReconnectState> state = std::move(a.reconnect);
   std::unique_ptr<RawQueue> raw = std::move(a.raw);
+  std::unique_ptr<PrivateData> ours = std::move(a.private_data);
   if (raw != nullptr) reset_raw(*raw);
   a.~Agent();
   new (&a) Agent();
@@ -45,6 +46,7 @@ void forget_attempt(Agent& a) noexcept {
   a.setup.outbound = true;
   a.reconnect = std::move(state);
   a.raw = std::move(raw);
+  a.private_data = std::move(ours);
   prepare_timers(a);
 }
 

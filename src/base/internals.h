@@ -1,6 +1,8 @@
 // The library's access to the private members of the public API's types.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "spinwire/buffer.h"
@@ -32,6 +34,24 @@ struct Internals {
   template <typename T>
   static const BufferSlice& destination(const T& offer) noexcept {
     return offer.to_;
+  }
+  /// Whether the application has accepted a peer's request.
+  template <typename T>
+  static bool is_accepted(const T& request) noexcept {
+    return request.decision_ == T::Decision::accepted;
+  }
+  /// The private data with which it has.
+  template <typename T>
+  static const auto& private_data(const T& request) noexcept {
+    return request.ours_;
+  }
+  template <typename T>
+  static std::uint32_t refusal_code(const T& request) noexcept {
+    return request.code_;
+  }
+  template <typename T>
+  static std::string_view refusal_text(const T& request) noexcept {
+    return {request.text_.data(), request.length_};
   }
   template <typename T>
   static auto* core(const T& engine) noexcept {

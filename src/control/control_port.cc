@@ -156,6 +156,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.address = AddressState::unknown;
   h.held_for = HeldFor::nothing;
   h.is_charged = h.is_challenged = h.is_authenticated = h.is_failure_counted = false;
+  h.takes_application_fields = false;
   h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -213,6 +214,12 @@ void ControlPort::assign(HandshakeId id, std::uint64_t subject) noexcept {
   watch(*find(id));
 }
 
+std::string_view ControlPort::key_of(HandshakeId id) noexcept {
+  const Handshake* const h = find(id);
+  const Key* const key = h != nullptr ? h->exchange.proved_key() : nullptr;
+  return key != nullptr ? std::string_view(key->name) : std::string_view();
+}
+
 void ControlPort::ask(HandshakeId id, const Endpoint& endpoint) noexcept {
   Connect* const dialogue = find<Connect>(id);
   if (dialogue == nullptr || dialogue->asked) return;
@@ -234,7 +241,9 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   Handshake& h = *find(id);
   h.waits_since = heard_time_;
   h.exchange.expect(Accept::expected());
-  send(h, wire::encode(wire::Accept{endpoint}));
+  wire::Accept accept{endpoint};
+  if (!h.takes_application_fields) accept.endpoint.private_data = {};
+  send(h, wire::encode(accept));
   advance(h);
 }
 
@@ -380,7 +389,9 @@ void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) no
 
 void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noexcept {
   end_challenge(h, true);
-  send(h, wire::encode(wire::SessionOpened{session.end}));
+  wire::SessionOpened opened{session.end};
+  if (!h.takes_application_fields) opened.end.private_data = {};
+  send(h, wire::encode(opened));
   h.exchange.expect(ServeSession::expected());
   begin(h, ServeSession{{session}});
   schedule_timeout(h);
@@ -399,7 +410,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     else if (!h.is_failure_counted)
       base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
   }
-  const wire::Refuse refusal = wire::make_refuse(why.status, why.message());
+  const wire::Refuse refusal = wire::make_refuse(why, h.takes_application_fields);
   if (h.request != nullptr) {
     if (h.request->id) h.request->id.reject(wire::encode_cm_refusal(refusal).bytes());
     return drop(h);

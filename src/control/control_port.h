@@ -111,9 +111,12 @@ class ControlPort {
   // Calls of owners for their handshakes. A call has no effect if the handshake is over or past
   // that step.
   void assign(HandshakeId id, std::uint64_t subject) noexcept;
+  /// Name of the key that the peer of a handshake has proved; empty: none. Valid as long as the
+  /// port.
+  [[nodiscard]] std::string_view key_of(HandshakeId id) noexcept;
   /// Outbound: sends hello.
   void ask(HandshakeId id, const Endpoint& endpoint) noexcept;
-  /// Inbound: sends accept.
+  /// Inbound: sends accept. Without the private data, if the peer does not take it.
   void answer(HandshakeId id, const Endpoint& endpoint) noexcept;
   /// Inbound, through rdma_cm: the owner has answered; the peer confirms next.
   void on_cm_answered(HandshakeId id) noexcept;

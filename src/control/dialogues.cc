@@ -1,8 +1,11 @@
 #include "control/dialogues.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/log_message.h"
 #include "control/control_port.h"
+#include "wire/cm_data.h"
 
 namespace spinwire::control {
 
@@ -38,6 +41,13 @@ Error held_too_long(const Handshake& h) {
 
 }  // namespace
 
+Error refused_by_application(std::string asked, const wire::Refuse& refusal) {
+  Error why{refusal.status, std::move(asked), refusal.message(),
+            base::format("the peer's application refused with the code {}", *refusal.code)};
+  why.code = refusal.code;
+  return why;
+}
+
 Error closed_early() {
   return {Status::peer_lost, "shake hands with a peer", "it closed the TCP connection half-way",
           "see the peer's log"};
@@ -52,6 +62,8 @@ void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   const auto* hello = std::get_if<wire::Hello>(&got.body);
   const auto* join = std::get_if<wire::JoinSession>(&got.body);
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
+  h.takes_application_fields = (hello != nullptr && hello->endpoint.application_fields) ||
+                               (open != nullptr && open->end.application_fields);
   const auto resolved = hello != nullptr  ? port.resolve(h, hello->endpoint)
                         : join != nullptr ? port.resolve(h, join->endpoint)
                         : open != nullptr ? port.resolve(h, open->end)
@@ -85,7 +97,11 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   if (open == nullptr) return;  // the exchange accepts only expected kinds
   if (open->end.qp_num != 0 && !port.may_challenge(h)) return;
-  const auto served = owner->on_open_session(h.exchange.peer(), open->end);
+  const auto served = owner->on_open_session(id, h.exchange.peer(), open->end);
+  if (port.find<Incoming>(id) == nullptr) {  // the owner has ended it in the call
+    if (served) served->owner->on_unconfirmed(served->subject, served->opened_at);
+    return;
+  }
   if (!served) {
     port.end_challenge(h, true);  // none was sent
     return port.refuse(h, served.error());
@@ -183,6 +199,7 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   // The owner may stop its listener: this keeps it until it has answered.
   const std::shared_ptr<ListenerOwner> to = port.owner_of(listener);
   if (to == nullptr) return port.refuse(h, nobody_listens());
+  h.takes_application_fields = wire::takes_application_fields(h.request->event.data());
   if (!port.admit(h, *to)) return;
   const HandshakeId id = h.id;
   const auto taken = to->on_cm_request(id, h.request->id, h.request->event);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "control/address.h"
@@ -88,6 +89,9 @@ struct ProbeFinding {
 };
 ProbeFinding explain(ProbeOutcome outcome) noexcept;
 
+/// The error for a refusal that has a code: its text is the peer's application's.
+Error refused_by_application(std::string asked, const wire::Refuse& refusal);
+
 /// Probes the engines of silent peers.
 class ProbeOwner {
  public:
@@ -117,8 +121,9 @@ struct AcceptedSession {
   std::uint64_t path_token = 0;  ///< random; 0: the client's address needs no validation
 };
 
-/// Decides on the requests of a listener's peers. Each error is sent to the peer as a refusal. Each
-/// function may stop the listener.
+/// Decides on the requests of a listener's peers. Each error is sent to the peer as a refusal; one
+/// with a code is an application's, and is sent with its text and code alone. Each function may
+/// stop the listener.
 class ListenerOwner {
  public:
   virtual ~ListenerOwner() = default;
@@ -129,7 +134,7 @@ class ListenerOwner {
                                               const Endpoint& endpoint) = 0;
   virtual Result<AcceptedConnection> on_join_session(HandshakeId handshake, const Address& peer,
                                                      const wire::JoinSession& join) = 0;
-  virtual Result<AcceptedSession> on_open_session(const Address& peer,
+  virtual Result<AcceptedSession> on_open_session(HandshakeId handshake, const Address& peer,
                                                   const wire::SessionEnd& client) = 0;
   /// A request through rdma_cm. The owner takes the identifier over and answers, or rejects, later.
   /// After an error the port rejects with it, if the identifier is still there.

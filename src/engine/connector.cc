@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "config/connection_attributes.h"
+#include "engine/acceptance.h"
 #include "rpc/rpc_state.h"
 
 namespace spinwire::engine {
@@ -24,8 +25,8 @@ tl::unexpected<Error> no_method() {
 class ApplicationListener final : public control::ListenerOwner {
  public:
   ApplicationListener(Connector& connector, const std::unique_ptr<rpc::Rpc>& calls,
-                      const ListenOptions& options, const config::ConnectionAttributes& attributes)
-      : connector_(connector), calls_(calls), options_(options), attributes_(attributes) {}
+                      const ListenTerms& terms)
+      : connector_(connector), calls_(calls), terms_(terms) {}
 
   Result<control::Admission> admit(const control::Address& peer) override {
     return connector_.admit(peer);
@@ -33,7 +34,7 @@ class ApplicationListener final : public control::ListenerOwner {
   Result<control::AcceptedConnection> on_hello(control::HandshakeId handshake,
                                                const control::Address& peer,
                                                const Endpoint& endpoint) override {
-    return connector_.accept(handshake, peer, endpoint, options_, attributes_);
+    return connector_.accept(handshake, peer, endpoint, terms_);
   }
   Result<control::AcceptedConnection> on_join_session(control::HandshakeId handshake,
                                                       const control::Address& peer,
@@ -43,22 +44,24 @@ class ApplicationListener final : public control::ListenerOwner {
     if (joined.made) connector_.count(*joined.made, peer, !joined.answer);
     return std::move(joined.answer);
   }
-  Result<control::AcceptedSession> on_open_session(const control::Address& peer,
+  Result<control::AcceptedSession> on_open_session(control::HandshakeId handshake,
+                                                   const control::Address& peer,
                                                    const wire::SessionEnd& client) override {
-    if (calls_ == nullptr) return no_method();
-    return rpc::on_open_session(*calls_, peer, client);
+    if (calls_ == nullptr || !rpc::serves(*calls_)) return no_method();
+    const auto ours = connector_.accept_session(handshake, peer, client, terms_);
+    if (!ours) return tl::unexpected(ours.error());
+    return rpc::on_open_session(*calls_, handshake, peer, client, *ours);
   }
   Result<control::AcceptedConnection> on_cm_request(control::HandshakeId handshake,
                                                     control::CmId& id,
                                                     const control::CmEvent& request) override {
-    return connector_.accept_cm(handshake, id, request, options_, attributes_);
+    return connector_.accept_cm(handshake, id, request, terms_);
   }
 
  private:
   Connector& connector_;
   const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method and no session
-  ListenOptions options_;
-  config::ConnectionAttributes attributes_;
+  ListenTerms terms_;
 };
 
 }  // namespace
@@ -75,9 +78,13 @@ Result<Listener> Connector::listen(std::string_view text, const ListenOptions& o
   const auto attributes =
       config::resolve(context_.config, *context_.device, options.settings, through_cm);
   if (!attributes) return tl::unexpected(attributes.error());
+  const auto ours = copy_private_data("listen", options.private_data, through_cm);
+  if (!ours) return tl::unexpected(ours.error());
   if (auto able = through_cm ? check_cm() : Result<void>{}; !able)
     return tl::unexpected(able.error());
-  auto owner = std::make_shared<ApplicationListener>(*this, calls, options, *attributes);
+  ListenTerms terms{options, *attributes, *ours};
+  terms.options.private_data = {};  // may be gone after the call
+  auto owner = std::make_shared<ApplicationListener>(*this, calls, terms);
   const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))
                              : port_.listen(*address, std::move(owner));
   if (!id) return tl::unexpected(id.error());
@@ -107,6 +114,8 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
   const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
                                           options.via == Via::rdma_cm);
   if (!attributes) return tl::unexpected(attributes.error());
+  const auto ours = copy_private_data("connect", options.private_data, options.via == Via::rdma_cm);
+  if (!ours) return tl::unexpected(ours.error());
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
   auto attempt = begin(plan->address(), options.via, timeout);
@@ -127,7 +136,8 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
                                  .attributes = *attributes,
                                  .timeout = timeout,
                                  .handlers = &options.handlers,
-                                 .reconnect = std::move(again)},
+                                 .reconnect = std::move(again),
+                                 .private_data = &*ours},
                                 base::format("connect to {}", text));
   if (!made) {
     port_.drop(attempt->handshake);
@@ -181,7 +191,10 @@ void Connector::send_frame(Agent& a, HandshakeStep step) noexcept {
 
 Result<void> Connector::on_accept(std::uint64_t subject, const Endpoint& peer) {
   Agent* const a = find(subject);
-  if (a != nullptr) return agent::receive_endpoint(context_, *a, peer);
+  if (a != nullptr) {
+    agent::set_peer_key(*a, port_.key_of(agent::handshake_of(*a)));
+    return agent::receive_endpoint(context_, *a, peer);
+  }
   return tl::unexpected(agent::closed_by_application());
 }
 
@@ -230,23 +243,49 @@ void Connector::count(std::uint64_t subject, const control::Address& peer, bool 
   agent::use_account_of(context_, *a, peer);
 }
 
-Result<control::AcceptedConnection> Connector::accept(
-    control::HandshakeId handshake, const control::Address& peer, const Endpoint& endpoint,
-    const ListenOptions& options, const config::ConnectionAttributes& attributes) {
+Result<PrivateData> Connector::ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
+                                              bool through_cm) const {
+  if (aborted_) return terms.private_data;
+  return ask_to_accept(terms.options.on_connect_request, peer, terms.private_data, !through_cm);
+}
+
+Result<PrivateData> Connector::accept_session(control::HandshakeId handshake,
+                                              const control::Address& peer,
+                                              const wire::SessionEnd& client,
+                                              const ListenTerms& terms) {
+  if (aborted_) return terms.private_data;
+  const control::AddressText address = peer.text();
+  return ask_to_accept(terms.options.on_session_request,
+                       {address.view(), port_.key_of(handshake), client.private_data.bytes()},
+                       terms.private_data);
+}
+
+Result<control::AcceptedConnection> Connector::accept(control::HandshakeId handshake,
+                                                      const control::Address& peer,
+                                                      const Endpoint& endpoint,
+                                                      const ListenTerms& terms) {
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
-  const auto made = agent::make(
-      context_, {.peer = peer.text().view(), .attributes = attributes, .handshake = handshake},
-      "accept one more connection");
+  const control::AddressText address = peer.text();
+  const std::string_view key = port_.key_of(handshake);
+  const auto ours = ask_to_connect({address.view(), key, endpoint.private_data.bytes()}, terms);
+  if (!ours) return tl::unexpected(ours.error());
+  const auto made = agent::make(context_,
+                                {.peer = address.view(),
+                                 .attributes = terms.attributes,
+                                 .handshake = handshake,
+                                 .private_data = &*ours},
+                                "accept one more connection");
   if (!made) return tl::unexpected(made.error());
-  return introduce(**made, peer, endpoint, options);
+  agent::set_peer_key(**made, key);
+  return introduce(**made, peer, endpoint, terms);
 }
 
 Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control::Address& from,
                                                          const Endpoint& endpoint,
-                                                         const ListenOptions& options) {
+                                                         const ListenTerms& terms) {
   count(agent::subject_of(a), from);
-  return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &options).map([&] {
+  return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &terms.options).map([&] {
     return control::AcceptedConnection{this, agent::subject_of(a)};
   });
 }

@@ -19,6 +19,13 @@ struct Rpc;
 
 namespace spinwire::engine {
 
+/// What a listener gives to its peers, and asks the application.
+struct ListenTerms {
+  ListenOptions options;
+  config::ConnectionAttributes attributes;
+  PrivateData private_data;
+};
+
 class Connector final : public control::ConnectionOwner, public control::CmOwner {
  public:
   Connector(agent::EngineContext& context, control::ControlPort& port, DeviceWatch& device,
@@ -68,12 +75,13 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   Result<control::Admission> admit(const control::Address& peer) const;
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
                                              const control::Address& peer, const Endpoint& endpoint,
-                                             const ListenOptions& options,
-                                             const config::ConnectionAttributes& attributes);
+                                             const ListenTerms& terms);
   Result<control::AcceptedConnection> accept_cm(control::HandshakeId handshake, control::CmId& id,
                                                 const control::CmEvent& request,
-                                                const ListenOptions& options,
-                                                const config::ConnectionAttributes& attributes);
+                                                const ListenTerms& terms);
+  /// What the application says to a peer that asks for a session. Errors: refused.
+  Result<PrivateData> accept_session(control::HandshakeId handshake, const control::Address& peer,
+                                     const wire::SessionEnd& client, const ListenTerms& terms);
   /// Counts a connection that another part has accepted. `ending`: it has failed since, and its
   /// record is not free yet.
   void count(std::uint64_t subject, const control::Address& peer, bool ending = false) noexcept;
@@ -96,8 +104,9 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void send_frame(agent::Agent& a, agent::HandshakeStep step) noexcept;
   /// Counts an inbound connection and shows it to the application.
   Result<control::AcceptedConnection> introduce(agent::Agent& a, const control::Address& from,
-                                                const Endpoint& endpoint,
-                                                const ListenOptions& options);
+                                                const Endpoint& endpoint, const ListenTerms& terms);
+  Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
+                                     bool through_cm = false) const;
   Result<void> check_cm() const;
   Result<Attempt> begin_cm(const control::Address& to, Nanoseconds timeout);
   void attach_cm(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;

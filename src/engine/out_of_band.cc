@@ -1,4 +1,5 @@
 // Connections whose endpoints the application exchanges out-of-band. Cold.
+#include "engine/acceptance.h"
 #include "engine/connector.h"
 
 namespace spinwire::engine {
@@ -14,13 +15,16 @@ Result<Connection> Connector::prepare(const PrepareOptions& options) {
             return config::resolve(context_.config, *context_.device, options.settings, false);
           });
   if (!attributes) return tl::unexpected(attributes.error());
+  const auto ours = copy_private_data(kAsked, options.private_data);
+  if (!ours) return tl::unexpected(ours.error());
   const auto made = agent::make(context_,
                                 {.outbound = true,
                                  .peer = "a peer that has not joined yet",
                                  .attributes = *attributes,
                                  .timeout = options.timeout,
                                  .handlers = &options.handlers,
-                                 .out_of_band = &options},
+                                 .out_of_band = &options,
+                                 .private_data = &*ours},
                                 kAsked);
   if (!made) return tl::unexpected(made.error());
   schedule_.step_soon();

@@ -55,9 +55,9 @@ void Connector::on_cm_event(std::uint64_t subject, const CmEvent& event) {
     end_handshake(*a);
 }
 
-Result<control::AcceptedConnection> Connector::accept_cm(
-    control::HandshakeId handshake, CmId& id, const CmEvent& request, const ListenOptions& options,
-    const config::ConnectionAttributes& attributes) {
+Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,
+                                                         const CmEvent& request,
+                                                         const ListenTerms& terms) {
   const auto good = device_.check_present("accept a connection").and_then([&] {
     return agent::check_cm_device(context_, id);
   });
@@ -66,16 +66,18 @@ Result<control::AcceptedConnection> Connector::accept_cm(
   if (!peer) return tl::unexpected(peer.error());
   const auto from = id.peer_address();
   const std::string name(from ? from->text().view() : "a peer through rdma_cm");
+  if (auto ours = ask_to_connect({name, {}, {}}, terms, true); !ours)
+    return tl::unexpected(ours.error());
   auto link = std::make_unique<agent::CmLink>();
   link->resolved = true;
   const auto made =
-      agent::make(context_, {.peer = name, .attributes = attributes, .handshake = handshake},
+      agent::make(context_, {.peer = name, .attributes = terms.attributes, .handshake = handshake},
                   "accept one more connection");
   if (!made) return tl::unexpected(made.error());
   // From here on, ending the agent rejects the request.
   link->id = std::move(id);
   attach_cm(std::move(link), **made);
-  return introduce(**made, from ? *from : control::Address(), *peer, options);
+  return introduce(**made, from ? *from : control::Address(), *peer, terms);
 }
 
 }  // namespace spinwire::engine

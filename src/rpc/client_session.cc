@@ -199,6 +199,8 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   c.on_closed = nullptr;
   c.on_writable = nullptr;
   c.reconnect.reset();
+  c.private_data.reset();
+  c.peer.reset();
   r.clients.release(c.timer.index);
   release_spares_without_sessions(r);
 }

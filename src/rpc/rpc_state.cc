@@ -117,9 +117,11 @@ Result<Session> open_session(Rpc& r, std::string_view address, const SessionOpti
   });
 }
 
-Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address& from,
-                                                 const wire::SessionEnd& client) {
-  return r.dialogues.accept(from, client);
+Result<control::AcceptedSession> on_open_session(Rpc& r, control::HandshakeId handshake,
+                                                 const control::Address& from,
+                                                 const wire::SessionEnd& client,
+                                                 const PrivateData& ours) {
+  return r.dialogues.accept(handshake, from, client, ours);
 }
 
 JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
@@ -217,6 +219,7 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
   if (datagrams && r.port != nullptr) end.direct_datagrams = r.port->longest_direct();
   end.incarnation = r.context.incarnation;
   end.first = first;
+  end.application_fields = true;
   return end;
 }
 

@@ -145,8 +145,13 @@ void serve(Rpc& r, Method method, const MethodHandler& handler);
 /// Opens a session. Errors: those of Engine::open_session().
 Result<Session> open_session(Rpc& r, std::string_view address, const SessionOptions& options);
 // For listeners: a peer opens a session, or connects for the calls of one. Errors are sent to it.
-Result<control::AcceptedSession> on_open_session(Rpc& r, const control::Address& from,
-                                                 const wire::SessionEnd& client);
+/// `ours` is for the client's application.
+Result<control::AcceptedSession> on_open_session(Rpc& r, control::HandshakeId handshake,
+                                                 const control::Address& from,
+                                                 const wire::SessionEnd& client,
+                                                 const PrivateData& ours);
+/// Whether a method was ever served.
+[[nodiscard]] inline bool serves(const Rpc& r) noexcept { return !r.handlers.empty(); }
 JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
                             const wire::JoinSession& join);
 /// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are notified.

@@ -126,6 +126,7 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
     if (s.reply_buffers != nullptr) release_reply_buffer(s.reply_buffers[i]);
   }
   s.reply_buffers.reset();
+  s.peer.reset();
   s.name = 0;
   r.share.remove(s.share);
   release_source(r, *std::exchange(s.source, nullptr));

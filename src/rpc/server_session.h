@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/internals.h"
 #include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
@@ -21,6 +22,19 @@ void mark_used(Rpc& r, ServerSession& s) noexcept;
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   ServerSession* const s = r.servers.find(wire::RpcName::index(name));
   return s != nullptr && s->name == name ? s : nullptr;
+}
+/// The handle of a call's session; empty if the session is gone.
+inline ServedSession served_session(Rpc& r, CallRef call) noexcept {
+  const ServerSession* const s = find_server(r, call.session);
+  if (s == nullptr) return {};
+  const std::uint32_t index = wire::RpcName::index(s->name);
+  return detail::make<ServedSession>(r.context.slot, s->name, r.servers.generation(index));
+}
+/// The session of a handle; null if it is gone.
+inline ServerSession* find_served(Rpc& r, std::uint32_t name, std::uint32_t generation) noexcept {
+  ServerSession* const s = find_server(r, name);
+  const bool same = s != nullptr && r.servers.generation(wire::RpcName::index(name)) == generation;
+  return same ? s : nullptr;
 }
 /// The slot of an inline call; null if a later call has the slot.
 inline ServerSlot* find_slot(const ServerSession& s, std::uint32_t number) noexcept {

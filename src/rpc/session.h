@@ -9,12 +9,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "agent/engine_context.h"
 #include "agent/reconnect_plan.h"
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
+#include "control/address.h"
 #include "control/owners.h"
 #include "control/source_share.h"
 #include "rpc/peer_address.h"
@@ -130,6 +132,19 @@ inline Status status_of_unsent_calls(const EndReason& why, bool was_ready) noexc
   return was_lost ? status_of_calls(why) : Status::not_connected;
 }
 
+/// What the handshake has shown of a session's peer.
+struct SessionPeer {
+  control::AddressText address;
+  std::string_view key{};                       ///< its name; outlives the session
+  std::unique_ptr<PrivateData> private_data{};  ///< null: it gave none
+};
+inline PeerIdentity identity_of(const std::unique_ptr<SessionPeer>& peer) noexcept {
+  if (peer == nullptr) return {};
+  PeerIdentity identity{peer->address.view(), peer->key, {}};
+  if (peer->private_data != nullptr) identity.private_data = peer->private_data->bytes();
+  return identity;
+}
+
 /// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
   std::uint64_t last_ping_or_close = 0;  ///< tick of the last ping, pong or close
@@ -217,8 +232,10 @@ struct alignas(64) ClientSession {
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.
   std::uint64_t token = 0;
-  std::string address;     ///< of the present attempt
-  Nanoseconds timeout{0};  ///< of each attempt
+  std::string address;                        ///< of the present attempt
+  std::unique_ptr<PrivateData> private_data;  ///< for the server; null: none
+  std::unique_ptr<SessionPeer> peer;          ///< null until the server has answered
+  Nanoseconds timeout{0};                     ///< of each attempt
   WhenNotReady when_not_ready = WhenNotReady::fail;
   std::unique_ptr<SessionReconnect> reconnect;                      ///< null: it is opened once
   Transport transport = Transport::datagram;                        ///< known with peer_address
@@ -282,6 +299,7 @@ struct alignas(64) ServerSession {
   control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
+  std::unique_ptr<SessionPeer> peer;
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 

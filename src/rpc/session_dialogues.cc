@@ -14,6 +14,22 @@
 
 namespace spinwire::rpc {
 
+namespace {
+
+/// May throw std::bad_alloc.
+std::unique_ptr<SessionPeer> make_session_peer(std::string_view address, std::string_view key,
+                                               const wire::SessionEnd& end) {
+  auto peer = std::make_unique<SessionPeer>();
+  peer->address.length =
+      static_cast<std::uint8_t>(address.copy(peer->address.text.data(), peer->address.text.size()));
+  peer->key = key;
+  if (!end.private_data.empty())
+    peer->private_data = std::make_unique<PrivateData>(end.private_data);
+  return peer;
+}
+
+}  // namespace
+
 // ---- opening ----
 
 Result<ClientSession*> SessionDialogues::open(std::string_view text,
@@ -29,6 +45,12 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   }
   if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
     return tl::unexpected(valid.error());
+  PrivateData ours;
+  if (ours.assign(options.private_data) != Status::ok) {
+    return base::fail(Status::invalid_argument, "open a session",
+                      base::format("private data of {} bytes", options.private_data.size()),
+                      base::format("give up to {} bytes", kPrivateDataMax));
+  }
   ClientSession* const c = make_client_session(rpc_, window);
   if (c == nullptr) {
     return base::fail(Status::limit, base::format("open a session with {}", text),
@@ -39,6 +61,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
                                             : rpc_.context.config.connections.connect_timeout;
   c->when_not_ready = options.when_not_ready;
   const auto dialled = base::no_throw("open a session", [&] {
+    if (!ours.empty()) c->private_data = std::make_unique<PrivateData>(ours);
     auto begun = dial(*c, plan->address());
     // An address whose attempt ends at once is tried again in the next round.
     while (!begun && !plan->is_round_over()) {
@@ -65,6 +88,7 @@ Result<void> SessionDialogues::dial(ClientSession& c, const control::Address& to
   c.address = to.text().view();
   wire::SessionEnd end = local_session_end(rpc_, c.name, c.window, first_call_number(c));
   end.token = c.token = *token;
+  if (c.private_data != nullptr) end.private_data = *c.private_data;
   const auto handshake = port_.open_session(to, end, *this, c.name);
   if (!handshake) return tl::unexpected(handshake.error());
   c.handshake = *handshake;
@@ -96,7 +120,10 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
                                      c->window, first_call_number(*c), server.window, server.first),
                         base::kProtocolRemedy);
     }
-    return acquire_peer_address(rpc_, server);
+    auto shown = make_session_peer(c->address, port_.key_of(handshake), server);
+    auto found = acquire_peer_address(rpc_, server);
+    if (found) c->peer = std::move(shown);
+    return found;
   });
   if (!peer) return end_session(rpc_, *c, peer.error());
   port_.confirm(handshake, server.incarnation);
@@ -113,9 +140,12 @@ void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse
   if (c == nullptr) return;
   // A full server may have room later. Any other refusal is final.
   if (c->reconnect != nullptr) c->reconnect->refused = refusal.status != Status::limit;
-  const Error why{refusal.status, base::format("open a session with {}", c->address),
-                  base::format("the peer refused: {}", refusal.message()), base::kRefusalRemedy};
-  end_session(rpc_, *c, why);
+  std::string asked = base::format("open a session with {}", c->address);
+  end_session(rpc_, *c,
+              refusal.code ? control::refused_by_application(std::move(asked), refusal)
+                           : Error{refusal.status, std::move(asked),
+                                   base::format("the peer refused: {}", refusal.message()),
+                                   base::kRefusalRemedy});
 }
 
 void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
@@ -124,15 +154,14 @@ void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
 
 // ---- serving ----
 
-Result<control::AcceptedSession> SessionDialogues::accept(const control::Address& from,
-                                                          const wire::SessionEnd& client) {
-  if (rpc_.handlers.empty()) {
-    return base::fail(Status::unsupported, "open a session", "no method is served here",
-                      "connect to an engine that serves");
-  }
+Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId handshake,
+                                                          const control::Address& from,
+                                                          const wire::SessionEnd& client,
+                                                          const PrivateData& ours) {
   return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
     const auto token = base::random_secret();
     const auto path_token = base::random_secret();
+    auto shown = make_session_peer(from.text().view(), port_.key_of(handshake), client);
     if (!token || !path_token) return tl::unexpected((token ? path_token : token).error());
     if (!admit_source(rpc_, from)) {
       return base::fail(
@@ -155,6 +184,8 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
     end.token = s->token = *token;
+    end.private_data = ours;
+    s->peer = std::move(shown);
     return control::AcceptedSession{end, this, s->name, s->last_heard, datagrams ? *path_token : 0};
   });
 }

@@ -56,8 +56,9 @@ class SessionDialogues final : public control::SessionOwner,
   [[nodiscard]] bool probe(const ClientSession& session) noexcept;
 
   // For listeners. Errors are sent to the peer.
-  Result<control::AcceptedSession> accept(const control::Address& from,
-                                          const wire::SessionEnd& client);
+  Result<control::AcceptedSession> accept(control::HandshakeId handshake,
+                                          const control::Address& from,
+                                          const wire::SessionEnd& client, const PrivateData& ours);
   JoinOutcome accept_join(control::HandshakeId handshake, std::string_view peer,
                           const wire::JoinSession& join);
 

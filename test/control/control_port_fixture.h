@@ -80,6 +80,7 @@ struct Owner : control::ConnectionOwner,
   void on_refused(std::uint64_t subject, const wire::Refuse& refusal) override {
     add("refused", subject);
     error = {refusal.status, "", std::string(refusal.message()), ""};
+    error.code = refusal.code;
   }
   void on_failed(std::uint64_t subject, const Error& why) override {
     add("failed", subject);
@@ -94,6 +95,7 @@ struct Owner : control::ConnectionOwner,
   void on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) override {
     add("open_refused", subject);
     error = {refusal.status, "", std::string(refusal.message()), ""};
+    error.code = refusal.code;
   }
   void on_open_failed(std::uint64_t subject, const Error& why) override {
     add("open_failed", subject);
@@ -123,6 +125,9 @@ struct ListenerRecord : control::ListenerOwner {
   HandshakeId handshake;
   HandshakeId offered;  ///< to on_hello()
   Endpoint client;
+  wire::SessionEnd session_client;
+  spinwire::PrivateData session_data;  ///< for clients of sessions
+  Error session_refusal;               ///< of sessions, if it has a text
   wire::JoinSession joined;
   std::uint64_t path_token = 0;    ///< what clients have to show
   bool has_room = true;            ///< for connections
@@ -152,13 +157,17 @@ struct ListenerRecord : control::ListenerOwner {
     joined = join;
     return take(id);
   }
-  Result<control::AcceptedSession> on_open_session(const control::Address& peer,
+  Result<control::AcceptedSession> on_open_session(HandshakeId id, const control::Address& peer,
                                                    const wire::SessionEnd& from) override {
+    handshake = id;
+    session_client = from;
+    if (!session_refusal.found.empty()) return tl::unexpected(session_refusal);
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
     EXPECT_TRUE(peer.is_loopback());
     wire::SessionEnd ours = session_end(44, 2);
     ours.first = from.first;
     ours.token = 99;
+    ours.private_data = session_data;
     return control::AcceptedSession{ours, &owner, 44, 33, path_token};
   }
   Result<control::AcceptedConnection> on_cm_request(HandshakeId id, control::CmId&,

@@ -188,6 +188,9 @@ class World {
     wire::SessionEnd session = sample_session();
     endpoint.incarnation = session.incarnation = kTheirs;
     if ((manner & how::own_address) != 0) endpoint.gid = session.gid = peer.address().as_v6();
+    const bool has_data = (manner & how::application_data) != 0;
+    endpoint.application_fields = session.application_fields = has_data;
+    if (has_data) endpoint.private_data = session.private_data = sample_private_data(70);
     switch (said) {
       case Said::hello:
         return wire::encode(wire::Hello{endpoint}, capabilities);
@@ -196,7 +199,8 @@ class World {
       case Said::refuse:
         return wire::encode(
             wire::make_refuse((manner & 32) != 0 ? Status::peer_lost : Status::limit,
-                              "a peer's reason"),
+                              "a peer's reason",
+                              has_data ? std::optional<std::uint32_t>(5) : std::nullopt),
             capabilities);
       case Said::ready:
         return wire::encode(wire::Ready{kOurs}, capabilities);

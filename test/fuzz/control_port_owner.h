@@ -185,9 +185,10 @@ class Owner final : public control::ConnectionOwner,
     ++cm_requests;
     return take(Kind::cm_accept, id, requester);
   }
-  Result<control::AcceptedSession> on_open_session(const Address& peer,
+  Result<control::AcceptedSession> on_open_session(HandshakeId id, const Address& peer,
                                                    const wire::SessionEnd& client) {
     ++calls;
+    expect(port_.key_of(id).empty(), "a peer without a key has no name");
     const std::uint64_t subject = add({Kind::serve, {}});
     Record& r = records.at(subject);
     r.peer = network_.find(peer);
@@ -200,6 +201,7 @@ class Owner final : public control::ConnectionOwner,
     ours.first = client.first;
     ours.token = 99;
     ours.incarnation = kOurs;
+    ours.private_data = sample_private_data(33);
     if (validates_paths) r.peer->path_token = 0x70617468'0000'0000 + subject;
     return control::AcceptedSession{ours, this, subject, subject + 7, r.peer->path_token};
   }
@@ -249,6 +251,7 @@ class Owner final : public control::ConnectionOwner,
       }
       Endpoint ours = sample_endpoint();
       ours.incarnation = kOurs;
+      ours.private_data = sample_private_data(kPrivateDataMax);
       port_.answer(r.id, ours);
     } else if (r.kind == Kind::cm_accept) {
       r.answered = true;
@@ -331,13 +334,17 @@ class Owner final : public control::ConnectionOwner,
                                                       const control::CmEvent&) override {
       return counted(owner.on_cm_request(id));
     }
-    Result<control::AcceptedSession> on_open_session(const Address& peer,
+    Result<control::AcceptedSession> on_open_session(HandshakeId id, const Address& peer,
                                                      const wire::SessionEnd& client) override {
-      return counted(owner.on_open_session(peer, client));
+      return counted(owner.on_open_session(id, peer, client));
     }
   };
 
-  static Error no() { return {Status::refused, "shake hands", "the owner does not want to", ""}; }
+  static Error no() {
+    Error why{Status::refused, "shake hands", "the owner does not want to", ""};
+    why.code = 7;
+    return why;
+  }
   static void expect_refusal(const Error& error) {
     expect(error.status == Status::limit, "only limits keep a handshake from beginning");
   }

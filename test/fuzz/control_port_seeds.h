@@ -45,7 +45,8 @@ enum class Act : std::uint8_t {
 
 /// Bits of the last argument of Act::says.
 namespace how {
-inline constexpr std::uint8_t mutated = 1, cut = 2, split = 4, newer = 8, own_address = 16;
+inline constexpr std::uint8_t mutated = 1, cut = 2, split = 4, newer = 8, own_address = 16,
+                              application_data = 64;
 }
 
 /// The frames of Act::says.
@@ -90,6 +91,7 @@ struct Seed {
 };
 
 inline constexpr int kOwn = how::own_address;
+inline constexpr int kWithData = how::own_address | how::application_data;
 inline const Script kGet = act(Act::says_bytes, 0, 4, 'G', 'E', 'T', ' ');
 inline const Script kHello = says(0, Said::hello, 0), kOwnHello = says(0, Said::hello, kOwn);
 
@@ -100,6 +102,11 @@ inline std::vector<Seed> strangers() {
               says(0, Said::ready, 0) + polls(0, 0)},
       {0, calls(0) + says(0, Said::join_session, how::split, 30) + polls(0) + act(Act::flushes, 0) +
               polls(0, 0) + says(0, Said::refuse, 0) + polls(0, 0)},
+      {0, calls(0) + says(0, Said::hello, kWithData) + polls(0, 0) + act(Act::answer, 0) +
+              act(Act::reads, 0) + says(0, Said::refuse, kWithData) + polls(0, 0)},
+      {0, calls(0) + says(0, Said::hello, kWithData | how::mutated, 86, 255) + polls(0) + calls(1) +
+              says(1, Said::open_session, kWithData | how::mutated, 73, 1) + polls(0) + calls(2) +
+              says(2, Said::open_session, kWithData) + polls(0, 1) + act(Act::reads, 0)},
       {0, kGet + calls(0) + kGet + polls(0) + calls(0) + says(0, Said::hello, how::mutated, 70, 0) +
               polls(0) + act(Act::shuts, 0) + polls(0)}};
   for (int inside = 1; inside < static_cast<int>(Inside::count); ++inside) {

@@ -97,7 +97,7 @@ class RpcDroppedReplies : public testing::Test {
   /// A session of a host at another address than the client's.
   rpc::ServerSession& accept(std::uint32_t window = kWindow) {
     const auto end = rpc::local_session_end(*hostile_->core->calls, ++name_, window, 0);
-    const auto made = calls().dialogues.accept(*control::Address::parse("10.0.0.1:5"), end);
+    const auto made = calls().dialogues.accept({}, *control::Address::parse("10.0.0.1:5"), end, {});
     EXPECT_TRUE(made) << made.error().message();
     return *rpc::find_server(calls(), static_cast<std::uint32_t>(made->subject));
   }

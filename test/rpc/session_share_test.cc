@@ -35,7 +35,7 @@ class RpcSessionShare : public testing::Test {
   /// Accepts a session from that host; null if it is refused.
   rpc::ServerSession* accept(const char* from) {
     const auto end = rpc::local_session_end(*client_->core->calls, ++name_, 8, 0);
-    const auto made = calls().dialogues.accept(*control::Address::parse(from), end);
+    const auto made = calls().dialogues.accept({}, *control::Address::parse(from), end, {});
     if (made) return rpc::find_server(calls(), static_cast<std::uint32_t>(made->subject));
     error_ = made.error();
     return nullptr;

@@ -146,12 +146,12 @@ TEST_F(RpcTombstones, AClientThatHasNotShownItsAddressLeavesNone) {
   auto end = rpc::local_session_end(*client_->core->calls, 7, 8, 0);
   end.incarnation ^= 1;  // another peer
   const auto from = spinwire::control::Address::parse("10.0.0.1:5");
-  const auto made = calls.dialogues.accept(*from, end);
+  const auto made = calls.dialogues.accept({}, *from, end, {});
   ASSERT_TRUE(made) << made.error().message();
   EXPECT_EQ(calls.peer_addresses.size(), before + 1);
   calls.dialogues.on_unconfirmed(made->subject, made->opened_at);
   EXPECT_EQ(calls.peer_addresses.size(), before);
-  const auto again = calls.dialogues.accept(*from, end);
+  const auto again = calls.dialogues.accept({}, *from, end, {});
   ASSERT_TRUE(again) << again.error().message();
   calls.dialogues.on_path_validated(again->subject);
   calls.dialogues.on_unconfirmed(again->subject, again->opened_at);

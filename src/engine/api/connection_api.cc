@@ -264,6 +264,11 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   return a != nullptr ? agent::snapshot(core->context, *a) : ConnectionSnapshot{};
 }
 
+PeerIdentity Connection::peer_identity() const noexcept {
+  const Agent* const a = locate(slot_, index_, generation_).agent;
+  return a != nullptr ? agent::peer_identity_of(*a) : PeerIdentity{};
+}
+
 std::string Connection::peer() const noexcept try {
   const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? std::string(agent::peer_name(*a)) : std::string();

@@ -13,6 +13,7 @@
 #include "rpc/client_session.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/server_call.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire {
@@ -155,6 +156,35 @@ std::string Session::peer() const noexcept try {
   return c != nullptr ? c->address : std::string();
 } catch (const std::bad_alloc&) {
   return {};
+}
+
+PeerIdentity Session::peer_identity() const noexcept {
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr ? rpc::identity_of(c->peer) : PeerIdentity{};
+}
+
+ServedSession PendingCall::session() const noexcept {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? rpc::served_session(*core->calls, call_) : ServedSession{};
+}
+
+namespace {
+
+const rpc::ServerSession* locate_served(const detail::EngineSlot* slot, std::uint32_t name,
+                                        std::uint32_t generation) noexcept {
+  const EngineCore* const core = engine::core_of(slot);
+  return core != nullptr ? rpc::find_served(*core->calls, name, generation) : nullptr;
+}
+
+}  // namespace
+
+ServedSession::operator bool() const noexcept {
+  return locate_served(slot_, name_, generation_) != nullptr;
+}
+
+PeerIdentity ServedSession::peer_identity() const noexcept {
+  const rpc::ServerSession* const s = locate_served(slot_, name_, generation_);
+  return s != nullptr ? rpc::identity_of(s->peer) : PeerIdentity{};
 }
 
 Status Session::submit_call(Method method, const BufferSlice& request,
