@@ -27,7 +27,8 @@ class Callback;
 /// error. Then the library gives up what the callback was to handle:
 ///   - A Connection or Session that is the first argument is closed. In on_accept, the peer is
 ///     refused.
-///   - A Request that was not answered is refused.
+///   - A Request that was not answered is refused, and so is a PeerRequest or a MemoryRequest that
+///     was not accepted.
 ///   - Memory that was not moved out of a LeaseReply is released.
 /// Other callbacks (a Completion, Reply, RawReceive or DeviceEvent, and RawPostedCallback) only
 /// report: the operation or call has ended, and its connection or session stays. What the log's

@@ -23,6 +23,7 @@ namespace spinwire {
 
 class Connection;
 class MemoryRegion;
+class MemoryRequest;
 class RemoteMemory;
 struct LeaseId;
 struct LeaseOptions;
@@ -44,6 +45,9 @@ struct ConnectionHandlers {
   /// The peer leases memory to us. Move the argument out to keep the lease; otherwise the lease is
   /// refused. May overtake rendezvous messages.
   Callback<void(Connection, RemoteMemory&)> on_lease;
+  /// The peer asks for memory, within our limits: accept or refuse the request. Empty: every such
+  /// request is accepted.
+  Callback<void(Connection, MemoryRequest&)> on_memory_request;
   /// Memory leased to the peer has come back, and no peer can reach the memory any more.
   Callback<void(Connection, const Returned&)> on_returned;
   /// The connection is `closed`. Runs once, after the last completion. The error's status is `ok`
@@ -370,11 +374,12 @@ class SPINWIRE_API Connection {
   [[nodiscard]] Result<RemoteRegion> import_token(std::span<const std::byte> token) const;
 
   /// Asks the peer for `bytes` of zeroed memory for a limited time. `done` receives the memory, the
-  /// peer's reason (LeaseRefusal), or `flushed` if the connection ends first. Errors:
+  /// peer's reason (LeaseRefusal; also a code and a text, if its application refuses), or `flushed`
+  /// if the connection ends first. Errors:
   ///   invalid_argument  no bytes, no valid rights, or a duration not above leases.guard or above
   ///                     1 h
   ///   would_block       leases.maximum is reached, or too many control messages wait
-  ///   unsupported       a raw connection
+  ///   unsupported       a raw connection; or a tag, which the peer's release does not know
   ///   not_connected     not ready
   Status request_memory(std::size_t bytes, const LeaseOptions& options, const LeaseCallback& done);
   /// Leases our memory to the peer, whose on_lease receives it. `done` reports whether the peer
@@ -386,7 +391,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  no valid rights, rights that the settings leave out, a duration not above
   ///                     leases.guard or above 1 h, or memory of another engine
   ///   would_block       leases.maximum is reached, or too many control messages wait
-  ///   unsupported       a raw connection
+  ///   unsupported       a raw connection; or a tag, which the peer's release does not know
   ///   not_connected     not ready
   Status lease(const BufferSlice& memory, const LeaseOptions& options,
                const LeaseCallback& done = {}, LeaseId* id = nullptr);

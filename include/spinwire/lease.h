@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -26,7 +27,7 @@ enum class LeaseRefusal : std::uint8_t {
   no_right,      ///< the owner gives none of the rights (remote_access)
   bad_duration,  ///< 0, or longer than the owner's leases.max_duration (limit)
   over,          ///< the lease has ended (lease_expired)
-  unwanted,      ///< the peer's application did not take the memory (refused)
+  unwanted,      ///< the peer's application did not take the memory, or give it (refused)
   closing,       ///< the connection is closing (flushed)
 };
 SPINWIRE_API std::string_view to_string(LeaseRefusal refusal) noexcept;
@@ -36,6 +37,55 @@ struct LeaseOptions {
   Access access = Access::remote_read_write;
   Nanoseconds duration = std::chrono::seconds(60);  ///< more than leases.guard, up to 1 h
   std::uint32_t alignment = 8;  ///< of requested memory, in bytes; a power of two
+  /// The application's own, for the peer: RemoteMemory::tag() of leased memory,
+  /// MemoryRequest::tag() of a request. 0: none.
+  std::uint64_t tag = 0;
+};
+
+/// Most bytes of the text of a refused request for memory.
+inline constexpr std::size_t kMemoryRefusalTextMax = 40;
+
+/// The peer asks for memory by Connection::request_memory(), within our limits; nothing has been
+/// taken for it yet. Valid during on_memory_request, which accepts or refuses it; the last call
+/// counts. A request that is neither accepted nor refused is refused with the code 0. Hot.
+class MemoryRequest {
+ public:
+  MemoryRequest(const MemoryRequest&) = delete;
+  MemoryRequest& operator=(const MemoryRequest&) = delete;
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// What the peer asks for. At least one of the rights is allowed; those that are not are left
+  /// out.
+  [[nodiscard]] const LeaseOptions& options() const noexcept { return options_; }
+  [[nodiscard]] std::uint64_t tag() const noexcept { return options_.tag; }
+  /// Gives the memory. The lease has the request's tag. The pool may still have no block.
+  void accept() noexcept { accept(options_.tag); }
+  /// Gives the memory, as a lease with this tag.
+  void accept(std::uint64_t tag) noexcept {
+    accepted_ = true;
+    lease_tag_ = tag;
+  }
+  /// Refuses. The peer's callback gets `refused`, this code, and up to kMemoryRefusalTextMax bytes
+  /// of the text; '?' replaces bytes that are not printable ASCII. The text is copied.
+  void refuse(std::uint32_t code, std::string_view text) noexcept {
+    accepted_ = false;
+    code_ = code;
+    length_ = text.copy(text_, sizeof text_);
+  }
+
+ private:
+  friend struct detail::Internals;
+
+  MemoryRequest(std::uint64_t bytes, const LeaseOptions& options) noexcept
+      : bytes_(bytes), options_(options) {}
+
+  std::uint64_t bytes_;
+  LeaseOptions options_;
+  bool accepted_ = false;
+  std::uint64_t lease_tag_ = 0;
+  std::uint32_t code_ = 0;
+  std::size_t length_ = 0;
+  char text_[kMemoryRefusalTextMax] = {};
 };
 
 /// Names memory that we have leased to a peer, until that memory has come back.
@@ -83,6 +133,8 @@ class SPINWIRE_API RemoteMemory {
   /// counted from the request or the arrival, minus leases.guard.
   [[nodiscard]] Nanoseconds time_left() const noexcept;
   [[nodiscard]] Connection connection() const noexcept;
+  /// The tag that the owner gave to the lease; 0: none, or no lease.
+  [[nodiscard]] std::uint64_t tag() const noexcept;
 
   /// Asks for `duration` from now on. `done` reports whether the owner granted it; if not, the
   /// lease ends as before. If the lease is released or recalled first, `done` runs with cancelled
@@ -122,7 +174,7 @@ struct LeaseReply {
   ///   limit          a limit of the owner; see `refusal`
   ///   no_buffer      the owner has no memory, keys or records for it
   ///   remote_access  the owner gives none of the rights
-  ///   refused        the peer's application did not take the memory
+  ///   refused        the peer's application did not take the memory, or give it
   ///   lease_expired  the lease was over, or was recalled first
   ///   cancelled      the lease was released first
   ///   flushed        the connection ended first
@@ -131,6 +183,8 @@ struct LeaseReply {
   LeaseId lease;            ///< the new lease, if Connection::lease() succeeded
   Nanoseconds duration{0};  ///< granted
   RemoteMemory memory;      ///< from Connection::request_memory(): move it out, else it is released
+  std::optional<std::uint32_t> code;  ///< the owner's application refused the request, with this
+  std::string_view text;              ///< of that refusal; valid during the callback
 };
 
 /// Why leased memory came back.
@@ -150,6 +204,7 @@ struct Returned {
   ReturnedBy how = ReturnedBy::release;
   bool requested = false;  ///< from our pool, at the peer's request; else given to lease()
   BufferSlice memory;      ///< copy the slice to keep the memory
+  std::uint64_t tag = 0;   ///< of the lease
 };
 
 }  // namespace spinwire

@@ -34,6 +34,17 @@ void refuse_request(EngineContext& ctx, Agent& a, std::uint32_t request,
   send_control_message(ctx, a, wire::MessageKind::lease_grant, grant);
 }
 
+/// Answers a request that the application refuses.
+void deny_request(EngineContext& ctx, Agent& a, std::uint32_t request, std::uint32_t code,
+                  std::string_view text) noexcept {
+  if (!a.peer.application_fields) return refuse_request(ctx, a, request, LeaseVerdict::unwanted);
+  wire::LeaseDenial denial;
+  denial.id = request;
+  denial.code = code;
+  wire::set_text(denial, text);
+  send_control_message(ctx, a, wire::MessageKind::lease_denial, denial);
+}
+
 void send_reply(EngineContext& ctx, Agent& a, std::uint32_t id, LeaseVerdict verdict,
                 std::uint64_t time = 0) noexcept {
   wire::LeaseReply reply;
@@ -89,6 +100,29 @@ LeaseVerdict check_limits(const EngineContext& ctx, const Agent& a,
   if (r.bytes > most.total_bytes - std::min(a.leases.requested_bytes, most.total_bytes))
     return LeaseVerdict::too_much;
   return LeaseVerdict::granted;
+}
+
+/// Asks the application whether to give memory to the peer, and sets the lease's tag. If it
+/// refuses, so is the request.
+bool may_grant(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r,
+               std::uint64_t& tag) noexcept {
+  tag = r.tag;
+  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  if (!a.handlers.on_memory_request) return true;
+  const LeaseOptions options{allowed_rights(ctx, a, r.access), duration_of(r.time), r.alignment,
+                             r.tag};
+  auto request = detail::make<MemoryRequest>(r.bytes, options);
+  a.handlers.on_memory_request(handle(ctx, a), request);
+  using detail::Internals;
+  tag = Internals::lease_tag(request);
+  if (!Internals::is_accepted(request)) {
+    deny_request(ctx, a, r.id, Internals::refusal_code(request), Internals::refusal_text(request));
+    return false;
+  }
+  // The callback may have leased memory, or closed the connection.
+  const LeaseVerdict verdict = is_ready(a) ? check_limits(ctx, a, r) : LeaseVerdict::closing;
+  if (verdict != LeaseVerdict::granted) refuse_request(ctx, a, r.id, verdict);
+  return verdict == LeaseVerdict::granted;
 }
 
 /// With fewer chunks, a share would keep a single peer from memory that nobody else wants.
@@ -193,9 +227,26 @@ void drop_lease_granted(EngineContext& ctx, LeaseGranted& lease) noexcept {
   detail::release(lease.target.block);
 }
 
+namespace {
+
+void send_grant(EngineContext& ctx, Agent& a, const wire::TaggedLeaseGrant& grant,
+                bool requested) noexcept {
+  using wire::MessageKind;
+  if (grant.tag != 0 && a.peer.application_fields) {
+    return send_control_message(
+        ctx, a, requested ? MessageKind::tagged_lease_grant : MessageKind::tagged_lease_push,
+        grant);
+  }
+  send_control_message<wire::LeaseGrant>(
+      ctx, a, requested ? MessageKind::lease_grant : MessageKind::lease_push, grant);
+}
+
+}  // namespace
+
 void announce_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   Agent& a = *lease.agent;
-  wire::LeaseGrant grant;
+  wire::TaggedLeaseGrant grant;
+  grant.tag = lease.tag;
   grant.address = reinterpret_cast<std::uint64_t>(lease.target.data);
   grant.bytes = lease.target.bytes;
   grant.time = static_cast<std::uint64_t>(lease.time.count());
@@ -207,11 +258,11 @@ void announce_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
     grant.id = lease.request;
     lease.state = State::open;
     ctx.timers.reschedule(lease.timer, expiry_of(ctx, lease));
-    return send_control_message(ctx, a, wire::MessageKind::lease_grant, grant);
+    return send_grant(ctx, a, grant, true);
   }
   lease.state = State::offered;
   await_lease_answer(ctx, lease.timer);
-  send_control_message(ctx, a, wire::MessageKind::lease_push, grant);
+  send_grant(ctx, a, grant, false);
 }
 
 void refuse_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
@@ -246,6 +297,7 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   Returned returned;
   returned.lease.value = lease.id;
   returned.how = lease.how;
+  returned.tag = lease.tag;
   returned.requested = lease.origin == Origin::requested;
   if (lease.key.state != memory::KeyState::closing)
     returned.memory = detail::make<BufferSlice>(target.block, target.data, target.bytes);
@@ -259,6 +311,8 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
 void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r) noexcept {
   const LeaseVerdict verdict = check_limits(ctx, a, r);
   if (verdict != LeaseVerdict::granted) return refuse_request(ctx, a, r.id, verdict);
+  std::uint64_t tag = 0;
+  if (!may_grant(ctx, a, r, tag)) return;
   const std::uint32_t slack = std::max(r.alignment, kBlockAlignment) - kBlockAlignment;
   detail::Block* const block = allocate_lease(ctx, a, r.bytes + slack);
   if (block == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
@@ -269,6 +323,7 @@ void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r)
   detail::release(block);  // the record holds a reference
   if (lease == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   lease->request = r.id;
+  lease->tag = tag;
   lease->time = duration_of(r.time);
   if (r.bytes > kZeroedAtOnce) return ctx.leases->work_queue.push_back(*lease);
   prepare_or_queue(ctx, *lease, kZeroedAtOnce);
@@ -308,12 +363,14 @@ Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
   if (!wire::is_remote_access(asked) || allowed_rights(ctx, a, asked) != options.access ||
       !is_lease_time(ctx, options.duration))
     return Status::invalid_argument;
+  if (options.tag != 0 && !a.peer.application_fields) return Status::unsupported;
   if (!can_queue_control(a)) return Status::would_block;
   LeaseGranted* const lease = make_lease_granted(
       ctx, a, {detail::block_of(memory), memory.data(), memory.size(), options.access},
       Origin::pushed);
   if (lease == nullptr) return Status::would_block;
   lease->time = options.duration;
+  lease->tag = options.tag;
   lease->done = done;
   if (id != nullptr) id->value = lease->id;
   prepare_or_queue(ctx, *lease, 0);

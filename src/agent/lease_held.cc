@@ -56,6 +56,7 @@ void await_reply(EngineContext& ctx, LeaseHeld& h) noexcept {
 void start_lease(const EngineContext& ctx, LeaseHeld& h, const wire::LeaseGrant& grant) noexcept {
   h.region = {grant.address, grant.bytes, grant.rkey, static_cast<Access>(grant.access)};
   h.peer_id = grant.lease;
+  h.tag = grant.tag;
   h.invalidate = grant.invalidate;
   h.until = last_use_of(ctx, h.start, duration_of(grant.time));
   h.state = LeaseHeld::State::held;
@@ -150,6 +151,7 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
   const auto access = static_cast<std::uint8_t>(options.access);
   if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.duration))
     return Status::invalid_argument;
+  if (options.tag != 0 && !a.peer.application_fields) return Status::unsupported;
   if (!can_queue_control(a)) return Status::would_block;
   LeaseHeld* const h = make_lease_held(ctx, a, bytes);
   if (h == nullptr) return Status::would_block;
@@ -157,14 +159,31 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
   h->done = done;
   h->until = last_use_of(ctx, h->start, options.duration);
   await_reply(ctx, *h);
-  wire::LeaseRequest r;
+  wire::TaggedLeaseRequest r;
+  r.tag = options.tag;
   r.bytes = bytes;
   r.time = static_cast<std::uint64_t>(options.duration.count());
   r.id = h->id;
   r.alignment = options.alignment;
   r.access = access;
-  send_control_message(ctx, a, wire::MessageKind::lease_request, r);
+  if (r.tag != 0)
+    send_control_message(ctx, a, wire::MessageKind::tagged_lease_request, r);
+  else
+    send_control_message<wire::LeaseRequest>(ctx, a, wire::MessageKind::lease_request, r);
   return Status::ok;
+}
+
+void on_lease_denial(EngineContext& ctx, Agent& a, const wire::LeaseDenial& denial) noexcept {
+  LeaseHeld* const h = find_held(ctx, a, denial.id);
+  if (h == nullptr || h->state != LeaseHeld::State::requested)
+    return fail_lease_protocol(ctx, a, "it answers no request");
+  LeaseReply reply = make_reply(LeaseVerdict::unwanted);
+  reply.code = denial.code;
+  const auto end = std::find(denial.text.begin(), denial.text.end(), std::uint8_t{0});
+  reply.text = {reinterpret_cast<const char*>(denial.text.data()),
+                static_cast<std::size_t>(end - denial.text.begin())};
+  h->state = LeaseHeld::State::returning;
+  end_call(ctx, *h, reply);
 }
 
 void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {

@@ -55,10 +55,18 @@ void on_lease_message(EngineContext& ctx, Agent& a, MessageKind kind,
   switch (kind) {
     case MessageKind::lease_request:
       return with_body<wire::LeaseRequest>(ctx, a, body, on_lease_request);
+    case MessageKind::tagged_lease_request:
+      return with_body<wire::TaggedLeaseRequest>(ctx, a, body, on_lease_request);
     case MessageKind::lease_grant:
       return with_body<wire::LeaseGrant>(ctx, a, body, on_lease_grant);
+    case MessageKind::tagged_lease_grant:
+      return with_body<wire::TaggedLeaseGrant>(ctx, a, body, on_lease_grant);
+    case MessageKind::lease_denial:
+      return with_body<wire::LeaseDenial>(ctx, a, body, on_lease_denial);
     case MessageKind::lease_push:
       return with_body<wire::LeaseGrant>(ctx, a, body, on_lease_push);
+    case MessageKind::tagged_lease_push:
+      return with_body<wire::TaggedLeaseGrant>(ctx, a, body, on_lease_push);
     case MessageKind::lease_call:
       return with_body<wire::LeaseCall>(
           ctx, a, body, [invalidated](EngineContext& c, Agent& of, const wire::LeaseCall& call) {

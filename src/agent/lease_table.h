@@ -61,7 +61,8 @@ struct LeaseGranted {
   memory::RemoteKey key;
   std::uint64_t zeroed = 0;  ///< bytes zeroed so far, of a requested lease that waits
   Nanoseconds time{0};
-  std::uint32_t id = 0;  ///< the lease's name in the protocol
+  std::uint64_t tag = 0;  ///< the application's, for the peer; 0: none
+  std::uint32_t id = 0;   ///< the lease's name in the protocol
   std::uint32_t index = 0;
   std::uint32_t request = 0;  ///< the peer's id of its request
   State state = State::waiting;
@@ -90,6 +91,7 @@ struct LeaseHeld {
   std::uint64_t until = 0;          ///< tick from which no operation may start
   std::uint64_t renewal_start = 0;  ///< tick when the pending renewal was sent
   std::uint64_t renewal_until = 0;  ///< `until` if the pending renewal is granted in full
+  std::uint64_t tag = 0;            ///< the owner's application's; 0: none
   std::uint32_t peer_id = 0;        ///< the owner's id
   std::uint32_t id = 0;             ///< the lease's name in the protocol
   std::uint32_t index = 0;
@@ -293,6 +295,7 @@ Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& le
 RemoteRegion region_of(const LeaseHeld& lease) noexcept;
 /// The time for which operations may start; 0 unless the lease is in use.
 Nanoseconds time_left(const EngineContext& ctx, const LeaseHeld& lease) noexcept;
+inline std::uint64_t tag_of(const LeaseHeld& lease) noexcept { return lease.tag; }
 /// The connection that holds the lease.
 inline Agent& holder_of(const LeaseHeld& lease) noexcept { return *lease.agent; }
 /// Drops the record of a lease in use without a pending call, and gives its region with the key.
@@ -307,6 +310,8 @@ void forget_lease_held(EngineContext& ctx, LeaseHeld& lease) noexcept;
 /// Drops all leases that the agent holds; their calls end as flushed.
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept;
 void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
+/// The owner's application refuses a request.
+void on_lease_denial(EngineContext& ctx, Agent& a, const wire::LeaseDenial& denial) noexcept;
 void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept;
 void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept;

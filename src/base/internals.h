@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -38,7 +39,14 @@ struct Internals {
   /// Whether the application has accepted a peer's request.
   template <typename T>
   static bool is_accepted(const T& request) noexcept {
-    return request.decision_ == T::Decision::accepted;
+    if constexpr (requires { request.accepted_; })
+      return request.accepted_;
+    else
+      return request.decision_ == T::Decision::accepted;
+  }
+  template <typename T>
+  static std::uint64_t lease_tag(const T& request) noexcept {
+    return request.lease_tag_;
   }
   /// The private data with which it has.
   template <typename T>
@@ -51,7 +59,7 @@ struct Internals {
   }
   template <typename T>
   static std::string_view refusal_text(const T& request) noexcept {
-    return {request.text_.data(), request.length_};
+    return {std::data(request.text_), request.length_};
   }
   template <typename T>
   static auto* core(const T& engine) noexcept {

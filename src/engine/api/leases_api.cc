@@ -61,6 +61,11 @@ Connection RemoteMemory::connection() const noexcept {
                       : Connection();
 }
 
+std::uint64_t RemoteMemory::tag() const noexcept {
+  const LeaseHeld* const h = find(slot_, lease_);
+  return h != nullptr ? agent::tag_of(*h) : 0;
+}
+
 Status RemoteMemory::renew(Nanoseconds duration, const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
