@@ -323,7 +323,6 @@ struct alignas(128) Agent {
   std::unique_ptr<ReconnectState> reconnect;  ///< if it reconnects
   std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw
-  std::array<std::byte, 128> unused{};        ///< see the last static_assert below
 };
 /// The part that messages without work requests touch.
 inline constexpr std::size_t kHotAt = offsetof(Agent, send_queue) + offsetof(SendQueue, deferred);
