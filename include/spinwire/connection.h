@@ -63,7 +63,7 @@ struct ConnectionHandlers {
   /// no_buffer, and may succeed now. Runs once, in a poll(), for all such answers since the last
   /// time; send until would_block comes again. Not if the connection has ended, or was interrupted,
   /// since. While an engine waits for this, its sleeps are brief.
-  Callback<void(Connection)> on_writable;
+  Callback<void(Connection)> on_writable{};
 };
 
 /// A region encoded as bytes that can be sent anywhere; see Connection::token().

@@ -23,7 +23,7 @@ using Addresses = std::vector<std::string>;
 ///   system            the name service failed
 [[nodiscard]] SPINWIRE_API Result<Addresses> resolve(std::string_view name);
 
-/// Reports what Engine::resolve() has found. Errors: those of resolve().
+/// Reports the addresses that Engine::resolve() has found, or why there are none.
 using ResolveCallback = Callback<void(const Result<Addresses>&)>;
 
 }  // namespace spinwire

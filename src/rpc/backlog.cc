@@ -48,10 +48,10 @@ void release_backlog(ClientSession& c) noexcept {
 
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done,
                     bool waits_until_ready) noexcept {
-  const std::uint32_t most = r.context.config.rpc.backlog;
-  if (c.backlog_count == most) return refuse_for_backlog(r, c, Backlog::inline_calls);
+  if (is_backlog_full(r, c, c.backlog_count))
+    return refuse_for_backlog(r, c, Backlog::inline_calls);
   if (c.backlog == nullptr && !allocate_backlog(r, c))
-    return refuse_for_block(r, c, most * sizeof(BackloggedCall));
+    return refuse_for_block(r, c, r.context.config.rpc.backlog * sizeof(BackloggedCall));
   BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
   if (!store_call(r, c, call, done, w)) {
     if (c.backlog_count == 0) release_backlog(c);

@@ -27,9 +27,9 @@ bool has_block(Rpc& r, std::size_t size) noexcept {
 /// Whether a call of the kind that was refused would be accepted.
 bool has_room(Rpc& r, const ClientSession& c) noexcept {
   if (!may_wait(c, {})) return false;
-  const std::uint32_t most = r.context.config.rpc.backlog;
-  if (c.room.inline_calls && c.backlog_count == most) return false;
-  if (c.room.long_calls && c.connection != nullptr && c.connection->backlog_count == most)
+  if (c.room.inline_calls && is_backlog_full(r, c, c.backlog_count)) return false;
+  if (c.room.long_calls && c.connection != nullptr &&
+      is_backlog_full(r, c, c.connection->backlog_count))
     return false;
   return has_block(r, c.room.block_bytes);
 }

@@ -62,8 +62,16 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   s.connected = actors_[from].connects || actors_[to].connects;
   SessionOptions options;
   options.window = 1u << sim_.random(5);
-  options.on_ready = [this, index](Session) { sessions_[index].ready = true; };
+  options.on_ready = [this, index](Session) { on_session_ready(index); };
   options.on_closed = [this, index](Session, const Error& why) { on_session_closed(index, why); };
+  // Half of the sessions reconnect; in half of these, calls wait meanwhile.
+  s.reconnects = index % 2 == 1;
+  s.waits = index % 4 == 1;
+  if (s.reconnects) options.reconnect = {10'000, 1ms, 20ms};
+  if (s.waits) options.when_not_ready = WhenNotReady::wait;
+  options.on_interrupted = [this, index](Session, const Error& why) {
+    on_session_interrupted(index, why);
+  };
   const auto opened = sim_.engine(from).open_session(Simulation::address(to), options);
   if (!opened) {
     s.over = true;
@@ -72,6 +80,25 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   s.handle = *opened;
   actors_[from].sessions.push_back(index);
   ++outcome_.sessions;
+}
+
+void SimWorld::on_session_ready(std::uint32_t index) {
+  SimSession& s = sessions_[index];
+  if (s.ready && !s.interrupted) fail("session {} is ready twice", index);
+  if (std::exchange(s.interrupted, false)) count(SimEvent::reopened);
+  s.ready = true;
+}
+
+void SimWorld::on_session_interrupted(std::uint32_t index, const Error& why) {
+  SimSession& s = sessions_[index];
+  if (!sim_.alive(s.from)) return;
+  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
+  if (!s.reconnects || std::exchange(s.interrupted, true))
+    fail("session {} is interrupted twice", index);
+  const bool lost = s.connected && is_shaken(s);  // its connection
+  if (!s.troubled && worst_loss_ <= 0.15 && !lost)
+    fail("session {} from {} to {} is interrupted without a reason: {}", index, s.from, s.to,
+         why.message());
 }
 
 void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
@@ -133,7 +160,8 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   SimSession& s = sessions_[session];
   const std::uint64_t number = calls_.size();
   SimCall& c = calls_.emplace_back();
-  const std::size_t longest = s.handle.max_inline_call();
+  // While the session is opened again, the longest inline call is not known.
+  const std::size_t longest = std::max<std::size_t>(s.handle.max_inline_call(), 600);
   c.session = session;
   c.method = method;
   c.size = method == kSimTiny ? static_cast<std::uint32_t>(sim_.random(8)) : pick_size(longest);
@@ -284,6 +312,9 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       return;
     case Status::peer_lost:
       if (!excused(c)) return told("without a reason");
+      return;
+    case Status::not_connected:
+      if (!s.reconnects || s.waits || c.runs != 0) return told("though it was sent, or may wait");
       return;
     case Status::limit:
       // The server's send pool was exhausted, and the reply had to make room.

@@ -76,6 +76,8 @@ const char* name_of(SimEvent event) noexcept {
       return "messages delivered";
     case SimEvent::closed:
       return "sessions closed";
+    case SimEvent::reopened:
+      return "sessions opened again";
   }
   return "";
 }
@@ -133,7 +135,11 @@ void SimWorld::act(NodeId node, std::uint32_t incarnation) {
                  [&](std::uint32_t i) { return paths[i].ready && paths[i].handle.ready(); });
     return found;
   };
-  const auto sessions = usable(actors_[node].sessions, sessions_);
+  auto sessions = usable(actors_[node].sessions, sessions_);
+  for (const std::uint32_t i : actors_[node].sessions) {
+    const SimSession& s = sessions_[i];
+    if (s.waits && s.handle.state() == SessionState::opening) sessions.push_back(i);
+  }
   const auto links = usable(actors_[node].links, links_);
   const std::uint64_t what = sim_.random(100);
   if (what < 70 && !sessions.empty()) {

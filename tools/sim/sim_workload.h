@@ -37,9 +37,10 @@ enum class SimEvent : std::uint8_t {
   cancelled,  ///< calls
   timed_out,  ///< calls whose deadlines passed
   messages,   ///< delivered
-  closed      ///< sessions closed by their own end
+  closed,     ///< sessions closed by their own end
+  reopened    ///< sessions that were interrupted, and ready again
 };
-inline constexpr std::size_t kSimEvents = 19;
+inline constexpr std::size_t kSimEvents = 20;
 [[nodiscard]] const char* name_of(SimEvent event) noexcept;
 
 struct SimOutcome {

@@ -44,6 +44,9 @@ struct SimPath {
 struct SimSession : SimPath {
   bool shaken = false;     ///< its connection for long calls may have been closed
   bool connected = false;  ///< all calls use a connection: an end has no datagrams
+  bool reconnects = false;
+  bool waits = false;        ///< its calls wait until it is ready
+  bool interrupted = false;  ///< and not ready since
   Session handle;
 };
 
@@ -149,6 +152,8 @@ class SimWorld {
   // Calls.
   void serve(NodeId node);
   void open_session(NodeId from, NodeId to);
+  void on_session_ready(std::uint32_t session);
+  void on_session_interrupted(std::uint32_t session, const Error& why);
   void on_session_closed(std::uint32_t session, const Error& why);
   std::uint32_t pick_size(std::size_t longest);
   bool begin_call(std::uint32_t session, Method method, Nanoseconds timeout,

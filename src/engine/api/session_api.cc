@@ -88,7 +88,7 @@ std::optional<WhenNotReady> when_not_ready(const CallOptions* options) noexcept 
   if (!rpc::may_wait(c, when_not_ready(options))) return Status::not_connected;
   const Status status = rpc::enqueue_call(*core.calls, c, call, done,
                                           rpc::waits_until_ready(c, when_not_ready(options)));
-  if (status == Status::ok)
+  if (status == Status::ok && rpc::state_of(c) == SessionState::ready)
     post(core, options != nullptr ? options->post : Post::automatic, polling);
   return status;
 }

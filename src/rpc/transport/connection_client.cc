@@ -77,7 +77,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   const bool connected = a != nullptr && agent::is_ready(*a);
   const std::uint32_t slot = free_slot(b);
   const bool waits = !connected || b.backlog_count != 0 || slot >= b.window;
-  if (waits && b.backlog_count == r.context.config.rpc.backlog)
+  if (waits && is_backlog_full(r, c, b.backlog_count))
     return refuse_for_backlog(r, c, Backlog::long_calls);
   ConnectionCall w;
   if (!store_call(r, c, call, done, w)) return refuse_for_block(r, c, call.size);
@@ -201,7 +201,7 @@ void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
     }
     const bool made = c.connection != nullptr || make_connection_client(r, c);
     if (!made || c.connection->backlog_count == r.context.config.rpc.backlog) {
-      end_backlogged(r, c, i, made ? Status::no_buffer : Status::no_memory);
+      end_backlogged(r, c, i, made ? Status::not_connected : Status::no_memory);
       if (!is_opening(r, name)) return;
       continue;
     }

@@ -90,6 +90,14 @@ struct ConnectionServer : ConnectionEnd {
   std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< see ServerSession::reply_buffers
 };
 
+/// Whether another call may wait beside `waiting` ones. Until the server is known, all calls of a
+/// session may have to wait for its connection, so those of both backlogs count together.
+inline bool is_backlog_full(const Rpc& r, const ClientSession& c, std::uint32_t waiting) noexcept {
+  const std::uint32_t most = r.context.config.rpc.backlog;
+  if (c.state != SessionState::opening) return waiting == most;
+  return c.backlog_count + (c.connection != nullptr ? c.connection->backlog_count : 0) >= most;
+}
+
 // In connection_transport.cc.
 /// The agent of an end; null if there is none.
 inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
