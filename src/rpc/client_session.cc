@@ -180,12 +180,13 @@ void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (c.state == SessionState::closed) return;
   if (can_reconnect(r, c, why)) return interrupt_session(r, c, *why);
-  const Status unsent = status_of_unsent_calls(why, c.state != SessionState::opening);
+  const bool was_opening =
+      c.state == SessionState::opening || (c.connection != nullptr && c.connection->was_opening);
   if (c.state == SessionState::opening) r.dialogues.drop(c);
   if (c.connection != nullptr && !release_client_connection(r, c, why)) return;
   c.state = SessionState::closed;
   update_send_window(c);
-  end_calls(r, c, status_of_calls(why), unsent);
+  end_calls(r, c, status_of_calls(why), status_of_unsent_calls(why, !was_opening));
   const EndReason reported = final_reason(c, why);
   if (c.on_closed) c.on_closed(handle(r, c), reported.value_or(Error{Status::ok, {}, {}, {}}));
   r.context.timers.cancel(c.timer);

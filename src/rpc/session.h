@@ -128,8 +128,7 @@ inline Status status_of_calls(const EndReason& why) noexcept {
 
 /// How the calls end that were never sent. `was_ready`: the session.
 inline Status status_of_unsent_calls(const EndReason& why, bool was_ready) noexcept {
-  const bool was_lost = !why || (was_ready && why->status == Status::peer_lost);
-  return was_lost ? status_of_calls(why) : Status::not_connected;
+  return !why || was_ready ? status_of_calls(why) : Status::not_connected;
 }
 
 /// What the handshake has shown of a session's peer.

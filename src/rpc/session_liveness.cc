@@ -110,7 +110,9 @@ SessionTombstone* find_tombstone(const SessionTombstones& all, std::uint32_t nam
 bool end_if_server_ended(Rpc& r, ClientSession& c) noexcept {
   const bool ended = c.state == SessionState::ready && c.transport == Transport::datagram &&
                      r.context.device->peer_has_ended(c.peer_address->destination.ah);
-  if (ended) end_session(r, c, Status::peer_lost, "its process has ended");
+  if (ended)
+    end_session(r, c, Status::peer_lost, "its process has ended, or closed the device",
+                "start the server again");
   return ended;
 }
 

@@ -256,8 +256,9 @@ TEST_F(RpcTombstones, AServerThatLivesAgainIsAnotherOne) {
   const Session second = client_->core->open_session(listener_.address(), {}).value();
   ASSERT_TRUE(until([&] { return second.ready(); }));
   const std::string address(listener_.address());
-  silence();  // as if it was killed
-  server_.reset();
+  silence();  // as if it was killed on another host: the device does not report its end
+  listener_ = Listener();
+  const std::unique_ptr<Bare> former = std::move(server_);
   start(address);
   const std::uint64_t from = now_;
   begin();
@@ -300,9 +301,20 @@ TEST_F(RpcTombstones, ASilentServerThatIsStillThereIsWaitedFor) {
   server_->expect_clean();
 }
 
-TEST_F(RpcTombstones, WhereNobodyIsOnlySilenceTells) {
+TEST_F(RpcTombstones, AServerWhoseProcessHasEndedIsLostAtOnce) {
   silence();
   server_.reset();
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_LE(now_ - from, 1'100 * kMillisecond);  // connections.keepalive_interval is 1 s
+  EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
+  EXPECT_NE(closed_[0].found.find("process has ended"), std::string::npos) << closed_[0].message();
+  client_->expect_clean();
+}
+
+TEST_F(RpcTombstones, WhereNobodyIsOnlySilenceTells) {
+  silence();
+  listener_ = Listener();
   const auto descriptors = engine_test::open_descriptors();
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));

@@ -314,7 +314,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     case Status::not_connected:
-      if (!s.reconnects || s.waits || c.runs != 0) return told("though it was sent, or may wait");
+      if (!s.reconnects || !excused(c) || c.runs != 0) return told("though it was sent");
       return;
     case Status::limit:
       // The server's send pool was exhausted, and the reply had to make room.

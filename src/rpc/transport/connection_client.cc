@@ -160,12 +160,12 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
   if (b.is_ending) {
     if (b.agent) return false;
   } else {
-    const bool was_ready = c.state != SessionState::opening;
+    b.was_opening = c.state == SessionState::opening;
     b.is_ending = true;
     c.state = SessionState::closing;
     r.context.timers.cancel(c.timer);
     withdraw_connection_request(r, b);
-    end_backlog(r, b, status_of_unsent_calls(why, was_ready));
+    end_backlog(r, b, status_of_unsent_calls(why, !b.was_opening));
   }
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) {
     b.why = why;
