@@ -70,6 +70,9 @@ struct EngineStats {
   std::uint64_t stale_completions = 0;  ///< completions of operations that had ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
+  /// Calls of Message::take() that answered an empty buffer because the pool
+  /// memory.rendezvous_bytes was exhausted.
+  std::uint64_t unkept_messages = 0;
   /// Violations of the protocol by peers. Each ended its connection.
   std::uint64_t bad_messages = 0;
   /// Posts of send work requests; direct messages between two flushes count as one.

@@ -42,6 +42,7 @@ class Message {
   /// in the device's memory is copied. The result is empty if is_write(), if Offer::place() chose
   /// the memory, and when called again; also if the message is longer than connections.eager_bytes
   /// and lies in the device's memory, and the pool memory.rendezvous_bytes has no block for a copy.
+  /// EngineStats::unkept_messages counts the last case; bytes() is valid until the callback ends.
   [[nodiscard]] Buffer take() noexcept {
     if (engine_ != nullptr) return take_copy();
     Buffer taken(block_, block_ != nullptr ? size_ : 0);

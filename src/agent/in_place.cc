@@ -10,7 +10,10 @@ namespace spinwire {
 Buffer Message::take_copy() noexcept {
   auto& ctx = *std::exchange(engine_, nullptr);
   detail::Block* const block = agent::block_for_kept(ctx, size_);
-  if (block == nullptr) return {};
+  if (block == nullptr) {
+    ++ctx.stats.unkept_messages;
+    return {};
+  }
   std::memcpy(block->payload, data_, size_);
   return Buffer(block, size_);
 }

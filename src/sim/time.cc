@@ -163,6 +163,7 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
                                       s.control_steps,
                                       s.messages_sent,
                                       s.messages_received,
+                                      s.unkept_messages,
                                       s.doorbells,
                                       s.receives_posted,
                                       r.calls,

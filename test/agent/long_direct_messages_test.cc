@@ -217,6 +217,7 @@ TEST_F(EngineLongDirectMessages, KeptOnesTakeBlocksOfTheirPoolUntilItIsEmpty) {
         t.until([&] { return t.server.messages >= 2 * (static_cast<std::uint64_t>(i) + 1); }));
   }
   EXPECT_TRUE(empty);
+  EXPECT_EQ(t.server.engine.stats().unkept_messages, 1u);
   EXPECT_GT(kept.size(), 64u);
   for (const Buffer& each : kept)
     ASSERT_TRUE(Node::holds({each.data(), each.size()}, Nodes::seed(kLongest)));
@@ -225,6 +226,7 @@ TEST_F(EngineLongDirectMessages, KeptOnesTakeBlocksOfTheirPoolUntilItIsEmpty) {
   ASSERT_NO_FATAL_FAILURE(t.send_all({kLongest}));
   ASSERT_TRUE(t.until([&] { return !kept.empty(); }));
   EXPECT_FALSE(empty);
+  EXPECT_EQ(t.server.engine.stats().unkept_messages, 1u);
   kept.clear();
   EXPECT_TRUE(t.server.engine.audit());
   t.finish();
