@@ -54,6 +54,8 @@ template <typename Word>
   }
 }
 
+/// What copy_line() copies at most.
+inline constexpr std::size_t kLongestLine = 64;
 /// Copies from 32 to 64 bytes without a call, by moves that may overlap. The ranges must not.
 [[gnu::always_inline]] inline void copy_line(std::byte* to, const std::byte* from,
                                              std::size_t n) noexcept {

@@ -262,6 +262,33 @@ inline void publish_group(Peer& peer) noexcept {
   wake_if_asleep(peer);
   peer.out.group = std::min(2 * peer.out.group, kLargestGroup);
 }
+// What queue_line() answers where more is to do. It calls them last, so that senders save no
+// registers.
+/// Wakes the peer, which has a new line.
+[[gnu::cold, gnu::noinline]] Sent wake_after_send(Peer& peer) noexcept;
+/// Begins a group: begin_group().
+[[gnu::noinline]] Sent hold_line(Peer& peer, Line& line, std::uint64_t position,
+                                 std::uint64_t word) noexcept;
+/// Publishes a complete group.
+[[gnu::noinline]] Sent end_group(Peer& peer) noexcept;
+
+/// Publishes the line at `position`, whose bytes and trailer are written, if it is the first of its
+/// round. Else queues it until its group is complete, or the next publish_held(). `find_peer`
+/// answers the peer of the lane.
+template <typename FindPeer>
+[[nodiscard, gnu::always_inline]] inline Sent queue_line(OutLane& out, const DirectRound& round,
+                                                         Line& line, std::uint64_t position,
+                                                         std::uint64_t word,
+                                                         FindPeer&& find_peer) noexcept {
+  if (out.held != nullptr) {
+    line.word.store(word, std::memory_order_release);
+    return position == out.last ? end_group(find_peer()) : Sent::queued;
+  }
+  const std::uint32_t number = round.number;
+  if (out.round == number) return hold_line(find_peer(), line, position, word);
+  return publish_first(out, line, word, number) ? wake_after_send(find_peer()) : Sent::published;
+}
+
 /// Publishes all held lines of a context, and begins a new round.
 inline void publish_held(Context& c) noexcept {
   ++c.round.number;

@@ -172,6 +172,42 @@ TEST(SoftverbsDirectMessageSetUp, AreRefusedUntilThePeersQueuePairReceives) {
   EXPECT_FALSE(a.send(number_of(3, 32)));
 }
 
+/// A peer names any place. One message at a time, and two, take different paths of the poll.
+TEST(SoftverbsDirectMessageSetUp, ThoseWithBytesOutsideOfTheLaneAreRefused) {
+  constexpr std::uint32_t kBytes = 100;
+  for (const std::uint32_t begin : {sv::kLaneData - kBytes, sv::kLaneData - kBytes + 1,
+                                    sv::kLaneData, std::uint32_t{0xffffffff}}) {
+    for (const std::uint32_t count : {1u, 2u}) {
+      std::uint64_t now = 1'000'000'000;
+      MessageEnd a(&now), b(&now);
+      connect(a.node, a.qp, b.node, b.qp, {});
+      b.read_in_place();
+      ASSERT_TRUE(a.send(number_of(1, 32)));
+      b.step();
+      ASSERT_EQ(b.taken(), Numbers{number_of(1, 32)});
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const std::uint64_t position = a.out().tail + i;
+        sv::Line& line = a.out().lines[position % sv::kLaneLines];
+        std::memcpy(line.payload, &begin, sizeof begin);
+        line.length = kBytes;
+        line.word = sv::lane_mark(position) << 56 | sv::packet_kind(sv::Packet::send, 0) << 48 |
+                    std::uint64_t{a.internals().next_psn + i} << 24 | b.qp->qp_num;
+      }
+      ibv_wc wc[4];
+      const int reported = ibv_poll_cq(b.node.cq, 4, wc);
+      if (begin == sv::kLaneData - kBytes) {
+        ASSERT_EQ(reported, static_cast<int>(count));
+        EXPECT_EQ(sv::in_place_bytes(wc[0].wr_id), b.in().data + begin);
+        EXPECT_EQ(wc[0].byte_len, kBytes);
+        continue;
+      }
+      for (int i = 0; i < reported; ++i) EXPECT_NE(wc[i].status, IBV_WC_SUCCESS) << begin;
+      EXPECT_EQ(b.internals().entry->nak, sv::Nak::invalid_request) << begin;
+      EXPECT_EQ(state_of(b.qp), IBV_QPS_ERR) << begin;
+    }
+  }
+}
+
 // ---- completions --------------------------------------------------------------------------------
 
 TEST_F(SoftverbsDirectMessage, OneWithACompletionWaitsForThoseOfEarlierWorkRequests) {

@@ -285,6 +285,34 @@ TEST(SoftverbsSending, SignalAllSignalsAll) {
   for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(link.at_a[i].wr_id, i + 1);
 }
 
+/// Each message of the list takes room in the lane's data before the list as a whole is counted as
+/// sent.
+TEST(SoftverbsSending, APostlistMayFillMoreOfTheDataThanWasInUse) {
+  constexpr std::size_t kCount = 32;
+  constexpr std::uint32_t kSize = 1024;
+  static_assert(kCount * kSize >= 2 * sv::kLeastData);
+  Link link;
+  std::vector<ibv_sge> sges(kCount);
+  std::vector<ibv_send_wr> wrs(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    fill(link.a.bytes(i * kSize, kSize), i);
+    sges[i] = link.a.sge(i * kSize, kSize);
+    wrs[i] = {};
+    wrs[i].wr_id = i;
+    wrs[i].next = i + 1 < kCount ? &wrs[i + 1] : nullptr;
+    wrs[i].sg_list = &sges[i];
+    wrs[i].num_sge = 1;
+    wrs[i].send_flags = IBV_SEND_SIGNALED;
+    wrs[i].opcode = IBV_WR_SEND;
+    ASSERT_EQ(link.b.post_recv(i, kTarget + i * kSize, kSize), 0);
+  }
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(link.qa, wrs.data(), &bad), 0);
+  ASSERT_TRUE(link.run(kCount, kCount));
+  for (std::size_t i = 0; i < kCount; ++i)
+    EXPECT_TRUE(holds(link.b.bytes(kTarget + i * kSize, kSize), i)) << i;
+}
+
 TEST(SoftverbsSending, PostlistsRunInOrder) {
   Link link;
   // Posted as one list: SENDs of one line and of several, with WRITEs and READs between them.

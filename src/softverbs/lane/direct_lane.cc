@@ -31,4 +31,19 @@ void begin_group(Peer& peer, Line& line, std::uint64_t position, std::uint64_t w
   out.last = position + out.group - 1;
 }
 
+Sent wake_after_send(Peer& peer) noexcept {
+  ring_doorbell(peer);
+  return Sent::published;
+}
+
+Sent hold_line(Peer& peer, Line& line, std::uint64_t position, std::uint64_t word) noexcept {
+  begin_group(peer, line, position, word);
+  return Sent::held;
+}
+
+Sent end_group(Peer& peer) noexcept {
+  publish_group(peer);
+  return Sent::queued;
+}
+
 }  // namespace spinwire::softverbs

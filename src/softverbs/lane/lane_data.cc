@@ -12,6 +12,15 @@
 namespace spinwire::softverbs {
 namespace {
 
+/// Moves data_scanned to the oldest line in flight that has bytes in the data. False: none has. A
+/// run of lines may end behind OutLane::tail while it is being written.
+bool find_oldest(OutLane& out) noexcept {
+  std::uint64_t line = std::max(out.data_scanned, out.head);
+  while (line < out.data_end && out.placed[line % kLaneLines].line != line) ++line;
+  out.data_scanned = line;
+  return line < out.data_end;
+}
+
 /// Doubles the part in use.
 void grow(OutLane& out) noexcept { out.data_size = std::min(2 * out.data_size, kLaneData); }
 
@@ -19,11 +28,7 @@ void grow(OutLane& out) noexcept { out.data_size = std::min(2 * out.data_size, k
 
 bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept {
   if (bytes > kLaneData) return false;
-  while (out.placed_first != out.placed_last &&
-         out.placed[out.placed_first % kLaneLines].line < out.head) {
-    ++out.placed_first;
-  }
-  if (out.placed_first == out.placed_last) {
+  if (!find_oldest(out)) {
     out.data_next = 0;
     // Room for several long packets, because a message that does not fit takes a slower way.
     const std::uint32_t wanted = bytes > kLeastData / 2 ? std::min(8 * bytes, kLaneData) : bytes;
@@ -31,7 +36,7 @@ bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept {
     out.data_bound = out.data_size;
     return true;
   }
-  const std::uint32_t oldest = out.placed[out.placed_first % kLaneLines].begin;
+  const std::uint32_t oldest = out.placed[out.data_scanned % kLaneLines].begin;
   const bool much_in_flight = out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
   if (oldest >= out.data_next) {  // the ring wraps around already
     out.data_bound = oldest;

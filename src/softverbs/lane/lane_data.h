@@ -34,15 +34,17 @@ inline bool has_data_room(OutLane& out, std::uint32_t bytes) noexcept {
          make_data_room(out, bytes);
 }
 
+/// The place in the lane's data that place_in_data() returns next. A sender that writes the bytes
+/// first needs fewer registers.
+inline std::byte* next_in_data(const OutLane& out) noexcept { return out.data + out.data_next; }
 /// Returns the place in the lane's data for the bytes of a packet that do not fit into its line, at
 /// `position`, after has_data_room(). Writes their offset to the line.
 inline std::byte* place_in_data(OutLane& out, Line& line, std::uint64_t position,
                                 std::uint32_t bytes) noexcept {
   constexpr std::uint32_t kAligned = 64;
   const std::uint32_t begin = out.data_next;
-  // With as many records as lines, the oldest record is of a consumed line.
-  if (out.placed_last - out.placed_first == kLaneLines) ++out.placed_first;
-  out.placed[out.placed_last++ % kLaneLines] = {position, begin};
+  out.placed[position % kLaneLines] = {position, begin};
+  out.data_end = position + 1;
   out.data_next = (begin + bytes + kAligned - 1) & ~(kAligned - 1);
   std::memcpy(line.payload, &begin, sizeof begin);
   return out.data + begin;

@@ -456,25 +456,27 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   return poll_busy(base, entries, wc);
 }
 
-/// Reports the message at the head of a lane where it lies, if its bytes are in its line and no
-/// packet is behind it: as report_in_place() would, without a loop.
+/// Reports the message at the head of a lane where it lies, if no packet is behind it: as
+/// report_in_place() would, without a loop.
 [[gnu::always_inline]] static inline bool report_lone(Context& c, InLane& lane, const Cq& cq,
                                                       std::uint64_t word, ibv_wc& wc) noexcept {
   Qp* const qp = receiver_of(c, lane, cq, word);
   if (qp == nullptr || !qp->in_place || lane.batch_reported) [[unlikely]]
     return false;
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
-  const std::uint32_t length = lane.next->length;
   // Behind the last line of the lane the first one may hold the next packet.
-  if (word != (kind | qp->expected) || length > kLinePayload || c.reads.budget == 0 ||
-      lane.next + 1 == lane.end ||
+  if (word != (kind | qp->expected) || c.reads.budget == 0 || lane.next + 1 == lane.end ||
       word_mark(lane.next[1].word.load(std::memory_order_relaxed)) == lane.mark) {
     return false;
   }
+  const std::uint32_t length = lane.next->length;
+  const std::byte* const bytes = packet_bytes(lane, *lane.next, length);
+  if (bytes == nullptr) [[unlikely]]
+    return false;
   prefetch_record(qp->record);
   const auto record = reinterpret_cast<std::uint64_t>(qp->record);
   CompletionHead{IBV_WC_RECV, word_qpn(word), qp->dest_qpn, 0, 0, record}.fill(
-      wc, reinterpret_cast<std::uint64_t>(lane.next->payload) | kInPlace, length);
+      wc, reinterpret_cast<std::uint64_t>(bytes) | kInPlace, length);
   qp->nak_given = false;
   qp->expected = next_word(qp->expected);
   --c.reads.budget;

@@ -32,8 +32,8 @@ struct InFlight {
 
 /// The place of a packet's bytes in a lane's data.
 struct PlacedBytes {
-  std::uint64_t line;  ///< position
-  std::uint32_t begin;
+  std::uint64_t line = ~std::uint64_t{0};  ///< position of the packet's line
+  std::uint32_t begin = 0;
 };
 /// Initial size of the part of a lane's data in use. It holds several datagrams of the MTU, so that
 /// one can be written while another is read.
@@ -56,13 +56,13 @@ struct OutLane : DirectLane {
   std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
   // For the lane's data, see lane_data.cc.
   std::byte* data = nullptr;
-  std::uint32_t data_next = 0;           ///< offset of the next packet's bytes
-  std::uint32_t data_bound = 0;          ///< bound of their end
-  std::uint32_t data_size = kLeastData;  ///< the part in use
-  bool data_was_short = false;           ///< a packet did not fit since the part in use grew
-  std::uint32_t placed_first = 0;
-  std::uint32_t placed_last = 0;
-  std::unique_ptr<PlacedBytes[]> placed;  ///< kLaneLines entries, oldest first
+  std::uint32_t data_next = 0;            ///< offset of the next packet's bytes
+  std::uint32_t data_bound = 0;           ///< bound of their end
+  std::uint32_t data_size = kLeastData;   ///< the part in use
+  bool data_was_short = false;            ///< a packet did not fit since the part in use grew
+  std::uint64_t data_scanned = 0;         ///< no earlier line in flight has bytes in the data
+  std::uint64_t data_end = 0;             ///< position after the last line that has
+  std::unique_ptr<PlacedBytes[]> placed;  ///< kLaneLines entries, one for each line
 };
 
 /// The lane from a peer, in this context's segment.

@@ -51,22 +51,6 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   return true;
 }
 
-// The functions below answer what send() does, so that it calls them last, and saves no registers.
-
-[[gnu::cold, gnu::noinline]] Sent wake_peer(Peer& peer) noexcept {
-  ring_doorbell(peer);
-  return Sent::published;
-}
-[[gnu::noinline]] Sent hold_line(Peer& peer, Line& line, std::uint64_t position,
-                                 std::uint64_t word) noexcept {
-  begin_group(peer, line, position, word);
-  return Sent::held;
-}
-[[gnu::noinline]] Sent end_group(Peer& peer) noexcept {
-  publish_group(peer);
-  return Sent::queued;
-}
-
 /// Sends the message whose bytes are at their place.
 [[gnu::always_inline]] inline Sent finish_send(Qp& qp, Peer& peer, Line& line,
                                                std::uint64_t position,
@@ -77,13 +61,8 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   const std::uint64_t word = lane_mark(position) << 56 | packet_kind(Packet::send, 0) << 48 |
                              std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   qp.next_psn = psn_add(qp.next_psn, 1);
-  if (out.held != nullptr) {
-    line.word.store(word, std::memory_order_release);
-    return position == out.last ? end_group(peer) : Sent::queued;
-  }
-  const std::uint32_t round = peer.context->round.number;
-  if (out.round == round) return hold_line(peer, line, position, word);
-  return publish_first(out, line, word, round) ? wake_peer(peer) : Sent::published;
+  return queue_line(out, peer.context->round, line, position, word,
+                    [&peer]() -> Peer& { return peer; });
 }
 
 /// Sends a message of any length, with or without a completion, if there is room or can be.
@@ -101,12 +80,38 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   return finish_send(qp, peer, line, position, bytes);
 }
 
+/// Sends a message whose bytes go beside the line, if there is room now. `short_one`: a payload of
+/// up to base::kLongestLine bytes, for which no function is called.
+template <bool short_one>
+[[gnu::noinline]] Sent send_beside(Qp& qp, std::uint64_t header, const std::byte* payload,
+                                   std::uint32_t length) noexcept {
+  Peer& peer = *qp.peer;
+  const std::uint32_t bytes = kDirectMessageHeader + length;
+  if (peer.out.data_next + bytes > peer.out.data_bound) [[unlikely]]
+    return send_any(qp, header, payload, length, kNoCompletion);
+  std::byte* const to = next_in_data(peer.out);
+  std::memcpy(to, &header, sizeof header);
+  if constexpr (short_one) {
+    base::copy_line(to + kDirectMessageHeader, payload, length);
+  } else {
+    std::memcpy(to + kDirectMessageHeader, payload, length);
+  }
+  const std::uint64_t position = peer.out.tail;
+  Line& line = peer.out.lines[position % kLaneLines];
+  (void)place_in_data(peer.out, line, position, bytes);
+  return finish_send(qp, peer, line, position, bytes);
+}
+
 Sent send(ibv_qp* base, std::uint64_t header, const std::byte* payload, std::uint32_t length,
           std::uint64_t wr_id) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
   const std::uint32_t bytes = kDirectMessageHeader + length;
-  if (!may_send(qp) || !is_below_limit(qp) || bytes > kLinePayload || wr_id != kNoCompletion)
+  if (!may_send(qp) || !is_below_limit(qp) || wr_id != kNoCompletion)
     return send_any(qp, header, payload, length, wr_id);
+  if (bytes > kLinePayload) {
+    return length <= base::kLongestLine ? send_beside<true>(qp, header, payload, length)
+                                        : send_beside<false>(qp, header, payload, length);
+  }
   Peer& peer = *qp.peer;
   const std::uint64_t position = peer.out.tail;
   Line& line = peer.out.lines[position % kLaneLines];

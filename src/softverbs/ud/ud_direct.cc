@@ -60,25 +60,52 @@ inline bool has_direct_room(const DirectEnd& by, const OutLane& out, std::uint64
   return open_limit(by, to) && has_data_room(out, static_cast<std::uint32_t>(bytes));
 }
 
-Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
-               std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
-  const std::uint64_t bytes = kDirectHeader + length;
+/// Writes a datagram's bytes beside its line, and queues the line. `short_one`: a payload of up to
+/// base::kLongestLine bytes, for which no function is called.
+template <bool short_one>
+[[gnu::always_inline]] inline Sent write_beside(const DirectEnd& by, const DatagramAddress& to,
+                                                std::uint64_t low, std::uint64_t high,
+                                                const std::byte* payload,
+                                                std::uint64_t length) noexcept {
   OutLane& out = *static_cast<OutLane*>(to.lane);
-  if (bytes > kLongestDirect) [[unlikely]]
-    return Sent::refused;
-  if (!has_direct_room(by, out, bytes) && !make_direct_room(by, to, bytes)) [[unlikely]]
-    return Sent::refused;
-  const std::uint64_t position = out.tail;
-  Line& line = out.lines[position % kLaneLines];
-  std::byte* const at = place_in_data(out, line, position, static_cast<std::uint32_t>(bytes));
+  std::byte* const at = next_in_data(out);
   std::memcpy(at, &low, sizeof low);
   std::memcpy(at + sizeof low, &high, sizeof high);
-  if (length - kDirectPayload <= 32) {
+  if constexpr (short_one) {
     base::copy_line(at + kDirectHeader, payload, length);
   } else {
     std::memcpy(at + kDirectHeader, payload, length);
   }
-  return queue_direct(by, to, line, position, bytes, by.sender->datagram_word);
+  const std::uint64_t bytes = kDirectHeader + length;
+  const std::uint64_t position = out.tail;
+  Line& line = out.lines[position % kLaneLines];
+  (void)place_in_data(out, line, position, static_cast<std::uint32_t>(bytes));
+  line.set_trailer(bytes, out.ack_on_top, to.qkey);
+  out.tail = position + 1;
+  const std::uint64_t constant = by.sender->datagram_word | to.qp_num;
+  return queue_line(out, *by.sender->round, line, position, lane_mark(position) << 56 | constant,
+                    [&to]() -> Peer& { return *static_cast<const Ah*>(to.ah)->peer; });
+}
+
+/// What send_long() does with a payload that is longer, or finds no room at first.
+[[gnu::noinline]] Sent send_any_length(const DirectEnd& by, const DatagramAddress& to,
+                                       std::uint64_t low, std::uint64_t high,
+                                       const std::byte* payload, std::uint64_t length) noexcept {
+  const std::uint64_t bytes = kDirectHeader + length;
+  if (bytes > kLongestDirect) [[unlikely]]
+    return Sent::refused;
+  const OutLane& out = *static_cast<const OutLane*>(to.lane);
+  if (!has_direct_room(by, out, bytes) && !make_direct_room(by, to, bytes)) [[unlikely]]
+    return Sent::refused;
+  return write_beside<false>(by, to, low, high, payload, length);
+}
+
+Sent send_long(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
+               std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
+  const OutLane& out = *static_cast<const OutLane*>(to.lane);
+  if (length > base::kLongestLine || !has_direct_room(by, out, kDirectHeader + length))
+    return send_any_length(by, to, low, high, payload, length);
+  return write_beside<true>(by, to, low, high, payload, length);
 }
 
 void receive_batches(ibv_qp* base, DirectBatches* batches) noexcept {
