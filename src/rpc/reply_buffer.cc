@@ -11,9 +11,13 @@ namespace spinwire::rpc {
 namespace {
 
 ReplyPlace reply_place(Rpc& r, CallRef call) noexcept {
-  if (call.transport == Transport::connection) return reply_place_on_connection(r, call);
-  ServerSession* const s = find_server(r, call.session);
-  const ServerSlot* const v = s != nullptr ? find_slot(*s, call.number) : nullptr;
+  ServerSession* s = r.current_call.session;
+  const ServerSlot* v = r.current_call.slot;
+  if (!is_same(r.current_call.call, call)) [[unlikely]] {
+    if (call.transport == Transport::connection) return reply_place_on_connection(r, call);
+    s = find_server(r, call.session);
+    v = s != nullptr ? find_slot(*s, call.number) : nullptr;
+  }
   if (v == nullptr || v->state != ServerSlotState::running) return {};
   return {&s->reply_buffers, s->window, wire::rpc_payload(s->longest_datagram), 0};
 }
@@ -22,7 +26,7 @@ ReplyPlace reply_place(Rpc& r, CallRef call) noexcept {
 
 std::size_t max_reply(Rpc& r, CallRef call) noexcept { return reply_place(r, call).longest; }
 
-std::span<std::byte> reserve_reply(Rpc& r, CallRef call, std::size_t size) noexcept {
+std::span<std::byte> reserve_reply_anew(Rpc& r, CallRef call, std::size_t size) noexcept {
   const ReplyPlace place = reply_place(r, call);
   if (place.buffers == nullptr || size > place.longest) return {};
   if (*place.buffers == nullptr) place.buffers->reset(new (std::nothrow) ReplyBuffer[place.window]);
@@ -40,7 +44,7 @@ std::span<std::byte> reserve_reply(Rpc& r, CallRef call, std::size_t size) noexc
   return {buffer.block->payload + place.offset, size};
 }
 
-ReservedReply find_reserved_reply(Rpc& r, CallRef call, std::size_t size) noexcept {
+ReservedReply look_up_reserved_reply(Rpc& r, CallRef call, std::size_t size) noexcept {
   const ReplyPlace place = reply_place(r, call);
   if (place.buffers == nullptr || *place.buffers == nullptr) return {};
   const ReplyBuffer& buffer = (*place.buffers)[call.number & (place.window - 1)];

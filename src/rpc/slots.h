@@ -39,7 +39,11 @@ inline void release_payload(Payload& payload) noexcept {
     block = r.copy_blocks.take(size);
     if (block == nullptr && (block = allocate_to_send(r, size)) == nullptr) [[unlikely]]
       return false;
-    std::memcpy(block->payload, data, size);
+    if (size <= base::kLongestLine) {
+      base::copy_line(block->payload, data, size);
+    } else {
+      std::memcpy(block->payload, data, size);
+    }
     data = block->payload;
   }
   payload.block = block;
