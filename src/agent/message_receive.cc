@@ -447,13 +447,12 @@ namespace {
 
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
   if (count != 1 || !verbs::is_in_place(wcs->wr_id)) return process_batch(ctx, wcs, count);
-  // The usual batch of a connection with one message in flight.
-  Agent* const a = ctx.by_qpn.find(wcs->qp_num);
-  if (a == nullptr || a->receives != ReceiveSource::shared) [[unlikely]]
+  // The usual batch of a connection with one message in flight. The device prefetches the record.
+  Agent& a = *receiver_of(ctx, *wcs);
+  if (a.receives != ReceiveSource::shared) [[unlikely]]
     return process_batch(ctx, wcs, count);
-  prefetch(*a);
-  on_receive_in_place(ctx, *a, *wcs);
-  end_receives_of(ctx, *a);
+  on_receive_in_place(ctx, a, *wcs);
+  end_receives_of(ctx, a);
   release_in_place(ctx);
   return 1;
 }
