@@ -443,18 +443,24 @@ namespace {
   return events;
 }
 
-}  // namespace
-
-std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
-  if (count != 1 || !verbs::is_in_place(wcs->wr_id)) return process_batch(ctx, wcs, count);
-  // The usual batch of a connection with one message in flight. The device prefetches the record.
-  Agent& a = *receiver_of(ctx, *wcs);
+/// Handles the usual batch of a connection with one message in flight. The device prefetches the
+/// agent.
+[[gnu::noinline]] std::uint32_t process_lone_message(EngineContext& ctx,
+                                                     const ibv_wc& wc) noexcept {
+  Agent& a = *receiver_of(ctx, wc);
   if (a.receives != ReceiveSource::shared) [[unlikely]]
-    return process_batch(ctx, wcs, count);
-  on_receive_in_place(ctx, a, *wcs);
+    return process_batch(ctx, &wc, 1);
+  on_receive_in_place(ctx, a, wc);
   end_receives_of(ctx, a);
   release_in_place(ctx);
   return 1;
+}
+
+}  // namespace
+
+std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
+  return count == 1 && verbs::is_in_place(wcs->wr_id) ? process_lone_message(ctx, *wcs)
+                                                      : process_batch(ctx, wcs, count);
 }
 
 }  // namespace spinwire::agent
