@@ -320,7 +320,7 @@ TEST_F(RpcTombstones, WhereNobodyIsOnlySilenceTells) {
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
   EXPECT_GE(now_ - from, 10'000 * kMillisecond);
   EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
-  EXPECT_EQ(engine_test::open_descriptors(), descriptors);
+  EXPECT_LE(engine_test::open_descriptors(), descriptors);
   client_->expect_clean();
 }
 
