@@ -20,10 +20,10 @@
 // server for two connections.keepalive_interval asks the server's address for its engine. If
 // another engine answers, the session ends with peer_lost. Otherwise the session ends with
 // peer_lost after connections.peer_timeout of silence. It ends sooner if the device reports that
-// the server's process has ended, as softverbs does; and if the connection for long calls was lost
-// with its peer or was refused, nobody or another engine listens at the address, and no datagram
-// comes for a keepalive_interval. A session without datagrams is forgotten by the server after
-// connections.peer_timeout without a connection.
+// the server's process has ended, as softverbs does (rpc.direct_datagrams); and if the connection
+// for long calls was lost with its peer or was refused, nobody or another engine listens at the
+// address, and no datagram comes for a keepalive_interval. A session without datagrams is forgotten
+// by the server after connections.peer_timeout without a connection.
 //
 // With SessionOptions::reconnect, a session does not end in these ways: it is opened again, under
 // the same handle. Meanwhile it is `opening`.

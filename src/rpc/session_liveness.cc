@@ -108,7 +108,9 @@ SessionTombstone* find_tombstone(const SessionTombstones& all, std::uint32_t nam
 }  // namespace
 
 bool end_if_server_ended(Rpc& r, ClientSession& c) noexcept {
+  // In a simulation the server is on another host, and no datagram is direct.
   const bool ended = c.state == SessionState::ready && c.transport == Transport::datagram &&
+                     DatagramPort::reaches_directly(c.peer_address->destination) &&
                      r.context.device->peer_has_ended(c.peer_address->destination.ah);
   if (ended)
     end_session(r, c, Status::peer_lost, "its process has ended, or closed the device",

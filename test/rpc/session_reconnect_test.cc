@@ -247,7 +247,11 @@ TEST_F(RpcSessionReconnect, CallsThatWaitAreSentInTheirOrder) {
   start();
   ASSERT_NO_FATAL_FAILURE(open(options()));
   ASSERT_NO_FATAL_FAILURE(interrupt());
-  on_ready = [&](Session) { EXPECT_EQ(begin(kCount, filled(20, 99)), Status::ok); };
+  std::uint64_t ready_at = 0;
+  on_ready = [&](Session) {
+    ready_at = now_;
+    EXPECT_EQ(begin(kCount, filled(20, 99)), Status::ok);
+  };
   std::vector<Bytes> expected;
   for (std::uint32_t i = 0; i < 14; ++i) {
     // Short ones, and ones that need a block.
@@ -259,6 +263,7 @@ TEST_F(RpcSessionReconnect, CallsThatWaitAreSentInTheirOrder) {
   ASSERT_TRUE(until([&] { return session_.ready() && all_ended(); }, kMillisecond));
   for (const Ended& e : ended_) EXPECT_EQ(e.status, Status::ok);
   EXPECT_EQ(server_->order, expected);
+  EXPECT_LE(now_ - ready_at, 20 * kMillisecond);  // without waiting for a timer
   finish();
 }
 
