@@ -13,6 +13,7 @@
 #include "spinwire/connection_state.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/goodbye.h"
 #include "spinwire/identity.h"
 #include "spinwire/message.h"
 #include "spinwire/operation.h"
@@ -47,17 +48,19 @@ struct ConnectionHandlers {
   Callback<void(Connection, RemoteMemory&)> on_lease;
   /// The peer asks for memory, within our limits: accept or refuse the request. Empty: every such
   /// request is accepted.
-  Callback<void(Connection, MemoryRequest&)> on_memory_request;
+  Callback<void(Connection, MemoryRequest&)> on_memory_request{};
   /// Memory leased to the peer has come back, and no peer can reach the memory any more.
   Callback<void(Connection, const Returned&)> on_returned;
   /// The connection is `closed`. Runs once, after the last completion. The error's status is `ok`
-  /// after close() on either side. Otherwise the error is the first thing that went wrong, even if
-  /// the connection reconnected since. Some adapters cannot tell why the peer is silent. The
-  /// connecting end then asks at the peer's address before on_closed, for at most an eighth of
-  /// connections.peer_timeout. Completions do not wait for that.
+  /// after close() on either side; Error::goodbye is what the peer said. Otherwise the error is the
+  /// first thing that went wrong, even if the connection reconnected since. A peer that refuses the
+  /// connection for a time says so in Error::goodbye, too. Some adapters cannot tell why the peer
+  /// is silent. The connecting end then asks at the peer's address before on_closed, for at most an
+  /// eighth of connections.peer_timeout. Completions do not wait for that.
   Callback<void(Connection, const Error&)> on_closed;
-  /// The connection was lost and reconnects (see Reconnect). The state is `resolving`, and all
-  /// outstanding operations have ended. on_ready or on_closed runs next.
+  /// The connection was lost, or closed by a peer that invites us back, and reconnects (see
+  /// Reconnect). The state is `resolving`, and all outstanding operations have ended. After a
+  /// goodbye, the error's status is `ok`. on_ready or on_closed runs next.
   Callback<void(Connection, const Error&)> on_interrupted;
   /// An operation (send() to fetch_add(), send_raw()) answered would_block, or send_copy()
   /// no_buffer, and may succeed now. Runs once, in a poll(), for all such answers since the last
@@ -419,6 +422,15 @@ class SPINWIRE_API Connection {
   /// and sends goodbye to the peer. on_closed runs in a later poll(); no callback runs inside the
   /// call. Set-up. Errors: not_connected (closing or closed already).
   Status close();
+  /// Closes with a reason, which the peer gets as Error::goodbye. If the reason invites the peer
+  /// back, no message is lost: first our operations end, then the peer's, for up to
+  /// connections.peer_timeout each. Until then messages of the peer are delivered, and neither end
+  /// accepts operations. Leases end with the connection. This end does not reconnect. A raw
+  /// connection, or a peer of an older release, closes as by close(). Set-up. Errors:
+  ///   invalid_argument  no such reason, or retry_after below 0, above kMaxRetryAfter, or with a
+  ///                     reason that does not invite the peer back
+  ///   not_connected     closing or closed already
+  Status close(const Goodbye& goodbye);
 
   /// Replaces the handlers. A callback that is running keeps its captures until it returns. Set-up.
   Status set_handlers(const ConnectionHandlers& handlers);

@@ -39,6 +39,8 @@ struct Endpoint {
   /// releases do not.
   bool application_fields = false;
   PrivateData private_data{};  ///< of this end's application, for the other end's
+  /// This end understands a goodbye with a reason.
+  bool goodbye_reasons = false;
   friend bool operator==(const Endpoint&, const Endpoint&) noexcept = default;
 
   /// Formats the endpoint as one line of printable ASCII, for parse(). Set-up; any thread.

@@ -18,6 +18,7 @@
 #include "spinwire/connection_settings.h"
 #include "spinwire/device.h"
 #include "spinwire/device_event.h"
+#include "spinwire/drain.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/identity.h"
@@ -190,6 +191,16 @@ class SPINWIRE_API Listener {
   [[nodiscard]] std::string address() const noexcept;
   /// True while it listens.
   explicit operator bool() const noexcept;
+  /// The listening socket, which stays ours: send it to a successor (SCM_RIGHTS), which then
+  /// accepts peers beside us. Errors:
+  ///   unsupported    rdma_cm, or a simulated network: there is no such socket
+  ///   not_connected  it does not listen
+  [[nodiscard]] Result<int> fd() const;
+  /// Stops accepting, without closing the socket: peers that connect wait in it for a successor
+  /// (Engine::adopt_listener()). Peers that were accepted before are served on. The descriptor,
+  /// which is close-on-exec, is the caller's from now on, and the Listener is empty. Errors: those
+  /// of fd().
+  [[nodiscard]] Result<int> release();
 
  private:
   friend struct detail::Internals;
@@ -314,6 +325,20 @@ class SPINWIRE_API Engine {
   ///                     this host, or atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
+  /// Listens on a socket that listens already: from another engine (Listener::release()), perhaps
+  /// of another process, or from a service manager (file descriptor 3 and up of LISTEN_FDS). Peers
+  /// that have connected to it meanwhile are accepted. Takes the descriptor over, and makes it
+  /// non-blocking and close-on-exec; after an error the descriptor is still the caller's, and
+  /// perhaps has these two flags. ListenOptions::via must be Via::tcp. Set-up. Errors:
+  ///   invalid_argument  not a listening TCP socket, an IPv6 one that takes IPv4 connections, or a
+  ///                     setting out of range
+  ///   limit             files or epoll entries are used up, or the device has less than a setting
+  ///                     asks
+  ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   unauthenticated   other hosts reach the address, and there is no key; see Config::Security
+  ///   unsupported       rdma_cm, a simulated network, or atomics
+  ///   system            the operating system refused
+  [[nodiscard]] Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
   ///   invalid_argument  an address, a time or a setting out of range, or too much private data
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
@@ -367,6 +392,38 @@ class SPINWIRE_API Engine {
                                              const SessionOptions& options);
   /// Counts of remote calls. Hot.
   [[nodiscard]] RpcStats rpc_stats() const noexcept;
+  /// Visits the sessions that peers have opened here: those among the `most` records from number
+  /// `from` on. Returns the number to go on from; 0 at the end. So a loop from 0 to 0 visits all.
+  /// The visitor may close sessions. Allocates nothing; takes time in proportion to `most` and the
+  /// sessions' windows. Set-up.
+  std::uint32_t visit_served_sessions(std::uint32_t from, std::uint32_t most,
+                                      const ServedSessionVisitor& visitor) const;
+
+  /// Ends all connections and sessions in order, for a restart. Does not block: the work is done by
+  /// poll(). From now on the engine accepts and makes no connections and sessions; peers that ask
+  /// are refused, with DrainOptions::retry_after in Error::goodbye. What exists ends in this order:
+  ///   1. Sessions that peers have opened here, as by ServedSession::close(): calls in progress are
+  ///      answered. Until then everything else works, for handlers that need it.
+  ///   2. Sessions that are open here, when their calls have ended; further calls answer
+  ///      not_connected.
+  ///   3. Connections, as by Connection::close(Goodbye): the operations of both ends complete, and
+  ///      messages under way are delivered. Leases end with them, in either direction; the
+  ///      operations of a holder that are under way complete before.
+  /// Out-of-band and raw connections close in step 3, too, raw ones without a goodbye. What has not
+  /// ended after `timeout` is closed at once: its calls and operations end as `flushed`, and the
+  /// peer is told goodbye all the same.
+  ///
+  /// Then drained() is true, and DrainOptions::on_drained runs. Destroy the engine next. An engine
+  /// that is destroyed earlier tells its peers the same goodbye, and on_drained does not run. A
+  /// further drain(), also after the end, begins anew with its own time-out and options; what ends
+  /// already goes on, and the earlier on_drained does not run. Runs no callback. Set-up. Errors:
+  ///   invalid_argument  a time-out below 0 or above 24 h, or retry_after below 0 or above
+  ///                     kMaxRetryAfter
+  [[nodiscard]] Result<void> drain(Nanoseconds timeout, const DrainOptions& options = {});
+  /// Whether a drain is under way.
+  [[nodiscard]] bool draining() const noexcept;
+  /// Whether a drain is over. Its last connections may still be closing if the time was short.
+  [[nodiscard]] bool drained() const noexcept;
 
   /// Takes a block with room for `size` bytes, which are not zeroed. Empty if that fails;
   /// allocate_status() says why. Hot.

@@ -10,8 +10,10 @@ namespace spinwire {
 
 /// Makes a connection or session again that could not be made or was lost. Its handle stays valid.
 /// Outstanding operations of the connection have ended by then, and keys that the peer made for it
-/// are closed; SessionOptions::reconnect says what happens to calls. A connection's goodbye, a
-/// final refusal, a protocol mismatch and the loss of the device end it without a further attempt.
+/// are closed; SessionOptions::reconnect says what happens to calls. A goodbye or a refusal that
+/// invites us back (Goodbye::invites_back()) delays the next attempt at that address by its
+/// retry_after. Any other goodbye to a connection, a final refusal, a protocol mismatch and the
+/// loss of the device end it without a further attempt.
 ///
 /// With alternatives (ConnectOptions::alternatives, SessionOptions::alternatives), an attempt at an
 /// address that fails is followed at once by one at the next address, until a round has tried all.

@@ -43,6 +43,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/connection.h"
 #include "spinwire/export.h"
+#include "spinwire/goodbye.h"
 #include "spinwire/identity.h"
 #include "spinwire/reconnect.h"
 #include "spinwire/status.h"
@@ -100,6 +101,8 @@ class SPINWIRE_API Reply {
   ///   flushed           the session was closed; the handler may have run
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
+  ///   not_connected     the server ends the session in order, and has not run the handler; see
+  ///                     ServedSession::close() and Engine::drain()
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up
   ///   not_connected     the call waited, and was never sent: its session was interrupted and may
@@ -153,6 +156,15 @@ class SPINWIRE_API ServedSession {
   /// What the handshake has shown of the client; empty once the session is gone. Valid while the
   /// session exists.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;
+  /// Ends the session in order, and tells the client why (Error::goodbye). Calls in progress go on;
+  /// further calls end as `not_connected`, and their handlers do not run. The client closes the
+  /// session when its calls are over. After `timeout`, or without a call in progress and without a
+  /// sign of the client for connections.close_timeout, the session ends at once. 0:
+  /// connections.close_timeout. Runs no callback. Set-up. Errors:
+  ///   invalid_argument  the goodbye, as at Connection::close(), or a time-out below 0 or above
+  ///                     24 h
+  ///   not_connected     the session has ended, or ends already
+  Status close(const Goodbye& goodbye, Nanoseconds timeout = Nanoseconds(0)) const noexcept;
 
   friend bool operator==(const ServedSession&, const ServedSession&) noexcept = default;
 
@@ -294,9 +306,9 @@ class SPINWIRE_API Request {
 using MethodHandler = Callback<void(Request&)>;
 
 enum class SessionState : std::uint8_t {
-  opening,  ///< also while the session is opened again after a loss
+  opening,  ///< also while the session is opened again after a loss or a goodbye
   ready,    ///< calls are sent; the server was heard within the times above
-  closing,
+  closing,  ///< by close(), or because the server takes no more calls
   closed,
 };
 
@@ -448,11 +460,24 @@ class SPINWIRE_API Session {
   std::uint64_t id_ = 0;
 };
 
+/// What Engine::visit_served_sessions() tells of a session.
+struct ServedSessionInfo {
+  ServedSession session;
+  PeerIdentity peer;         ///< the client; valid during the visit
+  std::uint32_t calls = 0;   ///< in progress: their handlers run or have deferred them
+  std::uint32_t window = 0;  ///< calls that the client may have under way at once, of either kind
+  Nanoseconds since_last_heard{0};
+  bool is_leaving = false;  ///< it ends, by close() or Engine::drain()
+};
+using ServedSessionVisitor = Callback<void(const ServedSessionInfo&)>;
+
 struct SessionOptions {
   /// The session is ready, for the first time or again.
   Callback<void(Session)> on_ready;
   /// The session is closed. Runs once, after its last call has ended. The error's status is ok
-  /// after close(). Otherwise the error says why the session could not be opened or was lost.
+  /// after close(), and if the server has ended the session in order; Error::goodbye is what the
+  /// server said, also when it refuses the session for a time. Otherwise the error says why the
+  /// session could not be opened or was lost.
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t window = 0;  ///< calls at once, a power of two up to 64; 0: rpc.window
   Nanoseconds timeout{0};    ///< of each attempt, until ready; 0: connections.connect_timeout
@@ -460,6 +485,8 @@ struct SessionOptions {
   /// closes it, or when an attempt fails. Close the session to end it. Calls that may have been
   /// sent end with peer_lost (with `flushed` if the server closed the session): their handlers may
   /// have run, so the library never sends them again. Calls that were not sent: see WhenNotReady.
+  /// A server that says goodbye (Error::goodbye) first answers the calls under way; no attempt at
+  /// its address comes before Goodbye::retry_after.
   Reconnect reconnect{};
   /// Further addresses of the server, or of servers that can stand in for it, in the order in which
   /// they are tried; see Reconnect and Session::peer().

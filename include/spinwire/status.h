@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "spinwire/export.h"
+#include "spinwire/goodbye.h"
 
 namespace spinwire {
 
@@ -122,6 +123,7 @@ struct Error {
   Error(const Error& from) noexcept
       : Error(from.status, ErrorText(from.asked), ErrorText(from.found), ErrorText(from.remedy)) {
     code = from.code;
+    goodbye = from.goodbye;
   }
   Error& operator=(const Error& from) noexcept { return *this = Error(from); }
   ~Error() = default;
@@ -131,6 +133,8 @@ struct Error {
   std::string found;
   std::string remedy;
   std::optional<std::uint32_t> code;  ///< the refusal's, if the peer's application has refused
+  /// The peer's goodbye, if the peer has closed or refused with one.
+  Goodbye goodbye{};
 
   /// One line: "asked: found; remedy".
   [[nodiscard]] SPINWIRE_API std::string message() const noexcept;

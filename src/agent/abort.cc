@@ -33,7 +33,7 @@ void abort(EngineContext& ctx) noexcept {
     Agent& a = ctx.agents.at(i);
     use_handlers(a, {});
     a.next_handlers = {};
-    a.setup.on_endpoint = nullptr;
+    if (a.setup.on_endpoint != nullptr) *a.setup.on_endpoint = nullptr;
     if (a.raw != nullptr) drop_callbacks(*a.raw);
   }
 }

@@ -243,7 +243,7 @@ void fail(EngineContext& ctx, Agent& a, Error cause) noexcept;
 void fail_protocol(EngineContext& ctx, Agent& a, Error cause) noexcept;
 /// The application closes.
 void close(EngineContext& ctx, Agent& a) noexcept;
-/// The peer closes.
+/// The peer closes; note_goodbye() knows why.
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept;
 /// The last outstanding operation ended while the connection drains.
 void continue_close(EngineContext& ctx, Agent& a) noexcept;
@@ -306,6 +306,10 @@ inline Agent* find(EngineContext& ctx, AgentId id) noexcept {
 inline bool is_ready(const Agent& a) noexcept { return a.state == ConnectionState::ready; }
 /// Whether the connection is being taken down.
 inline bool is_ending(const Agent& a) noexcept { return a.state == ConnectionState::draining; }
+/// Whether messages of the peer are delivered.
+inline bool takes_messages(const Agent& a) noexcept {
+  return a.state == ConnectionState::ready || (a.goodbyes.awaits_peer && a.stage == Stage::up);
+}
 /// Longest eager message, and longest message, bytes. From the handshake on.
 inline std::uint32_t max_eager(const Agent& a) noexcept { return a.send_queue.max_eager; }
 inline std::uint32_t max_message(const Agent& a) noexcept { return a.max_message; }

@@ -228,6 +228,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.credit_cell_rkey = a.own_cell.region.rkey;
   info.credit_cell_token = a.credit.token;
   info.peer_timeout_ms = peer_timeout_ms(ctx);
+  info.goodbye_reasons = true;
   return info;
 }
 
@@ -256,6 +257,7 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
   a.peer.queue_pair.mtu = peer.mtu;
   a.peer.queue_pair.rd_atomic = peer.max_rd_atomic;
   a.peer.is_raw = peer.raw;
+  a.peer.takes_goodbye_reasons = peer.goodbye_reasons && !peer.raw;
   a.peer.incarnation = peer.incarnation;
   if (peer.raw) {
     a.send_queue.max_eager = a.max_message = kMaxRawBytes;

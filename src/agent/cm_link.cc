@@ -139,9 +139,10 @@ void end_cm(Agent& a) noexcept {
   if (a.setup.cm == nullptr) return;
   if (!a.setup.outbound && !a.setup.cm->handshake_sent) {
     const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
-    const wire::Frame refusal = wire::encode_cm_refusal(wire::make_refuse(
-        status, a.cause.found.empty() ? "the application refused" : a.cause.found));
-    a.setup.cm->id.reject(refusal.bytes());
+    wire::Refuse refusal = wire::make_refuse(
+        status, a.cause.found.empty() ? "the application refused" : a.cause.found);
+    if (a.peer.takes_goodbye_reasons) refusal.goodbye = goodbye_of(a);
+    a.setup.cm->id.reject(wire::encode_cm_refusal(refusal).bytes());
   } else if (a.setup.was_ready) {
     a.setup.cm->id.disconnect();
   }

@@ -8,6 +8,7 @@
 
 #include "agent/agent.h"
 #include "base/error.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::agent {
 namespace {
@@ -37,6 +38,10 @@ Agent* acquire(EngineContext& ctx) noexcept {
 }  // namespace
 
 Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
+  std::unique_ptr<Callback<void(Connection, const Endpoint&)>> on_endpoint;
+  if (what.out_of_band != nullptr)
+    on_endpoint = std::make_unique<Callback<void(Connection, const Endpoint&)>>(
+        what.out_of_band->on_endpoint);
   auto raw = make_raw(ctx, what.attributes);
   if (!raw) return tl::unexpected(raw.error());
   std::unique_ptr<PrivateData> ours;
@@ -61,7 +66,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   a.private_data = std::move(ours);
   if (what.out_of_band != nullptr) {
     a.setup.out_of_band = true;
-    a.setup.on_endpoint = what.out_of_band->on_endpoint;
+    a.setup.on_endpoint = std::move(on_endpoint);
   }
   set_stage(a, Stage::domain);
   enter(ctx, a, what.state);
@@ -155,7 +160,9 @@ Error closed_by_application() {
 }
 
 Error reason_for_peer(const Agent& a) {
-  return a.cause.status != Status::ok ? a.cause : closed_by_application();
+  Error why = a.cause.status != Status::ok ? a.cause : closed_by_application();
+  why.goodbye = goodbye_of(a);
+  return why;
 }
 
 // ---- the handshake ----
@@ -191,7 +198,11 @@ Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
     use_handlers(a, options->handlers);
     if (options->on_accept) options->on_accept(handle(ctx, a));
   }
-  if (is_ending(a)) return tl::unexpected(refused_by_application());
+  if (is_ending(a)) {
+    Error why = refused_by_application();
+    why.goodbye = goodbye_of(a);
+    return tl::unexpected(std::move(why));
+  }
   if (good) good = agree_on_raw(a, a.peer.is_raw);
   if (!good) fail(ctx, a, good.error());
   return good;
@@ -199,17 +210,20 @@ Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
 
 void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
   if (is_ending(a)) return;
-  // A full peer may have room later. Any other refusal is final.
-  if (a.reconnect != nullptr) a.reconnect->refused = refusal.status != Status::limit;
+  // A full peer may have room later, and others invite us back. Any other refusal is final.
+  if (a.reconnect != nullptr)
+    a.reconnect->refused = refusal.status != Status::limit && !refusal.goodbye.invites_back();
   const bool asked = a.setup.outbound;
   std::string what =
       base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a));
   if (asked && refusal.code)
     return fail(ctx, a, control::refused_by_application(std::move(what), refusal));
-  fail(ctx, a,
-       {refusal.status, std::move(what),
-        base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
-        asked ? base::kRefusalRemedy : "correct what the peer names; the peer must connect again"});
+  Error why{
+      refusal.status, std::move(what),
+      base::format("the peer {}: {}", asked ? "refused" : "gave up", refusal.message()),
+      asked ? base::kRefusalRemedy : "correct what the peer names; the peer must connect again"};
+  why.goodbye = refusal.goodbye;
+  fail(ctx, a, std::move(why));
 }
 
 void on_cm_disconnected(EngineContext& ctx, Agent& a) {
@@ -252,7 +266,7 @@ void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept {
   const bool at_init = a.stage == Stage::wait || a.stage == Stage::rtr;
   if (!at_init || a.setup.endpoint_delivered) return advance(ctx, a, Event::peer_ready);
   a.setup.endpoint_delivered = true;
-  const auto run = a.setup.on_endpoint;
+  const auto run = *a.setup.on_endpoint;
   if (run) run(handle(ctx, a), endpoint(ctx, a));
 }
 
@@ -300,7 +314,9 @@ void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept {
   fail(ctx, a, std::move(cause));
 }
 
-void begin_end(EngineContext& ctx, Agent& a) noexcept {
+void begin_end(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
+  if (!a.goodbye_sent) a.goodbyes.ours = wire::encode(goodbye);
+  a.goodbyes.awaits_peer = false;
   const bool sends_goodbye = is_ready(a) || (a.closing && !a.goodbye_sent);
   if (a.stage == Stage::up && a.raw == nullptr) {
     // Saves the peer from waiting for its time-out. close() may have queued it already.

@@ -51,6 +51,11 @@ inline control::HandshakeId handshake_of(const Agent& a) noexcept { return a.set
 /// Whether the connection is, or was, ready.
 inline bool was_ready(const Agent& a) noexcept { return a.setup.was_ready; }
 inline bool is_through_cm(const Agent& a) noexcept { return a.setup.cm != nullptr; }
+/// Whether a peer has asked for the connection, which is the application's, and is not ready yet.
+inline bool is_half_open(const Agent& a) noexcept {
+  return !a.setup.outbound && !a.setup.out_of_band && a.state == ConnectionState::exchanging &&
+         (a.slow_path & kNeedsBlock) == 0;
+}
 /// Whether the peer has this queue pair.
 inline bool is_peers_qp(const Agent& a, std::uint32_t qp_num) noexcept {
   return a.peer.queue_pair.qp_num == qp_num;
@@ -126,8 +131,8 @@ inline bool is_over(const Agent& a) noexcept {
 
 /// Ends the connection without another attempt, because the device is lost.
 void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept;
-/// The engine ends: says goodbye and flushes the queue pair.
-void begin_end(EngineContext& ctx, Agent& a) noexcept;
+/// The engine ends: says this goodbye and flushes the queue pair.
+void begin_end(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
 /// Takes all steps to Stage::over, except those that a peer blocks.
 void complete_end(EngineContext& ctx, Agent& a) noexcept;
 

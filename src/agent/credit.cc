@@ -38,7 +38,7 @@ std::uint32_t share_of_source(const EngineContext& ctx, const Agent& a) noexcept
 
 /// Whether this engine still needs messages from the peer.
 bool peer_may_need_credit(const Agent& a) noexcept {
-  return a.state == ConnectionState::ready ||
+  return takes_messages(a) ||
          (a.stage == Stage::up && (!a.rendezvous.sends.empty() || !a.control_to_send.empty()));
 }
 

@@ -12,6 +12,7 @@
 
 #include "agent/cm_link.h"
 #include "agent/control_messages.h"
+#include "agent/goodbye.h"
 #include "agent/in_place.h"
 #include "agent/lease_table.h"
 #include "agent/operation_pool.h"
@@ -238,7 +239,8 @@ struct Setup {
   bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
   bool address_pending = false;     ///< out-of-band: the peer's address is being resolved
   LossProbe probe = LossProbe::none;
-  Callback<void(Connection, const Endpoint&)> on_endpoint;
+  /// Out-of-band: not null.
+  std::unique_ptr<Callback<void(Connection, const Endpoint&)>> on_endpoint;
   std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
 };
 
@@ -248,6 +250,7 @@ struct Peer {
   std::uint64_t incarnation = 0;
   bool is_raw = false;
   bool application_fields = false;  ///< it takes them: see Endpoint
+  bool takes_goodbye_reasons = false;
   std::array<char, 72> name{};
   std::string_view key;                       ///< name of the key that it has proved
   std::unique_ptr<PrivateData> private_data;  ///< null: it gave none
@@ -318,6 +321,7 @@ struct alignas(128) Agent {
   OwnCell own_cell;
   config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
+  Goodbyes goodbyes;
   Error cause;                                ///< why it ends; ok for a regular close
   std::unique_ptr<PrivateData> private_data;  ///< ours, for the peer; null: none
   std::unique_ptr<ReconnectState> reconnect;  ///< if it reconnects

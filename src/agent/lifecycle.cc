@@ -159,7 +159,9 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
       if (a.setup.deadline == 0) a.setup.deadline = after(ctx, a.setup.timeout);
       break;
     case ConnectionState::draining:
-      a.setup.deadline = after(ctx, c.close_timeout);
+      a.setup.deadline = after(ctx, a.goodbyes.awaits_peer || a.goodbyes.peer_awaits
+                                        ? std::max(c.close_timeout, c.peer_timeout)
+                                        : c.close_timeout);
       break;
     case ConnectionState::ready:
       return start_liveness_checks(ctx, a);
@@ -273,7 +275,7 @@ void fail_protocol(EngineContext& ctx, Agent& a, Error cause) noexcept {
 }
 
 void close(EngineContext& ctx, Agent& a) noexcept {
-  a.closing = true;
+  a.closing = a.goodbyes.by_us = true;
   if (a.state != ConnectionState::ready) return tear_down(ctx, a);
   enter(ctx, a, ConnectionState::draining);
   refuse_rendezvous_receives(ctx, a);
@@ -283,17 +285,28 @@ void close(EngineContext& ctx, Agent& a) noexcept {
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept {
   a.goodbye_received = true;
   a.closing = true;  // errors that the device reports from now on are no fault
+  const bool awaits_peer = std::exchange(a.goodbyes.awaits_peer, false);
+  const bool can_answer = a.goodbyes.peer_awaits && a.raw == nullptr;
+  if (a.stage == Stage::up && (can_answer || (awaits_peer && !idle(a)))) {
+    if (is_ready(a)) enter(ctx, a, ConnectionState::draining);
+    // Otherwise the last completion goes on: that of our goodbye may be missing.
+    if (idle(a)) continue_close(ctx, a);
+    return;
+  }
   tear_down(ctx, a);
 }
 
 void continue_close(EngineContext& ctx, Agent& a) noexcept {
   const bool can_send = a.stage == Stage::up && a.raw == nullptr;
-  if (can_send && a.closing && !a.goodbye_sent && !a.goodbye_received) {
+  const bool is_due = !a.goodbye_received || a.goodbyes.peer_awaits;
+  if (can_send && a.closing && !a.goodbye_sent && is_due) {
     // The offers of both ends must be answered first.
     if (!a.rendezvous.sends.empty() || !a.control_to_send.empty()) return;
     a.goodbye_sent = true;
     if (submit_internal(ctx, a, OperationKind::goodbye)) return;
+    a.goodbyes.awaits_peer = false;  // all records are in use
   }
+  if (can_send && a.goodbyes.awaits_peer) return;
   start_teardown(a);
   queue_setup(ctx, a);
 }

@@ -71,7 +71,8 @@ void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
 }
 
 /// Handles the peer's goodbye, which takes effect when all messages before it are delivered.
-void on_goodbye_message(EngineContext& ctx, Agent& a) noexcept {
+void on_goodbye_message(EngineContext& ctx, Agent& a, std::uint32_t number) noexcept {
+  if (!note_goodbye(a, number)) return malformed(ctx, a, wire::kMessageHeaderBytes);
   if (!rendezvous_ahead(a)) return on_goodbye(ctx, a);
   if (a.goodbye_received) return malformed(ctx, a, wire::kMessageHeaderBytes);
   a.goodbye_received = a.closing = true;
@@ -109,7 +110,7 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
     if (is_control_kind(header.kind)) {
       on_control_message(ctx, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
-      on_goodbye_message(ctx, a);
+      on_goodbye_message(ctx, a, header.length);
     } else if (is_credit_kind(header.kind)) {
       if (!on_credit_kind(ctx, a, header.kind)) malformed(ctx, a, wc.byte_len);
     } else if (static_cast<std::int64_t>(header.length) >= advertised_credits(a)) {
@@ -165,7 +166,8 @@ void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
                                const ibv_wc& wc) noexcept {
   wire::MessageHeader header{};
   if (!wire::decode(block->payload - wire::kMessageHeaderBytes, wc.byte_len, header)) return;
-  if (header.kind == wire::MessageKind::goodbye) return on_goodbye(ctx, a);
+  if (header.kind == wire::MessageKind::goodbye)
+    return note_goodbye(a, header.length) ? on_goodbye(ctx, a) : void();
   if (is_credit_kind(header.kind)) {
     a.credit.header_granted = header.granted;
     return (void)on_credit_kind(ctx, a, header.kind);
@@ -191,7 +193,7 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
   a.activity.last_heard = ctx.now;
   // A first message may overtake the last frame of the handshake, or this end's last step.
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
-  if (a.state != ConnectionState::ready) {
+  if (!takes_messages(a)) {
     if (a.state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
       on_message_while_draining(ctx, a, block, wc);
     return false;
@@ -276,7 +278,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
   Offer offer = detail::make<Offer>(&ctx, &a, size, std::nullopt);
   a.handlers.on_offer(handle(ctx, a), offer);
-  if (a.state != ConnectionState::ready || detail::Internals::is_refused(offer)) return;
+  if (!takes_messages(a) || detail::Internals::is_refused(offer)) return;
   const BufferSlice& to = detail::Internals::destination(offer);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (!to) return deliver_in_place(ctx, a, data - wire::kMessageHeaderBytes, wc);
@@ -295,8 +297,8 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   if (!plain || wc.byte_len > a.rendezvous.longest_in_place) return malformed(ctx, a, wc.byte_len);
   if (a.stage == Stage::await_flush) queue_setup(ctx, a);
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
-  const bool draining = a.state == ConnectionState::draining;
-  if (a.state != ConnectionState::ready && !draining) return;
+  const bool draining = a.state == ConnectionState::draining && !takes_messages(a);
+  if (!takes_messages(a) && !draining) return;
   // The peer need not know yet that we close, and that rendezvous messages are dropped.
   if (draining && peer_credits(a) == 0) return;
   if (!draining && (peer_credits(a) == 0 || rendezvous_ahead(a)))
@@ -343,7 +345,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
 /// What the receives of a batch have in common: the peer was heard, and is granted credit.
 [[gnu::always_inline]] inline void end_receives_of(EngineContext& ctx, Agent& a) noexcept {
   a.activity.last_heard = ctx.now;
-  if (a.state == ConnectionState::ready) grant_credit(ctx, a);
+  if (takes_messages(a)) grant_credit(ctx, a);
 }
 
 /// Handles consecutive receives of one queue pair: looks the agent up and grants credit once.

@@ -114,7 +114,8 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
     build_staged(
         ctx, a, op,
         wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
-                      static_cast<std::uint16_t>(a.credit.granted), credits}),
+                      static_cast<std::uint16_t>(a.credit.granted),
+                      returns ? std::uint32_t{credits} : goodbye_number(a)}),
         nullptr, 0);
     a.credit.advertised = a.credit.granted;
   }

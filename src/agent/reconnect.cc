@@ -54,7 +54,8 @@ void forget_attempt(Agent& a) noexcept {
 
 bool can_reconnect(const EngineContext& ctx, const Agent& a) noexcept {
   const ReconnectState* state = a.reconnect.get();
-  if (state == nullptr || a.closing || state->device_lost) return false;
+  const bool comes_back = a.cause.goodbye.invites_back() && !a.goodbyes.by_us;
+  if (state == nullptr || (a.closing && !comes_back) || state->device_lost) return false;
   return state->plan.has_next(end_of(a), ctx.clock.now());
 }
 
@@ -62,6 +63,8 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
   ReconnectState& state = *a.reconnect;
   const bool interrupted = a.setup.was_ready;
   const std::uint64_t now = ctx.clock.now();
+  if (a.cause.goodbye.retry_after.count() != 0)
+    state.plan.hold_off(now, a.cause.goodbye.retry_after);
   state.next_attempt = now + state.plan.next(end_of(a), now);
   state.last = std::move(a.cause);
   if (state.first.status == Status::ok) state.first = state.last;

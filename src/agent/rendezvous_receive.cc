@@ -120,13 +120,13 @@ void deliver_receive(EngineContext& ctx, Agent& a, RendezvousReceive& record) no
 /// Delivers the complete records at the front of the queue.
 void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
   auto& receives = a.rendezvous.receives;
-  while (!receives.empty() && receives.front()->complete && a.state == ConnectionState::ready) {
+  while (!receives.empty() && receives.front()->complete && takes_messages(a)) {
     RendezvousReceive& r = receives.pop_front();
     if (receives.empty()) a.slow_path &= static_cast<std::uint8_t>(~kRendezvousAhead);
     if (r.credited) ++a.credit.reserved;  // its receive may be used again
     deliver_receive(ctx, a, r);
   }
-  if (a.state == ConnectionState::ready) grant_credit(ctx, a);
+  if (takes_messages(a)) grant_credit(ctx, a);
 }
 
 /// Finds a block to read into; false if the pool has none.
@@ -167,7 +167,7 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
   while (!waiters.empty()) {
     Agent& a = *waiters.front();
     RendezvousReceive* const r = a.rendezvous.reading;
-    const bool goes_on = a.state == ConnectionState::ready && r != nullptr;
+    const bool goes_on = takes_messages(a) && r != nullptr;
     if (goes_on && !find_block(ctx, *r)) return;
     (void)dequeue(ctx, waiters);
     if (goes_on) enqueue_reader(ctx, a);
@@ -181,7 +181,7 @@ void call_on_offer(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept 
   Offer offer = detail::make<Offer>(&ctx, &a, r.length,
                                     r.has_immediate ? std::optional(r.immediate) : std::nullopt);
   a.handlers.on_offer(handle(ctx, a), offer);
-  if (a.state != ConnectionState::ready) return;  // closing has answered the offer
+  if (!takes_messages(a)) return;  // closing has answered the offer
   if (detail::Internals::is_refused(offer)) return refuse(ctx, a, r, RendezvousVerdict::refused);
   const BufferSlice& to = detail::Internals::destination(offer);
   if (!to) return;
@@ -197,7 +197,7 @@ bool read_next(EngineContext& ctx, Agent& a, RendezvousPool::CountedRead& place)
   RendezvousPool& all = *ctx.rendezvous;
   Rendezvous& mine = a.rendezvous;
   RendezvousReceive* const r = mine.reading;
-  if (r == nullptr || a.state != ConnectionState::ready) return true;
+  if (r == nullptr || !takes_messages(a)) return true;
   // A message must not overtake others that wait for a block: otherwise short messages would take
   // the blocks that a long one waits for.
   if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
@@ -258,13 +258,12 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   if (offer.length > c.max_message_bytes || c.max_message_bytes == c.eager_bytes)
     return fail_offer(ctx, a, "it is longer than connections.max_message_bytes");
   const RendezvousReceive offered = receive_of(offer, wc);
-  if (a.state != ConnectionState::ready)
-    return send_answer(ctx, a, offered, RendezvousVerdict::closing);
+  if (!takes_messages(a)) return send_answer(ctx, a, offered, RendezvousVerdict::closing);
   RendezvousReceive* const queued = queue_receive(ctx, a, offered);
   if (queued == nullptr) return;
   RendezvousReceive& r = *queued;
   call_on_offer(ctx, a, r);
-  if (a.state != ConnectionState::ready) return;  // the callback has closed the connection
+  if (!takes_messages(a)) return;  // the callback has closed the connection
   if (!r.complete && !r.named && !ctx.arena->fits(memory::PoolId::rendezvous, r.length))
     refuse(ctx, a, r, RendezvousVerdict::no_room);
   if (r.complete) return deliver_complete(ctx, a);
@@ -297,7 +296,7 @@ void expire_buffer_waiters(EngineContext& ctx) noexcept {
   while (!waiters.empty()) {
     const Agent& first = *waiters.front();
     RendezvousReceive* const r = first.rendezvous.reading;
-    const bool waits = first.state == ConnectionState::ready && r != nullptr;
+    const bool waits = takes_messages(first) && r != nullptr;
     if (waits && r->deadline > ctx.now) return;
     Agent& a = dequeue(ctx, waiters);
     if (!waits) continue;  // the connection has closed meanwhile
@@ -322,7 +321,7 @@ void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Statu
   Rendezvous& mine = a.rendezvous;
   uncount_read(ctx, a);
   if (status != Status::ok) return;
-  if (a.state != ConnectionState::ready) return refuse_rendezvous_receives(ctx, a);
+  if (!takes_messages(a)) return refuse_rendezvous_receives(ctx, a);
   // READs of a queue pair end in order, so this READ belongs to the first unfinished message.
   RendezvousReceive* r = mine.receives.front();
   while (r->kind != Kind::rendezvous || r->complete) r = r->next;

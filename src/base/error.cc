@@ -8,6 +8,18 @@ Error make_error(Status status, ErrorText asked, ErrorText found, ErrorText reme
   return Error{status, std::move(asked), std::move(found), std::move(remedy)};
 }
 
+Error goodbye_error(Status status, ErrorText asked, const Goodbye& goodbye) noexcept {
+  Error error{status, {}, {}, {}};
+  if (goodbye.invites_back()) {
+    const bool drains = goodbye.reason == GoodbyeReason::draining;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(goodbye.retry_after);
+    error = {status, std::move(asked), drains ? "the peer is draining" : "the peer is overloaded",
+             format("come back after {} ms, or use another peer", ms.count())};
+  }
+  error.goodbye = goodbye;
+  return error;
+}
+
 tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
                            ErrorText remedy) noexcept {
   return tl::unexpected<Error>(

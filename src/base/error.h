@@ -49,6 +49,10 @@ inline constexpr const char* kRefusalRemedy =
                                                std::string_view call, int error,
                                                ErrorText remedy) noexcept;
 
+/// Makes the Error of an end that the peer's goodbye explains. Its texts are empty if the peer's
+/// application has just closed. Set-up.
+[[nodiscard]] Error goodbye_error(Status status, ErrorText asked, const Goodbye& goodbye) noexcept;
+
 /// Text and name of an errno value, e.g. "Permission denied (EACCES)". Any thread. Set-up.
 [[nodiscard]] std::string errno_text(int error) noexcept;
 

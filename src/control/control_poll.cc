@@ -97,6 +97,7 @@ void ControlPort::poll() noexcept {
   }
   can_go_on_ = !held_.empty() && resume_held();
   if (!kept_requests_.empty()) begin_kept_requests();
+  if (listeners_.has_released()) forget_released_listeners();
 }
 
 void ControlPort::report_no_memory(const Handshake& h) noexcept {

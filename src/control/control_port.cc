@@ -77,6 +77,46 @@ Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<Lis
   return listeners_.listen_cm(at, std::move(owner), cm_);
 }
 
+Result<ListenerId> ControlPort::adopt_listener(int fd, std::shared_ptr<ListenerOwner> owner) {
+  if (network_ != nullptr) {
+    return base::fail(Status::unsupported, "adopt a listener", "the network is simulated",
+                      "listen again");
+  }
+  auto socket = ListenSocket::adopt(fd);
+  if (!socket) return tl::unexpected(socket.error());
+  auto may = check_reach("listen on", "other hosts reach this address", socket->local());
+  if (!may) {
+    (void)socket->release();
+    return tl::unexpected(may.error());
+  }
+  return listeners_.adopt(std::move(*socket), std::move(owner));
+}
+
+Result<int> ControlPort::descriptor_of(ListenerId id) const {
+  const int fd = network_ == nullptr ? listeners_.descriptor_of(id) : -1;
+  if (fd >= 0) return fd;
+  return base::fail(Status::unsupported, "hand a listener over",
+                    "it listens through rdma_cm or on a simulated network, without a socket",
+                    "let the successor listen again");
+}
+
+Result<int> ControlPort::release_listener(ListenerId id) {
+  return descriptor_of(id).map([&](int) { return listeners_.release(id); });
+}
+
+void ControlPort::forget_released_listeners() noexcept {
+  listeners_.forget_released([this](ListenerId id) {
+    for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
+      const auto* const incoming =
+          handshakes_.in_use(i) ? std::get_if<Incoming>(&handshakes_.at(i).dialogue) : nullptr;
+      if (incoming != nullptr && incoming->listener.index == id.index &&
+          incoming->listener.generation == id.generation)
+        return true;
+    }
+    return false;
+  });
+}
+
 void ControlPort::accept_from(ListenerId listener) noexcept {
   for (int i = 0; i < kAcceptsPerPoll && has_budget(); ++i) {
     // An owner may have stopped the listener meanwhile.
@@ -410,7 +450,8 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     else if (!h.is_failure_counted)
       base::log(LogLevel::info, "{} is refused: {}", h.peer().text().view(), why.message());
   }
-  const wire::Refuse refusal = wire::make_refuse(why, h.takes_application_fields);
+  wire::Refuse refusal = wire::make_refuse(why, h.takes_application_fields);
+  if (h.takes_goodbyes()) refusal.goodbye = why.goodbye;
   if (h.request != nullptr) {
     if (h.request->id) h.request->id.reject(wire::encode_cm_refusal(refusal).bytes());
     return drop(h);

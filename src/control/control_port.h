@@ -83,6 +83,15 @@ class ControlPort {
   // key, and other hosts reach the address. Of listen_cm(): those of check_cm() and CmId::listen().
   Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner);
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
+  /// Listens on a socket of the caller's that listens already, and owns it; after an error it is
+  /// still the caller's. Errors: those of ListenSocket::adopt(), unauthenticated, and unsupported:
+  /// the network is simulated.
+  Result<ListenerId> adopt_listener(int fd, std::shared_ptr<ListenerOwner> owner);
+  /// The socket of a listener that listens. Errors: unsupported (rdma_cm, a simulated network).
+  Result<int> descriptor_of(ListenerId id) const;
+  /// Stops a listener that listens, without closing its socket, which is the caller's from now on.
+  /// Handshakes continue, also those without a first frame. Errors: those of descriptor_of().
+  Result<int> release_listener(ListenerId id);
   /// Stops a listener. Handshakes that have passed their first frame continue.
   void stop_listening(ListenerId id) noexcept { listeners_.stop(id); }
   /// Whether a listener has not been stopped.
@@ -298,6 +307,8 @@ class ControlPort {
   void accept(Accepted&& accepted, ListenerId listener) noexcept;
   void accept_from(ListenerId listener) noexcept;
   void stop_accepting() noexcept;
+  /// Drops the released listeners that no handshake needs.
+  void forget_released_listeners() noexcept;
   void look_for_room() noexcept;
   void poll_cm() noexcept;
   void on_cm_request(const CmEvent& event);

@@ -53,6 +53,11 @@ Error closed_early() {
           "see the peer's log"};
 }
 
+bool Handshake::takes_goodbyes() const noexcept {
+  if (request != nullptr) return wire::takes_goodbyes(request->event.data());
+  return (exchange.received().header.features & wire::feature::goodbye) != 0;
+}
+
 // ---- inbound, until the first frame ----
 
 void Incoming::on_frame(ControlPort& port, Handshake& h) const {

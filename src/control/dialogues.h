@@ -236,6 +236,8 @@ struct Handshake {
   [[nodiscard]] const Address& peer() const noexcept {
     return request != nullptr ? request->peer : exchange.peer();
   }
+  /// Whether the peer has said that it understands a refusal with a goodbye.
+  [[nodiscard]] bool takes_goodbyes() const noexcept;
 };
 
 }  // namespace spinwire::control

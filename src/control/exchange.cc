@@ -298,6 +298,7 @@ Progress Exchange::linger() noexcept {
 }
 
 void Exchange::reset() noexcept {
+  received_.header.features = 0;
   socket_.fd.reset();
   socket_.error = 0;
   enter(State::idle);

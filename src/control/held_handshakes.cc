@@ -126,7 +126,8 @@ bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
 void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
   count_refusal();
   base::log(LogLevel::info, "{} is refused: {}", request.peer.text().view(), why.message());
-  const auto refusal = wire::make_refuse(why.status, why.message());
+  auto refusal = wire::make_refuse(why.status, why.message());
+  if (wire::takes_goodbyes(request.event.data())) refusal.goodbye = why.goodbye;
   if (request.id) request.id.reject(wire::encode_cm_refusal(refusal).bytes());
 }
 

@@ -50,14 +50,41 @@ Result<ListenerId> Listeners::listen_cm(const Address& at, std::shared_ptr<Liste
   });
 }
 
+Result<ListenerId> Listeners::adopt(ListenSocket&& socket, std::shared_ptr<ListenerOwner> owner) {
+  return add(std::move(owner), [&](Listener& listener, std::uint32_t index) -> Result<void> {
+    auto added =
+        epoll_.add(socket.fd(), token(TokenKind::listener, index, listener.generation), interest_);
+    if (added) {
+      listener.socket = std::move(socket);
+    } else {
+      (void)socket.release();
+    }
+    return added;
+  });
+}
+
+int Listeners::descriptor_of(ListenerId id) const noexcept {
+  const Listener* const listener = find(id);
+  return listener != nullptr && !listener->cm ? listener->socket.fd() : -1;
+}
+
+int Listeners::release(ListenerId id) noexcept {
+  Listener& listener = *find(id);
+  unwatch(listener);
+  listener.is_released = true;
+  ++released_;
+  return listener.socket.release();
+}
+
 void Listeners::unwatch(const Listener& listener) noexcept {
-  if (!listener.cm) epoll_.remove(listener.socket.fd());
+  if (!listener.cm && !listener.is_released) epoll_.remove(listener.socket.fd());
 }
 
 void Listeners::stop(ListenerId id) noexcept {
   const Listener* const listener = find(id);
   if (listener == nullptr) return;
   unwatch(*listener);
+  if (listener->is_released) --released_;
   listeners_[id.index].reset();
 }
 
@@ -66,12 +93,13 @@ void Listeners::stop_all() noexcept {
     if (listener != nullptr) unwatch(*listener);
   }
   listeners_.clear();
+  released_ = 0;
 }
 
 void Listeners::watch(Interest interest) noexcept {
   interest_ = interest;
   for (std::size_t i = 0; i < listeners_.size(); ++i) {
-    if (listeners_[i] == nullptr || listeners_[i]->cm) continue;
+    if (listeners_[i] == nullptr || listeners_[i]->cm || listeners_[i]->is_released) continue;
     const auto index = static_cast<std::uint32_t>(i);
     (void)epoll_.modify(listeners_[i]->socket.fd(),
                         token(TokenKind::listener, index, listeners_[i]->generation), interest);
@@ -90,7 +118,7 @@ std::shared_ptr<ListenerOwner> Listeners::owner_of(ListenerId id) const noexcept
 
 std::string Listeners::address_of(ListenerId id) const {
   const Listener* const listener = find(id);
-  if (listener == nullptr) return {};
+  if (listener == nullptr || listener->is_released) return {};
   if (!listener->cm) return listener->socket.local().str();
   const auto bound = listener->cm.local_address();
   return bound ? bound->str() : std::string();

@@ -27,12 +27,34 @@ class Listeners {
   /// Errors: those of CmId::create() and CmId::listen().
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner,
                                CmChannel& channel);
+  /// Owns the socket, unless it fails. Errors: those of EpollSet::add().
+  Result<ListenerId> adopt(ListenSocket&& socket, std::shared_ptr<ListenerOwner> owner);
+  /// The socket of a listener; -1 through rdma_cm.
+  [[nodiscard]] int descriptor_of(ListenerId id) const noexcept;
+  /// Stops a listener over TCP, but keeps its owner, for handshakes that were accepted before. The
+  /// caller closes the socket.
+  int release(ListenerId id) noexcept;
+  [[nodiscard]] bool has_released() const noexcept { return released_ != 0; }
+  /// Drops released listeners for which `is_needed(id)` is false.
+  template <typename IsNeeded>
+  void forget_released(IsNeeded&& is_needed) noexcept {
+    for (std::size_t i = 0; i < listeners_.size(); ++i) {
+      if (listeners_[i] == nullptr || !listeners_[i]->is_released) continue;
+      if (is_needed(ListenerId{static_cast<std::uint32_t>(i), listeners_[i]->generation})) continue;
+      listeners_[i].reset();
+      --released_;
+    }
+  }
   void stop(ListenerId id) noexcept;
   void stop_all() noexcept;
   /// Sets the interest in peers that connect by TCP to any listener.
   void watch(Interest interest) noexcept;
 
-  [[nodiscard]] bool contains(ListenerId id) const noexcept { return find(id) != nullptr; }
+  /// Whether it listens.
+  [[nodiscard]] bool contains(ListenerId id) const noexcept {
+    const Listener* const listener = find(id);
+    return listener != nullptr && !listener->is_released;
+  }
   /// Null once the listener is stopped.
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept;
   /// Empty once the listener is stopped.
@@ -46,6 +68,7 @@ class Listeners {
     CmId cm;
     std::shared_ptr<ListenerOwner> owner;
     std::uint32_t generation = 0;
+    bool is_released = false;  ///< without a socket
   };
 
   /// Adds a listener after `open(listener, index)` has opened it.
@@ -58,6 +81,7 @@ class Listeners {
   Interest interest_ = Interest::read;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::uint32_t generation_ = 0;
+  std::uint32_t released_ = 0;
 };
 
 }  // namespace spinwire::control

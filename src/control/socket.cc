@@ -1,5 +1,6 @@
 #include "control/socket.h"
 
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -141,6 +142,53 @@ Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, Net
   result.spare_.reset(::eventfd(0, EFD_CLOEXEC));
   if (!result.spare_) return failed("eventfd");
   result.fd_ = std::move(fd);
+  result.local_ = *local;
+  return result;
+}
+
+namespace {
+
+/// The value of a socket option; -1 if `fd` has none such.
+int option_of(int fd, int level, int option) noexcept {
+  int value = -1;
+  socklen_t size = sizeof(value);
+  return ::getsockopt(fd, level, option, &value, &size) == 0 ? value : -1;
+}
+
+/// What keeps a descriptor from being a listening socket of ours; null: nothing.
+const char* find_objection(int fd) noexcept {
+  const int domain = option_of(fd, SOL_SOCKET, SO_DOMAIN);
+  if (domain < 0) return "it is no socket";
+  if ((domain != AF_INET && domain != AF_INET6) ||
+      option_of(fd, SOL_SOCKET, SO_TYPE) != SOCK_STREAM ||
+      option_of(fd, SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP)
+    return "it is no TCP socket";
+  if (option_of(fd, SOL_SOCKET, SO_ACCEPTCONN) != 1) return "it does not listen";
+  if (domain == AF_INET6 && option_of(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 1)
+    return "it takes IPv4 connections besides IPv6 ones";
+  return nullptr;
+}
+
+}  // namespace
+
+Result<ListenSocket> ListenSocket::adopt(int fd) {
+  const std::string asked = base::format("adopt descriptor {} as a listener", fd);
+  if (const char* const objection = find_objection(fd); objection != nullptr) {
+    return base::fail(Status::invalid_argument, asked, objection,
+                      "give a TCP socket after listen(), for IPv6 with IPV6_V6ONLY (systemd: "
+                      "BindIPv6Only=ipv6-only)");
+  }
+  const int status = ::fcntl(fd, F_GETFL);
+  const int flags = ::fcntl(fd, F_GETFD);
+  if (status < 0 || flags < 0 || ::fcntl(fd, F_SETFL, status | O_NONBLOCK) < 0 ||
+      ::fcntl(fd, F_SETFD, flags | FD_CLOEXEC) < 0)
+    return tl::make_unexpected(system_error(asked, "fcntl", errno));
+  auto local = local_address(fd);
+  if (!local) return tl::make_unexpected(std::move(local.error()));
+  ListenSocket result;
+  result.spare_.reset(::eventfd(0, EFD_CLOEXEC));
+  if (!result.spare_) return tl::make_unexpected(system_error(asked, "eventfd", errno));
+  result.fd_.reset(fd);
   result.local_ = *local;
   return result;
 }

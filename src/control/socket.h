@@ -70,6 +70,15 @@ class ListenSocket {
   ///   system            the operating system refused
   static Result<ListenSocket> open(const Address& address, int backlog, Network* network = nullptr);
 
+  /// Owns a socket that listens already, and makes it non-blocking and close-on-exec. After an
+  /// error the socket is still the caller's. Errors:
+  ///   invalid_argument  not a listening TCP socket, or an IPv6 one that takes IPv4 connections
+  ///   limit             descriptors are used up
+  ///   system            the operating system refused
+  static Result<ListenSocket> adopt(int fd);
+  /// Gives the socket to the caller, who closes it.
+  [[nodiscard]] int release() noexcept { return fd_.release(); }
+
   /// A closed socket.
   ListenSocket() noexcept = default;
 

@@ -47,6 +47,7 @@ class ApplicationListener final : public control::ListenerOwner {
   Result<control::AcceptedSession> on_open_session(control::HandshakeId handshake,
                                                    const control::Address& peer,
                                                    const wire::SessionEnd& client) override {
+    if (auto open = connector_.check_accepting(); !open) return tl::unexpected(open.error());
     if (calls_ == nullptr || !rpc::serves(*calls_)) return no_method();
     const auto ours = connector_.accept_session(handshake, peer, client, terms_);
     if (!ours) return tl::unexpected(ours.error());
@@ -68,6 +69,18 @@ class ApplicationListener final : public control::ListenerOwner {
 
 // ---- requests of the application ----
 
+Result<ListenTerms> Connector::terms_of(const char* asked, const ListenOptions& options,
+                                        bool through_cm) const {
+  const auto attributes =
+      config::resolve(context_.config, *context_.device, options.settings, through_cm);
+  if (!attributes) return tl::unexpected(attributes.error());
+  const auto ours = copy_private_data(asked, options.private_data, through_cm);
+  if (!ours) return tl::unexpected(ours.error());
+  ListenTerms terms{options, *attributes, *ours};
+  terms.options.private_data = {};  // may be gone after the call
+  return terms;
+}
+
 Result<Listener> Connector::listen(std::string_view text, const ListenOptions& options,
                                    const std::unique_ptr<rpc::Rpc>& calls) {
   if (auto present = device_.check_present("listen"); !present)
@@ -75,18 +88,29 @@ Result<Listener> Connector::listen(std::string_view text, const ListenOptions& o
   auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   const bool through_cm = options.via == Via::rdma_cm;
-  const auto attributes =
-      config::resolve(context_.config, *context_.device, options.settings, through_cm);
-  if (!attributes) return tl::unexpected(attributes.error());
-  const auto ours = copy_private_data("listen", options.private_data, through_cm);
-  if (!ours) return tl::unexpected(ours.error());
+  auto terms = terms_of("listen", options, through_cm);
+  if (!terms) return tl::unexpected(terms.error());
   if (auto able = through_cm ? check_cm() : Result<void>{}; !able)
     return tl::unexpected(able.error());
-  ListenTerms terms{options, *attributes, *ours};
-  terms.options.private_data = {};  // may be gone after the call
-  auto owner = std::make_shared<ApplicationListener>(*this, calls, terms);
+  auto owner = std::make_shared<ApplicationListener>(*this, calls, *terms);
   const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))
                              : port_.listen(*address, std::move(owner));
+  if (!id) return tl::unexpected(id.error());
+  return detail::make<Listener>(context_.slot, id->index, id->generation);
+}
+
+Result<Listener> Connector::adopt_listener(int fd, const ListenOptions& options,
+                                           const std::unique_ptr<rpc::Rpc>& calls) {
+  if (auto present = device_.check_present("adopt a listener"); !present)
+    return tl::unexpected(present.error());
+  if (options.via != Via::tcp) {
+    return base::fail(Status::unsupported, "adopt a listener", "rdma_cm has no listening socket",
+                      "use Via::tcp, or listen again");
+  }
+  auto terms = terms_of("adopt a listener", options, false);
+  if (!terms) return tl::unexpected(terms.error());
+  const auto id =
+      port_.adopt_listener(fd, std::make_shared<ApplicationListener>(*this, calls, *terms));
   if (!id) return tl::unexpected(id.error());
   return detail::make<Listener>(context_.slot, id->index, id->generation);
 }
@@ -228,6 +252,11 @@ void Connector::on_failed(std::uint64_t subject, const Error& why) {
 
 // ---- what listeners take ----
 
+Result<void> Connector::check_accepting() const {
+  if (refusal_.reason == GoodbyeReason::none) return {};
+  return tl::unexpected(base::goodbye_error(Status::refused, "connect", refusal_));
+}
+
 Result<control::Admission> Connector::admit(const control::Address& peer) const {
   if (auto share = agent::check_receives_of(context_, peer); !share)
     return tl::unexpected(share.error());
@@ -264,6 +293,7 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
                                                       const control::Address& peer,
                                                       const Endpoint& endpoint,
                                                       const ListenTerms& terms) {
+  if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
   const control::AddressText address = peer.text();

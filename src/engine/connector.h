@@ -43,6 +43,8 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// `calls` serves the sessions that peers open at the listener, once remote calls are open.
   Result<Listener> listen(std::string_view address, const ListenOptions& options,
                           const std::unique_ptr<rpc::Rpc>& calls);
+  Result<Listener> adopt_listener(int fd, const ListenOptions& options,
+                                  const std::unique_ptr<rpc::Rpc>& calls);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
   /// Takes the peer's endpoint of a prepared connection.
@@ -56,6 +58,12 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
 
   /// The agent's record is about to be free.
   void on_finish(const agent::Agent& a) noexcept { accepted_.remove(agent::subject_of(a)); }
+
+  /// Listeners refuse new connections and sessions from now on, with this goodbye. Sessions that
+  /// exist may still make their connections.
+  void refuse_peers(const Goodbye& goodbye) noexcept { refusal_ = goodbye; }
+  /// Errors: refused, after refuse_peers().
+  [[nodiscard]] Result<void> check_accepting() const;
 
   /// No callback of a listener's runs any more.
   void abort() noexcept { aborted_ = true; }
@@ -105,6 +113,8 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// Counts an inbound connection and shows it to the application.
   Result<control::AcceptedConnection> introduce(agent::Agent& a, const control::Address& from,
                                                 const Endpoint& endpoint, const ListenTerms& terms);
+  [[nodiscard]] Result<ListenTerms> terms_of(const char* asked, const ListenOptions& options,
+                                             bool through_cm) const;
   Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
                                      bool through_cm = false) const;
   Result<void> check_cm() const;
@@ -118,6 +128,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   CompletionProcessor& completions_;
   PollSchedule& schedule_;
   AcceptedConnections accepted_;
+  Goodbye refusal_;  ///< of all peers; none: they are accepted
   bool aborted_ = false;
 };
 

@@ -50,6 +50,7 @@ void EngineCore::on_timer(base::Timer& timer) noexcept {
   if (rpc::is_session_timer(timer)) return rpc::on_timer(*calls, timer);
   if (timer.kind == engine::kApplicationTimer)
     return application_timers.on_timer(timer, context.now);
+  if (timer.kind == engine::kDrainTimer) return drain.step(context.now);
   if (Agent* const again = agent::on_timer(context, timer); again != nullptr)
     connector.reconnect(*again);
 }
@@ -83,6 +84,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (calls != nullptr) rpc::upkeep(*calls);
   const std::size_t fired =
       context.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { on_timer(timer); });
+  drain.step(now);
   // Operations that callbacks have deferred are posted with this poll.
   if (agent::has_deferred_work(context)) agent::run_deferred_work(context);
   schedule.has_more_work =

@@ -46,7 +46,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       connector(context, control, device_watch, *this, schedule),
       loss_probes(context, control),
       application_timers(context.timers),
-      names(control) {
+      names(control),
+      drain(context, connector, calls, schedule) {
   guard.slot().target = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);
@@ -144,7 +145,7 @@ Result<void> EngineCore::open_memory(bool sparse) {
 void EngineCore::end_connections() noexcept {
   for (Agent& a : context.agents) {
     control.drop(agent::handshake_of(a));
-    agent::begin_end(context, a);
+    agent::begin_end(context, a, drain.goodbye());
   }
   constexpr int kMostRounds = 100000;
   for (int i = 0; i < kMostRounds && poll_completions() != 0; ++i) {
@@ -160,7 +161,8 @@ void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
   if (context.device == nullptr || context.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
-  if (calls != nullptr) rpc::end(*calls);
+  drain.abort();
+  if (calls != nullptr) rpc::end(*calls, drain.goodbye());
   if (context.registrations != nullptr) end_connections();
 }
 
@@ -189,6 +191,7 @@ Result<void> EngineCore::check_access(Access asked) const {
 
 void EngineCore::abort() noexcept {
   application_timers.cancel_all();
+  drain.abort();
   device_watch.handler = nullptr;
   connector.abort();
   agent::abort(context);
@@ -216,13 +219,20 @@ EngineCore::~EngineCore() {
 }
 
 Result<void> EngineCore::check_open(const char* asked) const {
-  if (!ending) return {};
-  return base::fail(Status::not_connected, asked, "the engine is being destroyed",
+  if (!ending && !drain.has_begun()) return {};
+  return base::fail(Status::not_connected, asked,
+                    ending ? "the engine is being destroyed" : "the engine drains",
                     "open another engine");
 }
 
 Result<Listener> EngineCore::listen(std::string_view address, const ListenOptions& options) {
   return check_open("listen").and_then([&] { return connector.listen(address, options, calls); });
+}
+
+Result<Listener> EngineCore::adopt_listener(int fd, const ListenOptions& options) {
+  return check_open("adopt a listener").and_then([&] {
+    return connector.adopt_listener(fd, options, calls);
+  });
 }
 
 Result<Connection> EngineCore::connect(std::string_view address, const ConnectOptions& options) {

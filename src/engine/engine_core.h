@@ -15,6 +15,7 @@
 #include "engine/application_timers.h"
 #include "engine/connector.h"
 #include "engine/device_watch.h"
+#include "engine/drain.h"
 #include "engine/loss_probes.h"
 #include "engine/poll_schedule.h"
 #include "engine/wake_set.h"
@@ -93,6 +94,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
 
   // Requests of the public API. An engine that is being destroyed starts nothing.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
+  Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
   Result<void> resolve(std::string_view name, const ResolveCallback& done);
@@ -127,13 +129,14 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::WakeSet wake_set;
   engine::ApplicationTimers application_timers;
   control::NameResolver names;
+  engine::Drain drain;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()
   EngineCore* kept = nullptr;  ///< in a forked child: the previous abandoned engine
 
  private:
-  /// Errors: not_connected once the engine is being destroyed.
+  /// Errors: not_connected once the engine drains or is being destroyed.
   [[nodiscard]] Result<void> check_open(const char* asked) const;
   [[gnu::noinline]] int poll_busy(int count) noexcept;
   [[gnu::cold, gnu::noinline]] int finish_destruction(std::uint32_t events) noexcept;

@@ -58,9 +58,9 @@ void Connector::on_cm_event(std::uint64_t subject, const CmEvent& event) {
 Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,
                                                          const CmEvent& request,
                                                          const ListenTerms& terms) {
-  const auto good = device_.check_present("accept a connection").and_then([&] {
-    return agent::check_cm_device(context_, id);
-  });
+  const auto good = check_accepting()
+                        .and_then([&] { return device_.check_present("accept a connection"); })
+                        .and_then([&] { return agent::check_cm_device(context_, id); });
   if (!good) return tl::unexpected(good.error());
   const auto peer = agent::read_cm_endpoint(context_, id, request);
   if (!peer) return tl::unexpected(peer.error());

@@ -41,10 +41,11 @@ Result<void> EngineCore::open_wake_set() {
 
 /// Whether something is awaited that makes no descriptor readable, besides what the device knows:
 /// credit and room that peers give by stores or WRITEs, set-up and lease steps that the device
-/// delays, memory that the application holds, room for new peers.
+/// delays, memory that the application holds, room for new peers, the next step of a drain.
 bool EngineCore::awaits_unannounced() noexcept {
-  return agent::awaits_unannounced(context) || control.awaits_unannounced() ||
-         context.windows.pending() || context.registrations->pending() != 0 ||
+  return agent::awaits_unannounced(context) || drain.is_under_way() ||
+         control.awaits_unannounced() || context.windows.pending() ||
+         context.registrations->pending() != 0 ||
          (calls != nullptr && rpc::awaits_unannounced(*calls));
 }
 

@@ -70,6 +70,12 @@ void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {
   list_pending(r, c);
 }
 
+void cancel_waiting(Rpc& r, ClientSession& c, Status outcome) noexcept {
+  cancel_backlog(r, c, outcome);
+  if (c.connection != nullptr) cancel_backlog(r, *c.connection, outcome);
+  list_pending(r, c);
+}
+
 void run_cancel_callbacks(Rpc& r) noexcept {
   r.pending_cancellations.run_round([&r](ClientSession& c) {
     c.cancellation_pending = false;

@@ -13,6 +13,8 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
 CallId last_call(const Rpc& r, const ClientSession& c) noexcept;
 /// Gives an outcome to all inline calls of a session that have none.
 void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept;
+/// Ends the calls that wait in the backlogs with this outcome, by the end of the next poll.
+void cancel_waiting(Rpc& r, ClientSession& c, Status outcome) noexcept;
 /// Runs the callbacks of cancelled calls. Calls that these callbacks cancel may wait for the next
 /// poll.
 void run_cancel_callbacks(Rpc& r) noexcept;

@@ -14,10 +14,12 @@
 #include "rpc/client_call.h"
 #include "rpc/retransmission.h"
 #include "rpc/room_for_calls.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::rpc {
 
@@ -65,6 +67,8 @@ void prepare_for_server(Rpc& r, ClientSession& c) noexcept {
   c.handshake = {};
   c.aligned_at_call = kNone;
   c.doubted_since = 0;
+  c.is_leaving = false;
+  c.goodbye = {};
 }
 
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
@@ -121,8 +125,12 @@ void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload
 void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);
-  const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown;
-  if (c == nullptr && ends) {  // the repeated answer to a close
+  const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown ||
+                    header.kind == RpcKind::goodbye;
+  const bool is_early = c != nullptr && c->state == SessionState::opening &&
+                        header.kind == RpcKind::goodbye;  // it overtakes the server's answer
+  // The repeated answer to a close, or a goodbye that crossed it.
+  if ((c == nullptr && ends) || is_early) {
     ++r.stats.late_replies;
     return;
   }
@@ -133,7 +141,17 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   }
   c->liveness.last_ping_or_close = r.context.now;
-  if (header.kind == RpcKind::closed) return on_closed_by_server(r, *c);
+  if (header.kind == RpcKind::goodbye) {
+    if (!on_goodbye(r, *c, header.number)) ++r.stats.bad_datagrams;
+    return;
+  }
+  if (header.kind == RpcKind::closed) {
+    Goodbye goodbye;
+    if (!wire::decode(header.number, goodbye)) return void(++r.stats.bad_datagrams);
+    // The answer to our close says nothing.
+    if (c->state == SessionState::ready) c->goodbye = goodbye;
+    return on_closed_by_server(r, *c);
+  }
   if (header.kind != RpcKind::unknown || header.number != c->peer_session) return;
   if (c->state == SessionState::closing) return end_session_in_order(r, *c);
   end_session(r, *c, Status::peer_lost,
@@ -177,6 +195,19 @@ void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
   end_session(r, c, Error{status, std::move(asked), std::move(found), remedy});
 }
 
+namespace {
+
+/// What on_closed gets.
+Error closing_error(const ClientSession& c, const EndReason& why) noexcept {
+  if (!why)
+    return base::goodbye_error(Status::ok, base::format("talk with {}", c.address), c.goodbye);
+  Error error = *why;
+  if (c.goodbye.reason != GoodbyeReason::none) error.goodbye = c.goodbye;
+  return error;
+}
+
+}  // namespace
+
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (c.state == SessionState::closed) return;
   if (can_reconnect(r, c, why)) return interrupt_session(r, c, *why);
@@ -187,8 +218,7 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   c.state = SessionState::closed;
   update_send_window(c);
   end_calls(r, c, status_of_calls(why), status_of_unsent_calls(why, !was_opening));
-  const EndReason reported = final_reason(c, why);
-  if (c.on_closed) c.on_closed(handle(r, c), reported.value_or(Error{Status::ok, {}, {}, {}}));
+  if (c.on_closed) c.on_closed(handle(r, c), closing_error(c, final_reason(c, why)));
   r.context.timers.cancel(c.timer);
   forget_unsent(r, c);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
@@ -263,11 +293,13 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
     return r.context.timers.schedule(c.timer, std::min(now + 2 * c.rto, c.deadline));
   }
   if (!check_server_liveness(r, c, now)) return;
+  if (c.is_leaving && !has_calls(c)) return finish_leaving(r, c);
   const std::uint32_t name = c.name;
   std::uint64_t next = check_own_timers(r, c, now);
   if (is_ready(r, name) && c.connection != nullptr)
     next = std::min(next, check_connection_calls(r, c, now));
-  if (is_ready(r, name)) schedule_check(r, c, next);
+  if (!is_ready(r, name)) return;
+  schedule_check(r, c, c.is_leaving ? std::min(next, now + r.min_rto) : next);
 }
 
 }  // namespace spinwire::rpc

@@ -46,14 +46,23 @@ inline void prefetch_session(const Rpc& r, std::uint64_t id) noexcept {
   r.clients.prefetch(wire::RpcName::index(static_cast<std::uint32_t>(id)),
                      0);  // slot 0: most sessions have no call in flight
 }
-inline SessionState state_of(const ClientSession& c) noexcept { return c.state; }
+/// Whether the session is opened again after the server's goodbye.
+inline bool comes_back(const ClientSession& c) noexcept {
+  return c.reconnect != nullptr && !c.reconnect->is_over &&
+         c.goodbye.reason != GoodbyeReason::none;
+}
+inline SessionState state_of(const ClientSession& c) noexcept {
+  if (!c.is_leaving || c.state != SessionState::ready) [[likely]]
+    return c.state;
+  return comes_back(c) ? SessionState::opening : SessionState::closing;
+}
 /// Whether all calls travel over the session's connection.
 inline bool uses_connection(const ClientSession& c) noexcept {
   return c.transport == Transport::connection;
 }
 /// Longest request or reply of an inline call, bytes; 0 unless the session is ready.
 inline std::size_t max_inline_call(const ClientSession& c) noexcept {
-  return c.state == SessionState::ready ? c.max_inline_call : 0;
+  return state_of(c) == SessionState::ready ? c.max_inline_call : 0;
 }
 /// The id of the call that was accepted last; there was one.
 inline CallId accepted_call(const ClientSession& c) noexcept { return {c.last_call_id}; }
@@ -76,8 +85,9 @@ inline bool waits_until_ready(const ClientSession& c, std::optional<WhenNotReady
 }
 /// Whether a call that cannot be sent now may wait.
 inline bool may_wait(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
-  return c.state == SessionState::ready ||
-         (c.state == SessionState::opening && waits_until_ready(c, asked));
+  const SessionState state = state_of(c);
+  return state == SessionState::ready ||
+         (state == SessionState::opening && waits_until_ready(c, asked));
 }
 /// Whether the server may be lost, and was not heard since; see doubt_server().
 inline bool is_doubted(const ClientSession& c) noexcept {
@@ -90,7 +100,7 @@ inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcep
 }
 /// Sets send_window from the server's window and cwnd; 0 if no call can go out as a datagram now.
 inline void update_send_window(ClientSession& c) noexcept {
-  if (c.state != SessionState::ready || c.transport != Transport::datagram) {
+  if (state_of(c) != SessionState::ready || c.transport != Transport::datagram) {
     c.send_window = 0;
     return;
   }

@@ -30,11 +30,12 @@ void post_reserved_receives(Rpc& r) noexcept {
 /// Reserves receives for the session's whole window, if there are enough. A quarter stays for the
 /// engine's own calls, because handlers may call other servers.
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
-  if (s.advertised_window == 0) {  // the session's first request
+  if ((s.advertised_window & ~kTakesNoCalls) == 0) {  // the session's first request
     mark_used(r, s);
-    s.advertised_window = 1;
+    s.advertised_window |= 1;
     if (s.window == 1) return;
   }
+  if (is_leaving(s)) return;
   if (r.reserved_receives + s.window > r.receive_budget ||
       r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)
     return;
@@ -45,10 +46,11 @@ void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
 }
 
 void return_receives(Rpc& r, ServerSession& s) noexcept {
-  if (s.advertised_window <= 1) return;
-  r.reserved_receives -= s.advertised_window;
-  r.server_reserved_receives -= s.advertised_window;
-  s.advertised_window = 1;
+  const std::uint32_t reserved = s.advertised_window & ~kTakesNoCalls;
+  if (reserved <= 1) return;
+  r.reserved_receives -= reserved;
+  r.server_reserved_receives -= reserved;
+  s.advertised_window = 1 | (s.advertised_window & kTakesNoCalls);
 }
 
 }  // namespace spinwire::rpc

@@ -16,6 +16,7 @@
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::rpc {
 
@@ -129,15 +130,17 @@ JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const contro
   return r.dialogues.accept_join(handshake, from.text().view(), join);
 }
 
-void end(Rpc& r) noexcept {
+void end(Rpc& r, const Goodbye& goodbye) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
     if (c.state == SessionState::ready) send_session_datagram(r, c, RpcKind::close);
     flush(r);
     end_session_in_order(r, c);
   });
-  r.servers.for_each([&r](ServerSession& s) {
-    send_session_datagram(r, s, RpcKind::closed);
+  r.servers.for_each([&](ServerSession& s) {
+    send_session_datagram(r, s, RpcKind::closed, wire::encode(goodbye));
     flush(r);
+    agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
+    if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, goodbye);
     release_server_session(r, s);
   });
 }
@@ -220,6 +223,7 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
   end.incarnation = r.context.incarnation;
   end.first = first;
   end.application_fields = true;
+  end.goodbyes = true;
   return end;
 }
 

@@ -155,7 +155,7 @@ Result<control::AcceptedSession> on_open_session(Rpc& r, control::HandshakeId ha
 JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
                             const wire::JoinSession& join);
 /// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are notified.
-void end(Rpc& r) noexcept;
+void end(Rpc& r, const Goodbye& goodbye) noexcept;
 /// The time-out of calls that give none, in ticks.
 [[nodiscard]] inline std::uint64_t call_timeout(const Rpc& r) noexcept { return r.timeouts.call; }
 /// Null: the device has no datagrams.

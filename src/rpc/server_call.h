@@ -9,6 +9,7 @@
 #include "rpc/client_call.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/unsent.h"
 
 namespace spinwire::rpc {
@@ -104,8 +105,10 @@ namespace spinwire::rpc {
   v.number = header.number;
   v.state = ServerSlotState::running;
   v.payload.arrived_at = r.oldest_arrival;
-  if (s.advertised_window != s.window) [[unlikely]]
+  if (s.advertised_window != s.window) [[unlikely]] {
     reserve_window_receives(r, s);
+    if (is_leaving(s)) return refuse_late_call(r, call_of(words)), false;
+  }
   if (header.method >= r.method_count || !r.handlers[header.method]) [[unlikely]] {
     refuse(r, call_of(words), Status::unsupported, "no such method");
     return false;

@@ -159,6 +159,7 @@ struct SessionReconnect {
   std::uint64_t ready_at = 0;           ///< tick
   bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline
   bool refused = false;                 ///< the server's refusal is final
+  bool is_over = false;                 ///< the engine drains: there is no further attempt
 };
 
 /// What a session waits for before on_writable runs; see room_for_calls.h.
@@ -223,6 +224,8 @@ struct alignas(64) ClientSession {
   /// Tick since when the server may be lost: its connection for long calls was lost or refused. 0:
   /// no such reason. See check_doubt().
   std::uint64_t doubted_since = 0;
+  bool is_leaving = false;  ///< makes no new calls; see session_goodbye.h
+  Goodbye goodbye;          ///< of the server
   Liveness liveness;
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
@@ -267,6 +270,18 @@ inline void release_reply_buffer(ReplyBuffer& buffer) noexcept {
 
 struct SessionSource;
 
+/// Bit of ServerSession::advertised_window above what travels: requests of a session that is
+/// leaving then take the cold path.
+inline constexpr std::uint32_t kTakesNoCalls = 1u << 16;
+/// A served session that ends in order; see session_goodbye.h. Ticks.
+struct ServedLeaving {
+  Goodbye goodbye;
+  std::uint64_t deadline = 0;    ///< then it ends, whatever is in progress
+  std::uint64_t idle_since = 0;  ///< no call is in progress; 0: one is
+  std::uint64_t interval = 0;    ///< until the client is told again
+  bool is_told = false;          ///< over the present connection
+};
+
 inline base::IntrusiveLinks<ClientSession>& unsent_request_links(ClientSession& c) noexcept {
   return c.unsent.links;
 }
@@ -277,7 +292,8 @@ struct alignas(64) ServerSession {
   std::uint32_t peer_session = 0;       ///< the client's name of the session
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
-  /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet.
+  /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet. May
+  /// have kTakesNoCalls.
   std::uint32_t advertised_window = 0;
   std::uint32_t longest_datagram = 0;  ///< that it may be sent, bytes
   ServerSlot* slots = nullptr;         ///< right behind this record
@@ -295,6 +311,8 @@ struct alignas(64) ServerSession {
   Transport transport = Transport::datagram;
   bool in_never_used_list = false;     ///< of its source
   bool is_path_validated = false;      ///< the client receives datagrams at its address
+  bool takes_goodbyes = false;         ///< the client understands RpcKind::goodbye
+  ServedLeaving leaving;               ///< while is_leaving()
   control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
@@ -302,6 +320,9 @@ struct alignas(64) ServerSession {
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 
+inline bool is_leaving(const ServerSession& s) noexcept {
+  return (s.advertised_window & kTakesNoCalls) != 0;
+}
 inline base::IntrusiveLinks<ServerSession>& unsent_reply_links(ServerSession& s) noexcept {
   return s.unsent.links;
 }
@@ -347,6 +368,8 @@ struct SessionTombstone {
   PeerAddress* peer_address = nullptr;  ///< holds a reference
   std::uint64_t released_at = 0;        ///< tick
   std::uint64_t notified_at = 0;        ///< tick
+  bool has_left = false;                ///< the server ended the session, with this goodbye
+  std::uint32_t goodbye = 0;
 };
 inline constexpr Nanoseconds kRememberedFor = std::chrono::minutes(10);
 struct SessionTombstones {

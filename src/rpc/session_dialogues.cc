@@ -138,14 +138,16 @@ void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t t
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
-  // A full server may have room later. Any other refusal is final.
-  if (c->reconnect != nullptr) c->reconnect->refused = refusal.status != Status::limit;
+  // A full server may have room later, and others invite us back. Any other refusal is final.
+  if (c->reconnect != nullptr)
+    c->reconnect->refused = refusal.status != Status::limit && !refusal.goodbye.invites_back();
   std::string asked = base::format("open a session with {}", c->address);
-  end_session(rpc_, *c,
-              refusal.code ? control::refused_by_application(std::move(asked), refusal)
+  Error why = refusal.code ? control::refused_by_application(std::move(asked), refusal)
                            : Error{refusal.status, std::move(asked),
                                    base::format("the peer refused: {}", refusal.message()),
-                                   base::kRefusalRemedy});
+                                   base::kRefusalRemedy};
+  why.goodbye = refusal.goodbye;
+  end_session(rpc_, *c, why);
 }
 
 void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {

@@ -10,7 +10,9 @@
 #include "rpc/kept_replies.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/transport/connection_transport.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::rpc {
 
@@ -163,8 +165,14 @@ void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, s.name);
   if (tombstone != nullptr) {
     PeerAddress* const before = tombstone->peer_address;
-    *tombstone = {s.name,         s.peer_session,        wire::session_proof(s.token),
-                  s.peer_address, r.context.clock.now(), 0};
+    *tombstone = {s.name,
+                  s.peer_session,
+                  wire::session_proof(s.token),
+                  s.peer_address,
+                  r.context.clock.now(),
+                  0,
+                  is_leaving(s),
+                  wire::encode(s.leaving.goodbye)};
     ++s.peer_address->references;
     if (before != nullptr) release_peer_address(r, before);
   }
@@ -193,9 +201,10 @@ void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   if (tombstone.notified_at != 0 && r.context.now - tombstone.notified_at < r.min_rto) return;
   tombstone.notified_at = r.context.now;
+  const bool left = tombstone.has_left;
   (void)send(r, tombstone.peer_address->destination,
-             wire::session_header(tombstone.peer_session, tombstone.name, RpcKind::unknown,
-                                  tombstone.proof),
+             wire::session_header(tombstone.peer_session, left ? tombstone.goodbye : tombstone.name,
+                                  left ? RpcKind::closed : RpcKind::unknown, tombstone.proof),
              {});
 }
 
@@ -205,6 +214,9 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
     s.liveness.last_ping_or_close = now;  // the connection is alive
   note_silence(r, s, now);
   if (s.liveness.silent_ticks > r.timeouts.peer) return release_with_tombstone(r, s);
+  std::uint64_t next = next_keepalive(r, now);
+  if (is_leaving(s)) next = continue_leaving(r, s, now);
+  if (next == 0) return;
   if (now - std::min(s.last_heard, now) > r.timeouts.idle) {
     return_receives(r, s);
     if (s.connection != nullptr) release_reply_buffers(*s.connection);
@@ -213,7 +225,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   // silence lasts for the peer time-out.
   if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
     drop_kept_inline_replies(r, s);
-  r.context.timers.schedule(s.timer, next_keepalive(r, now));
+  r.context.timers.schedule(s.timer, next);
 }
 
 }  // namespace spinwire::rpc

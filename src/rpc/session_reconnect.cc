@@ -32,15 +32,19 @@ bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
 }  // namespace
 
 bool can_reconnect(const Rpc& r, const ClientSession& c, const EndReason& why) noexcept {
-  if (c.reconnect == nullptr || !why || c.state == SessionState::closing) return false;
+  if (c.reconnect == nullptr || !why || c.state == SessionState::closing || c.reconnect->is_over)
+    return false;
   return c.reconnect->plan.has_next(end_of(c, why->status), r.context.clock.now());
 }
 
-void interrupt_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
+void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   SessionReconnect& again = *c.reconnect;
+  Error why = reason;
+  if (c.goodbye.reason != GoodbyeReason::none) why.goodbye = c.goodbye;
   const bool was_ready = c.state == SessionState::ready;
   const std::uint64_t now = r.context.clock.now();
   if (!was_ready) r.dialogues.drop(c);
+  if (why.goodbye.retry_after.count() != 0) again.plan.hold_off(now, why.goodbye.retry_after);
   c.deadline = now + again.plan.next(end_of(c, why.status), now);
   if (again.first.status == Status::ok) again.first = why;
   again.refused = false;

@@ -17,7 +17,7 @@ namespace spinwire::rpc {
                                  const EndReason& why) noexcept;
 /// Gives up the server, runs on_interrupted, and waits for the next attempt. A callback may close
 /// the session.
-void interrupt_session(Rpc& r, ClientSession& c, const Error& why) noexcept;
+void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept;
 /// Begins the attempt that has been waited for.
 void start_next_attempt(Rpc& r, ClientSession& c) noexcept;
 /// The server has closed the session.

@@ -28,9 +28,7 @@ static_assert(CmLayout::kBytes == kCmDataBytes && kCmDataBytes <= kCmRequestMax)
 
 std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& e,
                                               const Capabilities& capabilities) noexcept {
-  const std::uint32_t features = capabilities.features | (e.raw ? feature::raw : 0) |
-                                 (e.application_fields ? feature::application_fields : 0);
-  return CmLayout::encode(CmData{capabilities.versions, features, e});
+  return CmLayout::encode(CmData{capabilities.versions, capabilities.features | features_of(e), e});
 }
 
 Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRange ours) {
@@ -43,8 +41,7 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   CmData got{{}, 0, e};
   (void)CmLayout::get(data.data(), got);  // the zero byte is padding
   e = got.endpoint;
-  e.raw = (got.features & feature::raw) != 0;
-  e.application_fields = (got.features & feature::application_fields) != 0;
+  set_features(e, got.features);
   if (auto agreed = agree(got.versions, ours); !agreed) return tl::unexpected(agreed.error());
   return check(e);
 }
@@ -55,9 +52,16 @@ bool takes_application_fields(std::span<const std::byte> data) noexcept {
          (got.features & feature::application_fields) != 0;
 }
 
+bool takes_goodbyes(std::span<const std::byte> data) noexcept {
+  CmData got;
+  return data.size() >= kCmDataBytes && CmLayout::get(data.data(), got) &&
+         (got.features & feature::goodbye) != 0;
+}
+
 Frame encode_cm_refusal(const Refuse& refuse) noexcept {
-  const std::size_t most =
-      kCmRejectMax - kHeaderBytes - 1 - (refuse.code ? kRefuseCodeBytes : std::size_t{0});
+  const std::size_t most = kCmRejectMax - kHeaderBytes - 1 -
+                           (refuse.code ? kRefuseCodeBytes : std::size_t{0}) -
+                           (refuse.goodbye.invites_back() ? kGoodbyeBytes : std::size_t{0});
   Refuse cut = refuse;
   cut.length = static_cast<std::uint8_t>(std::min<std::size_t>(cut.length, most));
   return encode(cut);

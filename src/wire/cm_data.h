@@ -28,6 +28,8 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& endpoint,
 
 /// Whether the sender of a request takes the code of a refusal. Any bytes.
 bool takes_application_fields(std::span<const std::byte> data) noexcept;
+/// Whether the sender of a request's private data understands a refusal with a goodbye.
+bool takes_goodbyes(std::span<const std::byte> data) noexcept;
 
 /// Encodes a refusal for a rejection, with its text cut to fit.
 Frame encode_cm_refusal(const Refuse& refuse) noexcept;

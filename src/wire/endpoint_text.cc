@@ -12,9 +12,10 @@ namespace spinwire {
 namespace {
 
 constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's version
-constexpr std::string_view kRaw = "raw";                   // a word without a value
-constexpr std::string_view kApplicationFields = "application-fields";  // so is this
-constexpr std::string_view kPrivateData = "private-data";              // not there if empty
+constexpr std::string_view kRaw = "raw";                   // words without a value
+constexpr std::string_view kGoodbyeReasons = "goodbye-reasons";
+constexpr std::string_view kApplicationFields = "application-fields";
+constexpr std::string_view kPrivateData = "private-data";  // not there if empty
 constexpr std::string_view kSpace = " \t\r\n";
 
 tl::unexpected<Error> bad_text(std::string found) {
@@ -173,6 +174,7 @@ Result<Endpoint> parse_words(std::string_view text) {
   for (std::string_view word = take_word(text); !word.empty(); word = take_word(text)) {
     bool* const flag = word == kRaw                 ? &e.raw
                        : word == kApplicationFields ? &e.application_fields
+                       : word == kGoodbyeReasons    ? &e.goodbye_reasons
                                                     : nullptr;
     if (flag != nullptr && !*flag) {
       *flag = true;
@@ -198,6 +200,7 @@ std::string Endpoint::text() const {
   ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
   std::string line = base::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
   if (raw) line += base::format(" {}", kRaw);
+  if (goodbye_reasons) line += base::format(" {}", kGoodbyeReasons);
   if (application_fields) line += base::format(" {}", kApplicationFields);
   for (const Number& field : kNumbers) {
     if (raw && !field.of_raw) continue;

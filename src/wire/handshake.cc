@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "wire/codec.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::wire {
 namespace {
@@ -90,6 +91,10 @@ constexpr KindInfo info_of(FrameKind kind, std::uint32_t features) noexcept {
   if (kind == FrameKind::refuse && has(features, feature::refusal_code)) {
     info.min += kRefuseCodeBytes;
     info.max += kRefuseCodeBytes;
+  }
+  if (kind == FrameKind::refuse && has(features, feature::goodbye)) {
+    info.min += kGoodbyeBytes;
+    info.max += kGoodbyeBytes;
   }
   return info;
 }
@@ -208,7 +213,7 @@ Frame encode_end(FrameKind kind, const End& end, Capabilities capabilities) noex
 }
 
 Frame encode_endpoint(FrameKind kind, const Endpoint& e, Capabilities capabilities) noexcept {
-  if (e.raw) capabilities.features |= feature::raw;
+  capabilities.features |= features_of(e);
   return encode_end<EndpointLayout>(kind, e, capabilities);
 }
 
@@ -216,6 +221,7 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, Capabilities capabilit
   if (e.direct_datagrams >= kPageDatagramBytes) capabilities.features |= feature::page_datagrams;
   if (e.direct_datagrams >= kLongDatagramBytes) capabilities.features |= feature::long_datagrams;
   if (e.direct_datagrams >= kBlockDatagramBytes) capabilities.features |= feature::block_datagrams;
+  if (e.goodbyes) capabilities.features |= feature::goodbye;
   return encode_end<SessionLayout>(kind, e, capabilities);
 }
 
@@ -327,6 +333,16 @@ void check_endpoint(Checks& checks, const Endpoint& e) {
 
 std::string_view to_string(FrameKind kind) noexcept { return info_of(kind).name; }
 
+std::uint32_t features_of(const Endpoint& e) noexcept {
+  return (e.raw ? feature::raw : 0) | (e.goodbye_reasons ? feature::goodbye : 0) |
+         (e.application_fields ? feature::application_fields : 0);
+}
+void set_features(Endpoint& e, std::uint32_t features) noexcept {
+  e.raw = (features & feature::raw) != 0;
+  e.goodbye_reasons = (features & feature::goodbye) != 0;
+  e.application_fields = (features & feature::application_fields) != 0;
+}
+
 Frame encode(const Hello& hello, const Capabilities& capabilities) noexcept {
   return encode_endpoint(FrameKind::hello, hello.endpoint, capabilities);
 }
@@ -343,7 +359,10 @@ Frame encode(const SessionOpened& opened, const Capabilities& capabilities) noex
   return encode_session(FrameKind::session_opened, opened.end, capabilities);
 }
 Frame encode(const JoinSession& join, const Capabilities& capabilities) noexcept {
-  return encode_body<JoinLayout>(FrameKind::join_session, join, capabilities);
+  // Never raw, whatever the endpoint says.
+  const std::uint32_t goodbye = features_of(join.endpoint) & feature::goodbye;
+  return encode_body<JoinLayout>(FrameKind::join_session, join,
+                                 {capabilities.versions, capabilities.features | goodbye});
 }
 Frame encode(const PathResponse& response, const Capabilities& capabilities) noexcept {
   return encode_body<PathResponseLayout>(FrameKind::path_response, response, capabilities);
@@ -365,14 +384,21 @@ SealedFrame begin_sealed(std::size_t frame_bytes, const Capabilities& capabiliti
 
 Frame encode(const Refuse& refuse, const Capabilities& capabilities) noexcept {
   const std::size_t length = std::min<std::size_t>(refuse.length, kRefuseTextMax);
-  const std::size_t before = kRefuseBytes + (refuse.code ? kRefuseCodeBytes : 0);
+  const bool has_goodbye = refuse.goodbye.invites_back();
   Capabilities used = capabilities;
-  used.features &= ~feature::refusal_code;
+  used.features &= ~(feature::refusal_code | feature::goodbye);  // they are about the body here
   if (refuse.code) used.features |= feature::refusal_code;
+  if (has_goodbye) used.features |= feature::goodbye;
+  const std::size_t before = info_of(FrameKind::refuse, used.features).min;
   Frame frame = begin(FrameKind::refuse, before + length, used);
   std::byte* const body = frame.storage.data() + kHeaderBytes;
   put_number(body, refuse.status);
-  if (refuse.code) put_number(body + kRefuseBytes, *refuse.code);
+  std::byte* at = body + kRefuseBytes;
+  if (refuse.code) {
+    put_number(at, *refuse.code);
+    at += kRefuseCodeBytes;
+  }
+  if (has_goodbye) put_number(at, encode(refuse.goodbye));
   std::memcpy(body + before, refuse.text.data(), length);
   return frame;
 }
@@ -451,11 +477,11 @@ Result<void> check(const Endpoint& e) {
 }
 
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, std::uint32_t features) {
-  const auto check = [features](Checks& checks, Endpoint& e) {
-    e.raw = has(features, feature::raw);
+  const auto check_all = [features](Checks& checks, Endpoint& e) {
+    set_features(e, features);
     check_endpoint(checks, e);
   };
-  return decode_end<EndpointLayout, Endpoint>("endpoint", body, features, check);
+  return decode_end<EndpointLayout, Endpoint>("endpoint", body, features, check_all);
 }
 
 Result<Ready> decode_ready(std::span<const std::byte> body) {
@@ -493,6 +519,7 @@ std::uint32_t longest_datagram(std::uint32_t features) {
 Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features) {
   const auto check = [features](Checks& checks, SessionEnd& e) {
     e.direct_datagrams = longest_datagram(features);
+    e.goodbyes = (features & feature::goodbye) != 0;
     if (e.qp_num != 0) {  // an end without datagrams may omit its address
       check_address(checks, e);
       check_qp_num(checks, e.qp_num);
@@ -509,8 +536,9 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t
   return decode_end<SessionLayout, SessionEnd>("session", body, features, check);
 }
 
-Result<JoinSession> decode_join(std::span<const std::byte> body) {
-  const auto check_join = [](Checks& checks, const JoinSession& join) {
+Result<JoinSession> decode_join(std::span<const std::byte> body, std::uint32_t features) {
+  const auto check_join = [features](Checks& checks, JoinSession& join) {
+    join.endpoint.goodbye_reasons = (features & feature::goodbye) != 0;
     checks.part(check(join.endpoint));
     checks.not_zero("session", join.session);
     checks.field(join.token != 0, "token", join.token, "the server's");
@@ -531,12 +559,22 @@ Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer,
     return bad_field("refuse frame", "status", std::to_string(status),
                      base::format("1 to {}", kStatusCount - 1));
   }
+  const std::byte* at = body.data() + kRefuseBytes;
   std::optional<std::uint32_t> code;
-  if (has(features, feature::refusal_code))
-    code = get_number<std::uint32_t>(body.data() + kRefuseBytes);
+  if (has(features, feature::refusal_code)) {
+    code = get_number<std::uint32_t>(at);
+    at += kRefuseCodeBytes;
+  }
   const auto text = body.subspan(sizes.min);
-  return make_refuse(known ? static_cast<Status>(status) : Status::refused,
-                     {reinterpret_cast<const char*>(text.data()), text.size()}, code);
+  Refuse refuse = make_refuse(known ? static_cast<Status>(status) : Status::refused,
+                              {reinterpret_cast<const char*>(text.data()), text.size()}, code);
+  if (!has(features, feature::goodbye)) return refuse;
+  const auto number = get_number<std::uint32_t>(at);
+  if (!decode(number, refuse.goodbye) || !refuse.goodbye.invites_back()) {
+    return bad_field("refuse frame", "its goodbye", base::format("{:#x}", number),
+                     "2 (draining) or 3 (overloaded), and up to 3600000 ms");
+  }
+  return refuse;
 }
 
 namespace {
@@ -585,7 +623,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
         return wrap(SessionOpened{e});
       });
     case FrameKind::join_session:
-      return decode_join(known).map(wrap);
+      return decode_join(known, header.features).map(wrap);
     case FrameKind::path_response:
       return decode_path_response(known).map(wrap);
     case FrameKind::authenticate:

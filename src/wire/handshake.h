@@ -27,6 +27,7 @@
 #include <variant>
 
 #include "spinwire/endpoint.h"
+#include "spinwire/goodbye.h"
 #include "spinwire/identity.h"
 #include "spinwire/status.h"
 
@@ -53,6 +54,7 @@ inline constexpr std::size_t kRefuseCodeBytes = 4;
 /// Private data and its length, at the end of a body.
 inline constexpr std::size_t kPrivateDataBytesMin = 2 + 1;
 inline constexpr std::size_t kPrivateDataBytesMax = 2 + kPrivateDataMax;
+inline constexpr std::size_t kGoodbyeBytes = 4;
 inline constexpr std::size_t kKeyIdBytes = 16;
 inline constexpr std::size_t kSealTagBytes = 16;
 inline constexpr std::size_t kAuthenticateBytes = kKeyIdBytes + 48;
@@ -74,6 +76,8 @@ inline constexpr std::uint32_t private_data = 16;
 inline constexpr std::uint32_t refusal_code = 32;
 /// The sender takes both in an answer, and as a connection the tags of leases.
 inline constexpr std::uint32_t application_fields = 64;
+/// This end understands a goodbye with a reason. In a refusal: the body has a goodbye.
+inline constexpr std::uint32_t goodbye = 128;
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {
@@ -111,6 +115,9 @@ struct Refuse {
   std::uint8_t length = 0;          ///< of the text
   std::array<char, kRefuseTextMax> text{};
   std::optional<std::uint32_t> code{};  ///< an application has refused, with this code
+  /// When the peer may come back; travels only if it invites the peer back, and only to a peer with
+  /// feature::goodbye.
+  Goodbye goodbye{};
   /// Printable ASCII only, whatever the peer sent.
   [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
 };
@@ -142,6 +149,7 @@ struct SessionEnd {
   std::uint32_t direct_datagrams = 0;
   bool application_fields = false;  ///< a feature
   PrivateData private_data{};       ///< of this end's application
+  bool goodbyes = false;  ///< feature::goodbye
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 /// Payloads of 4, 16 and 32 KiB, and their headers.
@@ -260,11 +268,15 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
                              VersionRange ours = kVersions);
 
+/// The features that fields of an endpoint stand for.
+std::uint32_t features_of(const Endpoint& endpoint) noexcept;
+void set_features(Endpoint& endpoint, std::uint32_t features) noexcept;
+
 /// Decoders of single bodies, of exactly the size of this version. `features` are of the header.
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<Ready> decode_ready(std::span<const std::byte> body);
 Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t features = 0);
-Result<JoinSession> decode_join(std::span<const std::byte> body);
+Result<JoinSession> decode_join(std::span<const std::byte> body, std::uint32_t features = 0);
 Result<PathResponse> decode_path_response(std::span<const std::byte> body);
 Result<Authenticate> decode_authenticate(std::span<const std::byte> body);
 Result<Authenticated> decode_authenticated(std::span<const std::byte> body);

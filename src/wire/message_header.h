@@ -7,14 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "wire/goodbye.h"
+
 namespace spinwire::wire {
 
 static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
 
 enum class MessageKind : std::uint8_t {
-  data = 1,               ///< the application's bytes
-  credit_return = 2,      ///< the sender returns `length` unused credits
-  goodbye = 3,            ///< the sender closes; no message follows
+  data = 1,           ///< the application's bytes
+  credit_return = 2,  ///< the sender returns `length` unused credits
+  /// The sender closes; `length` says why, see wire/goodbye.h. No message follows; but behind one
+  /// with kAwaitsGoodbye, answers about rendezvous messages, leases and credit do.
+  goodbye = 3,
   rendezvous_offer = 4,   ///< a message to fetch with READs; a RendezvousOffer follows
   rendezvous_answer = 5,  ///< ends a rendezvous; a RendezvousAnswer follows
   // Leases; see wire/lease_messages.h.
@@ -43,7 +47,7 @@ struct MessageHeader {
   MessageKind kind;
   std::uint8_t flags;
   std::uint16_t granted;  ///< low bits of all credits granted to the message's receiver
-  std::uint32_t length;   ///< payload bytes; for credit_return, credits
+  std::uint32_t length;   ///< payload bytes; for credit_return, credits; for goodbye, why
 };
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 static_assert(sizeof(MessageHeader) == kMessageHeaderBytes);
@@ -139,8 +143,12 @@ inline bool decode(const std::byte* at, std::size_t received, MessageHeader& hea
   if (const std::size_t body = body_bytes(header.kind); body != 0)
     return payload == body && header.length == payload;
   if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
-  const bool is_bare = header.kind == MessageKind::goodbye ||
-                       header.kind == MessageKind::credit_ask || header.kind == MessageKind::credit;
+  if (header.kind == MessageKind::goodbye) {
+    Goodbye goodbye;
+    bool awaits_answer = false;
+    return payload == 0 && decode(header.length, goodbye, awaits_answer);
+  }
+  const bool is_bare = header.kind == MessageKind::credit_ask || header.kind == MessageKind::credit;
   return is_bare && payload == 0 && header.length == 0;
 }
 

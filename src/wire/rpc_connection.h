@@ -8,6 +8,7 @@
 
 #include "spinwire/status.h"
 #include "wire/codec.h"
+#include "wire/goodbye.h"
 
 namespace spinwire::wire {
 
@@ -16,10 +17,13 @@ enum class RpcMessageKind : std::uint8_t {
   cancel = 2,     ///< from the client: needs no reply any more
   reply = 3,      ///< from the server: the result, unless a WRITE with the number reports it
   cancelled = 4,  ///< from the server: no more messages about that call
+  /// From the server: it takes no new calls, for the reason in the number; see wire/goodbye.h. The
+  /// client closes the session when its calls are over.
+  goodbye = 5,
 };
 
 struct RpcMessageHeader {
-  std::uint32_t number = 0;  ///< the call's number; its low bits are its slot
+  std::uint32_t number = 0;  ///< the call's number; its low bits are its slot; see goodbye
   std::uint16_t method = 0;  ///< for a call
   RpcMessageKind kind = RpcMessageKind::call;
   std::uint8_t status = 0;  ///< for a reply: a Status
@@ -63,8 +67,10 @@ constexpr bool decode(std::span<const std::byte> bytes, RpcMessageHeader& header
     return false;
   if (header.kind == RpcMessageKind::reply)
     return header.status < kStatusCount && payload.size() == header.size;
-  const bool known =
-      header.kind == RpcMessageKind::cancel || header.kind == RpcMessageKind::cancelled;
+  Goodbye goodbye;
+  const bool known = header.kind == RpcMessageKind::cancel ||
+                     header.kind == RpcMessageKind::cancelled ||
+                     (header.kind == RpcMessageKind::goodbye && decode(header.number, goodbye));
   return known && header.status == 0 && header.size == 0 && payload.empty();
 }
 

@@ -19,11 +19,16 @@ enum class RpcKind : std::uint8_t {
   ping = 3,     ///< from the client: it is alive, and calls with lower numbers are over
   pong = 4,     ///< answers a ping
   close = 5,    ///< from the client: the session is over
-  closed = 6,   ///< answers a close, or from the server: the session is over
+  /// Answers a close, or from the server: the session is over. Its number says why; see
+  /// wire/goodbye.h.
+  closed = 6,
   unknown = 7,  ///< from the server: it has forgotten the session `number`
   /// From the server, before it opens a session: the payload is a token that the client returns in
   /// a path_response frame. Its proof is of the client's token; those above are of the server's.
   path_challenge = 8,
+  /// From the server: it takes no new calls, for the reason in the number. The client closes the
+  /// session when its calls are over. Repeated until then.
+  goodbye = 9,
 };
 inline constexpr std::size_t kPathTokenBytes = 8;
 
@@ -129,7 +134,7 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
   if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
-  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::path_challenge;
+  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::goodbye;
   const std::size_t length = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
   return known && header.length == length && header.status == 0;
 }

@@ -37,7 +37,10 @@ std::vector<Bad> bad_headers() {
   for (const std::uint32_t length : {0u, 3u, 5u, 0x7fffffffu, 0xffffffffu, 0xfffffffcu})
     all.push_back({"length", header(1, 0, length, 4), kNoHeader});
   all.push_back({"goodbye with bytes", header(3, 0, 1, 1), kNoHeader});
-  all.push_back({"goodbye with a length", header(3, 0, 1, 0), kNoHeader});
+  all.push_back({"goodbye with a reason and bytes", header(3, 0, 2, 1), kNoHeader});
+  for (const std::uint32_t number : {1u, 4u, 255u, 1u << 8, 3'600'001u << 8 | 2u, 1u << 31})
+    all.push_back(
+        {"goodbye without a known reason, or for too long", header(3, 0, number, 0), kNoHeader});
   for (const std::uint8_t kind : {std::uint8_t{11}, std::uint8_t{12}}) {
     all.push_back({"credit with bytes", header(kind, 0, 1, 1), kNoHeader});
     all.push_back({"credit with a length", header(kind, 0, 1, 0), kNoHeader});

@@ -25,15 +25,17 @@ bool refused(const Result<T>& result) {
 }
 
 bool same_refuse(const Refuse& a, const Refuse& b) {
-  return a.status == b.status && a.message() == b.message() && a.code == b.code;
+  return a.status == b.status && a.message() == b.message() && a.code == b.code &&
+         a.goodbye == b.goodbye;
 }
 void check_refuse(const Refuse& refuse) {
   expect(refuse.status != Status::ok && static_cast<int>(refuse.status) < kStatusCount,
          "status of a refuse frame");
   expect(printable(refuse.message()), "text of a refuse frame");
   const Frame frame = encode(refuse);
-  const auto again = decode_refuse(frame.bytes().subspan(kHeaderBytes), false,
-                                   refuse.code ? feature::refusal_code : 0);
+  const std::uint32_t features = (refuse.code ? feature::refusal_code : 0) |
+                                 (refuse.goodbye.invites_back() ? feature::goodbye : 0);
+  const auto again = decode_refuse(frame.bytes().subspan(kHeaderBytes), false, features);
   expect(again && same_refuse(*again, refuse), "a refuse frame encoded and decoded");
 }
 
@@ -74,7 +76,9 @@ void run_bodies(std::span<const std::byte> body) {
     expect(same(encode(*answer).bytes().subspan(kHeaderBytes), body), "a proof's answer's bytes");
   }
   for (const bool newer : {false, true}) {
-    for (const std::uint32_t features : {std::uint32_t{0}, feature::refusal_code}) {
+    for (const std::uint32_t features :
+         {std::uint32_t{0}, feature::refusal_code, feature::goodbye,
+          feature::refusal_code | feature::goodbye}) {
       const auto refuse = decode_refuse(body, newer, features);
       if (!refused(refuse)) check_refuse(*refuse);
     }
@@ -160,6 +164,9 @@ void sow(Seeds& seeds) {
       beyond.storage[kHeaderBytes + kEndpointBytes + 1] = std::byte{2};  // of the length
       sow_frame(beyond, ours);
     }
+    Refuse later = make_refuse(Status::refused, "later");
+    later.goodbye = {GoodbyeReason::draining, std::chrono::seconds(2)};
+    sow_frame(encode(later, capabilities), ours);
     sow_frame(encode(Ready{77}, capabilities), ours);
     sow_frame(encode(OpenSession{sample_session()}, capabilities), ours);
     SessionEnd opened = sample_session();

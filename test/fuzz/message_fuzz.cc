@@ -35,7 +35,8 @@ void run(std::span<const std::byte> data) {
   if (!good) return;
   const std::size_t payload = message.size() - kMessageHeaderBytes;
   expect((header.flags & ~message_flag::kAll) == 0, "flags are known");
-  expect(header.kind == MessageKind::credit_return || header.length == payload,
+  expect(header.kind == MessageKind::credit_return || header.kind == MessageKind::goodbye ||
+             header.length == payload,
          "a length is that of what came");
   expect(header.kind == MessageKind::data || payload == body_bytes(header.kind),
          "a control message has its body");
@@ -45,6 +46,12 @@ void run(std::span<const std::byte> data) {
 }
 
 void sow(Seeds& seeds) {
+  const std::uint32_t draining =
+      encode(spinwire::Goodbye{spinwire::GoodbyeReason::draining, std::chrono::seconds(2)});
+  for (const std::uint32_t number : {draining, draining | kAwaitsGoodbye}) {
+    const std::uint64_t header = encode(MessageHeader{MessageKind::goodbye, 0, 7, number});
+    seeds.add({std::as_bytes(std::span(&header, 1)), Bytes()});
+  }
   for (std::uint8_t kind = 0; kind < 20; ++kind) {
     const auto k = static_cast<MessageKind>(kind);
     const Bytes body(k == MessageKind::data ? 21 : body_bytes(k));

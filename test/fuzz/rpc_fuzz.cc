@@ -11,8 +11,7 @@ void run(std::span<const std::byte> data) {
   RpcHeader header{};
   if (!decode(datagram.data(), datagram.size(), header)) return;
   expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
-  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::path_challenge,
-         "a kind is known");
+  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::goodbye, "a kind is known");
   expect(header.kind == RpcKind::reply || header.status == 0, "only replies have a status");
   expect(header.kind != RpcKind::request || header.window == 0, "requests have no window");
   const std::size_t challenge = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
@@ -22,7 +21,7 @@ void run(std::span<const std::byte> data) {
 }
 
 void sow(Seeds& seeds) {
-  for (std::uint8_t kind = 0; kind < 10; ++kind) {
+  for (std::uint8_t kind = 0; kind < 11; ++kind) {
     const auto k = static_cast<RpcKind>(kind);
     const bool call = k == RpcKind::request || k == RpcKind::reply;
     const Bytes payload(call ? 21 : k == RpcKind::path_challenge ? kPathTokenBytes : 0);

@@ -11,7 +11,7 @@ void run(std::span<const std::byte> data) {
   RpcMessageHeader header;
   std::span<const std::byte> payload;
   if (!decode(message, header, payload)) return;
-  expect(header.kind >= RpcMessageKind::call && header.kind <= RpcMessageKind::cancelled,
+  expect(header.kind >= RpcMessageKind::call && header.kind <= RpcMessageKind::goodbye,
          "a kind is known");
   expect(payload.size() == message.size() - kRpcMessageHeaderBytes,
          "a payload is all that is behind");
@@ -31,7 +31,8 @@ void sow(Seeds& seeds) {
   seeds.add(
       encode(RpcMessageHeader{9, 3, RpcMessageKind::call, 0, 0, 9, ~std::uint64_t{0} - 9, 1}));
   seeds.add({encode(RpcMessageHeader{9, 0, RpcMessageKind::reply, 17, 21, 0, 0, 0}), payload});
-  for (std::uint8_t kind = 0; kind < 6; ++kind)
+  seeds.add(encode(RpcMessageHeader{0x302, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0}));
+  for (std::uint8_t kind = 0; kind < 7; ++kind)
     seeds.add(encode(RpcMessageHeader{9, 0, static_cast<RpcMessageKind>(kind), 0, 0, 0, 0, 0}));
 }
 

@@ -84,6 +84,8 @@ void expect_empty_engine(Engine& engine) {
       {"expose", status_of(engine.expose({}, Access::remote_read))},
       {"revoke", engine.revoke({})},
       {"set_device_event_handler", engine.set_device_event_handler({})},
+      {"adopt_listener", status_of(engine.adopt_listener(-1, {}))},
+      {"drain", status_of(engine.drain(Nanoseconds(0)))},
       {"audit", status_of(engine.audit())},
   };
   for (const Answer& a : answers) EXPECT_EQ(a.status, Status::not_connected) << a.function;
@@ -200,6 +202,7 @@ void Handles::expect_not_connected() {
       {"lease", c.lease(buffer, {})},
       {"recall", c.recall({})},
       {"register_memory", status_of(c.register_memory({}, Access::local))},
+      {"close with a goodbye", c.close({spinwire::GoodbyeReason::draining, Nanoseconds(0)})},
       {"close", c.close()},
       {"set_handlers", c.set_handlers({})},
       {"query_state", status_of(c.query_state())},

@@ -279,6 +279,23 @@ TEST_F(RpcForgedSource, EndsNoSessionAtTheClient) {
   expect_unharmed();
 }
 
+TEST_F(RpcForgedSource, SaysNoGoodbyeToTheClient) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const std::uint32_t proof = spinwire::wire::session_proof(victim().token);
+  const auto send_goodbye = [&](RpcKind kind, std::uint32_t number, std::uint32_t shown) {
+    send_from_server(spinwire::wire::session_header(ours().name, number, kind, shown));
+  };
+  send_goodbye(RpcKind::goodbye, 2, proof ^ 1);
+  // From the server, but malformed: an unknown reason, too long a time, a bit of connections.
+  for (const RpcKind kind : {RpcKind::goodbye, RpcKind::closed}) {
+    for (const std::uint32_t number : {1u, 9u, 3'600'001u << 8 | 2u, 1u << 31 | 2u})
+      send_goodbye(kind, number, proof);
+  }
+  ASSERT_TRUE(run([&] { return bad(client_) == 9; }));
+  EXPECT_TRUE(session_.ready());
+  expect_unharmed();
+}
+
 TEST_F(RpcForgedSource, GetsNoAnswerToAChallengeOfItsOwn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();

@@ -21,6 +21,8 @@ namespace {
 using namespace spinwire::wire;
 using spinwire::Endpoint;
 using spinwire::GidType;
+using spinwire::Goodbye;
+using spinwire::GoodbyeReason;
 using spinwire::Status;
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -87,6 +89,9 @@ TEST(GoldenBytes, FramesOfConnections) {
       "32333435363738393a3b3c3d3e3f40414243444546472021262703502c2d2e2f48494a4b4c4d4e4f");
   EXPECT_EQ(hex(encode(make_refuse(Status::limit, "full\n"), kCapabilities).bytes()),
             "53504e570102030403000600050607081766756c6c3f");
+  Refuse later = make_refuse(Status::refused, "later");
+  later.goodbye = {GoodbyeReason::draining, std::chrono::milliseconds(0x121110)};
+  EXPECT_EQ(hex(encode(later).bytes()), "53504e570100010003000a008000000011021011126c61746572");
   EXPECT_EQ(hex(encode(Ready{0x1716151413121110}, kCapabilities).bytes()),
             "53504e570102030404000800050607081011121314151617");
 }
@@ -151,6 +156,10 @@ TEST(GoldenBytes, HeadersOfMessages) {
     kinds += hex_of(encode(MessageHeader{kind, 0, 0, 0})).substr(0, 2);
   }
   EXPECT_EQ(kinds, "0102030405060708090a0b0c");
+  EXPECT_EQ(encode(Goodbye{GoodbyeReason::draining, std::chrono::milliseconds(0x121110)}),
+            0x12111002u);
+  EXPECT_EQ(encode(Goodbye{GoodbyeReason::overloaded, {}}), 3u);
+  EXPECT_EQ(kAwaitsGoodbye, 0x80000000u);
   EXPECT_EQ(message_flag::kWantCredit, 1);
 }
 
@@ -165,10 +174,10 @@ TEST(GoldenBytes, HeadersOfCalls) {
   std::string kinds;
   for (const RpcKind kind :
        {RpcKind::request, RpcKind::reply, RpcKind::ping, RpcKind::pong, RpcKind::close,
-        RpcKind::closed, RpcKind::unknown, RpcKind::path_challenge}) {
+        RpcKind::closed, RpcKind::unknown, RpcKind::path_challenge, RpcKind::goodbye}) {
     kinds += hex_of(pack(RpcHeader{0, 0, 0, kind, 0, 0, 0})).substr(20, 2);
   }
-  EXPECT_EQ(kinds, "0102030405060708");
+  EXPECT_EQ(kinds, "010203040506070809");
   EXPECT_EQ(hex_of(pack(session_header(0x13121110, 0x17161514, RpcKind::close, 0x1f1e1918))),
             "10111213141516171819050000001e1f");
   EXPECT_EQ(hex_of(pack(session_header(1, 0, RpcKind::path_challenge, 0))),

@@ -53,7 +53,7 @@ TEST(Handshake, HelloAndAcceptComeBackAsSent) {
   EXPECT_EQ(hello->header.version, wire::kVersions.max);
   EXPECT_EQ(hello->header.features, 0xf00dbeeeu);
   auto offers = valid_endpoint();
-  offers.application_fields = true;  // a bit of the features
+  offers.application_fields = offers.goodbye_reasons = true;  // bits of the features
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, offers);
 
   const auto accept = decode_frame(wire::encode(wire::Accept{valid_endpoint()}).bytes());
@@ -434,14 +434,12 @@ bool plausible_header(std::span<const std::byte> b) {
   constexpr unsigned kLeast[] = {0, 70, 70, 1, 8, 56, 56, 82, 8, 64, 64, 32};
   const unsigned features = at(12);
   const bool has_data = (features & 16) != 0 && (kind == 1 || kind == 2 || kind == 5 || kind == 6);
-  const bool has_code = (features & 32) != 0 && kind == 3;
-  const unsigned least = kLeast[kind] + (has_data ? 3 : has_code ? 4 : 0);
+  const unsigned numbers = kind == 3 ? ((features & 32) != 0 ? 4u : 0u) + ((features & 128) != 0 ? 4u : 0u) : 0u;
+  const unsigned least = kLeast[kind] + (has_data ? 3 : numbers);
   const unsigned known = (kind == 3    ? 201
                           : kind == 11 ? 528
                                        : kLeast[kind]) +
-                         (has_data   ? 258
-                          : has_code ? 4
-                                     : 0);
+                         (has_data ? 258 : numbers);
   const unsigned most = max > 1 ? std::max(496u, known) : known;
   return length >= least && length <= most;
 }

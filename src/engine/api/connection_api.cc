@@ -183,6 +183,15 @@ Status Connection::close() {
   });
 }
 
+Status Connection::close(const Goodbye& goodbye) {
+  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
+    if (!engine::is_valid(goodbye)) return Status::invalid_argument;
+    if (agent::is_ending(a)) return Status::not_connected;
+    agent::close(core.context, a, goodbye);
+    return Status::ok;
+  });
+}
+
 Status Connection::set_handlers(const ConnectionHandlers& handlers) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
     agent::set_handlers(a, handlers, core.guard.polling());

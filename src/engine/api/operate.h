@@ -87,6 +87,13 @@ std::string_view name_of(const std::array<std::string_view, N>& names, E value) 
   return i < N ? names[i] : "unknown";
 }
 
+/// Whether an end may close with this goodbye.
+inline bool is_valid(const Goodbye& goodbye) noexcept {
+  if (goodbye.reason == GoodbyeReason::closed) return goodbye.retry_after.count() == 0;
+  return goodbye.invites_back() && goodbye.retry_after.count() >= 0 &&
+         goodbye.retry_after <= kMaxRetryAfter;
+}
+
 inline bool deferred(const detail::EngineCore& core, Post post) noexcept {
   return post == Post::defer || (post == Post::automatic && core.guard.polling());
 }

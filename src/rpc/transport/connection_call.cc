@@ -138,6 +138,8 @@ void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if (is_active(b, slot) && !push(b.slots[slot])) return;
   }
+  const ClientSession* const c = find_client(r, b.session);
+  if (c == nullptr || c->is_leaving) return;  // the server takes no more calls
   // Callbacks of calls that fail at once may start further calls, so bound the loop.
   for (std::uint32_t most = b.backlog_count; most != 0; --most) {
     ConnectionClientSlot* const k = start_backlogged(r, b);

@@ -66,6 +66,7 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
 Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
                             const BufferSlice* reply_into, const ReplyCallback& done, bool now,
                             bool waits_until_ready) noexcept {
+  if (state_of(c) == SessionState::closing) return Status::not_connected;
   if (call.size > max_call(r, c)) return Status::message_too_long;
   if (reply_into != nullptr) {
     if (const Status status = validate_reply_region(r, *reply_into); status != Status::ok)
@@ -76,7 +77,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   agent::Agent* const a = agent_of(r, b);
   const bool connected = a != nullptr && agent::is_ready(*a);
   const std::uint32_t slot = free_slot(b);
-  const bool waits = !connected || b.backlog_count != 0 || slot >= b.window;
+  const bool waits = !connected || b.backlog_count != 0 || slot >= b.window || c.is_leaving;
   if (waits && is_backlog_full(r, c, b.backlog_count))
     return refuse_for_backlog(r, c, Backlog::long_calls);
   ConnectionCall w;
@@ -85,7 +86,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   ++r.stats.long_calls;
   if (reply_into != nullptr) w.reply = *reply_into;
   w.waits_until_ready = waits_until_ready;
-  if (c.state == SessionState::ready && !is_doubted(c)) request_connection(r, b);
+  if (state_of(c) == SessionState::ready && !is_doubted(c)) request_connection(r, b);
   ConnectionClientSlot* k = nullptr;
   if (waits) {
     backlog_at(r, b, b.backlog_count++) = std::move(w);
@@ -188,7 +189,9 @@ void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noe
   b.had_connection = b.is_retried = false;
   agent::Agent* const a = agent_of(r, b);
   b.is_interrupted = a != nullptr;
-  if (a != nullptr) agent::fail(r.context, *a, why);
+  if (a == nullptr) return;
+  // A server that said goodbye waits for the end of the connection, on which there are no calls.
+  c.is_leaving ? agent::close(r.context, *a) : agent::fail(r.context, *a, why);
 }
 
 void reroute_backlog(Rpc& r, ClientSession& c) noexcept {

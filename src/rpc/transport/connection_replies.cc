@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
 #include "rpc/transport/connection_call.h"
@@ -99,6 +100,8 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
     return fail_protocol(r, a, "a malformed one");
   if (header.kind == RpcMessageKind::reply) return on_reply_message(r, *b, a, header, m, payload);
   if (header.kind == RpcMessageKind::cancelled) return on_cancelled(r, *b, a, header);
+  if (header.kind == RpcMessageKind::goodbye)
+    return (void)on_goodbye(r, *find_client(r, session), header.number);
   fail_protocol(r, a, "one that only clients send");
 }
 
@@ -151,7 +154,9 @@ void end_active_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
 /// it had replaced another one only shortly before.
 void on_mandatory_connection_lost(Rpc& r, ClientSession& c, bool was_ready,
                                   const EndReason& why) noexcept {
-  if (c.state == SessionState::closing) return end_session_in_order(r, c);
+  if (c.state == SessionState::closing || (c.is_leaving && !comes_back(c)))
+    return end_session_in_order(r, c);
+  if (c.is_leaving) return on_closed_by_server(r, c);
   if (c.state == SessionState::opening && !why)
     return end_session(r, c, Status::peer_lost, "the server has ended its connection");
   // Otherwise the server has ended the session.
@@ -177,6 +182,9 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   const EndReason why =  // none: the server has closed the connection
       error.status != Status::ok ? EndReason(error) : EndReason();
   b->agent = {};
+  if (!why && c.state == SessionState::ready && c.transport == Transport::connection &&
+      c.goodbye.reason == GoodbyeReason::none)
+    c.goodbye = error.goodbye;
   const bool was_ready = std::exchange(b->was_ready, false);
   if (std::exchange(b->is_interrupted, false) && c.state == SessionState::opening)
     return end_active_calls(r, *b, Status::peer_lost);
@@ -197,7 +205,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
   if (connection_of(r, session) != b) return;
   if (b->is_ending) return end_session(r, c, EndReason(std::move(b->why)));
-  if (b->backlog_count != 0 && c.state == SessionState::ready) request_connection(r, *b);
+  if (b->backlog_count != 0 && state_of(c) == SessionState::ready) request_connection(r, *b);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/server_session.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
@@ -82,7 +83,9 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
 Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
   const std::string_view text = v.refusal == Status::unsupported ? "no such method"
                                 : v.refusal == Status::limit     ? kReplyDropped
-                                                                 : "the handler has not answered";
+                                : v.refusal == Status::not_connected
+                                    ? kTakesNoCallsText
+                                    : "the handler has not answered";
   const Status status = build_reply_message(
       r, v, v.refusal, reinterpret_cast<const std::byte*>(text.data()), text.size(), nullptr);
   if (status == Status::ok) v.state = State::answering;
@@ -167,6 +170,10 @@ void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& 
   v.method = header.method;
   v.size = header.size;
   v.named = {header.address, header.reply_capacity, header.rkey, Access::remote_write};
+  if (is_leaving(s)) {
+    v.state = State::running;
+    return refuse_call(r, s.name, header.number, Status::not_connected);
+  }
   if (payload.size() == header.size) return run_handler(r, s, v, m, payload.data(), payload.size());
   const bool served = header.method < r.handlers.size() && r.handlers[header.method];
   v.state = served ? State::body : State::running;
@@ -267,6 +274,7 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   handlers.on_closed = session_handler<on_server_closed>(r, s.name);
   attach(*b, a, handlers);
   s.connection = std::move(b);
+  s.leaving.is_told = false;
 }
 
 void release_server_connection(Rpc& r, ServerSession& s) noexcept {

@@ -1,0 +1,80 @@
+#include "engine/drain.h"
+
+#include <algorithm>
+
+#include "agent/goodbye.h"
+#include "rpc/rpc_state.h"
+#include "rpc/session_goodbye.h"
+
+namespace spinwire::engine {
+
+using agent::Agent;
+
+void Drain::begin(Nanoseconds timeout, const DrainOptions& options) noexcept {
+  options_ = options;
+  report_ = {};
+  deadline_ = context_.clock.now() + context_.clock.ticks(timeout);
+  context_.timers.reschedule(timer_, deadline_);
+  stage_ = Stage::served;
+  connector_.refuse_peers(goodbye());
+  for (Agent& a : context_.agents) {
+    if (agent::is_half_open(a)) agent::close(context_, a, goodbye());
+  }
+  if (calls_ != nullptr) rpc::end_served_in_order(*calls_, goodbye());
+  schedule_.step_soon();
+}
+
+Goodbye Drain::goodbye() const noexcept {
+  return has_begun() ? goodbye_with(options_.retry_after) : Goodbye{};
+}
+
+void Drain::step(std::uint64_t now) noexcept {
+  if (!is_under_way()) return;
+  if (now >= deadline_) {
+    cut();
+    return finish();
+  }
+  if (stage_ == Stage::served) {
+    if (calls_ != nullptr && calls_->servers.size() != 0) return;
+    stage_ = Stage::sessions;
+    if (calls_ != nullptr) rpc::end_own_in_order(*calls_);
+  }
+  if (stage_ == Stage::sessions) {
+    if (calls_ != nullptr && calls_->clients.size() != 0) return;
+    stage_ = Stage::connections;
+    close_connections();
+  }
+  if (context_.agents.size() == 0) finish();
+}
+
+void Drain::close_connections() noexcept {
+  for (Agent& a : context_.agents) {
+    if (!agent::is_ending(a)) agent::close(context_, a, goodbye());
+  }
+  schedule_.step_soon();
+}
+
+/// The time is over: counts what remains, and ends it without waiting.
+void Drain::cut() noexcept {
+  if (calls_ != nullptr) {
+    calls_->servers.for_each([this](const rpc::ServerSession& s) {
+      ++report_.served_sessions;
+      report_.served_calls += rpc::calls_in_progress(s);
+    });
+    report_.sessions = calls_->clients.size();
+  }
+  report_.connections = context_.agents.size();
+  if (calls_ != nullptr) rpc::end_all_sessions(*calls_);
+  for (Agent& a : context_.agents) agent::close_at_once(context_, a, goodbye());
+  schedule_.step_soon();
+}
+
+void Drain::finish() noexcept {
+  stage_ = Stage::over;
+  context_.timers.cancel(timer_);
+  const auto run = options_.on_drained;
+  options_.on_drained = nullptr;
+  if (run) run(report_);
+}
+
+}  // namespace spinwire::engine

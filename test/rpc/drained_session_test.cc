@@ -1,0 +1,100 @@
+// Sessions that reconnect, whose server or own engine drains.
+#include "rpc/reconnecting_session.h"
+
+namespace rpc_session_reconnect_test {
+namespace {
+
+using spinwire::Goodbye;
+using spinwire::GoodbyeReason;
+
+constexpr Goodbye kGoodbye{GoodbyeReason::draining, 300ms};
+
+class RpcDrainedSession : public RpcSessionReconnect,
+                          public testing::WithParamInterface<RpcTransport> {
+ protected:
+  void serve_at(const std::string& address) {
+    start(address, over(GetParam(), reconnect_config()));
+  }
+  void drain(const Bare& engine) const {
+    engine.core->drain.begin(1h, {.retry_after = kGoodbye.retry_after, .on_drained = {}});
+  }
+  /// A call is in progress at a server that drains, and its client knows.
+  void begin_drain() {
+    serve_at("127.0.0.1:0");
+    ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));
+    ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
+    ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+    drain(server_->engine);
+    ASSERT_TRUE(until([&] { return !session_.ready(); }));
+    EXPECT_EQ(session_.state(), SessionState::opening);
+    EXPECT_EQ(session_.max_inline_call(), 0u);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, RpcDrainedSession,
+                         testing::Values(RpcTransport::automatic, RpcTransport::connection),
+                         [](const auto& of) {
+                           return of.param == RpcTransport::automatic ? "Automatic" : "Connection";
+                         });
+
+TEST_P(RpcDrainedSession, IsOpenedAgainAfterTheCallsUnderWayAndNotTooEarly) {
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
+  ASSERT_EQ(begin(kCount, filled(9000, 3), waiting()), Status::ok);  // over a connection
+  CallOptions impatient;
+  impatient.when_not_ready = WhenNotReady::fail;
+  EXPECT_EQ(begin(kCount, filled(20, 4), impatient), Status::not_connected);
+  for (int i = 0; i < 100; ++i) turn(kMillisecond / 10);
+  EXPECT_TRUE(interrupted_.empty()) << "a call is in progress";
+  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
+  const std::uint64_t from = now_;
+  EXPECT_EQ(ended_[0].status, Status::ok);
+  EXPECT_EQ(interrupted_[0].goodbye, kGoodbye);
+  ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
+  EXPECT_EQ(runs_.size(), 1u) << "the server takes no more calls";
+  server_.reset();
+  serve_at(address_);
+  ASSERT_TRUE(until([&] { return session_.ready(); }, kMillisecond));
+  EXPECT_GE(now_ - from, 300 * kMillisecond);
+  EXPECT_LE(now_ - from, 500 * kMillisecond);
+  ASSERT_TRUE(until([&] { return all_ended(); }));
+  for (const Ended& e : ended_) EXPECT_EQ(e.status, Status::ok) << to_string(e.status);
+  EXPECT_EQ(runs_.size(), 3u);
+  EXPECT_EQ(interrupted_.size(), 1u);
+  finish();
+}
+
+TEST_P(RpcDrainedSession, IsRefusedForATimeWhileTheServerDrains) {
+  serve_at("127.0.0.1:0");
+  drain(server_->engine);
+  session_ = client_->core->open_session(address_, options()).value();
+  const std::uint64_t from = now_;
+  for (int i = 0; i < 250; ++i) turn(kMillisecond);
+  EXPECT_TRUE(closed_.empty());
+  EXPECT_EQ(session_.state(), SessionState::opening);
+  server_.reset();
+  serve_at(address_);
+  ASSERT_TRUE(until([&] { return session_.ready(); }, kMillisecond));
+  EXPECT_GE(now_ - from, 300 * kMillisecond);
+  finish();
+}
+
+/// What waits for the next server ends, and there is no further attempt.
+TEST_P(RpcDrainedSession, EndsIfItsOwnEngineDrainsMeanwhile) {
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
+  drain(*client_);
+  ASSERT_TRUE(until([&] { return ended_[1].times == 1; }));
+  EXPECT_EQ(ended_[1].status, Status::not_connected);
+  EXPECT_TRUE(closed_.empty()) << "a call is in progress";
+  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  EXPECT_EQ(closed_[0].status, Status::ok);
+  EXPECT_EQ(closed_[0].goodbye, kGoodbye);
+  EXPECT_TRUE(interrupted_.empty());
+  ASSERT_TRUE(until([&] { return client_->core->drain.is_over(); }));
+}
+
+}  // namespace
+}  // namespace rpc_session_reconnect_test
