@@ -149,7 +149,7 @@ struct SessionEnd {
   std::uint32_t direct_datagrams = 0;
   bool application_fields = false;  ///< a feature
   PrivateData private_data{};       ///< of this end's application
-  bool goodbyes = false;  ///< feature::goodbye
+  bool goodbyes = false;            ///< feature::goodbye
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 /// Payloads of 4, 16 and 32 KiB, and their headers.

@@ -76,9 +76,8 @@ void run_bodies(std::span<const std::byte> body) {
     expect(same(encode(*answer).bytes().subspan(kHeaderBytes), body), "a proof's answer's bytes");
   }
   for (const bool newer : {false, true}) {
-    for (const std::uint32_t features :
-         {std::uint32_t{0}, feature::refusal_code, feature::goodbye,
-          feature::refusal_code | feature::goodbye}) {
+    for (const std::uint32_t features : {std::uint32_t{0}, feature::refusal_code, feature::goodbye,
+                                         feature::refusal_code | feature::goodbye}) {
       const auto refuse = decode_refuse(body, newer, features);
       if (!refused(refuse)) check_refuse(*refuse);
     }

@@ -41,9 +41,9 @@ TEST_P(RpcDrainedSession, IsOpenedAgainAfterTheCallsUnderWayAndNotTooEarly) {
   ASSERT_NO_FATAL_FAILURE(begin_drain());
   ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
   ASSERT_EQ(begin(kCount, filled(9000, 3), waiting()), Status::ok);  // over a connection
-  CallOptions impatient;
-  impatient.when_not_ready = WhenNotReady::fail;
-  EXPECT_EQ(begin(kCount, filled(20, 4), impatient), Status::not_connected);
+  CallOptions at_once;
+  at_once.when_not_ready = WhenNotReady::fail;
+  EXPECT_EQ(begin(kCount, filled(20, 4), at_once), Status::not_connected);
   for (int i = 0; i < 100; ++i) turn(kMillisecond / 10);
   EXPECT_TRUE(interrupted_.empty()) << "a call is in progress";
   EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);

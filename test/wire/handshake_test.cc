@@ -434,7 +434,8 @@ bool plausible_header(std::span<const std::byte> b) {
   constexpr unsigned kLeast[] = {0, 70, 70, 1, 8, 56, 56, 82, 8, 64, 64, 32};
   const unsigned features = at(12);
   const bool has_data = (features & 16) != 0 && (kind == 1 || kind == 2 || kind == 5 || kind == 6);
-  const unsigned numbers = kind == 3 ? ((features & 32) != 0 ? 4u : 0u) + ((features & 128) != 0 ? 4u : 0u) : 0u;
+  const unsigned numbers =
+      kind == 3 ? ((features & 32) != 0 ? 4u : 0u) + ((features & 128) != 0 ? 4u : 0u) : 0u;
   const unsigned least = kLeast[kind] + (has_data ? 3 : numbers);
   const unsigned known = (kind == 3    ? 201
                           : kind == 11 ? 528
