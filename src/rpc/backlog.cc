@@ -48,7 +48,6 @@ void release_backlog(ClientSession& c) noexcept {
 
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done,
                     bool waits_until_ready) noexcept {
-  if (state_of(c) == SessionState::closing) return Status::not_connected;
   if (is_backlog_full(r, c, c.backlog_count))
     return refuse_for_backlog(r, c, Backlog::inline_calls);
   if (c.backlog == nullptr && !allocate_backlog(r, c))

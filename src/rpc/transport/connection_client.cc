@@ -66,7 +66,6 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
 Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
                             const BufferSlice* reply_into, const ReplyCallback& done, bool now,
                             bool waits_until_ready) noexcept {
-  if (state_of(c) == SessionState::closing) return Status::not_connected;
   if (call.size > max_call(r, c)) return Status::message_too_long;
   if (reply_into != nullptr) {
     if (const Status status = validate_reply_region(r, *reply_into); status != Status::ok)
