@@ -420,7 +420,8 @@ class SPINWIRE_API Connection {
 
   /// Stops accepting operations, lets the outstanding ones end for up to connections.close_timeout,
   /// and sends goodbye to the peer. on_closed runs in a later poll(); no callback runs inside the
-  /// call. Set-up. Errors: not_connected (closing or closed already).
+  /// call. A connection that is ending already does not reconnect any more. Set-up. Errors:
+  /// not_connected (closing or closed already).
   Status close();
   /// Closes with a reason, which the peer gets as Error::goodbye. If the reason invites the peer
   /// back, no message is lost: first our operations end, then the peer's, for up to
@@ -452,8 +453,8 @@ class SPINWIRE_API Connection {
   /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
   /// has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
-  /// What the handshake has shown of the peer; empty before on_accept, or on_ready of a connection
-  /// that we make. Valid until on_interrupted or on_closed runs. Hot.
+  /// What the handshake has shown of the peer. Before on_accept, or on_ready of a connection that we
+  /// make, the key and the private data may be empty. Valid until on_interrupted or on_closed runs. Hot.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;
   /// PeerIdentity::private_data of the peer.
   [[nodiscard]] std::span<const std::byte> peer_private_data() const noexcept {

@@ -428,7 +428,8 @@ class SPINWIRE_API Session {
   /// is notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
   /// Set-up. Errors: not_connected (closing or closed already).
   Status close() noexcept;
-  /// What the handshake has shown of the server; empty before on_ready. Valid until on_closed runs.
+  /// What the handshake has shown of the server; empty before it has answered. Valid until
+  /// on_interrupted or on_closed runs.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;
   /// PeerIdentity::private_data of the server.
   [[nodiscard]] std::span<const std::byte> peer_private_data() const noexcept {

@@ -310,12 +310,13 @@ bool continue_setup(EngineContext& ctx, Agent& a) noexcept {
 // ---- the end ----
 
 void fail_for_good(EngineContext& ctx, Agent& a, Error cause) noexcept {
-  if (a.reconnect != nullptr) a.reconnect->device_lost = true;
+  stop_reconnecting(a);
   fail(ctx, a, std::move(cause));
 }
 
 void begin_end(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
-  if (!a.goodbye_sent) a.goodbyes.ours = wire::encode(goodbye);
+  // What the application has said stays.
+  if (!a.goodbye_sent && a.goodbyes.ours == 0) a.goodbyes.ours = wire::encode(goodbye);
   a.goodbyes.awaits_peer = false;
   const bool sends_goodbye = is_ready(a) || (a.closing && !a.goodbye_sent);
   if (a.stage == Stage::up && a.raw == nullptr) {

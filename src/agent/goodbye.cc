@@ -16,7 +16,12 @@ void close(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
   if (idle(a)) continue_close(ctx, a);
 }
 
+void stop_reconnecting(Agent& a) noexcept {
+  if (a.reconnect != nullptr) a.reconnect->is_over = true;
+}
+
 void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
+  stop_reconnecting(a);
   a.goodbyes.awaits_peer = false;
   if (!a.goodbye_sent) {
     a.goodbyes.ours = wire::encode(goodbye);

@@ -34,6 +34,8 @@ void close(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
 /// Sends the goodbye without waiting for operations or for the peer, and ends the connection when
 /// what the device has is over.
 void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
+/// No attempt follows the end of the connection.
+void stop_reconnecting(Agent& a) noexcept;
 /// MessageHeader::length of our goodbye.
 std::uint32_t goodbye_number(const Agent& a) noexcept;
 /// The goodbye of a refusal of the peer's handshake.

@@ -303,7 +303,14 @@ void continue_close(EngineContext& ctx, Agent& a) noexcept {
     // The offers of both ends must be answered first.
     if (!a.rendezvous.sends.empty() || !a.control_to_send.empty()) return;
     a.goodbye_sent = true;
-    if (submit_internal(ctx, a, OperationKind::goodbye)) return;
+    if (submit_internal(ctx, a, OperationKind::goodbye)) {
+      if (a.goodbyes.awaits_peer) {  // the peer has a time of its own
+        a.setup.deadline = after(ctx, std::max(ctx.config.connections.close_timeout,
+                                               ctx.config.connections.peer_timeout));
+        ctx.timers.reschedule(a.setup.timer, a.setup.deadline);
+      }
+      return;
+    }
     a.goodbyes.awaits_peer = false;  // all records are in use
   }
   if (can_send && a.goodbyes.awaits_peer) return;

@@ -55,7 +55,7 @@ void forget_attempt(Agent& a) noexcept {
 bool can_reconnect(const EngineContext& ctx, const Agent& a) noexcept {
   const ReconnectState* state = a.reconnect.get();
   const bool comes_back = a.cause.goodbye.invites_back() && !a.goodbyes.by_us;
-  if (state == nullptr || (a.closing && !comes_back) || state->device_lost) return false;
+  if (state == nullptr || (a.closing && !comes_back) || state->is_over) return false;
   return state->plan.has_next(end_of(a), ctx.clock.now());
 }
 
@@ -93,6 +93,8 @@ Error final_cause(Agent& a) noexcept {
   if (a.reconnect == nullptr || a.closing || a.reconnect->first.status == Status::ok)
     return std::move(a.cause);
   Error first = std::move(a.reconnect->first);
+  first.code = a.cause.code;
+  if (a.cause.goodbye.reason != GoodbyeReason::none) first.goodbye = a.cause.goodbye;
   try {
     first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
                                 a.reconnect->plan.rounds(), a.cause.message());

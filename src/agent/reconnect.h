@@ -25,7 +25,7 @@ struct ReconnectState {
   std::uint64_t next_attempt = 0;       ///< tick, while it backs off
   bool backing_off = false;             ///< it waits for `next_attempt`
   bool refused = false;                 ///< the peer's refusal is final
-  bool device_lost = false;             ///< no attempt can follow
+  bool is_over = false;                 ///< no attempt may follow
 };
 
 /// Whether the connection that has just ended reconnects.

@@ -101,6 +101,7 @@ std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
   }
   place_ = (place_ + best) % count;
   left_ -= best;
+  if (best != 0) all_permanent_ = false;  // those that were left out may take us later
   return std::max(when, targets_[place_].not_before);
 }
 

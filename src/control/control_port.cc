@@ -84,12 +84,16 @@ Result<ListenerId> ControlPort::adopt_listener(int fd, std::shared_ptr<ListenerO
   }
   auto socket = ListenSocket::adopt(fd);
   if (!socket) return tl::unexpected(socket.error());
-  auto may = check_reach("listen on", "other hosts reach this address", socket->local());
-  if (!may) {
+  // After an error the descriptor is still the caller's.
+  try {
+    auto may = check_reach("listen on", "other hosts reach this address", socket->local());
+    auto adopted = may.and_then([&] { return listeners_.adopt(std::move(*socket), owner); });
+    if (!adopted) (void)socket->release();
+    return adopted;
+  } catch (...) {
     (void)socket->release();
-    return tl::unexpected(may.error());
+    throw;
   }
-  return listeners_.adopt(std::move(*socket), std::move(owner));
 }
 
 Result<int> ControlPort::descriptor_of(ListenerId id) const {

@@ -54,11 +54,7 @@ Result<ListenerId> Listeners::adopt(ListenSocket&& socket, std::shared_ptr<Liste
   return add(std::move(owner), [&](Listener& listener, std::uint32_t index) -> Result<void> {
     auto added =
         epoll_.add(socket.fd(), token(TokenKind::listener, index, listener.generation), interest_);
-    if (added) {
-      listener.socket = std::move(socket);
-    } else {
-      (void)socket.release();
-    }
+    if (added) listener.socket = std::move(socket);
     return added;
   });
 }

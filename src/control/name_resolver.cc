@@ -156,8 +156,12 @@ void NameResolver::on_readable() {
     }
     const std::shared_ptr<Job> job = std::move(jobs_[i]);
     jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
-    job->done(job->result);
+    if (job->done) job->done(job->result);
   }
+}
+
+void NameResolver::abort() noexcept {
+  for (const auto& job : jobs_) job->done = nullptr;
 }
 
 }  // namespace spinwire::control

@@ -33,6 +33,8 @@ class NameResolver final : public DescriptorOwner {
   /// or threads), no_memory, system.
   Result<void> begin(std::string_view name, const ResolveCallback& done);
   void on_readable() override;
+  /// Drops the callbacks.
+  void abort() noexcept;
 
  private:
   struct Job;

@@ -51,6 +51,8 @@ class ApplicationListener final : public control::ListenerOwner {
     if (calls_ == nullptr || !rpc::serves(*calls_)) return no_method();
     const auto ours = connector_.accept_session(handshake, peer, client, terms_);
     if (!ours) return tl::unexpected(ours.error());
+    // The callback may have begun to drain the engine.
+    if (auto open = connector_.check_accepting(); !open) return tl::unexpected(open.error());
     return rpc::on_open_session(*calls_, handshake, peer, client, *ours);
   }
   Result<control::AcceptedConnection> on_cm_request(control::HandshakeId handshake,
@@ -300,6 +302,7 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
   const std::string_view key = port_.key_of(handshake);
   const auto ours = ask_to_connect({address.view(), key, endpoint.private_data.bytes()}, terms);
   if (!ours) return tl::unexpected(ours.error());
+  if (auto open = check_accepting(); !open) return tl::unexpected(open.error());  // still
   const auto made = agent::make(context_,
                                 {.peer = address.view(),
                                  .attributes = terms.attributes,

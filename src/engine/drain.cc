@@ -32,7 +32,8 @@ void Drain::step(std::uint64_t now) noexcept {
   if (!is_under_way()) return;
   if (now >= deadline_) {
     cut();
-    return finish();
+    // A callback may have begun another drain.
+    return now < deadline_ ? void() : finish();
   }
   if (stage_ == Stage::served) {
     if (calls_ != nullptr && calls_->servers.size() != 0) return;
@@ -49,6 +50,7 @@ void Drain::step(std::uint64_t now) noexcept {
 
 void Drain::close_connections() noexcept {
   for (Agent& a : context_.agents) {
+    agent::stop_reconnecting(a);  // also one that ends already
     if (!agent::is_ending(a)) agent::close(context_, a, goodbye());
   }
   schedule_.step_soon();

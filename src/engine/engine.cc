@@ -168,6 +168,8 @@ void EngineCore::end() noexcept {
 
 void EngineCore::end_with_poll() noexcept {
   destroyed = true;
+  drain.abort();
+  names.abort();
   // A poll looks for this only where it does more than handle completions.
   schedule.next_control = 0;
   if (calls != nullptr) rpc::keep_awake(*calls);
@@ -192,6 +194,7 @@ Result<void> EngineCore::check_access(Access asked) const {
 void EngineCore::abort() noexcept {
   application_timers.cancel_all();
   drain.abort();
+  names.abort();
   device_watch.handler = nullptr;
   connector.abort();
   agent::abort(context);

@@ -68,6 +68,7 @@ Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId ha
   const std::string name(from ? from->text().view() : "a peer through rdma_cm");
   if (auto ours = ask_to_connect({name, {}, {}}, terms, true); !ours)
     return tl::unexpected(ours.error());
+  if (auto open = check_accepting(); !open) return tl::unexpected(open.error());  // still
   auto link = std::make_unique<agent::CmLink>();
   link->resolved = true;
   const auto made =

@@ -48,7 +48,7 @@ inline void prefetch_session(const Rpc& r, std::uint64_t id) noexcept {
 }
 /// Whether the session is opened again after the server's goodbye.
 inline bool comes_back(const ClientSession& c) noexcept {
-  return c.reconnect != nullptr && !c.reconnect->is_over && c.goodbye.reason != GoodbyeReason::none;
+  return c.reconnect != nullptr && c.reconnect->returns;
 }
 inline SessionState state_of(const ClientSession& c) noexcept {
   if (!c.is_leaving || c.state != SessionState::ready) [[likely]]

@@ -137,10 +137,11 @@ void end(Rpc& r, const Goodbye& goodbye) noexcept {
     end_session_in_order(r, c);
   });
   r.servers.for_each([&](ServerSession& s) {
-    send_session_datagram(r, s, RpcKind::closed, wire::encode(goodbye));
+    const Goodbye& said = is_leaving(s) ? s.leaving.goodbye : goodbye;
+    send_session_datagram(r, s, RpcKind::closed, wire::encode(said));
     flush(r);
     agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
-    if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, goodbye);
+    if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, said);
     release_server_session(r, s);
   });
 }

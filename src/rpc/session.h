@@ -160,6 +160,7 @@ struct SessionReconnect {
   bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline
   bool refused = false;                 ///< the server's refusal is final
   bool is_over = false;                 ///< the engine drains: there is no further attempt
+  bool returns = false;                 ///< it is leaving, and will be opened again
 };
 
 /// What a session waits for before on_writable runs; see room_for_calls.h.

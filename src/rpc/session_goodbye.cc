@@ -68,7 +68,8 @@ std::uint64_t continue_leaving(Rpc& r, ServerSession& s, std::uint64_t now) noex
   const bool is_busy = calls_in_progress(s) != 0;
   if (is_busy || leaving.idle_since == 0) leaving.idle_since = is_busy ? 0 : now;
   // A client that does not answer is gone, or lost the goodbye more often than is likely.
-  const bool waits = is_busy || (s.takes_goodbyes && now - leaving.idle_since < r.timeouts.close);
+  const std::uint64_t heard = std::max(leaving.idle_since, std::min(last_heard_from(s), now));
+  const bool waits = is_busy || (s.takes_goodbyes && now - heard < r.timeouts.close);
   if (now >= leaving.deadline || !waits) return end_served_session(r, s), 0;
   if (s.takes_goodbyes && is_reachable(s)) notify_client(r, s);
   const std::uint64_t next = now + leaving.interval;
@@ -120,6 +121,8 @@ bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept {
   if (!wire::decode(number, goodbye)) return false;
   if (c.state != SessionState::ready) return true;
   c.goodbye = goodbye;
+  if (c.reconnect != nullptr && !c.is_leaving)
+    c.reconnect->returns = can_reconnect(r, c, Error{Status::flushed, {}, {}, {}});
   begin_leaving(r, c);
   return true;
 }
@@ -133,7 +136,10 @@ void end_served_in_order(Rpc& r, const Goodbye& goodbye) noexcept {
 
 void end_own_in_order(Rpc& r) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
-    if (c.reconnect != nullptr) c.reconnect->is_over = true;
+    if (c.reconnect != nullptr) {
+      c.reconnect->is_over = true;
+      c.reconnect->returns = false;
+    }
     if (c.is_leaving && c.state == SessionState::ready)
       cancel_waiting(r, c, Status::not_connected);  // what waited for the next server
     begin_leaving(r, c);

@@ -26,7 +26,8 @@ bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
     end_call_in_slot(r, c, slot, status);
     if (!is_opening(r, name)) return false;
   }
-  return end_calls_that_may_not_wait(r, c, name);
+  return end_calls_that_may_not_wait(r, c, name) &&
+         (c.connection == nullptr || end_calls_that_may_not_wait(r, *c.connection, name));
 }
 
 }  // namespace
@@ -49,6 +50,7 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   if (again.first.status == Status::ok) again.first = why;
   again.refused = false;
   again.backing_off = true;
+  again.returns = false;
   c.state = SessionState::opening;
   update_send_window(c);
   forget_unsent(r, c);
@@ -60,7 +62,10 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   if (!end_sent_calls(r, c, status)) return;
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   prepare_for_server(r, c);
-  if (c.backlog_count != 0) schedule_check(r, c, now);  // for the deadlines of calls
+  const bool waits =
+      c.backlog_count != 0 || (c.connection != nullptr && c.connection->backlog_count != 0);
+  if (waits) schedule_check(r, c, now);  // for the deadlines of calls
+  c.peer.reset();
   if (was_ready && again.on_interrupted) again.on_interrupted(handle(r, c), why);
 }
 
@@ -77,13 +82,17 @@ void start_next_attempt(Rpc& r, ClientSession& c) noexcept {
 }
 
 void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
-  if (c.reconnect == nullptr || c.state != SessionState::ready) return end_session_in_order(r, c);
+  const EndReason closed = Error{Status::flushed, {}, {}, {}};
+  if (c.state != SessionState::ready || !can_reconnect(r, c, closed))
+    return end_session_in_order(r, c);
   end_session(r, c, Status::flushed, "the server closed the session");
 }
 
 EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {
   if (c.reconnect == nullptr || !why || c.reconnect->first.status == Status::ok) return why;
   Error first = c.reconnect->first;
+  first.code = why->code;
+  if (why->goodbye.reason != GoodbyeReason::none) first.goodbye = why->goodbye;
   try {
     first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
                                 c.reconnect->plan.rounds(), why->message());

@@ -96,5 +96,44 @@ TEST_P(RpcDrainedSession, EndsIfItsOwnEngineDrainsMeanwhile) {
   ASSERT_TRUE(until([&] { return client_->core->drain.is_over(); }));
 }
 
+/// Alternatives alone are tried only until the first success.
+TEST_P(RpcDrainedSession, EndsInOrderWithoutFurtherAttempts) {
+  serve_at("127.0.0.1:0");
+  SessionOptions how = options({});
+  how.alternatives = {address_};
+  how.when_not_ready = WhenNotReady::wait;
+  ASSERT_NO_FATAL_FAILURE(open(how));
+  ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
+  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+  drain(server_->engine);
+  ASSERT_TRUE(until([&] { return !session_.ready(); }));
+  EXPECT_EQ(session_.state(), SessionState::closing);
+  EXPECT_EQ(begin(kCount, filled(20, 2), waiting()), Status::not_connected);
+  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
+  EXPECT_EQ(closed_[0].goodbye, kGoodbye);
+  EXPECT_EQ(ended_[0].status, Status::ok);
+}
+
+/// The next attempt is later than the deadline of a long call that waits for it.
+TEST_P(RpcDrainedSession, LongCallsThatWaitHaveTheirDeadlines) {
+  serve_at("127.0.0.1:0");
+  ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));
+  drain(server_->engine);
+  ASSERT_TRUE(until([&] { return !session_.ready(); }));
+  CallOptions how = waiting();
+  how.timeout = 50ms;
+  if (interrupted_.empty()) {
+    ASSERT_EQ(begin(kCount, filled(9000, 1), how), Status::ok);
+    ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
+    const std::uint64_t from = now_;
+    ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+    EXPECT_LE(now_ - from, 60 * kMillisecond);
+    EXPECT_EQ(ended_[0].status, Status::timed_out);
+  }
+  finish();
+}
+
 }  // namespace
 }  // namespace rpc_session_reconnect_test

@@ -177,7 +177,10 @@ Status Connection::set_timeout(OperationId operation, Nanoseconds timeout) noexc
 
 Status Connection::close() {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    if (agent::is_ending(a)) return Status::not_connected;
+    if (agent::is_ending(a)) {
+      agent::stop_reconnecting(a);
+      return Status::not_connected;
+    }
     agent::close(core.context, a);
     return Status::ok;
   });

@@ -188,6 +188,7 @@ void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noe
   b.had_connection = b.is_retried = false;
   agent::Agent* const a = agent_of(r, b);
   b.is_interrupted = a != nullptr;
+  b.interrupted_as = why.status == Status::flushed ? Status::flushed : Status::peer_lost;
   if (a == nullptr) return;
   // A server that said goodbye waits for the end of the connection, on which there are no calls.
   c.is_leaving ? agent::close(r.context, *a) : agent::fail(r.context, *a, why);

@@ -187,7 +187,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
     c.goodbye = error.goodbye;
   const bool was_ready = std::exchange(b->was_ready, false);
   if (std::exchange(b->is_interrupted, false) && c.state == SessionState::opening)
-    return end_active_calls(r, *b, Status::peer_lost);
+    return end_active_calls(r, *b, b->interrupted_as);
   const bool wanted = c.state == SessionState::ready;
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
