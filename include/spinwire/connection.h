@@ -453,8 +453,9 @@ class SPINWIRE_API Connection {
   /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
   /// has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
-  /// What the handshake has shown of the peer. Before on_accept, or on_ready of a connection that we
-  /// make, the key and the private data may be empty. Valid until on_interrupted or on_closed runs. Hot.
+  /// What the handshake has shown of the peer. Before on_accept, or on_ready of a connection that
+  /// we make, the key and the private data may be empty. Valid until on_interrupted or on_closed
+  /// runs. Hot.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;
   /// PeerIdentity::private_data of the peer.
   [[nodiscard]] std::span<const std::byte> peer_private_data() const noexcept {

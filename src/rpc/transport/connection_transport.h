@@ -67,7 +67,7 @@ struct ConnectionClient : ConnectionEnd {
   bool was_opening = false;     ///< the session, when it began to end
   bool is_interrupted = false;  ///< the agent is of a server that the session has lost
   Status interrupted_as = Status::peer_lost;  ///< how its calls end
-  bool is_retried = false;      ///< it could not be made, though the server is there
+  bool is_retried = false;                    ///< it could not be made, though the server is there
   EndReason why;
 };
 
