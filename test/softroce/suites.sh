@@ -228,10 +228,17 @@ ExchangesOverALossyNetwork() {
 
 CallsOverALossyNetwork() {
   local status=0 calls=${SOFTROCE_CALLS:-5000}
-  local limit=$((200 + calls / 50))
-  timeout $((limit + 70)) "$vm" --timeout $limit --pair --ready-line serving --loss 2% \
-    "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-calls call \$SOFTROCE_PEER $calls" >"$dir/out" 2>&1 || status=$?
+  local limit=$((200 + calls / 50)) try
+  # The link between the machines sometimes stops for good: TCP does not get through either. That says
+  # nothing about calls.
+  for try in 1 2 3; do
+    status=0
+    timeout $((limit + 70)) "$vm" --timeout $limit --pair --ready-line serving --loss 2% \
+      "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
+      "$bin/softroce-calls call \$SOFTROCE_PEER $calls" >"$dir/out" 2>&1 || status=$?
+    grep -q 'its host does not answer' "$dir/out" || break
+    echo "try $try: the link between the machines stopped"
+  done
   expect_equal 'exit status' $status 0
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
   grep -hE 'once each|sent again' "$dir/out"

@@ -203,13 +203,13 @@ int repeated_reads(const std::string& report) {
 class HalfPut {
  public:
   HalfPut(pid_t store, std::string_view key) : memory_(store) {
-    constexpr std::size_t kBefore = offsetof(kv::Slot, key);
+    constexpr std::size_t kBeforeKey = offsetof(kv::Slot, key);
     const std::uint64_t at = memory_.find(key, [&](std::uint64_t found) {
-      return memory_.read(found - kBefore, std::as_writable_bytes(std::span(&after_, 1))) &&
+      return memory_.read(found - kBeforeKey, std::as_writable_bytes(std::span(&after_, 1))) &&
              kv::is_whole(after_) && kv::holds(after_, key);
     });
     if (at == 0) return;
-    address_ = at - kBefore;
+    address_ = at - kBeforeKey;
     kv::write(after_, key, std::string(after_.value.data(), after_.value_size));
   }
   [[nodiscard]] std::uint64_t address() const { return address_; }

@@ -93,8 +93,12 @@ class Client {
  public:
   Client(const Config& config, const std::string& address, std::uint32_t count)
       : engine_(must(Engine::open(config), "open")), answers_(count) {
+    SessionOptions options;
+    options.on_closed = [](Session, const Error& e) {
+      must(e.status == Status::ok, "a session: " + e.message());
+    };
     for (std::uint32_t i = 0; i < kSessions; ++i)
-      sessions_.push_back(must(engine_.open_session(address + kPort, {}), "open a session"));
+      sessions_.push_back(must(engine_.open_session(address + kPort, options), "open a session"));
     wait("sessions", [&] {
       for (const Session& s : sessions_) {
         if (!s.ready()) return false;
@@ -146,6 +150,7 @@ class Client {
   }
   bool call(Session& s, std::uint32_t id) {
     const auto done = [this, id](Reply& r) {
+      if (r.status() == Status::peer_lost) return;  // on_closed says why
       must(r.status() == Status::ok, "a call: " + std::string(to_string(r.status())));
       must(r.bytes().size() == length_of(id) && holds(r.bytes().subspan(sizeof id), id),
            "an answer of other bytes");
