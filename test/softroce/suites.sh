@@ -213,13 +213,25 @@ RunsTheTools() {
   expect_text output 'all ran' "$dir/out"
 }
 
+# over_lossy_link SECONDS ARGUMENT...: a pair of machines whose output goes to $dir/out. Sets `status`. The
+# link between the machines sometimes stops for good, and TCP does not get through either; that says nothing
+# about the programs, which run again.
+over_lossy_link() {
+  local limit=$1 try
+  for try in 1 2 3; do
+    status=0
+    timeout $((limit + 70)) "$vm" --timeout "$limit" --pair --ready-line serving "${@:2}" \
+      >"$dir/out" 2>&1 || status=$?
+    grep -q 'its host does not answer' "$dir/out" || return 0
+    echo "try $try: the link between the machines stopped"
+  done
+}
+
 ExchangesOverALossyNetwork() {
-  local status=0
-  # shellcheck disable=SC2016
-  timeout 300 "$vm" --timeout 240 --pair --ready-line serving --loss 1% \
+  local status
+  over_lossy_link 240 --loss 1% \
     "$bin/softroce-two-way-exchange serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-two-way-exchange connect \$SOFTROCE_PEER && tc -s qdisc show dev eth0" \
-    >"$dir/out" 2>&1 || status=$?
+    "$bin/softroce-two-way-exchange connect \$SOFTROCE_PEER && tc -s qdisc show dev eth0"
   expect_equal 'exit status' $status 0
   expect_text output 'all exchanged by tcp' "$dir/out"
   expect_text output 'all exchanged by rdma_cm' "$dir/out"
@@ -227,18 +239,10 @@ ExchangesOverALossyNetwork() {
 }
 
 CallsOverALossyNetwork() {
-  local status=0 calls=${SOFTROCE_CALLS:-5000}
-  local limit=$((200 + calls / 50)) try
-  # The link between the machines sometimes stops for good: TCP does not get through either. That says
-  # nothing about calls.
-  for try in 1 2 3; do
-    status=0
-    timeout $((limit + 70)) "$vm" --timeout $limit --pair --ready-line serving --loss 2% \
-      "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
-      "$bin/softroce-calls call \$SOFTROCE_PEER $calls" >"$dir/out" 2>&1 || status=$?
-    grep -q 'its host does not answer' "$dir/out" || break
-    echo "try $try: the link between the machines stopped"
-  done
+  local status calls=${SOFTROCE_CALLS:-5000}
+  over_lossy_link $((200 + calls / 50)) --loss 2% \
+    "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-calls call \$SOFTROCE_PEER $calls"
   expect_equal 'exit status' $status 0
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
   grep -hE 'once each|sent again' "$dir/out"
