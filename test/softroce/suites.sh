@@ -262,9 +262,9 @@ CallsWithoutDatagrams() {
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
   ((status == 0)) || show_failed_tests "$dir/out"
-  timeout 270 "$vm" --timeout 200 --pair --ready-line serving --loss 1% \
+  over_lossy_link 200 --loss 1% \
     "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-calls call \$SOFTROCE_PEER $calls connections" >"$dir/out" 2>&1 || status=$?
+    "$bin/softroce-calls call \$SOFTROCE_PEER $calls connections"
   expect_equal 'exit status over a lossy network' $status 0
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
 }
