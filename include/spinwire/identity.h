@@ -79,7 +79,8 @@ class PeerRequest {
   }
   /// Refuses the peer. Its on_closed gets an Error with the status `refused`, this code, and up to
   /// kRefusalTextMax bytes of the text (127 through rdma_cm); '?' replaces bytes that are not
-  /// printable ASCII. The text is copied.
+  /// printable ASCII. A peer that reconnects gets the code, but the status of what went wrong
+  /// first. The text is copied.
   void refuse(std::uint32_t code, std::string_view text) noexcept {
     decision_ = Decision::refused;
     code_ = code;
