@@ -42,8 +42,9 @@ int show_opened(const Config& config) {
   if (!engine) return fail(engine.error());
   const DeviceInfo& d = engine->device();
   fmt::print("\nopened {}:{}, port {}, GID {} ({}, {}{}{}), link layer {}\n", d.provider, d.name,
-             d.port, d.gid_index, to_string(d.gid_type), d.gid, d.netdev.empty() ? "" : ", ",
+             d.port, d.gid_index, to_string(d.gid_type), d.gid.text(), d.netdev.empty() ? "" : ", ",
              d.netdev, to_string(d.link_layer));
+  fmt::print("  GUID {}\n", d.guid.text());
   fmt::print("  MTU {}, inline {} bytes, {} READs and atomics outstanding\n", d.mtu, d.inline_bytes,
              d.rd_atomic);
   fmt::print(

@@ -8,6 +8,7 @@
 
 #include "spinwire/config.h"
 #include "spinwire/export.h"
+#include "spinwire/gid.h"
 #include "spinwire/gid_type.h"
 #include "spinwire/status.h"
 
@@ -22,9 +23,10 @@ SPINWIRE_API std::string_view to_string(LinkLayer layer) noexcept;
 struct DeviceCandidate {
   std::string provider;  ///< "rdma-core" or "softverbs"
   std::string device;    ///< the name that config.device.name takes
+  Guid guid{};           ///< of the device; none if it could not be asked
   std::uint8_t port = 0;
   int gid_index = -1;
-  std::string gid;     ///< as an IPv6 address; RoCEv2's mapped addresses as a.b.c.d
+  Gid gid{};
   std::string netdev;  ///< network interface of the GID, if the system knows it
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;
@@ -40,9 +42,10 @@ struct DeviceCandidate {
 struct DeviceInfo {
   std::string provider;
   std::string name;
+  Guid guid{};
   std::uint8_t port = 0;
   int gid_index = 0;
-  std::string gid;
+  Gid gid{};
   std::string netdev;
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;

@@ -85,6 +85,12 @@ int best_gid(std::span<const GidVerdict> verdicts) noexcept {
   return static_cast<int>(best - verdicts.begin());
 }
 
+Gid gid_of(const ibv_gid& gid) noexcept {
+  Gid result;
+  std::memcpy(result.raw.data(), gid.raw, result.raw.size());
+  return result;
+}
+
 std::string gid_text(const ibv_gid& gid) {
   char text[INET6_ADDRSTRLEN] = "";
   if (is_mapped(gid)) {
@@ -109,3 +115,32 @@ std::optional<HostAddress> parse_host_address(const std::string& text) {
 }
 
 }  // namespace spinwire::verbs
+
+namespace spinwire {
+
+std::string Gid::text() const {
+  ibv_gid gid{};
+  std::memcpy(gid.raw, raw.data(), raw.size());
+  return verbs::gid_text(gid);
+}
+
+Result<Gid> Gid::parse(std::string_view text) {
+  return base::no_throw("parse a GID", [&]() -> Result<Gid> {
+    const std::string address(text);
+    Gid gid;
+    if (::inet_pton(AF_INET6, address.c_str(), gid.raw.data()) == 1) return gid;
+    if (::inet_pton(AF_INET, address.c_str(), gid.raw.data() + 12) != 1) {
+      return base::fail(Status::invalid_argument, base::format("parse the GID \"{}\"", text),
+                        "it is no IPv4 or IPv6 address", "give one such as \"fe80::1\"");
+    }
+    gid.raw[10] = gid.raw[11] = 0xff;
+    return gid;
+  });
+}
+
+std::string Guid::text() const {
+  return base::format("{:04x}:{:04x}:{:04x}:{:04x}", value >> 48, value >> 32 & 0xffff,
+                      value >> 16 & 0xffff, value & 0xffff);
+}
+
+}  // namespace spinwire

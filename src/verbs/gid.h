@@ -54,6 +54,7 @@ std::vector<GidVerdict> judge_gids(LinkLayer layer, std::span<const GidEntry> ta
 /// Position of the best verdict, the first of equals; -1 if none is usable.
 int best_gid(std::span<const GidVerdict> verdicts) noexcept;
 
+Gid gid_of(const ibv_gid& gid) noexcept;
 /// "a.b.c.d" for mapped IPv4 addresses, else an IPv6 address.
 std::string gid_text(const ibv_gid& gid);
 /// Parses a numeric IPv4 or IPv6 address; unset if `text` is not an address or means all

@@ -103,6 +103,7 @@ Result<void> Device::set_up() {
                                    [](const DeviceCandidate& c) { return c.chosen; });
   info_.provider = provider().name;
   info_.name = s.name;
+  info_.guid = guid_of(attr);
   info_.port = s.port;
   info_.gid_index = s.gid.index;
   info_.gid = chosen->gid;

@@ -1,5 +1,6 @@
 #include "verbs/selection.h"
 
+#include <endian.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,6 +50,7 @@ class Search {
       reject(of_device,
              "iWARP, whose queue pairs connect through rdma_cm only and have no immediates");
     } else {
+      of_device.guid = guid_of(attr);
       scan_ports(provider, context, of_device, attr.phys_port_cnt);
     }
     if (best_.context != context) (void)provider.close_device(context);
@@ -129,7 +131,7 @@ class Search {
 
   void add_gid(DeviceCandidate candidate, const GidEntry& entry, const GidVerdict& verdict) {
     candidate.gid_index = entry.index;
-    candidate.gid = gid_text(entry.gid);
+    candidate.gid = gid_of(entry.gid);
     candidate.netdev = entry.netdev;
     candidate.gid_type = entry.type;
     candidate.usable = verdict.rank != GidRank::none;
@@ -192,6 +194,8 @@ std::string asked_text(const DeviceWish& wish) {
 }
 
 }  // namespace
+
+Guid guid_of(const ibv_device_attr& device) noexcept { return {be64toh(device.node_guid)}; }
 
 LinkLayer layer_of(const ibv_port_attr& port) noexcept {
   // Drivers that report no link layer are old InfiniBand drivers.
@@ -282,7 +286,7 @@ std::string DeviceCandidate::text() const {
   std::string text = base::format("{}:{}", provider, device);
   if (port != 0) text += base::format(" port {}", port);
   if (gid_index >= 0) {
-    text += base::format(" GID {} ({}, {}{}{})", gid_index, to_string(gid_type), gid,
+    text += base::format(" GID {} ({}, {}{}{})", gid_index, to_string(gid_type), gid.text(),
                          netdev.empty() ? "" : ", ", netdev);
   }
   return base::format("{}: {}{}", text, chosen ? "chosen: " : "", reason);

@@ -44,6 +44,7 @@ Result<Selection> select_device(std::span<const Provider* const> providers, cons
 std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> providers,
                                             const DeviceWish& wish, const Clock& clock);
 
+Guid guid_of(const ibv_device_attr& device) noexcept;
 LinkLayer layer_of(const ibv_port_attr& port) noexcept;
 
 /// Why the port cannot be used and what to do about it; empty if it can.

@@ -1,8 +1,10 @@
 // The attributes of queue pairs: the device gets what the configuration says.
+#include <endian.h>
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -73,6 +75,20 @@ TEST(EngineQueuePair, APartitionKeyThatIsNotThereIsRefused) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().status, Status::limit);
   EXPECT_EQ(refused.error().asked, "queue_pair.pkey_index = 65535");
+}
+
+TEST(EngineDevice, TellsItsGuidAndItsGid) {
+  const auto options = spinwire::engine::device_options(small_config(), spinwire::Clock::real());
+  const auto device = spinwire::verbs::Device::open(options);
+  ASSERT_TRUE(device);
+  ibv_device_attr attr{};
+  ASSERT_EQ((*device)->provider().query_device((*device)->context(), &attr), 0);
+  const spinwire::DeviceInfo& info = (*device)->info();
+  EXPECT_TRUE(info.guid);
+  EXPECT_EQ(info.guid.value, be64toh(attr.node_guid));
+  EXPECT_EQ(std::memcmp(info.gid.as_raw().data(), (*device)->place().gid.raw, 16), 0);
+  EXPECT_EQ(info.gid.interface_id(), be64toh((*device)->place().gid.global.interface_id));
+  EXPECT_EQ(info.gid.subnet_prefix(), be64toh((*device)->place().gid.global.subnet_prefix));
 }
 
 TEST(EngineQueuePair, StatesHaveNames) {

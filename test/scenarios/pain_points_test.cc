@@ -113,14 +113,14 @@ TEST(PainPoint4, AnErrorNamesWhatIsNeeded) {
   forged.length = 8;
   forged.rkey = 0x7fffff00;
   forged.access = Access::remote_read_write;
-  const std::string server_gid = p.server.engine.device().gid;
+  const std::string server_gid = p.server.engine.device().gid.text();
   ASSERT_EQ(p.client.tally.run(
                 [&](auto done) { return p.ends.client.write(data.slice(), forged, done); }),
             Status::ok);
   ASSERT_TRUE(p.until([&] { return !p.client.closed.empty(); }));
   const std::string text = p.client.closed[0].message();
   for (const std::string& part :
-       {std::string("a WRITE on queue pair 0x"), p.client.engine.device().gid, server_gid,
+       {std::string("a WRITE on queue pair 0x"), p.client.engine.device().gid.text(), server_gid,
         p.server.listener.address(), std::string("completion status 10 (remote access error)"),
         std::string("vendor error"), std::string("ack_timeout 8, retry_count 3, rnr_retry 7"),
         std::string("the peer's memory was revoked")}) {

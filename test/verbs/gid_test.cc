@@ -160,4 +160,38 @@ TEST(Gid, TextAndAddresses) {
     EXPECT_FALSE(parse_host_address(none)) << none;
 }
 
+TEST(GidValue, HasItsHalvesInHostOrderAndIsItsBytes) {
+  const std::array<std::uint8_t, 16> bytes{0xfe, 0x80, 0, 0, 0, 0,    0, 1,
+                                           0x02, 0xc9, 3, 0, 0, 0x1d, 5, 0xf1};
+  const auto value = spinwire::Gid::from_raw(bytes);
+  EXPECT_EQ(value.as_raw(), bytes);
+  EXPECT_EQ(value.subnet_prefix(), 0xfe80'0000'0000'0001u);
+  EXPECT_EQ(value.interface_id(), 0x02c9'0300'001d'05f1u);
+  EXPECT_TRUE(value);
+  EXPECT_FALSE(spinwire::Gid{});
+}
+
+TEST(GidValue, IsWrittenAsAnAddressAndReadAgain) {
+  for (const char* text : {"10.1.2.3", "2001:db8::8", "fe80::1:2c9:300:1d:5f1", "::"}) {
+    const auto value = spinwire::Gid::parse(text);
+    ASSERT_TRUE(value) << text;
+    EXPECT_EQ(value->text(), text);
+  }
+  const auto mapped = spinwire::Gid::parse("::ffff:10.1.2.3");
+  ASSERT_TRUE(mapped);
+  EXPECT_EQ(*mapped, *spinwire::Gid::parse("10.1.2.3"));
+  EXPECT_EQ(mapped->interface_id(), 0xffff'0a01'0203u);
+  for (const char* wrong : {"", "10.1.2", "10.1.2.3:7", "fe80::1%eth0", "eth0"}) {
+    const auto value = spinwire::Gid::parse(wrong);
+    ASSERT_FALSE(value) << wrong;
+    EXPECT_EQ(value.error().status, spinwire::Status::invalid_argument);
+  }
+}
+
+TEST(GidValue, AGuidIsWrittenAsIbvDevinfoDoes) {
+  EXPECT_EQ(spinwire::Guid{0x0011'2233'4455'6677u}.text(), "0011:2233:4455:6677");
+  EXPECT_EQ(spinwire::Guid{0x2c9}.text(), "0000:0000:0000:02c9");
+  EXPECT_FALSE(spinwire::Guid{});
+}
+
 }  // namespace gid_test

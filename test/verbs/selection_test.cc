@@ -2,6 +2,7 @@
 #include "verbs/selection.h"
 
 #include <arpa/inet.h>
+#include <endian.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -102,6 +103,7 @@ Provider make_provider() {
   };
   p.query_device = [](ibv_context* context, ibv_device_attr* attr) {
     attr->phys_port_cnt = static_cast<std::uint8_t>(fake(context).ports.size());
+    attr->node_guid = htobe64(0x0002c903001d05f0);
     return 0;
   };
   p.query_port = [](ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
@@ -187,6 +189,8 @@ TEST(Selection, TakesTheNamedDeviceAndTellsOfTheOthers) {
   EXPECT_TRUE(contains(reason(told, "mlx5_1", 1, 0), "RoCEv1"));
   EXPECT_FALSE(told[0].chosen);
   EXPECT_TRUE(told[1].chosen);
+  EXPECT_EQ(told[1].guid.text(), "0002:c903:001d:05f0");
+  EXPECT_EQ(told[1].gid.text(), "10.0.0.2");
   EXPECT_EQ(told[1].text(),
             "fake:mlx5_1 port 1 GID 1 (RoCEv2, 10.0.0.2, eth0): chosen: RoCEv2 and routable");
 }
