@@ -119,7 +119,11 @@ struct Config {
     std::uint32_t retry_count = 7;     ///< 0 … 7
     std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7: retry without end
     std::uint32_t min_rnr_timer = 12;  ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
-    std::uint32_t rd_atomic = 128;  ///< READs and atomics at once, limited by the device; 1 … 128
+    /// READs and atomics that a connection has under way at once, limited by the device and the
+    /// peer's responder_depth. 1 … 128
+    std::uint32_t initiator_depth = 128;
+    /// READs and atomics that the peer may have under way at once, limited by the device. 1 … 128
+    std::uint32_t responder_depth = 128;
     std::uint32_t service_level = 0;  ///< 0 … 15
     std::uint32_t traffic_class = 0;  ///< of the GRH; DSCP and ECN on RoCEv2; 0 … 255
     std::uint32_t flow_label = 0;     ///< of the GRH; picks the UDP source port on RoCEv2; 20 bits

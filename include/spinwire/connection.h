@@ -187,7 +187,8 @@ class SPINWIRE_API Connection {
   /// hold a number in their owner's host order. The operation is atomic against other atomics
   /// through the same device (IBV_ATOMIC_HCA), but not against READs and WRITEs. It is atomic
   /// against the owner's processor only where the device says so (softverbs does, on slabs).
-  /// queue_pair.rd_atomic of both ends limits how many run at once; the device delays further ones.
+  /// Our queue_pair.initiator_depth and the peer's responder_depth limit how many run at once; the
+  /// device delays further ones.
   /// Errors:
   ///   would_block       no room in the send queue or the operations
   ///   unsupported       the device has no atomics

@@ -18,7 +18,8 @@ struct ConnectionSettings {
   std::optional<std::uint32_t> send_depth;    ///< send work requests; 16 … 32768
   std::optional<std::uint32_t> inline_bytes;  ///< payloads up to this length go inline; 0 … 1024
   std::optional<std::uint32_t> mtu;  ///< 256, 512, 1024, 2048 or 4096 bytes; the smaller end's
-  std::optional<std::uint32_t> rd_atomic;  ///< READs and atomics at once, each way; 1 … 128
+  std::optional<std::uint32_t> initiator_depth;  ///< our READs and atomics at once; 1 … 128
+  std::optional<std::uint32_t> responder_depth;  ///< the peer's; 1 … 128
   // Retries.
   std::optional<std::uint32_t> ack_timeout;    ///< 4.096 us * 2^n; 1 … 31
   std::optional<std::uint32_t> retry_count;    ///< 0 … 7

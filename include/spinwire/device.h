@@ -49,16 +49,17 @@ struct DeviceInfo {
   std::string netdev;
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;
-  std::uint32_t mtu = 0;           ///< active path MTU, bytes
-  std::uint32_t inline_bytes = 0;  ///< payloads up to this length are sent inline
-  std::uint32_t rd_atomic = 0;     ///< outstanding READs and atomics of one connection
-  bool shared_receives = false;    ///< all connections share one receive queue
-  std::uint32_t own_receives = 0;  ///< receives of each connection's own queue, if not shared
-  std::uint32_t max_sge = 0;       ///< scatter/gather elements of a raw connection's work requests
-  bool memory_windows = false;     ///< type 2B windows
-  bool datagrams = false;          ///< unreliable datagrams, which remote calls use
-  bool atomics = false;            ///< atomic at least against other work of this device
-  bool single_threaded = false;    ///< the device omits its locks for us
+  std::uint32_t mtu = 0;              ///< active path MTU, bytes
+  std::uint32_t inline_bytes = 0;     ///< payloads up to this length are sent inline
+  std::uint32_t initiator_depth = 0;  ///< READs and atomics that a connection has under way
+  std::uint32_t responder_depth = 0;  ///< READs and atomics of the peer that a connection accepts
+  bool shared_receives = false;       ///< all connections share one receive queue
+  std::uint32_t own_receives = 0;     ///< receives of each connection's own queue, if not shared
+  std::uint32_t max_sge = 0;     ///< scatter/gather elements of a raw connection's work requests
+  bool memory_windows = false;   ///< type 2B windows
+  bool datagrams = false;        ///< unreliable datagrams, which remote calls use
+  bool atomics = false;          ///< atomic at least against other work of this device
+  bool single_threaded = false;  ///< the device omits its locks for us
   std::vector<DeviceCandidate> candidates;  ///< all that were examined, including the chosen one
 };
 

@@ -31,7 +31,7 @@ struct Endpoint {
   std::uint32_t credit_cell_rkey = 0;     ///< its key; not 0
   std::uint32_t credit_cell_token = 0;    ///< random; proves who wrote a word there; not 0
   std::uint32_t peer_timeout_ms = 0;      ///< longest silence that this end accepts; 25 … 3600000
-  std::uint8_t max_rd_atomic = 0;         ///< READs and atomics accepted at once
+  std::uint8_t max_rd_atomic = 0;         ///< READs and atomics accepted at once: responder_depth
   /// The end of a raw connection: only address, queue pair, PSN, MTU and max_rd_atomic are used.
   /// For a peer that is not a Spinwire engine, fill in these and set `raw`.
   bool raw = false;

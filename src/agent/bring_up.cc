@@ -216,7 +216,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.psn = a.setup.psn;
   info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
   info.incarnation = ctx.incarnation;
-  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
+  info.max_rd_atomic = a.attributes.queue_pair.responder_depth;
   info.raw = a.raw != nullptr;
   info.application_fields = true;
   if (a.private_data != nullptr) info.private_data = *a.private_data;
@@ -255,7 +255,7 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
   a.peer.queue_pair.qp_num = peer.qp_num;
   a.peer.queue_pair.psn = peer.psn;
   a.peer.queue_pair.mtu = peer.mtu;
-  a.peer.queue_pair.rd_atomic = peer.max_rd_atomic;
+  a.peer.queue_pair.responder_depth = peer.max_rd_atomic;
   a.peer.is_raw = peer.raw;
   a.peer.takes_goodbye_reasons = peer.goodbye_reasons && !peer.raw;
   a.peer.incarnation = peer.incarnation;

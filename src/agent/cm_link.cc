@@ -42,11 +42,12 @@ void resolve_route(EngineContext& ctx, Agent& a) {
 control::CmParameters offer_of(const EngineContext& ctx, const Agent& a,
                                std::span<const std::byte> data) noexcept {
   const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
-  const std::uint8_t reads = ours.rd_atomic;
   control::CmParameters offer;
   offer.qp_num = a.qp->qp_num;
-  offer.responder_resources = reads;
-  offer.initiator_depth = a.setup.outbound ? reads : std::min(reads, a.peer.queue_pair.rd_atomic);
+  offer.responder_resources = ours.responder_depth;
+  offer.initiator_depth = a.setup.outbound
+                              ? ours.initiator_depth
+                              : std::min(ours.initiator_depth, a.peer.queue_pair.responder_depth);
   offer.retry_count = ours.retry.retry_count;
   offer.rnr_retry = ours.retry.rnr_retry;
   offer.shared_receives = ctx.device->info().shared_receives && a.raw == nullptr;

@@ -26,7 +26,8 @@ constexpr std::array kItems{
     Item{"queues", "send_depth", &ConnectionSettings::send_depth},
     Item{"queues", "inline_bytes", &ConnectionSettings::inline_bytes},
     Item{"connections", "mtu", &ConnectionSettings::mtu},
-    Item{"queue_pair", "rd_atomic", &ConnectionSettings::rd_atomic},
+    Item{"queue_pair", "initiator_depth", &ConnectionSettings::initiator_depth},
+    Item{"queue_pair", "responder_depth", &ConnectionSettings::responder_depth},
     Item{"queue_pair", "ack_timeout", &ConnectionSettings::ack_timeout},
     Item{"queue_pair", "retry_count", &ConnectionSettings::retry_count},
     Item{"queue_pair", "rnr_retry", &ConnectionSettings::rnr_retry},
@@ -96,7 +97,8 @@ ConnectionAttributes attributes_of(const Config& config, const DeviceInfo& devic
   verbs::QueuePairOptions& to = result.queue_pair;
   to.send_depth = config.queues.send_depth;
   to.inline_bytes = config.queues.inline_bytes;
-  to.rd_atomic = narrow<Byte>(c.rd_atomic);
+  to.initiator_depth = narrow<Byte>(c.initiator_depth);
+  to.responder_depth = narrow<Byte>(c.responder_depth);
   to.access = access_flags(c.access, device);
   to.place = place;
   to.path.pkey_index = narrow<std::uint16_t>(c.pkey_index);
@@ -178,14 +180,16 @@ Result<void> check_access(Access most, Access asked, const DeviceInfo& device, c
 
 ConnectionAttributes default_attributes(const Config& config, const verbs::Device& device) {
   ConnectionAttributes result = attributes_of(config, device.info(), device.place());
-  result.queue_pair.rd_atomic = narrow<std::uint8_t>(device.info().rd_atomic);
+  result.queue_pair.initiator_depth = narrow<std::uint8_t>(device.info().initiator_depth);
+  result.queue_pair.responder_depth = narrow<std::uint8_t>(device.info().responder_depth);
   return result;
 }
 
 Result<ConnectionAttributes> resolve(const Config& config, verbs::Device& device,
                                      const ConnectionSettings& settings, bool through_cm) {
   Config merged = config;
-  merged.queue_pair.rd_atomic = device.info().rd_atomic;
+  merged.queue_pair.initiator_depth = device.info().initiator_depth;
+  merged.queue_pair.responder_depth = device.info().responder_depth;
   for (const Item& item : kItems) {
     const auto& value = settings.*item.member;
     if (!value) continue;

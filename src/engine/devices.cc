@@ -29,7 +29,8 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.send_depth = config.queues.send_depth;
   options.inline_bytes = config.queues.inline_bytes;
   const Config::QueuePair& qp = config.queue_pair;
-  options.rd_atomic = qp.rd_atomic;
+  options.initiator_depth = qp.initiator_depth;
+  options.responder_depth = qp.responder_depth;
   options.pkey_index = static_cast<std::uint16_t>(qp.pkey_index);
   options.clock = clock;
   return options;

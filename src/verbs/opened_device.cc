@@ -111,9 +111,10 @@ Result<void> Device::set_up() {
   info_.link_layer = chosen->link_layer;
   info_.gid_type = s.gid.type;
   info_.mtu = mtu_bytes(s.port_attr.active_mtu);
-  const int most = std::min(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
-  max_rd_atomic_ = static_cast<std::uint32_t>(std::max(most, 1));
-  info_.rd_atomic = std::clamp(max_rd_atomic_, 1u, options_.rd_atomic);
+  max_initiator_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_init_rd_atom, 1));
+  max_responder_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_rd_atom, 1));
+  info_.initiator_depth = std::min(max_initiator_depth_, options_.initiator_depth);
+  info_.responder_depth = std::min(max_responder_depth_, options_.responder_depth);
   max_send_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0));
   ports_ = attr.phys_port_cnt;
   place_ = place_of(s.port, s.port_attr, s.gid);
@@ -333,7 +334,7 @@ Result<void> Device::to_rtr(ibv_qp* qp, const QueuePairOptions& options,
   attr.path_mtu = mtu_code(remote.mtu);
   attr.dest_qp_num = remote.qp_num;
   attr.rq_psn = remote.psn;
-  attr.max_dest_rd_atomic = options.rd_atomic;
+  attr.max_dest_rd_atomic = options.responder_depth;
   attr.min_rnr_timer = options.retry.min_rnr_timer;
   attr.ah_attr = address_of(options, remote);
   const int error =
@@ -357,7 +358,7 @@ Result<void> Device::to_rts(ibv_qp* qp, const QueuePairOptions& options, std::ui
   attr.retry_cnt = options.retry.retry_count;
   attr.rnr_retry = options.retry.rnr_retry;
   attr.sq_psn = psn;
-  attr.max_rd_atomic = std::clamp<std::uint8_t>(remote.rd_atomic, 1, options.rd_atomic);
+  attr.max_rd_atomic = std::clamp<std::uint8_t>(remote.responder_depth, 1, options.initiator_depth);
   return modify_qp(qp, attr,
                    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,

@@ -53,7 +53,8 @@ struct DeviceOptions {
                                       ///< domain
   std::uint32_t send_depth = 0;       ///< of each queue pair
   std::uint32_t inline_bytes = 0;     ///< wanted; fewer will do
-  std::uint32_t rd_atomic = 128;      ///< wanted; fewer will do
+  std::uint32_t initiator_depth = 128;  ///< wanted; fewer will do
+  std::uint32_t responder_depth = 128;  ///< wanted; fewer will do
   std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
 };
@@ -65,8 +66,8 @@ struct RemoteQueuePair {
   std::uint16_t lid = 0;
   std::uint32_t qp_num = 0;
   std::uint32_t psn = 0;
-  std::uint32_t mtu = 0;  ///< bytes
-  std::uint8_t rd_atomic = 1;
+  std::uint32_t mtu = 0;             ///< bytes
+  std::uint8_t responder_depth = 1;  ///< READs and atomics that it accepts
 };
 struct RetryOptions {
   std::uint8_t ack_timeout = 14;
@@ -79,8 +80,9 @@ struct RetryOptions {
 struct QueuePairOptions {
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
-  std::uint8_t rd_atomic = 1;  ///< outstanding READs and atomics of each side
-  int access = 0;              ///< IBV_ACCESS_*
+  std::uint8_t initiator_depth = 1;  ///< outstanding READs and atomics of ours
+  std::uint8_t responder_depth = 1;  ///< of the peer
+  int access = 0;                    ///< IBV_ACCESS_*
   std::uint32_t send_elements = kSendElements;
   std::uint32_t receive_elements = 1;
   std::uint32_t receive_depth = 0;  ///< depth of a raw queue pair's own receive queue; 0: not raw
@@ -218,7 +220,8 @@ class Device {
   Place place_;
   std::uint32_t ports_ = 0;
   std::uint32_t max_send_depth_ = 0;  ///< also the limit of receives
-  std::uint32_t max_rd_atomic_ = 0;
+  std::uint32_t max_initiator_depth_ = 0;
+  std::uint32_t max_responder_depth_ = 0;
   DeviceInfo info_;
 };
 

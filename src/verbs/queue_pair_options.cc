@@ -58,7 +58,8 @@ Result<void> Device::check(const QueuePairOptions& asked) {
   const bool raw = asked.receive_depth != 0;
   const Limit depths[] = {
       {"send_depth", asked.send_depth, max_send_depth_},
-      {"rd_atomic", asked.rd_atomic, max_rd_atomic_},
+      {"initiator_depth", asked.initiator_depth, max_initiator_depth_},
+      {"responder_depth", asked.responder_depth, max_responder_depth_},
   };
   const Limit sizes[] = {
       {"raw.receive_depth", asked.receive_depth, max_send_depth_},

@@ -7,9 +7,11 @@
 
 #include <string>
 
+#include "base/internals.h"
 #include "control/address.h"
 #include "control/socket.h"
 #include "engine/devices.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "spinwire/connection_settings.h"
 
@@ -74,7 +76,8 @@ TEST(ConfigConnectionAttributes, ReachTheDevice) {
   s.send_depth = 32;
   s.inline_bytes = 32;
   s.mtu = 1024;
-  s.rd_atomic = 2;
+  s.initiator_depth = 2;
+  s.responder_depth = 3;
   s.ack_timeout = 17;
   s.retry_count = 3;
   s.rnr_retry = 2;
@@ -97,7 +100,7 @@ TEST(ConfigConnectionAttributes, ReachTheDevice) {
   self.lid = options.place.lid;
   self.qp_num = (*qp)->qp_num;
   self.mtu = 1024;
-  self.rd_atomic = 100;  // more than we start at once
+  self.responder_depth = 100;  // more than we start at once
   ASSERT_TRUE((*device)->to_init(*qp, options));
   const auto rtr = (*device)->to_rtr(*qp, options, self);
   ASSERT_TRUE(rtr) << rtr.error().message();
@@ -109,7 +112,7 @@ TEST(ConfigConnectionAttributes, ReachTheDevice) {
   EXPECT_GE(init.cap.max_inline_data, 32u);
   EXPECT_EQ(attr.path_mtu, IBV_MTU_1024);
   EXPECT_EQ(attr.max_rd_atomic, 2);
-  EXPECT_EQ(attr.max_dest_rd_atomic, 2);
+  EXPECT_EQ(attr.max_dest_rd_atomic, 3);
   EXPECT_EQ(attr.timeout, 17);
   EXPECT_EQ(attr.retry_cnt, 3);
   EXPECT_EQ(attr.rnr_retry, 2);
@@ -171,7 +174,8 @@ TEST(ConfigConnectionAttributes, OutOfRangeNamesAskedAndAvailable) {
       {&ConnectionSettings::send_depth, kMost, "send_depth = 4294967295", "16 .. 32768"},
       {&ConnectionSettings::send_depth, 7, "send_depth = 7", "16 .. 32768"},
       {&ConnectionSettings::inline_bytes, kMost, "inline_bytes = 4294967295", "1KiB"},
-      {&ConnectionSettings::rd_atomic, kMost, "rd_atomic = 4294967295", "1 .. 128"},
+      {&ConnectionSettings::initiator_depth, kMost, "initiator_depth = 4294967295", "1 .. 128"},
+      {&ConnectionSettings::responder_depth, 0, "responder_depth = 0", "1 .. 128"},
       {&ConnectionSettings::mtu, kMost, "mtu = 4294967295", "256 .. 4096"},
       {&ConnectionSettings::mtu, 1500, "mtu = 1500", "1024"},
       {&ConnectionSettings::ack_timeout, 0, "ack_timeout = 0", "1 .. 31"},
@@ -256,7 +260,8 @@ TEST(ConfigConnectionAttributes, OfTheEndpoint) {
   options.on_endpoint = [&](Connection, const Endpoint& e) { told = e; };
   options.settings.psn = 0x123456;
   options.settings.mtu = 512;
-  options.settings.rd_atomic = 1;
+  options.settings.responder_depth = 1;
+  options.settings.initiator_depth = 7;  // the peer need not know
   options.settings.port = node.engine.device().port;
   options.settings.gid_index = static_cast<std::uint32_t>(node.engine.device().gid_index);
   ASSERT_TRUE(node.engine.prepare(options));
@@ -271,6 +276,38 @@ TEST(ConfigConnectionAttributes, OfTheEndpoint) {
   ASSERT_TRUE(until({&node}, [&] { return told.qp_num != 0; }));
   EXPECT_NE(told.psn, 0x123456u);
   EXPECT_EQ(told.mtu, std::min(4096u, node.engine.device().mtu));
+}
+
+/// The depths that the device has for a connection's queue pair.
+struct Depths {
+  int initiator;
+  int responder;
+};
+Depths depths_of(Node& node, Connection c) {
+  auto& core = *spinwire::detail::core_of(node.engine);
+  ibv_qp* const qp = core.context.agents.at(c.index()).qp;
+  ibv_qp_attr attr{};
+  ibv_qp_init_attr init{};
+  EXPECT_EQ(core.context.device->provider().query_qp(
+                qp, &attr, IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC, &init),
+            0);
+  return {attr.max_rd_atomic, attr.max_dest_rd_atomic};
+}
+
+TEST(ConfigConnectionAttributes, EachEndStartsNoMoreReadsThanTheOtherAccepts) {
+  Pair p;
+  ConnectionSettings settings;
+  settings.initiator_depth = 6;
+  settings.responder_depth = 4;
+  const Ends ends = connect_with(p.client, p.server, settings);
+  const Depths client = depths_of(p.client, ends.client);
+  const Depths server = depths_of(p.server, ends.server);
+  EXPECT_EQ(client.initiator, 6);
+  EXPECT_EQ(client.responder, 4);
+  EXPECT_EQ(server.initiator, 4) << "limited by the client's responder_depth";
+  EXPECT_GT(server.responder, 6);
+  p.client.ready.push_back(ends.client);
+  p.finish();
 }
 
 TEST(ConfigConnectionAttributes, OfAListenerAndOfOneThatIsAccepted) {

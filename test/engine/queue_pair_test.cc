@@ -48,7 +48,8 @@ TEST(EngineQueuePair, StateIsCachedAndQueried) {
 
 TEST(EngineQueuePair, SettingsBecomeAttributes) {
   Config config = small_config();
-  config.queue_pair.rd_atomic = 3;
+  config.queue_pair.initiator_depth = 3;
+  config.queue_pair.responder_depth = 5;
   config.queue_pair.service_level = 5;
   config.queue_pair.traffic_class = 106;
   config.queue_pair.flow_label = 0xabcde;
@@ -61,9 +62,11 @@ TEST(EngineQueuePair, SettingsBecomeAttributes) {
   EXPECT_EQ(made.path.traffic_class, 106);
   EXPECT_EQ(made.path.flow_label, 0xabcdeu);
   EXPECT_EQ(made.path.hop_limit, 64);
-  EXPECT_EQ(made.rd_atomic, 3);
+  EXPECT_EQ(made.initiator_depth, 3);
+  EXPECT_EQ(made.responder_depth, 5);
   Pair p(config);
-  EXPECT_EQ(p.client.engine.device().rd_atomic, 3u);
+  EXPECT_EQ(p.client.engine.device().initiator_depth, 3u);
+  EXPECT_EQ(p.client.engine.device().responder_depth, 5u);
   EXPECT_EQ(*p.ends.client.query_state(), QueuePairState::rts);
   p.finish();
 }
