@@ -194,13 +194,16 @@ struct RemoteRegion {
   std::uint32_t rkey = 0;
   Access access = Access::local;
   std::uint32_t lease = 0;  ///< the lease that grants access instead of a key; see RemoteMemory
+  /// The key, instead of `rkey`, of a region with a deadline; see Connection::import_token().
+  std::uint32_t timed_rkey = 0;
+  std::uint64_t deadline = 0;  ///< of that region, in ticks of the importing engine's clock
 
   /// Bytes [offset, offset + size) of the region; empty (false) if out of bounds.
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     if (offset > length || size > length - offset) return {};
-    return {address + offset, size, rkey, access, lease};
+    return {address + offset, size, rkey, access, lease, timed_rkey, deadline};
   }
-  explicit operator bool() const noexcept { return (rkey | lease) != 0; }
+  explicit operator bool() const noexcept { return (rkey | lease | timed_rkey) != 0; }
 };
 
 }  // namespace spinwire

@@ -144,7 +144,7 @@ class SPINWIRE_API Connection {
   ///   would_block       no room in the send queue or the operations
   ///   out_of_bounds     no bytes, more than `remote` has, or more than 1 GiB
   ///   remote_access     `remote` does not allow writing
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
   ///                     cannot use; or `remote` is part of another connection's lease
   ///   not_connected     not ready
@@ -158,7 +158,7 @@ class SPINWIRE_API Connection {
   ///   would_block       no credit, or no room in the send queue or the operations
   ///   out_of_bounds     no slice, more bytes than `remote` has, or more than 1 GiB
   ///   remote_access     `remote` does not allow writing
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
   ///                     cannot use; or `remote` is part of another connection's lease
   ///   not_connected     not ready
@@ -172,7 +172,7 @@ class SPINWIRE_API Connection {
   ///   would_block       no room in the send queue or the operations
   ///   out_of_bounds     no bytes, more than `remote` has, or more than 1 GiB
   ///   remote_access     `remote` does not allow reading
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
   ///                     cannot use; or `remote` is part of another connection's lease
   ///   not_connected     not ready
@@ -196,7 +196,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  the address is no multiple of 8, or `remote` is part of another
   ///                     connection's lease
   ///   remote_access     `remote` does not allow Access::remote_atomic
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   not_connected     not ready
   Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
                       const CompletionCallback& done = {}, Post post = Post::automatic,
@@ -211,7 +211,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  the address is no multiple of 8, or `remote` is part of another
   ///                     connection's lease
   ///   remote_access     `remote` does not allow Access::remote_atomic
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   not_connected     not ready
   Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
                    const CompletionCallback& done = {}, Post post = Post::automatic,
@@ -370,12 +370,29 @@ class SPINWIRE_API Connection {
   ///                     revoked already; nothing is closed
   Status revoke(const RemoteRegion& region);
   /// Encodes a region that was exposed here as bytes, to be sent to the peer by any means. Errors:
-  /// invalid_argument (empty, or part of a lease), not_connected (not ready).
+  /// invalid_argument (empty, imported, or part of a lease), not_connected (not ready).
   [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region) const;
-  /// Decodes the peer's token, for operations on this connection. Set-up. Errors: protocol (not a
-  /// token, or damaged), invalid_argument (made by another engine, or for another connection),
-  /// not_connected (not ready).
+  /// Encodes a region with a deadline, `valid_for` from now on, after which a correct peer starts
+  /// no operation on it. The key stays open: revoke() it then, with Engine::after() for example. A
+  /// lease() is for a peer that may be incorrect: there the device enforces the end. The deadline
+  /// is a time of the system's clock, so the clocks of both hosts must agree, but for leases.guard
+  /// of the importer; engines with a manual clock use that clock, at both ends. Releases that do
+  /// not know deadlines refuse the token. Errors:
+  ///   invalid_argument  a region that is empty, imported, or part of a lease; or a time below 1 ms
+  ///                     or above 24 h
+  ///   not_connected     not ready
+  [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region, Nanoseconds valid_for) const;
+  /// Decodes the peer's token, for operations on this connection. If the token has a deadline,
+  /// operations on the region answer lease_expired from leases.guard before it on; time_left() says
+  /// how long that is. Set-up. Errors:
+  ///   protocol          not a token, or damaged
+  ///   invalid_argument  made by another engine, or for another connection
+  ///   lease_expired     the deadline has passed, or is nearer than leases.guard
+  ///   not_connected     not ready
   [[nodiscard]] Result<RemoteRegion> import_token(std::span<const std::byte> token) const;
+  /// How long operations on the region may still be started: 0 if no longer, Nanoseconds::max()
+  /// without a lease and without a deadline.
+  [[nodiscard]] Nanoseconds time_left(const RemoteRegion& region) const noexcept;
 
   /// Asks the peer for `bytes` of zeroed memory for a limited time. `done` receives the memory, the
   /// peer's reason (LeaseRefusal; also a code and a text, if its application refuses), or `flushed`

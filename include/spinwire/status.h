@@ -47,7 +47,7 @@ enum class [[nodiscard]] Status : std::uint8_t{
 
     cancelled,  ///< The application cancelled the accepted operation or call.
 
-    lease_expired,  ///< The lease has expired, or is about to.
+    lease_expired,  ///< The lease, or the token's deadline, has expired, or is about to.
 
     /// The peer does not prove that it has our key, or there is no key for an address that other
     /// hosts reach.

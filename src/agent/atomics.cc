@@ -21,9 +21,9 @@ Status check_atomic(const EngineContext& ctx, const RemoteRegion& remote) noexce
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
-  if (r.remote.rkey == 0 && r.remote.lease != 0) {
+  if (needs_key(r.remote)) {
     RemoteRegion real;
-    if (const Status status = resolve_leased(ctx, a, r.remote, real); status != Status::ok)
+    if (const Status status = resolve_key(ctx, a, r.remote, real); status != Status::ok)
       return status;
     return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }

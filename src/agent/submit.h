@@ -240,19 +240,30 @@ template <OperationKind kind>
   return accept<kind, true>(ctx, a, r);
 }
 
-/// Whether the region names a lease instead of a key.
+/// Whether the region has no key for the device: it names a lease, or has a deadline.
+constexpr bool needs_key(const RemoteRegion& region) noexcept {
+  return region.rkey == 0 && (region.lease | region.timed_rkey) != 0;
+}
+/// Checks that an operation may start on such a region, and fills in the region with its key.
+inline Status resolve_key(EngineContext& ctx, const Agent& a, const RemoteRegion& region,
+                          RemoteRegion& real) noexcept {
+  if (region.lease != 0) return resolve_leased(ctx, a, region, real);
+  if (ctx.clock.now() >= region.deadline) return Status::lease_expired;
+  real = {region.address, region.length, region.timed_rkey, region.access};
+  return Status::ok;
+}
 template <OperationKind kind>
-constexpr bool names_lease(const Request& r) noexcept {
-  return !has_header(kind) && r.block != nullptr && r.remote->rkey == 0 && r.remote->lease != 0;
+constexpr bool request_needs_key(const Request& r) noexcept {
+  return !has_header(kind) && r.block != nullptr && needs_key(*r.remote);
 }
 template <OperationKind kind>
 Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept;
 
-/// Accepts an operation on a leased region, with the lease's key.
+/// Accepts an operation on a region that needs a key.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_leased(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_with_key(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   RemoteRegion real;
-  if (const Status status = resolve_leased(ctx, a, *r.remote, real); status != Status::ok)
+  if (const Status status = resolve_key(ctx, a, *r.remote, real); status != Status::ok)
     return status;
   return submit_any<kind>(ctx, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
 }
@@ -268,7 +279,7 @@ template <OperationKind kind>
       return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok)
-    return names_lease<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
+    return request_needs_key<kind>(r) ? submit_with_key<kind>(ctx, a, r) : status;
   if (a.send_queue.used >= a.send_queue.limit) return submit_with_limit_elsewhere<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }

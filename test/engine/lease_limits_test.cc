@@ -251,5 +251,67 @@ TEST(EngineLeasesKeys, TokensAreCheckedBeforeUse) {
   t.finish(b);
 }
 
+TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
+  Config c = lease_config();
+  c.leases.guard = std::chrono::milliseconds(2);
+  Timed t(c);
+  Buffer b = t.server.filled(64, 3);
+  const auto region = t.ends.server.expose(b.slice(), Access::remote_all);
+  ASSERT_TRUE(region);
+  const auto token = t.ends.server.token(*region, std::chrono::milliseconds(100));
+  ASSERT_TRUE(token) << token.error().message();
+  const auto came = t.ends.client.import_token(*token);
+  ASSERT_TRUE(came) << came.error().message();
+  const Nanoseconds whole = t.ends.client.time_left(*came);
+  EXPECT_LE(whole, std::chrono::milliseconds(98));
+  EXPECT_GE(whole, std::chrono::milliseconds(97));
+  EXPECT_EQ(t.read(*came), filled(64, 3));
+  EXPECT_EQ(t.write(came->slice(8, 8), 6), Status::ok);
+  t.now += static_cast<std::uint64_t>(whole.count()) - 1;
+  EXPECT_EQ(t.ends.client.time_left(*came), Nanoseconds{1});
+  EXPECT_EQ(t.write(came->slice(0, 8), 7), Status::ok) << "the last nanosecond";
+  t.now += 1;
+  EXPECT_EQ(t.ends.client.time_left(*came), Nanoseconds{0});
+  EXPECT_EQ(t.write(*came, 8), Status::lease_expired);
+  Buffer mine = t.client.filled(8, 1);
+  EXPECT_EQ(t.ends.client.read(mine, came->slice(0, 8)), Status::lease_expired);
+  EXPECT_EQ(t.ends.client.write_with_imm(mine, came->slice(0, 8), 1), Status::lease_expired);
+  EXPECT_EQ(t.ends.client.fetch_add(came->slice(0, 8), 1), Status::lease_expired);
+  const auto late = t.ends.client.import_token(*token);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().status, Status::lease_expired);
+  // The key is still open, and the connection unharmed.
+  EXPECT_TRUE(Node::holds(b.slice(0, 8).bytes(), 7));
+  EXPECT_EQ(t.read(*t.ends.client.import_token(*t.ends.server.token(*region))).size(), 64u);
+  EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
+  t.finish(b, mine);
+}
+
+TEST(EngineTokens, TheTimeIsChecked) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  const auto region = t.ends.server.expose(b.slice(), Access::remote_read);
+  ASSERT_TRUE(region);
+  for (const Nanoseconds wrong : {Nanoseconds{-1}, Nanoseconds{0}, Nanoseconds{999'999},
+                                  Nanoseconds{std::chrono::hours(24)} + Nanoseconds{1}}) {
+    const auto refused = t.ends.server.token(*region, wrong);
+    ASSERT_FALSE(refused) << wrong.count();
+    EXPECT_EQ(refused.error().status, Status::invalid_argument);
+  }
+  // With the real clock the deadline is a time of the system's clock.
+  const auto token = t.ends.server.token(*region, std::chrono::hours(24));
+  ASSERT_TRUE(token);
+  const auto came = t.ends.client.import_token(*token);
+  ASSERT_TRUE(came) << came.error().message();
+  EXPECT_LE(t.ends.client.time_left(*came), Nanoseconds{std::chrono::hours(24)});
+  EXPECT_GT(t.ends.client.time_left(*came), Nanoseconds{std::chrono::hours(23)});
+  EXPECT_EQ(t.read(*came), filled(64, 3));
+  EXPECT_FALSE(t.ends.client.token(*came)) << "the region is the peer's";
+  EXPECT_EQ(t.ends.client.time_left(*region), Nanoseconds::max());
+  EXPECT_EQ(t.ends.client.time_left({}), Nanoseconds{0});
+  EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
+  t.finish(b);
+}
+
 }  // namespace
 }  // namespace lease_limits_test

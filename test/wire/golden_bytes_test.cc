@@ -142,6 +142,10 @@ TEST(GoldenBytes, RegionTokens) {
                              0x2f2e2d2c, 0x30})),
             "5357525401300000101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f9512e9"
             "c0af233292");
+  EXPECT_EQ(hex(encode(Token{0x1716151413121110, 0x1f1e1d1c1b1a1918, 0x2726252423222120, 0x2b2a2928,
+                             0x2f2e2d2c, 0x30, 0x353433323130})),
+            "5357525402303435101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f303132"
+            "33d76a70ed");
 }
 
 TEST(GoldenBytes, HeadersOfMessages) {

@@ -196,5 +196,34 @@ TEST(TokenWire, DamageAndNonsenseAreFound) {
   EXPECT_TRUE(refused([](auto& t) { t.access = 8; }));
 }
 
+TEST(TokenWire, ADeadlineTravelsWhole) {
+  wire::Token token;
+  token.address = 0x7f00'0000'1000;
+  token.length = 64;
+  token.incarnation = 1;
+  token.rkey = 77;
+  token.qp_num = 5;
+  token.access = 3;
+  wire::Token out;
+  for (const std::uint64_t deadline :
+       {std::uint64_t{1}, std::uint64_t{1'900'000'000'000}, wire::kLatestTokenDeadline}) {
+    token.deadline = deadline;
+    const auto good = wire::encode(token);
+    ASSERT_TRUE(wire::decode(good, out));
+    EXPECT_EQ(out.deadline, deadline);
+    EXPECT_EQ(out.address, token.address);
+    EXPECT_EQ(out.qp_num, token.qp_num);
+    for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
+      auto bad = good;
+      bad[bit / 8] ^= std::byte{1} << bit % 8;
+      EXPECT_FALSE(wire::decode(bad, out)) << bit;
+    }
+  }
+  // A token without a deadline leaves none of an earlier one behind.
+  token.deadline = 0;
+  ASSERT_TRUE(wire::decode(wire::encode(token), out));
+  EXPECT_EQ(out.deadline, 0u);
+}
+
 }  // namespace
 }  // namespace lease_wire_test

@@ -1,5 +1,8 @@
 // Public API of leases, and of keys passed on as bytes.
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <utility>
 
 #include "agent/lease_table.h"
 #include "base/error.h"
@@ -145,25 +148,78 @@ Result<engine::Located> locate_ready(const detail::EngineSlot* slot, std::uint32
                     "the connection is not ready", "wait for on_ready");
 }
 
+constexpr Nanoseconds kLongestToken = std::chrono::hours(24);
+constexpr Nanoseconds kMillisecond = std::chrono::milliseconds(1);
+
+/// The time in which tokens have their deadlines: of the system's clock, which hosts can have in
+/// common, or of a manual clock.
+Nanoseconds token_time(const Clock& clock) noexcept {
+  if (clock.is_manual()) return clock.duration(clock.now());
+  return std::chrono::system_clock::now().time_since_epoch();
+}
+
+/// `valid_for` of 0: no deadline.
+Result<RegionToken> make_token(const engine::Located& found, const RemoteRegion& region,
+                               Nanoseconds valid_for, const char* asked) {
+  const Agent& a = *found.agent;
+  wire::Token token;
+  token.address = region.address;
+  token.length = region.length;
+  token.rkey = region.rkey;
+  token.access = static_cast<std::uint8_t>(region.access);
+  token.incarnation = found.core->context.incarnation;
+  token.qp_num = agent::qp_bound_to(a, region.rkey);
+  if (valid_for != Nanoseconds{0}) {
+    const Nanoseconds until = token_time(found.core->context.clock) + valid_for;
+    token.deadline = static_cast<std::uint64_t>(until / kMillisecond);
+  }
+  const RegionToken bytes = wire::encode(token);
+  if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;
+  return base::fail(Status::invalid_argument, asked,
+                    region.lease != 0        ? "the region is part of a lease"
+                    : region.timed_rkey != 0 ? "the region is the peer's"
+                                             : "the region is empty",
+                    "give what expose() or register_memory() answered");
+}
+
+/// How long operations may start on a region with this deadline; 0 if no longer.
+Nanoseconds usable_until(const agent::EngineContext& ctx, std::uint64_t deadline) noexcept {
+  const Nanoseconds left = static_cast<std::int64_t>(deadline) * kMillisecond -
+                           token_time(ctx.clock) - ctx.config.leases.guard;
+  return std::max(left, Nanoseconds{0});
+}
+
 }  // namespace
 
 Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   constexpr const char* kAsked = "make a token of a region";
   const auto found = locate_ready(slot_, index_, generation_, kAsked);
   if (!found) return tl::unexpected(found.error());
-  const Agent& a = *found->agent;
-  wire::Token token;
-  token.address = region.address;
-  token.length = region.length;
-  token.rkey = region.rkey;
-  token.access = static_cast<std::uint8_t>(region.access);
-  token.incarnation = found->core->context.incarnation;
-  token.qp_num = agent::qp_bound_to(a, region.rkey);
-  const RegionToken bytes = wire::encode(token);
-  if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;
-  return base::fail(Status::invalid_argument, kAsked,
-                    region.lease != 0 ? "the region is part of a lease" : "the region is empty",
-                    "give what expose() or register_memory() answered");
+  return make_token(*found, region, Nanoseconds{0}, kAsked);
+}
+
+Result<RegionToken> Connection::token(const RemoteRegion& region, Nanoseconds valid_for) const {
+  constexpr const char* kAsked = "make a token with a deadline";
+  if (valid_for < kMillisecond || valid_for > kLongestToken) {
+    return base::fail(Status::invalid_argument, kAsked,
+                      base::format("it is to be valid for {} ns", valid_for.count()),
+                      "give from 1 ms to 24 h, or no time");
+  }
+  const auto found = locate_ready(slot_, index_, generation_, kAsked);
+  if (!found) return tl::unexpected(found.error());
+  return make_token(*found, region, valid_for, kAsked);
+}
+
+Nanoseconds Connection::time_left(const RemoteRegion& region) const noexcept {
+  EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr || !region) return Nanoseconds{0};
+  if (region.lease != 0) {
+    const LeaseHeld* const h = find(slot_, region.lease);
+    return h != nullptr ? agent::time_left(core->context, *h) : Nanoseconds{0};
+  }
+  if (region.timed_rkey == 0) return Nanoseconds::max();
+  const std::uint64_t now = core->context.clock.now();
+  return core->context.clock.duration(region.deadline - std::min(now, region.deadline));
 }
 
 Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) const {
@@ -186,7 +242,17 @@ Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) 
                       "its key is bound to another connection of the peer",
                       "use it there, or expose the memory with KeyScope::domain");
   }
-  return RemoteRegion{token.address, token.length, token.rkey, static_cast<Access>(token.access)};
+  RemoteRegion region{token.address, token.length, token.rkey, static_cast<Access>(token.access)};
+  if (token.deadline == 0) return region;
+  const agent::EngineContext& ctx = found->core->context;
+  const Nanoseconds left = usable_until(ctx, token.deadline);
+  if (left == Nanoseconds{0}) {
+    return base::fail(Status::lease_expired, kAsked, "its deadline has passed, or is about to",
+                      "ask the peer for another, and see whether the hosts' clocks agree");
+  }
+  region.timed_rkey = std::exchange(region.rkey, 0);
+  region.deadline = ctx.clock.now() + ctx.clock.ticks(left);
+  return region;
 }
 
 }  // namespace spinwire
