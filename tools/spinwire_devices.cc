@@ -51,6 +51,10 @@ int show_opened(const Config& config) {
       "  shared receives {}, memory windows {}, datagrams {}, atomics {}, without locks {}\n",
       yes_no(d.shared_receives), yes_no(d.memory_windows), yes_no(d.datagrams), yes_no(d.atomics),
       yes_no(d.single_threaded));
+  const auto has = [&](MemoryFlags flag) { return yes_no(contains(d.memory_flags, flag)); };
+  fmt::print("  memory flags: on_demand {}, relaxed_ordering {}, zero_based {}, huge_pages {}\n",
+             has(MemoryFlags::on_demand), has(MemoryFlags::relaxed_ordering),
+             has(MemoryFlags::zero_based), has(MemoryFlags::huge_pages));
   return tools::kDone;
 }
 

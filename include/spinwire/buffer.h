@@ -180,6 +180,28 @@ constexpr bool allows(Access have, Access want) noexcept {
          static_cast<std::uint8_t>(want);
 }
 
+/// How a device treats memory that is registered or exposed; combine with |.
+/// DeviceInfo::memory_flags says which of them a device has.
+enum class MemoryFlags : std::uint8_t {
+  none = 0,
+  /// On-demand paging: the device pins no pages, and follows when their mapping changes.
+  on_demand = 1,
+  /// A hint: what a peer writes may become visible in any order until a completion reports it. A
+  /// device without it keeps the order.
+  relaxed_ordering = 2,
+  /// Peers address the memory from 0 on: RemoteRegion::address is 0. For expose() only, because our
+  /// own operations name memory by its address.
+  zero_based = 4,
+  huge_pages = 8,  ///< the memory lies in hugepages, and the device may use entries for such
+};
+constexpr MemoryFlags operator|(MemoryFlags a, MemoryFlags b) noexcept {
+  return static_cast<MemoryFlags>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
+}
+constexpr MemoryFlags operator&(MemoryFlags a, MemoryFlags b) noexcept {
+  return static_cast<MemoryFlags>(static_cast<std::uint8_t>(a) & static_cast<std::uint8_t>(b));
+}
+constexpr bool contains(MemoryFlags all, MemoryFlags some) noexcept { return (all & some) == some; }
+
 /// Which peers can use a key.
 enum class KeyScope : std::uint8_t {
   domain,      ///< every peer of the engine; for a connection with its own domain, that peer only

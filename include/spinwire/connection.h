@@ -335,13 +335,17 @@ class SPINWIRE_API Connection {
   /// this connection has its own protection domain, only this connection can, until it ends.
   /// Set-up. Errors:
   ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
-  ///                     that cannot be registered, or of another engine
-  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///                     that cannot be registered, or of another engine; zero-based memory that
+  ///                     does not begin at a page
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
+  ///   not
+  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
   ///   not_connected     closing, or the connection's own domain does not exist yet
-  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
+                                            MemoryFlags flags = MemoryFlags::none);
   /// With KeyScope::connection, makes a key for this connection's peer alone, if the device has
   /// memory windows. Needs no system call if `slice` is memory of the engine's pools. The peer can
   /// use the key in messages that we send from now on. The key ends with the connection, or by
@@ -428,13 +432,16 @@ class SPINWIRE_API Connection {
   /// connection ends, its domain's keys to the memory end; the owner can still use the bytes.
   /// Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that the settings leave out; memory
-  ///                     that cannot be registered
-  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///                     that cannot be registered; MemoryFlags::zero_based
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
+  ///   not
+  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
   ///   not_connected     closing, or the connection's own domain does not exist yet
-  [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
+  [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access,
+                                                     MemoryFlags flags = MemoryFlags::none);
 
   /// Stops accepting operations, lets the outstanding ones end for up to connections.close_timeout,
   /// and sends goodbye to the peer. on_closed runs in a later poll(); no callback runs inside the

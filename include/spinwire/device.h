@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "spinwire/buffer.h"
 #include "spinwire/config.h"
 #include "spinwire/export.h"
 #include "spinwire/gid.h"
@@ -55,6 +56,8 @@ struct DeviceInfo {
   std::uint32_t responder_depth = 0;  ///< READs and atomics of the peer that a connection accepts
   bool shared_receives = false;       ///< all connections share one receive queue
   std::uint32_t own_receives = 0;     ///< receives of each connection's own queue, if not shared
+  /// What register_memory() and expose() may be given.
+  MemoryFlags memory_flags = MemoryFlags::none;
   std::uint32_t max_sge = 0;     ///< scatter/gather elements of a raw connection's work requests
   bool memory_windows = false;   ///< type 2B windows
   bool datagrams = false;        ///< unreliable datagrams, which remote calls use

@@ -440,21 +440,28 @@ class SPINWIRE_API Engine {
   /// SOFTVERBS_TRUST_PAGES=0 in its environment does not reach the memory, because it could make
   /// its polls wait; it reaches memory of the pools. Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
-  ///                     memory that cannot be registered
-  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///                     memory that cannot be registered; MemoryFlags::zero_based
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
+  ///   not
+  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
-  [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
+  [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access,
+                                                     MemoryFlags flags = MemoryFlags::none);
   /// Opens exactly the bytes of `slice` to peers, under a new key, until revoke(). Holds a
   /// reference to the memory. Set-up (a registration). Errors:
   ///   invalid_argument  no bytes; no remote rights, or some that queue_pair.access leaves out;
-  ///                     memory that cannot be registered, or of another engine
-  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///                     memory that cannot be registered, or of another engine; zero-based memory
+  ///                     that does not begin at a page
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
+  ///   not
+  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
-  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
+                                            MemoryFlags flags = MemoryFlags::none);
   /// Closes a key that expose() made: of this engine, or of one of its connections with
   /// KeyScope::domain. Connection::revoke() closes a key of KeyScope::connection. Call it, between
   /// polls, until it answers something other than would_block. Runs no callback. Set-up. Answers:

@@ -340,13 +340,15 @@ inline std::size_t max_message_now(const Agent& a) noexcept {
 /// Replaces the handlers: at once, or before the next callback if one may be running.
 void set_handlers(Agent& a, const ConnectionHandlers& handlers, bool polling) noexcept;
 /// Opens memory to the peers of the agent's domain. Errors: those of Connection::expose().
-Result<RemoteRegion> expose(EngineContext& ctx, Agent& a, const BufferSlice& slice, Access access);
+Result<RemoteRegion> expose(EngineContext& ctx, Agent& a, const BufferSlice& slice, Access access,
+                            MemoryFlags flags);
 /// Opens memory to the agent's peer alone. Errors: those of Connection::expose().
 Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& slice,
                                     Access access);
 /// Registers memory in the agent's domain. Errors: those of Connection::register_memory().
 Result<memory::RegisteredMemory> register_memory(EngineContext& ctx, Agent& a,
-                                                 std::span<std::byte> bytes, Access access);
+                                                 std::span<std::byte> bytes, Access access,
+                                                 MemoryFlags flags);
 /// The agent's queue pair if the key works for no other; else 0.
 std::uint32_t qp_bound_to(const Agent& a, std::uint32_t rkey) noexcept;
 /// Errors: invalid_argument (memory of another engine).

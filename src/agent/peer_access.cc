@@ -27,10 +27,17 @@ Result<void> check_owner(const EngineContext& ctx, const BufferSlice& slice) {
                     "expose it with the engine that it was allocated from");
 }
 
-Result<RemoteRegion> expose(EngineContext& ctx, Agent& a, const BufferSlice& slice, Access access) {
+Result<RemoteRegion> expose(EngineContext& ctx, Agent& a, const BufferSlice& slice, Access access,
+                            MemoryFlags flags) {
   return check_rights(ctx, a, access, "expose memory to a peer")
       .and_then([&] { return check_owner(ctx, slice); })
-      .and_then([&] { return ctx.registrations->expose(slice, access, registrations_of(a)); });
+      .and_then([&] {
+        return memory::check_memory_flags(flags, ctx.device->info(), slice.bytes(), true);
+      })
+      .and_then([&](MemoryFlags usable) {
+        return ctx.registrations->expose(slice, access, registrations_of(a),
+                                         memory::RegistrationTable::kApplication, usable);
+      });
 }
 
 Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& slice,
@@ -58,10 +65,13 @@ Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSl
 }
 
 Result<memory::RegisteredMemory> register_memory(EngineContext& ctx, Agent& a,
-                                                 std::span<std::byte> bytes, Access access) {
-  return check_rights(ctx, a, access, "register memory for a connection").and_then([&] {
-    return ctx.registrations->register_memory(bytes, access, registrations_of(a));
-  });
+                                                 std::span<std::byte> bytes, Access access,
+                                                 MemoryFlags flags) {
+  return check_rights(ctx, a, access, "register memory for a connection")
+      .and_then([&] { return memory::check_memory_flags(flags, ctx.device->info(), bytes, false); })
+      .and_then([&](MemoryFlags usable) {
+        return ctx.registrations->register_memory(bytes, access, registrations_of(a), usable);
+      });
 }
 
 std::uint32_t qp_bound_to(const Agent& a, std::uint32_t rkey) noexcept {

@@ -72,14 +72,16 @@ RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd
     : provider_(provider), pd_(pd), entries_(limit), exposures_(limit) {}
 
 Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte> bytes,
-                                                            Access access, Group* group) {
+                                                            Access access, Group* group,
+                                                            MemoryFlags flags) {
   return base::no_throw("register memory", [&]() -> Result<RegisteredMemory> {
     if (!is_access(access)) {
       return base::fail(Status::invalid_argument, "register memory", "unknown access rights",
                         "combine the named values of Access");
     }
     auto own = std::make_unique<OwnMemory>();
-    const Result<std::uint32_t> index = add(bytes, own_access_flags(access), "register", group);
+    const Result<std::uint32_t> index =
+        add(bytes, own_access_flags(access) | memory_access_flags(flags), "register", group);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     entry.own = own.get();
@@ -102,8 +104,8 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
 }
 
 Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access,
-                                               Group* group, Owner owner) {
-  return expose_to(nullptr, slice, access, group, owner);
+                                               Group* group, Owner owner, MemoryFlags flags) {
+  return expose_bytes(nullptr, slice.bytes(), detail::block_of(slice), access, group, owner, flags);
 }
 
 Result<RemoteRegion> RegistrationTable::expose_to(ibv_qp* qp, const BufferSlice& slice,
@@ -118,14 +120,14 @@ Result<RemoteRegion> RegistrationTable::expose_of_device(ibv_qp* qp, std::span<s
 
 Result<RemoteRegion> RegistrationTable::expose_bytes(ibv_qp* qp, std::span<std::byte> bytes,
                                                      detail::Block* held, Access access,
-                                                     Group* group, Owner owner) {
+                                                     Group* group, Owner owner, MemoryFlags flags) {
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
                         "give Access::remote_read, remote_write, remote_atomic or several");
     }
     const Result<std::uint32_t> index =
-        add(bytes, exposed_access_flags(access), "expose", group, qp);
+        add(bytes, exposed_access_flags(access) | memory_access_flags(flags), "expose", group, qp);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     // The device may reuse a key as soon as the key is free.
@@ -139,8 +141,9 @@ Result<RemoteRegion> RegistrationTable::expose_bytes(ibv_qp* qp, std::span<std::
     entry.of_device = held == nullptr;
     if (held != nullptr) detail::retain(held);
     exposures_.insert(entry.rkey, *index);
-    return RemoteRegion{reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
-                        access};
+    const bool from_zero = contains(flags, MemoryFlags::zero_based);
+    return RemoteRegion{from_zero ? 0 : reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(),
+                        entry.rkey, access};
   });
 }
 

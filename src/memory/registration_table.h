@@ -13,6 +13,7 @@
 #include "base/intrusive_list.h"
 #include "base/key_map.h"
 #include "spinwire/buffer.h"
+#include "spinwire/device.h"
 #include "spinwire/status.h"
 #include "verbs/provider.h"
 
@@ -32,6 +33,15 @@ struct RegisteredMemory {
 [[nodiscard]] int own_access_flags(Access access) noexcept;
 /// IBV_ACCESS_* for a key that only peers use with `access`.
 [[nodiscard]] int exposed_access_flags(Access access) noexcept;
+
+/// IBV_ACCESS_* for flags.
+[[nodiscard]] int memory_access_flags(MemoryFlags flags) noexcept;
+/// The flags to register memory with: `asked`, without the hint that the device has not. `exposed`:
+/// the memory is opened to peers only. Errors: unsupported, with the flag;
+/// invalid_argument (flags that do not exist; zero-based memory that is registered, or begins
+/// within a page).
+Result<MemoryFlags> check_memory_flags(MemoryFlags asked, const DeviceInfo& device,
+                                       std::span<const std::byte> bytes, bool exposed);
 
 /// The Error of a reg_mr that failed with `error` on `bytes`: no_memory with the limits on locked
 /// memory, invalid_argument, limit or system. May throw std::bad_alloc.
@@ -80,14 +90,16 @@ class RegistrationTable {
   /// Registers `bytes`, which must stay mapped until `whole` and all its slices are destroyed.
   /// Errors: invalid_argument (no bytes; not mapped; not writable), no_memory, limit, no_device
   /// (closed), system.
+  /// `flags` are of a device that has them; see check_memory_flags().
   Result<RegisteredMemory> register_memory(std::span<std::byte> bytes, Access access,
-                                           Group* group = nullptr);
+                                           Group* group = nullptr,
+                                           MemoryFlags flags = MemoryFlags::none);
 
   /// Opens exactly the bytes of `slice` to peers under a new key, and holds a reference to their
   /// block until the key is revoked. Errors: those of register_memory(); invalid_argument also for
   /// Access::local and for an empty slice.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr,
-                              Owner owner = kApplication);
+                              Owner owner = kApplication, MemoryFlags flags = MemoryFlags::none);
   /// Exposes to the peer of one queue pair alone if the device can do that: see opens_to_one().
   /// Otherwise exposes to all peers of the queue pair's domain. Errors: those of expose().
   Result<RemoteRegion> expose_to(ibv_qp* qp, const BufferSlice& slice, Access access,
@@ -166,7 +178,8 @@ class RegistrationTable {
   };
 
   Result<RemoteRegion> expose_bytes(ibv_qp* qp, std::span<std::byte> bytes, detail::Block* held,
-                                    Access access, Group* group, Owner owner);
+                                    Access access, Group* group, Owner owner,
+                                    MemoryFlags flags = MemoryFlags::none);
   static void recycle(detail::Block* block) noexcept;
   void drop(std::uint32_t index) noexcept;
   Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what,

@@ -120,6 +120,7 @@ Result<void> Device::set_up() {
   place_ = place_of(s.port, s.port_attr, s.gid);
   info_.max_sge = static_cast<std::uint32_t>(attr.max_sge);
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
+  if (provider().memory_flags != nullptr) info_.memory_flags = provider().memory_flags(context());
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   info_.shared_receives = options_.shared_receives && shares_receives(attr);
   options_.own_receives = std::min(options_.own_receives, max_send_depth_);

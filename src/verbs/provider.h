@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "spinwire/buffer.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 #include "verbs/direct_datagrams.h"
@@ -59,6 +60,9 @@ struct Provider {
   int (*dealloc_td)(ibv_td* td);
   ibv_pd* (*alloc_parent_domain)(ibv_context* context, ibv_pd* pd, ibv_td* td);
 
+  /// What `access` of reg_mr may have beyond the rights; null: nothing.
+  MemoryFlags (*memory_flags)(ibv_context* context);
+  /// With IBV_ACCESS_ZERO_BASED, the memory begins at a page.
   ibv_mr* (*reg_mr)(ibv_pd* pd, void* address, std::size_t length, int access);
   /// Registers memory for the peer of one queue pair alone, which may be in any state. Null where
   /// the device opens a registration to its whole domain.

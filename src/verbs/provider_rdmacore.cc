@@ -216,8 +216,40 @@ ibv_pd* alloc_parent_domain(ibv_context* context, ibv_pd* pd, ibv_td* td) {
   return ibv_alloc_parent_domain(context, &attr);
 }
 
+bool pages_on_demand(ibv_context* context) {
+  ibv_device_attr_ex attr{};
+  if (error_of(ibv_query_device_ex(context, nullptr, &attr)) != 0) return false;
+  constexpr std::uint32_t kNeeded =
+      IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+  return (attr.odp_caps.general_caps & IBV_ODP_SUPPORT) != 0 &&
+         (attr.odp_caps.per_transport_caps.rc_odp_caps & kNeeded) == kNeeded;
+}
+
+/// Whether the driver takes IBV_ACCESS_HUGETLB, which no attribute reports. Drivers look at the
+/// flag, not at the page.
+bool takes_hugepages(ibv_context* context) {
+  ibv_pd* const pd = ibv_alloc_pd(context);
+  if (pd == nullptr) return false;
+  alignas(64) static std::array<std::byte, 64> bytes{};
+  ibv_mr* const mr = ibv_reg_mr(pd, bytes.data(), bytes.size(),
+                                unsigned{IBV_ACCESS_LOCAL_WRITE} | IBV_ACCESS_HUGETLB);
+  if (mr != nullptr) (void)ibv_dereg_mr(mr);
+  (void)ibv_dealloc_pd(pd);
+  return mr != nullptr;
+}
+
+/// Relaxed ordering is optional: libibverbs leaves it out for a kernel that does not know it.
+MemoryFlags memory_flags(ibv_context* context) {
+  return MemoryFlags::relaxed_ordering | MemoryFlags::zero_based |
+         (pages_on_demand(context) ? MemoryFlags::on_demand : MemoryFlags::none) |
+         (takes_hugepages(context) ? MemoryFlags::huge_pages : MemoryFlags::none);
+}
+
+/// Many drivers ignore IBV_ACCESS_ZERO_BASED; all let the caller say where peers see the memory.
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
-  return ibv_reg_mr(pd, address, length, static_cast<unsigned>(access));
+  const auto flags = static_cast<unsigned>(access);
+  if ((access & IBV_ACCESS_ZERO_BASED) == 0) return ibv_reg_mr(pd, address, length, flags);
+  return ibv_reg_mr_iova(pd, address, length, 0, flags & ~unsigned{IBV_ACCESS_ZERO_BASED});
 }
 
 int dereg_mr(ibv_mr* mr) { return owners().ours(mr->context) ? error_of(ibv_dereg_mr(mr)) : EPERM; }
@@ -345,6 +377,7 @@ const Provider& rdmacore_provider() noexcept {
       .alloc_td = alloc_td,
       .dealloc_td = dealloc_td,
       .alloc_parent_domain = alloc_parent_domain,
+      .memory_flags = memory_flags,
       .reg_mr = reg_mr,
       .reg_mr_for_qp = nullptr,
       .dereg_mr = dereg_mr,

@@ -64,6 +64,7 @@ const Provider& softverbs_provider() noexcept {
       .alloc_td = nullptr,
       .dealloc_td = nullptr,
       .alloc_parent_domain = nullptr,
+      .memory_flags = nullptr,
       .reg_mr = softverbs::reg_mr,
       .reg_mr_for_qp = softverbs::reg_mr_for_qp,
       .dereg_mr = softverbs::dereg_mr,

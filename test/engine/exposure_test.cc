@@ -54,6 +54,41 @@ TEST(EngineExposure, HeapMemoryWithinOneProcess) {
   p.finish();
 }
 
+TEST(EngineMemoryFlags, EachIsTakenIfTheDeviceHasItAndElseRefused) {
+  Pair p;
+  const spinwire::MemoryFlags has = p.server.engine.device().memory_flags;
+  alignas(4096) static std::byte theirs[4096];
+  const auto mine = p.server.engine.register_memory(theirs, Access::local);
+  ASSERT_TRUE(mine);
+  for (const auto flag : {spinwire::MemoryFlags::on_demand, spinwire::MemoryFlags::relaxed_ordering,
+                          spinwire::MemoryFlags::zero_based, spinwire::MemoryFlags::huge_pages}) {
+    const auto region = p.server.engine.expose(mine->slice(), Access::remote_write, flag);
+    const auto there = p.ends.server.expose(mine->slice(), Access::remote_write, flag);
+    const bool taken = contains(has, flag) || flag == spinwire::MemoryFlags::relaxed_ordering;
+    EXPECT_EQ(region.has_value(), taken) << static_cast<int>(flag);
+    EXPECT_EQ(there.has_value(), taken) << static_cast<int>(flag);
+    const bool own = taken && flag != spinwire::MemoryFlags::zero_based;
+    EXPECT_EQ(p.server.engine.register_memory(theirs, Access::local, flag).has_value(), own);
+    EXPECT_EQ(Connection(p.ends.server).register_memory(theirs, Access::local, flag).has_value(),
+              own);
+    if (!taken) {
+      EXPECT_EQ(region.error().status, Status::unsupported) << region.error().message();
+      EXPECT_EQ(there.error().status, Status::unsupported);
+      continue;
+    }
+    const Buffer data = p.client.filled(64, static_cast<std::uint32_t>(flag));
+    ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
+      return p.ends.client.write(data, region->slice(64, 64), d);
+    }),
+              Status::ok);
+    ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
+    EXPECT_EQ(std::memcmp(theirs + 64, data.data(), 64), 0) << static_cast<int>(flag);
+    EXPECT_EQ(p.server.engine.revoke(*region), Status::ok);
+    EXPECT_EQ(Connection(p.ends.server).revoke(*there), Status::ok);
+  }
+  p.finish();
+}
+
 TEST(EngineExposure, DroppedRegionCanNoLongerBeReached) {
   Pair p(watchful_config());
   std::vector<std::byte> theirs(4096, std::byte{0x44});

@@ -213,10 +213,12 @@ Result<void> Connection::configure(const ConnectionSettings& settings) {
       [&](EngineCore& core, Agent& a) { return agent::configure(core.context, a, settings); });
 }
 
-Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access) {
-  return set_up_agent(
-      slot_, index_, generation_, "expose memory to a peer",
-      [&](EngineCore& core, Agent& a) { return agent::expose(core.context, a, slice, access); });
+Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
+                                        MemoryFlags flags) {
+  return set_up_agent(slot_, index_, generation_, "expose memory to a peer",
+                      [&](EngineCore& core, Agent& a) {
+                        return agent::expose(core.context, a, slice, access, flags);
+                      });
 }
 
 Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access, KeyScope scope) {
@@ -227,10 +229,11 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
                       });
 }
 
-Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Access access) {
+Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Access access,
+                                                 MemoryFlags flags) {
   return set_up_agent(slot_, index_, generation_, "register memory for a connection",
                       [&](EngineCore& core, Agent& a) {
-                        return agent::register_memory(core.context, a, bytes, access);
+                        return agent::register_memory(core.context, a, bytes, access, flags);
                       })
       .map([](memory::RegisteredMemory registered) {
         return detail::make<MemoryRegion>(std::move(registered.whole), registered.remote);

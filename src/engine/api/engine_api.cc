@@ -163,20 +163,27 @@ Status Engine::allocate_status() const noexcept {
   return core_->allocate_status;
 }
 
-Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
+Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access,
+                                             MemoryFlags flags) {
   return engine::set_up(*slot_, "register memory", [&]() -> Result<MemoryRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
-    auto registered = core_->context.registrations->register_memory(bytes, access);
+    const auto usable = memory::check_memory_flags(flags, device(), bytes, false);
+    if (!usable) return tl::unexpected(usable.error());
+    auto registered =
+        core_->context.registrations->register_memory(bytes, access, nullptr, *usable);
     if (!registered) return tl::unexpected(registered.error());
     return detail::make<MemoryRegion>(std::move(registered->whole), registered->remote);
   });
 }
 
-Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
+Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access, MemoryFlags flags) {
   return engine::set_up(*slot_, "expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
+    const auto usable = memory::check_memory_flags(flags, device(), slice.bytes(), true);
+    if (!usable) return tl::unexpected(usable.error());
     return agent::check_owner(core_->context, slice).and_then([&] {
-      return core_->context.registrations->expose(slice, access);
+      return core_->context.registrations->expose(slice, access, nullptr,
+                                                  memory::RegistrationTable::kApplication, *usable);
     });
   });
 }
