@@ -47,6 +47,7 @@ int show_opened(const Config& config) {
   fmt::print("  GUID {}\n", d.guid.text());
   fmt::print("  MTU {}, inline {} bytes, {} READs and atomics of ours and {} of the peer at once\n",
              d.mtu, d.inline_bytes, d.initiator_depth, d.responder_depth);
+  fmt::print("  up to {} bytes in an operation\n", d.max_operation_bytes);
   fmt::print(
       "  shared receives {}, memory windows {}, datagrams {}, atomics {}, without locks {}\n",
       yes_no(d.shared_receives), yes_no(d.memory_windows), yes_no(d.datagrams), yes_no(d.atomics),

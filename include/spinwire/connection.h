@@ -142,7 +142,8 @@ class SPINWIRE_API Connection {
 
   /// Writes `local` to the first bytes of `remote`, without the peer's processor. Errors:
   ///   would_block       no room in the send queue or the operations
-  ///   out_of_bounds     no bytes, more than `remote` has, or more than 1 GiB
+  ///   out_of_bounds     no bytes, more than `remote` has, or more than
+  ///                     DeviceInfo::max_operation_bytes
   ///   remote_access     `remote` does not allow writing
   ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
@@ -156,7 +157,8 @@ class SPINWIRE_API Connection {
   /// Writes, and reports the immediate and the length to the peer's on_message, in order with
   /// messages. Uses a credit, as a message does. `local` may have no bytes. Errors:
   ///   would_block       no credit, or no room in the send queue or the operations
-  ///   out_of_bounds     no slice, more bytes than `remote` has, or more than 1 GiB
+  ///   out_of_bounds     no slice, more bytes than `remote` has, or more than
+  ///                     DeviceInfo::max_operation_bytes
   ///   remote_access     `remote` does not allow writing
   ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
@@ -170,7 +172,8 @@ class SPINWIRE_API Connection {
   /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done` runs.
   /// Errors:
   ///   would_block       no room in the send queue or the operations
-  ///   out_of_bounds     no bytes, more than `remote` has, or more than 1 GiB
+  ///   out_of_bounds     no bytes, more than `remote` has, or more than
+  ///                     DeviceInfo::max_operation_bytes
   ///   remote_access     `remote` does not allow reading
   ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  `local` is memory of another engine, or that the connection's own domain
@@ -228,7 +231,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  more elements than RawSettings::max_recv_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
   ///   out_of_bounds     an element without bytes
-  ///   message_too_long  more than 1 GiB
+  ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     closing or closed
   Status post_receive(std::span<const BufferSlice> into, const RawReceiveCallback& on_received = {},
@@ -243,7 +246,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  more elements than RawSettings::max_send_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
   ///   out_of_bounds     an element without bytes
-  ///   message_too_long  more than 1 GiB
+  ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     not ready
   Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done = {},
@@ -259,7 +262,7 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  more elements than RawSettings::max_send_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
   ///   out_of_bounds     an element without bytes
-  ///   message_too_long  more than 1 GiB
+  ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     not ready
   Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,

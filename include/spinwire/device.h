@@ -50,9 +50,10 @@ struct DeviceInfo {
   std::string netdev;
   LinkLayer link_layer = LinkLayer::unknown;
   GidType gid_type = GidType::unknown;
-  std::uint32_t mtu = 0;              ///< active path MTU, bytes
-  std::uint32_t inline_bytes = 0;     ///< payloads up to this length are sent inline
-  std::uint32_t initiator_depth = 0;  ///< READs and atomics that a connection has under way
+  std::uint32_t mtu = 0;                  ///< active path MTU, bytes
+  std::uint32_t max_operation_bytes = 0;  ///< longest read, write or raw message: max_msg_sz
+  std::uint32_t inline_bytes = 0;         ///< payloads up to this length are sent inline
+  std::uint32_t initiator_depth = 0;      ///< READs and atomics that a connection has under way
   std::uint32_t responder_depth = 0;  ///< READs and atomics of the peer that a connection accepts
   bool shared_receives = false;       ///< all connections share one receive queue
   std::uint32_t own_receives = 0;     ///< receives of each connection's own queue, if not shared

@@ -260,7 +260,7 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
   a.peer.takes_goodbye_reasons = peer.goodbye_reasons && !peer.raw;
   a.peer.incarnation = peer.incarnation;
   if (peer.raw) {
-    a.send_queue.max_eager = a.max_message = kMaxRawBytes;
+    a.send_queue.max_eager = a.max_message = ctx.max_transfer;
     return {};
   }
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);

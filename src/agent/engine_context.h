@@ -398,6 +398,7 @@ struct EngineParts {
   base::TimerWheel timers;
   config::ConnectionAttributes attributes;  ///< default of connections
   std::uint64_t incarnation;
+  std::uint32_t max_transfer = 0;  ///< bytes of one work request that the device takes
 
   /// Where keys to the engine's memory come from.
   [[nodiscard]] memory::KeySource keys() noexcept {

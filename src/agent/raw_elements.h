@@ -33,7 +33,7 @@ inline Extent measure(const EngineContext& ctx, const Agent& a,
   for (const BufferSlice& e : elements) {
     if (detail::block_of(e) == nullptr || e.size() == 0) [[unlikely]]
       return {Status::out_of_bounds};
-    if (e.size() > kMaxRawBytes - extent.bytes) [[unlikely]]
+    if (e.size() > ctx.max_transfer - extent.bytes) [[unlikely]]
       return {Status::message_too_long};
     if (!has_key(ctx, a, *detail::block_of(e))) [[unlikely]]
       return {Status::invalid_argument};

@@ -34,8 +34,6 @@ struct Agent;
 struct Request;
 struct EngineContext;
 
-inline constexpr std::uint32_t kMaxRawBytes = 1u << 30;  ///< most bytes of a message or a receive
-
 Agent*& next_in_raw_queue(Agent& a) noexcept;
 
 /// State that all raw connections of an engine share.

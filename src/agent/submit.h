@@ -55,7 +55,9 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   }
 }
 
-inline constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;  ///< of one work request
+/// The fast path accepts transfers up to this length; longer ones are checked against the device's
+/// limit, EngineParts::max_transfer.
+inline constexpr std::uint64_t kShortTransferBytes = std::uint64_t{1} << 20;
 
 /// Long lists also have signaled operations inside, so that completions do not all come at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
@@ -102,8 +104,10 @@ inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_cred
   return build_header(a, length, wants_credit);
 }
 
+/// `most`: bytes of a one-sided transfer.
 template <OperationKind kind>
-inline Status check_request(const Agent& a, const Request& r) noexcept {
+inline Status check_request(const Agent& a, const Request& r,
+                            std::uint64_t most = kShortTransferBytes) noexcept {
   const std::size_t size = r.size;
   if (r.block == nullptr) [[unlikely]]
     return Status::out_of_bounds;
@@ -112,8 +116,8 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   } else {
     // Only a WRITE with immediate may be empty; for the others, 0 - 1 is too long.
     constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
-    if (r.remote->rkey == 0 || size > r.remote->length ||
-        size - kLeast > kMaxTransferBytes - kLeast) [[unlikely]]
+    if (r.remote->rkey == 0 || size > r.remote->length || size - kLeast > most - kLeast)
+        [[unlikely]]
       return Status::out_of_bounds;
     constexpr Access kNeed =
         kind == OperationKind::read ? Access::remote_read : Access::remote_write;
@@ -278,7 +282,7 @@ template <OperationKind kind>
     if (r.block != nullptr && r.size > a.send_queue.max_eager)
       return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
   }
-  if (const Status status = check_request<kind>(a, r); status != Status::ok)
+  if (const Status status = check_request<kind>(a, r, ctx.max_transfer); status != Status::ok)
     return request_needs_key<kind>(r) ? submit_with_key<kind>(ctx, a, r) : status;
   if (a.send_queue.used >= a.send_queue.limit) return submit_with_limit_elsewhere<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);

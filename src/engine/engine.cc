@@ -66,6 +66,7 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   if (!device) return tl::unexpected(device.error());
   context.device = std::move(*device);
   context.config.queues.inline_bytes = context.device->info().inline_bytes;
+  context.max_transfer = context.device->info().max_operation_bytes;
   context.attributes = config::default_attributes(c, *context.device);
   cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);

@@ -230,7 +230,7 @@ int query_port(ibv_context*, std::uint8_t port, ibv_port_attr* attr) noexcept {
   attr->max_mtu = attr->active_mtu = IBV_MTU_4096;
   attr->gid_tbl_len = 1;
   attr->pkey_tbl_len = 1;
-  attr->max_msg_sz = 1u << 30;
+  attr->max_msg_sz = kMaxMessage;
   attr->active_width = 2;
   attr->active_speed = 32;
   attr->phys_state = 5;  // LinkUp

@@ -23,6 +23,8 @@ inline constexpr const char* kTrustPagesVariable = "SOFTVERBS_TRUST_PAGES";
 /// Limits of a queue and of a work request.
 inline constexpr int kMaxWr = 32768;
 inline constexpr int kMaxSge = 16;
+/// Longest message, READ or WRITE, bytes: the specification's limit.
+inline constexpr std::uint32_t kMaxMessage = 1u << 31;
 
 /// Opens a context, with a fault plan (softverbs/faults/fault_plan.h) if one is given.
 Result<ibv_context*> open_device(const Clock& clock, Driving driving,

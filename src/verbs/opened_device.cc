@@ -111,6 +111,8 @@ Result<void> Device::set_up() {
   info_.link_layer = chosen->link_layer;
   info_.gid_type = s.gid.type;
   info_.mtu = mtu_bytes(s.port_attr.active_mtu);
+  constexpr std::uint32_t kSpecified = 1u << 31;  // IB specification volume 1, 9.7.7
+  info_.max_operation_bytes = std::min(s.port_attr.max_msg_sz, kSpecified);
   max_initiator_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_init_rd_atom, 1));
   max_responder_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_rd_atom, 1));
   info_.initiator_depth = std::min(max_initiator_depth_, options_.initiator_depth);

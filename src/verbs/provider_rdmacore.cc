@@ -143,8 +143,15 @@ int query_device(ibv_context* context, ibv_device_attr* attr) {
   return 0;
 }
 
+/// Soft-RoCE reports 8 MiB, but carries longer messages.
+constexpr std::uint32_t kRxeMessage = 1u << 30;
+
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
-  return error_of(ibv_query_port(context, port, attr));
+  if (const int error = error_of(ibv_query_port(context, port, attr)); error != 0) return error;
+  ibv_device_attr device{};
+  if (error_of(ibv_query_device(context, &device)) == 0 && device.vendor_id == kRxeVendor)
+    attr->max_msg_sz = std::max(attr->max_msg_sz, kRxeMessage);
+  return 0;
 }
 
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
@@ -225,24 +232,27 @@ bool pages_on_demand(ibv_context* context) {
          (attr.odp_caps.per_transport_caps.rc_odp_caps & kNeeded) == kNeeded;
 }
 
-/// Whether the driver takes IBV_ACCESS_HUGETLB, which no attribute reports. Drivers look at the
-/// flag, not at the page.
-bool takes_hugepages(ibv_context* context) {
-  ibv_pd* const pd = ibv_alloc_pd(context);
-  if (pd == nullptr) return false;
-  alignas(64) static std::array<std::byte, 64> bytes{};
-  ibv_mr* const mr = ibv_reg_mr(pd, bytes.data(), bytes.size(),
-                                unsigned{IBV_ACCESS_LOCAL_WRITE} | IBV_ACCESS_HUGETLB);
-  if (mr != nullptr) (void)ibv_dereg_mr(mr);
-  (void)ibv_dealloc_pd(pd);
-  return mr != nullptr;
+ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access);
+
+/// Whether the device registers memory with this flag, which no attribute reports. Drivers look at
+/// the flag, not at the page.
+bool registers(ibv_pd* pd, int flag) {
+  constexpr std::size_t kPage = 4096;
+  alignas(kPage) static std::array<std::byte, kPage> page{};  // alone: libibverbs may mark it
+  ibv_mr* const mr = reg_mr(pd, page.data(), page.size(), IBV_ACCESS_LOCAL_WRITE | flag);
+  return mr != nullptr && ibv_dereg_mr(mr) == 0;
 }
 
 /// Relaxed ordering is optional: libibverbs leaves it out for a kernel that does not know it.
 MemoryFlags memory_flags(ibv_context* context) {
-  return MemoryFlags::relaxed_ordering | MemoryFlags::zero_based |
-         (pages_on_demand(context) ? MemoryFlags::on_demand : MemoryFlags::none) |
-         (takes_hugepages(context) ? MemoryFlags::huge_pages : MemoryFlags::none);
+  MemoryFlags flags = MemoryFlags::relaxed_ordering;
+  if (pages_on_demand(context)) flags = flags | MemoryFlags::on_demand;
+  ibv_pd* const pd = ibv_alloc_pd(context);
+  if (pd == nullptr) return flags;
+  if (registers(pd, IBV_ACCESS_ZERO_BASED)) flags = flags | MemoryFlags::zero_based;
+  if (registers(pd, IBV_ACCESS_HUGETLB)) flags = flags | MemoryFlags::huge_pages;
+  (void)ibv_dealloc_pd(pd);
+  return flags;
 }
 
 /// Many drivers ignore IBV_ACCESS_ZERO_BASED; all let the caller say where peers see the memory.

@@ -39,7 +39,7 @@ TEST(EngineRaw, BytesArriveWithTheirTrueLengthAndImmediate) {
   EXPECT_EQ(p.a.stats().messages_sent, std::size(sent));
   EXPECT_EQ(p.b.stats().messages_received, std::size(sent));
   EXPECT_EQ(p.a.stats().bytes_sent, p.b.stats().bytes_received);
-  EXPECT_EQ(p.a.max_message(), std::size_t{1} << 30);
+  EXPECT_EQ(p.a.max_message(), p.client.engine.device().max_operation_bytes);
   EXPECT_EQ(p.client.tally.bytes, 8u + 8 + 1 + 100 + 4096 + 20000);
   p.finish();
 }

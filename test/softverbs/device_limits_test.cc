@@ -101,7 +101,7 @@ TEST(SoftverbsLimits, DeviceTellsThem) {
   ibv_port_attr port{};
   ASSERT_EQ(sv::query_port(node.context, 1, &port), 0);
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
-  EXPECT_EQ(port.max_msg_sz, 1u << 30);
+  EXPECT_EQ(port.max_msg_sz, 1u << 31);
   EXPECT_EQ(sv::query_port(node.context, 2, &port), EINVAL);
   ibv_gid gid{};
   EXPECT_EQ(sv::query_gid(node.context, 1, 1, &gid), EINVAL);

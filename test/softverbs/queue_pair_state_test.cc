@@ -377,7 +377,7 @@ TEST(SoftverbsState, BadWorkRequestsAreRefused) {
   EXPECT_EQ(Send(4, link.a.sge(0, 33), IBV_WR_RDMA_WRITE, IBV_SEND_INLINE).post(link.qa), EINVAL);
   EXPECT_EQ(Send(4, link.a.sge(0, 8), IBV_WR_RDMA_READ, IBV_SEND_INLINE).post(link.qa), EINVAL);
   EXPECT_EQ(Send(4, link.a.sge(0, 8), IBV_WR_TSO).post(link.qa), EINVAL);
-  EXPECT_EQ(Send(4, link.a.sge(0, (1u << 30) + 1)).post(link.qa), EINVAL);
+  EXPECT_EQ(Send(4, link.a.sge(0, (1u << 31) + 1)).post(link.qa), EINVAL);
   EXPECT_EQ(Send(5, link.a.sge(0, 32), IBV_WR_SEND, IBV_SEND_INLINE).post(link.qa), 0);
 
   ibv_recv_wr wr{6, nullptr, sges, 4};

@@ -294,7 +294,7 @@ ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept {
   const RunningCall running = find_running(r, call.session, call.number);
   if (running.slot == nullptr) return {};
   const std::size_t named = running.slot->named.length;
-  if (named != 0) return {nullptr, 0, std::min<std::size_t>(named, agent::kMaxTransferBytes), 0};
+  if (named != 0) return {nullptr, 0, std::min<std::size_t>(named, r.context.max_transfer), 0};
   ConnectionServer& b = *running.session->connection;
   return {&b.reply_buffers, b.window, longest_reply(*running.session, *running.agent),
           wire::kRpcMessageHeaderBytes};

@@ -10,7 +10,7 @@
 
 namespace spinwire::softverbs {
 
-/// The longest access of a peer in another process. An access is a copy of 1 GiB at most, so only a
+/// The longest access of a peer in another process. An access is a copy of 2 GiB at most, so only a
 /// process that is stopped, or lies, takes longer. control() then gives the peer up, and the access
 /// counts as ended. Should the process continue, it finishes its copy in its own mapping.
 inline constexpr Nanoseconds kLongestAccess = std::chrono::seconds(60);

@@ -9,6 +9,7 @@
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
+#include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
 
 namespace spinwire::softverbs {
@@ -17,7 +18,6 @@ namespace {
 // Limit of messages copied through the lane; the receiver fetches longer ones. Below it, two copies
 // cost less than the cache misses and key checks of a reference.
 constexpr std::uint32_t kMaxCopiedMessage = 1024 + 64;  // 1 KiB and a header
-constexpr std::uint32_t kMaxMessage = 1u << 30;
 /// A WRITE with immediate carries {address, length, rkey} of its target before the data.
 constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 
