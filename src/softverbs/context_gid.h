@@ -17,7 +17,8 @@ enum class GidKind : std::uint8_t {
 };
 
 /// fd53:57kk:pppp:pppp:ffff:ffnn:nnnn:nnnn, a unique local IPv6 address (RFC 4193): kind, pid,
-/// descriptor, and a random nonce that distinguishes a reused pid.
+/// descriptor, and a random nonce that distinguishes a reused pid. The upper half of the kind is
+/// the port, counted from 0: a context's own GID is that of its first port.
 struct GidParts {
   std::uint32_t pid;
   std::uint32_t fd;     ///< 24 bits
@@ -50,9 +51,29 @@ inline std::optional<GidParts> parse_gid(const ibv_gid& gid,
   return parts;
 }
 
+/// Ports of a context that an engine drives. Datagrams go through the first.
+inline constexpr std::uint8_t kPorts = 2;
+
+/// The GID of a context's port, from 1 on; `gid` is that of the first.
+inline ibv_gid gid_of_port(ibv_gid gid, std::uint8_t port) noexcept {
+  gid.raw[3] = static_cast<std::uint8_t>(gid.raw[3] | (port - 1) << 4);
+  return gid;
+}
+/// The port that a context's GID names.
+inline std::uint8_t port_of(const ibv_gid& gid) noexcept {
+  return static_cast<std::uint8_t>((gid.raw[3] >> 4) + 1);
+}
+/// The context's own GID, if `gid` names one of its ports; another GID is returned as it is.
+inline ibv_gid own_gid(const ibv_gid& gid) noexcept {
+  ibv_gid own = gid;
+  own.raw[3] &= 0xf;
+  return port_of(gid) <= kPorts && parse_gid(own) ? own : gid;
+}
+
 /// Whether a path names the peer by its GID, the only way to find it.
 inline bool has_gid(const ibv_ah_attr& path) noexcept {
-  return path.is_global != 0 && path.port_num == 1 && path.grh.sgid_index == 0;
+  return path.is_global != 0 && path.port_num != 0 && path.port_num <= kPorts &&
+         path.grh.sgid_index == 0;
 }
 
 inline bool same_gid(const ibv_gid& a, const ibv_gid& b) noexcept {

@@ -143,7 +143,7 @@ bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
                   std::string& why) noexcept {
   const auto parts = parse_gid(given, GidKind::process);
   if (!parts) {
-    context = given;
+    context = own_gid(given);
     return true;
   }
   std::uint64_t word = 0;

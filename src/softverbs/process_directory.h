@@ -49,8 +49,8 @@ bool names_process(const ibv_gid& gid) noexcept;
 bool process_is_there(const ibv_gid& gid, std::string& why) noexcept;
 
 /// Finds a context's own GID. `given` is the GID of a process, with the number of a queue pair, or
-/// already a context's own. If there is no such context, returns false and sets errno and the
-/// reason in `why`.
+/// already that of a context's port. If there is no such context, returns false and sets errno and
+/// the reason in `why`.
 bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
                   std::string& why) noexcept;
 

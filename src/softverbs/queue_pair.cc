@@ -172,6 +172,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   for (QueuePairRights* const table : {qp->rights, &qp->entry->rights}) {
     table->pd.store(pd.id, std::memory_order_relaxed);
     table->in_place.store(0, std::memory_order_relaxed);
+    table->access.store(0, std::memory_order_relaxed);
   }
   qp->receives_with = init.recv_cq;  // from now on find_queue_pair() finds it
   ++pd.users;
@@ -204,14 +205,21 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
 /// Publishes the attributes that peers need.
 void publish_attributes(Qp& qp) noexcept {
   for (QueuePairRights* const table : {qp.rights, &qp.entry->rights}) {
-    table->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
+    table->access.store(qp.attr.qp_access_flags | std::uint32_t{qp.attr.port_num} << kPortShift,
+                        std::memory_order_relaxed);
     table->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
   }
 }
 
+/// Whether a queue pair may use the port. Lanes do not say through which port a datagram went.
+bool has_port(const Qp& qp, std::uint8_t port) noexcept {
+  return port == 1 ||
+         (qp.qp_type == IBV_QPT_RC && port != 0 && port <= ports_of(context_of(qp.context)));
+}
+
 /// Checks the attributes' values; 0 or EINVAL.
-int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
-  if ((mask & IBV_QP_PORT) != 0 && attr.port_num != 1) return EINVAL;
+int check_attributes(const Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
+  if ((mask & IBV_QP_PORT) != 0 && !has_port(qp, attr.port_num)) return EINVAL;
   if ((mask & IBV_QP_PKEY_INDEX) != 0 && attr.pkey_index != 0) return EINVAL;
   if ((mask & IBV_QP_PATH_MTU) != 0 &&
       (attr.path_mtu < IBV_MTU_256 || attr.path_mtu > IBV_MTU_4096))
@@ -221,12 +229,23 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_RNR_RETRY) != 0 && attr.rnr_retry > 7) return EINVAL;
   if ((mask & IBV_QP_MIN_RNR_TIMER) != 0 && attr.min_rnr_timer > 31) return EINVAL;
   if ((mask & IBV_QP_DEST_QPN) != 0 && attr.dest_qp_num > 0xffffff) return EINVAL;
-  if ((mask & IBV_QP_AV) != 0 && !has_gid(attr.ah_attr)) return EINVAL;
+  if ((mask & IBV_QP_AV) != 0 &&
+      (!has_gid(attr.ah_attr) || attr.ah_attr.port_num != qp.attr.port_num))
+    return EINVAL;
   if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attr.max_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kPeerAccess) != 0)
     return EINVAL;
   return 0;
+}
+
+/// Whether the peer's queue pair is at the port that our path leads to. One that has no port yet
+/// is.
+bool is_at_port(Qp& qp) noexcept {
+  const std::uint32_t port =
+      rights_of_remote(qp).access.load(std::memory_order_relaxed) >> kPortShift;
+  return port == 0 || names_process(qp.attr.ah_attr.grh.dgid) ||
+         port == port_of(qp.attr.ah_attr.grh.dgid);
 }
 
 void disconnect_peer(Qp& qp) noexcept {
@@ -254,6 +273,12 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   ++peer->users;
   peer->queue_pairs.push_front(qp);
   qp.dest_qpn = qp.attr.dest_qp_num;
+  if (!is_at_port(qp)) {
+    disconnect_peer(qp);
+    base::log(LogLevel::warning, "softverbs: queue pair {} is not at the port of that GID",
+              qp.dest_qpn);
+    return ENODEV;
+  }
   qp.remote_rights = &rights_of_remote(qp);
   qp.naks_handled = remote_entry(qp).nak_serial.load(std::memory_order_relaxed);
   QueuePairEntry& entry = *qp.entry;
@@ -392,7 +417,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   if (transition == nullptr || (given & transition->required) != transition->required ||
       (given & ~(transition->required | transition->optional)) != 0)
     return EINVAL;
-  if (const int error = check_attributes(*attr, mask); error != 0) return error;
+  if (const int error = check_attributes(qp, *attr, mask); error != 0) return error;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && !revoke_rights(c, qp, attr->qp_access_flags))
     return EBUSY;
   const ibv_qp_attr before = qp.attr;

@@ -219,28 +219,36 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   attr->max_srq_wr = kMaxWr;
   attr->max_srq_sge = kMaxSge;
   attr->max_pkeys = 1;
-  attr->phys_port_cnt = 1;
+  attr->phys_port_cnt = ports_of(context_of(context));
   return 0;
 }
 
-int query_port(ibv_context*, std::uint8_t port, ibv_port_attr* attr) noexcept {
-  if (port != 1) return EINVAL;
+std::uint8_t ports_of(const Context& c) noexcept {
+  // A program for libibverbs would take the ports for networks of their own.
+  return c.driving == Driving::by_user ? kPorts : 1;
+}
+
+int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) noexcept {
+  const Context& c = context_of(context);
+  if (port == 0 || port > ports_of(c)) return EINVAL;
+  const bool down = c.faults != nullptr && is_port_down(*c.faults, port);
   *attr = {};
-  attr->state = IBV_PORT_ACTIVE;
+  attr->state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
   attr->max_mtu = attr->active_mtu = IBV_MTU_4096;
   attr->gid_tbl_len = 1;
   attr->pkey_tbl_len = 1;
   attr->max_msg_sz = kMaxMessage;
   attr->active_width = 2;
   attr->active_speed = 32;
-  attr->phys_state = 5;  // LinkUp
+  attr->phys_state = down ? 2 : 5;  // Polling, LinkUp
   attr->link_layer = IBV_LINK_LAYER_ETHERNET;
   return 0;
 }
 
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept {
-  if (port != 1 || index != 0) return EINVAL;
-  *gid = context_of(context).shown_gid;
+  const Context& c = context_of(context);
+  if (port == 0 || port > ports_of(c) || index != 0) return EINVAL;
+  *gid = gid_of_port(c.shown_gid, port);
   return 0;
 }
 

@@ -11,6 +11,7 @@
 
 namespace spinwire::softverbs {
 
+struct Context;
 enum class Driving : std::uint8_t;
 struct FaultPlan;
 
@@ -52,6 +53,9 @@ SleepAnswer arm_device(ibv_cq* cq) noexcept;
 /// The context is awake: peers need not wake it.
 void disarm_device(ibv_context* context) noexcept;
 
+/// A context that an engine drives has two ports, which lead to the same peers, and each its GID.
+/// The second carries no datagrams. Another context has one.
+std::uint8_t ports_of(const Context& context) noexcept;
 int query_device(ibv_context* context, ibv_device_attr* attr) noexcept;
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) noexcept;
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept;

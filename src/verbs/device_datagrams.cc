@@ -26,8 +26,17 @@ void Device::probe_datagrams() noexcept {
   init.qp_type = IBV_QPT_UD;
   init.cap = {1, 1, 1, 1, 0};
   ibv_qp* const qp = provider().create_qp(queue_pd(), &init);
-  info_.datagrams = qp != nullptr || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL);
-  if (qp != nullptr) (void)provider().destroy_qp(qp);
+  int error = qp != nullptr ? 0 : errno;
+  if (qp != nullptr) {  // not every port carries them
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = place_.port;
+    attr.pkey_index = options_.pkey_index;
+    error = provider().modify_qp(qp, &attr,
+                                 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    (void)provider().destroy_qp(qp);
+  }
+  info_.datagrams = error != EOPNOTSUPP && error != ENOSYS && error != EINVAL;
 }
 
 Result<ibv_qp*> Device::create_datagram_qp(const DatagramOptions& options) {

@@ -418,7 +418,7 @@ TEST(EngineRefusals, SetUpCallsSayWhatIsWrong) {
   EXPECT_NE(e.asked.find("mlx5_99"), std::string::npos);
   EXPECT_NE(e.found.find("softverbs"), std::string::npos);
   c = small_config();
-  c.device.port = 2;
+  c.device.port = 3;
   EXPECT_FALSE(Engine::open(c));
   c = small_config();
   c.queues.completion_depth = 64;

@@ -97,15 +97,18 @@ TEST(SoftverbsLimits, DeviceTellsThem) {
   ASSERT_EQ(sv::query_device(node.context, &device), 0);
   EXPECT_EQ(device.max_sge, 16);
   EXPECT_GE(device.max_qp, 65'000);
-  EXPECT_EQ(device.phys_port_cnt, 1);
+  EXPECT_EQ(device.phys_port_cnt, 2);
   ibv_port_attr port{};
   ASSERT_EQ(sv::query_port(node.context, 1, &port), 0);
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
   EXPECT_EQ(port.max_msg_sz, 1u << 31);
-  EXPECT_EQ(sv::query_port(node.context, 2, &port), EINVAL);
+  ASSERT_EQ(sv::query_port(node.context, 2, &port), 0);
+  EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
+  EXPECT_EQ(sv::query_port(node.context, 0, &port), EINVAL);
+  EXPECT_EQ(sv::query_port(node.context, 3, &port), EINVAL);
   ibv_gid gid{};
   EXPECT_EQ(sv::query_gid(node.context, 1, 1, &gid), EINVAL);
-  EXPECT_EQ(sv::query_gid(node.context, 2, 0, &gid), EINVAL);
+  EXPECT_EQ(sv::query_gid(node.context, 3, 0, &gid), EINVAL);
   ASSERT_EQ(sv::query_gid(node.context, 1, 0, &gid), 0);
   EXPECT_TRUE(sv::parse_gid(gid).has_value());
 }

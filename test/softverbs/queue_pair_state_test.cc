@@ -166,7 +166,7 @@ TEST(SoftverbsState, BadValuesAreRefused) {
   };
   const std::vector<Bad> all = {
       {IBV_QPS_RESET, IBV_QPS_INIT, [](ibv_qp_attr& a) { a.port_num = 0; }},
-      {IBV_QPS_RESET, IBV_QPS_INIT, [](ibv_qp_attr& a) { a.port_num = 2; }},
+      {IBV_QPS_RESET, IBV_QPS_INIT, [](ibv_qp_attr& a) { a.port_num = 3; }},
       {IBV_QPS_RESET, IBV_QPS_INIT, [](ibv_qp_attr& a) { a.pkey_index = 1; }},
       {IBV_QPS_RESET, IBV_QPS_INIT, [](ibv_qp_attr& a) { a.qp_access_flags = 1u << 19; }},
       {IBV_QPS_INIT, IBV_QPS_RTR, [](ibv_qp_attr& a) { a.path_mtu = static_cast<ibv_mtu>(0); }},

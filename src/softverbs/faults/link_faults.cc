@@ -12,6 +12,7 @@
 #include "softverbs/faults/fault_layer.h"
 #include "softverbs/lane/attached_peer.h"
 #include "softverbs/queues.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -67,7 +68,8 @@ bool is_down(const Faults& f, const ibv_gid& peer) noexcept {
 void update_link(Qp& qp) noexcept {
   if (qp.peer == nullptr) return;  // not connected, or a datagram queue pair
   QueueFaults& q = *qp.faults;
-  const bool down = q.link_down || is_down(*context_of(qp.context).faults, qp.peer->gid);
+  const Faults& f = *context_of(qp.context).faults;
+  const bool down = q.link_down || is_port_down(f, qp.attr.port_num) || is_down(f, qp.peer->gid);
   if (down == q.cut) return;
   if (!down) return heal(qp);
   if (qp.state == IBV_QPS_RTR || qp.state == IBV_QPS_RTS) cut(qp);
@@ -118,6 +120,24 @@ int set_links(ibv_context* context, LinkState state) noexcept {
   if (f == nullptr) return ENOMEM;
   f->all_down = state == LinkState::down;
   update_links(context_of(context));
+  return 0;
+}
+
+int set_port(ibv_context* context, std::uint8_t port, LinkState state) noexcept {
+  Context& c = context_of(context);
+  if (port == 0 || port > ports_of(c)) return EINVAL;
+  Faults* f = layer_of(context);
+  if (f == nullptr) return ENOMEM;
+  const unsigned bit = 1u << port;
+  const bool down = state == LinkState::down;
+  const bool changes = ((f->ports_down & bit) != 0) != down;
+  f->ports_down = down ? f->ports_down | bit : f->ports_down & ~bit;
+  // The element of a port's event is its number.
+  if (changes) {
+    raise_event(c, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE,
+                reinterpret_cast<void*>(std::uintptr_t{port}));
+  }
+  update_links(c);
   return 0;
 }
 

@@ -93,13 +93,15 @@ enum class Nak : std::uint32_t {
   operational,      ///< an error on the responder's side
 };
 
+inline constexpr unsigned kPortShift = 24;
+
 /// What a queue pair allows its peer. Peers in other processes read it in the segment, those of
 /// this process in a private table.
 struct QueuePairRights {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
   std::atomic<std::uint64_t> remote;  ///< nonce of the connected peer
   std::atomic<std::uint64_t> pd;
-  std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
+  std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair | port << kPortShift
   std::atomic<std::uint16_t> rnr_timer;
   /// Longest direct message that the queue pair reads in place; 0: none. A peer that believes a
   /// wrong number is refused, and only loses this connection.

@@ -59,11 +59,11 @@ std::unique_ptr<Ah> name_process(const ibv_ah_attr& attr, ibv_pd* pd, std::strin
 }  // namespace
 
 ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
-  if (!has_gid(*attr)) return refuse_with(EINVAL);
+  if (!has_gid(*attr) || attr->port_num != 1) return refuse_with(EINVAL);
   std::string why;
   std::unique_ptr<Ah> ah = names_process(attr->grh.dgid)
                                ? name_process(*attr, base, why)
-                               : lead_to(attr->grh.dgid, base, attr->grh, why);
+                               : lead_to(own_gid(attr->grh.dgid), base, attr->grh, why);
   if (ah == nullptr) {
     const int error = errno;
     base::log(LogLevel::warning, "softverbs: the peer cannot be reached: {}", why);

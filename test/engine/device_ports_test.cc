@@ -1,0 +1,163 @@
+// Ports of one device: engines and connections that choose one, and what follows when one fails.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "engine/engine_core.h"
+#include "engine/harness.h"
+#include "softverbs/faults/fault_plan.h"
+
+namespace device_ports_test {
+namespace {
+
+using namespace engine_test;  // the names of a test namespace
+using spinwire::ConnectionSettings;
+using spinwire::DeviceEvent;
+using spinwire::DeviceEventKind;
+
+constexpr std::array<std::uint8_t, 2> kPorts{1, 2};
+
+ConnectionSettings at_port(std::uint32_t port) {
+  ConnectionSettings settings;
+  settings.port = port;
+  return settings;
+}
+
+/// What the device has for a connection's queue pair.
+ibv_qp_attr attributes_of(Node& node, Connection c) {
+  auto& context = spinwire::detail::core_of(node.engine)->context;
+  ibv_qp_attr attr{};
+  ibv_qp_init_attr init{};
+  EXPECT_EQ(context.device->provider().query_qp(context.agents.at(c.index()).qp, &attr,
+                                                IBV_QP_PORT | IBV_QP_AV, &init),
+            0);
+  return attr;
+}
+ibv_gid gid_at(Node& node, std::uint8_t port) {
+  const auto& device = *spinwire::detail::core_of(node.engine)->context.device;
+  ibv_gid gid{};
+  EXPECT_EQ(device.provider().query_gid(device.context(), port, 0, &gid), 0);
+  return gid;
+}
+
+class EnginePorts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a device with two ports";
+  }
+};
+
+/// A connection from the client's port to the server's.
+Ends connect_ports(Node& client, Node& server, std::uint32_t from, std::uint32_t to) {
+  server.on_accept = [to](Connection c) { EXPECT_TRUE(c.configure(at_port(to))); };
+  const std::size_t before = server.ready.size();
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.settings = at_port(from);
+  auto made = client.engine.connect(server.listener.address(), options);
+  EXPECT_TRUE(made) << made.error().message();
+  if (!made) return {};
+  EXPECT_TRUE(
+      until({&client, &server}, [&] { return made->ready() && server.ready.size() > before; }));
+  return {*made, server.ready.size() > before ? server.ready.back() : Connection()};
+}
+
+TEST_F(EnginePorts, EachConnectionHasThePortOfItsSettings) {
+  Node server, client;
+  server.listen();
+  for (const std::uint8_t from : kPorts) {
+    for (const std::uint8_t to : kPorts) {
+      const Ends ends = connect_ports(client, server, from, to);
+      const ibv_qp_attr ours = attributes_of(client, ends.client);
+      const ibv_qp_attr theirs = attributes_of(server, ends.server);
+      EXPECT_EQ(ours.port_num, from);
+      EXPECT_EQ(theirs.port_num, to);
+      const ibv_gid there = gid_at(server, to);
+      const ibv_gid here = gid_at(client, from);
+      EXPECT_EQ(std::memcmp(&ours.ah_attr.grh.dgid, &there, sizeof there), 0);
+      EXPECT_EQ(std::memcmp(&theirs.ah_attr.grh.dgid, &here, sizeof here), 0);
+      const std::uint64_t before = server.messages;
+      const Buffer data = client.filled(64, from);
+      Connection c = ends.client;
+      ASSERT_EQ(c.send(data), Status::ok);
+      ASSERT_TRUE(until({&client, &server}, [&] { return server.messages == before + 1; }));
+    }
+  }
+  finish(client, server);
+}
+
+TEST_F(EnginePorts, AnEngineMayOpenEither) {
+  Config c = small_config();
+  Node first(c);
+  c.device.port = 2;
+  Node second(c);
+  EXPECT_EQ(first.engine.device().port, 1);
+  EXPECT_EQ(second.engine.device().port, 2);
+  EXPECT_TRUE(first.engine.device().datagrams);
+  EXPECT_FALSE(second.engine.device().datagrams) << "the second port carries none";
+  second.listen();
+  Ends ends = connect(first, second);
+  Buffer data = first.filled(64, 1);
+  ASSERT_EQ(ends.client.send(data), Status::ok);
+  ASSERT_TRUE(until({&first, &second}, [&] { return second.messages == 1; }));
+  data.reset();
+  finish(first, second);
+  c.device.port = 3;
+  const auto refused = Engine::open(c);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, Status::no_device);
+  EXPECT_NE(refused.error().found.find("it has 2 ports"), std::string::npos)
+      << refused.error().message();
+}
+
+TEST_F(EnginePorts, APortThatFailsTakesItsConnectionsAndOthersTakeOver) {
+  Config config = small_config();
+  config.queue_pair.ack_timeout = 8;
+  Node server(config), client(config);
+  server.listen();
+  std::vector<DeviceEvent> events;
+  const auto watch = [&](const DeviceEvent& e) { events.push_back(e); };
+  ASSERT_EQ(client.engine.set_device_event_handler(watch), Status::ok);
+  const Ends first = connect_ports(client, server, 1, 1);
+  const Ends second = connect_ports(client, server, 2, 1);
+  ibv_context* const device = spinwire::detail::core_of(client.engine)->context.device->context();
+  ASSERT_EQ(spinwire::softverbs::set_port(device, 2, spinwire::softverbs::LinkState::down), 0);
+  Buffer data = client.filled(64, 1);
+  std::optional<Status> lost, kept;
+  Connection a = first.client, b = second.client;
+  ASSERT_EQ(a.send(data, [&](const Completion& c) { kept = c.status; }), Status::ok);
+  ASSERT_EQ(b.send(data, [&](const Completion& c) { lost = c.status; }), Status::ok);
+  ASSERT_TRUE(until({&client, &server}, [&] {
+    return lost.has_value() && kept.has_value() && !client.closed.empty() && !events.empty();
+  }));
+  EXPECT_EQ(*lost, Status::peer_lost);
+  EXPECT_EQ(*kept, Status::ok);
+  EXPECT_TRUE(first.client.ready());
+  ASSERT_EQ(client.closed.size(), 1u);
+  EXPECT_EQ(events[0].kind, DeviceEventKind::port_error);
+  EXPECT_EQ(events[0].port, 2);
+  // A new connection cannot have that port, but another.
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.settings = at_port(2);
+  const auto refused = client.engine.connect(server.listener.address(), options);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, Status::no_device);
+  EXPECT_NE(refused.error().found.find("the port is DOWN"), std::string::npos)
+      << refused.error().message();
+  (void)connect_ports(client, server, 1, 1);
+  ASSERT_EQ(spinwire::softverbs::set_port(device, 2, spinwire::softverbs::LinkState::up), 0);
+  const Ends again = connect_ports(client, server, 2, 2);
+  EXPECT_EQ(attributes_of(client, again.client).port_num, 2);
+  ASSERT_TRUE(until({&client, &server}, [&] { return server.closed.size() == 1; }));
+  client.closed.clear();
+  server.closed.clear();
+  data.reset();
+  finish(client, server);
+}
+
+}  // namespace
+}  // namespace device_ports_test
