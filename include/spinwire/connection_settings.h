@@ -15,7 +15,11 @@ namespace spinwire {
 /// `device`. All are checked together, against these ranges and the device.
 struct ConnectionSettings {
   // Sizes.
-  std::optional<std::uint32_t> send_depth;    ///< send work requests; 16 … 32768
+  std::optional<std::uint32_t> send_depth;  ///< send work requests; 16 … 32768
+  /// Receive depth: most receives reserved for the peer, so most messages that it has under way. No
+  /// more than queues.receive_depth; without a shared receive queue, or with own_domain, no more
+  /// than the connection's own receives. A raw connection has RawSettings::receive_depth instead.
+  std::optional<std::uint32_t> credits;
   std::optional<std::uint32_t> inline_bytes;  ///< payloads up to this length go inline; 0 … 1024
   std::optional<std::uint32_t> mtu;  ///< 256, 512, 1024, 2048 or 4096 bytes; the smaller end's
   std::optional<std::uint32_t> initiator_depth;  ///< our READs and atomics at once; 1 … 128

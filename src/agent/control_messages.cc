@@ -97,7 +97,7 @@ bool can_queue_control(const Agent& a) noexcept {
 void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept {
   // A correct peer has no more requests outstanding than it left us credit to answer.
   ControlQueue& queue = a.control_queue;
-  const std::uint32_t limit = kControlMessagesPerAgent + 4 * ctx.config.connections.credits +
+  const std::uint32_t limit = kControlMessagesPerAgent + 4 * a.attributes.credits +
                               a.rendezvous.send_count +
                               2 * (a.leases.granted_count + a.leases.held_count);
   const std::uint32_t index = queue.waiting < limit ? acquire_record(ctx, a) : kNone;

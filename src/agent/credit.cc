@@ -175,13 +175,13 @@ bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept {
+  wanted = std::min(wanted, a.attributes.credits);
   if (a.own_queue != kNone) {  // no other connection can use them
     const std::uint32_t most = std::min(wanted, ctx.own_queues->share.credits);
     const std::uint32_t more = std::max(most, a.credit.reserved) - a.credit.reserved;
     return reserve_receives(ctx, a, more);
   }
-  std::uint32_t most = std::min(wanted, ctx.config.connections.credits);
-  most = std::min(most, ctx.yield_above);
+  const std::uint32_t most = std::min(wanted, ctx.yield_above);
   if (most <= a.credit.reserved) return;
   // Up to a quarter stays free for future connections.
   const std::uint32_t to_come =

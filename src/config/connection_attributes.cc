@@ -24,6 +24,7 @@ struct Item {
 
 constexpr std::array kItems{
     Item{"queues", "send_depth", &ConnectionSettings::send_depth},
+    Item{"connections", "credits", &ConnectionSettings::credits},
     Item{"queues", "inline_bytes", &ConnectionSettings::inline_bytes},
     Item{"connections", "mtu", &ConnectionSettings::mtu},
     Item{"queue_pair", "initiator_depth", &ConnectionSettings::initiator_depth},
@@ -110,6 +111,7 @@ ConnectionAttributes attributes_of(const Config& config, const DeviceInfo& devic
   to.path.flow_label = c.flow_label;
   to.retry = {narrow<Byte>(c.ack_timeout), narrow<Byte>(c.retry_count), narrow<Byte>(c.rnr_retry),
               narrow<Byte>(c.min_rnr_timer)};
+  result.credits = config.connections.credits;
   result.mtu = config.connections.mtu;
   result.psn = c.psn;
   result.access = c.access;
@@ -195,6 +197,12 @@ Result<ConnectionAttributes> resolve(const Config& config, verbs::Device& device
     if (!value) continue;
     if (auto applied = apply_item(merged, item, *value, through_cm); !applied)
       return tl::unexpected(applied.error());
+  }
+  if (settings.credits.value_or(0) > config.queues.receive_depth) {
+    return base::fail(
+        Status::limit, fmt::format("credits = {}", *settings.credits),
+        fmt::format("the engine posts queues.receive_depth = {}", config.queues.receive_depth),
+        "lower credits, or raise queues.receive_depth");
   }
   if (settings.access) {
     if (!allows(Access::remote_all, *settings.access)) {

@@ -13,6 +13,7 @@ namespace spinwire::config {
 /// The parameters of a connection.
 struct ConnectionAttributes {
   verbs::QueuePairOptions queue_pair;
+  std::uint32_t credits = 0;           ///< most receives reserved for the peer
   std::uint32_t mtu = 0;               ///< requested path MTU, bytes
   std::int32_t psn = -1;               ///< -1: random
   Access access = Access::remote_all;  ///< most rights that a key may give the peer

@@ -173,6 +173,7 @@ TEST(ConfigConnectionAttributes, OutOfRangeNamesAskedAndAvailable) {
   } cases[] = {
       {&ConnectionSettings::send_depth, kMost, "send_depth = 4294967295", "16 .. 32768"},
       {&ConnectionSettings::send_depth, 7, "send_depth = 7", "16 .. 32768"},
+      {&ConnectionSettings::credits, 0, "credits = 0", "1 .. 32768"},
       {&ConnectionSettings::inline_bytes, kMost, "inline_bytes = 4294967295", "1KiB"},
       {&ConnectionSettings::initiator_depth, kMost, "initiator_depth = 4294967295", "1 .. 128"},
       {&ConnectionSettings::responder_depth, 0, "responder_depth = 0", "1 .. 128"},
@@ -249,6 +250,44 @@ TEST(ConfigConnectionAttributes, MoreThanTheDeviceHasIsRefusedWithBoth) {
   ConnectOptions options;
   options.settings = only(&ConnectionSettings::gid_index, 255);
   EXPECT_EQ(p.client.engine.connect("127.0.0.1:1", options).error().status, Status::no_device);
+  p.finish();
+}
+
+TEST(ConfigConnectionAttributes, CreditsAreTheReceivesOfOnePeer) {
+  Config c = small_config();
+  c.connections.credits = 8;
+  Pair p(c);
+  const auto expect_most = [&](std::optional<std::uint32_t> credits, std::uint32_t expected) {
+    p.server.on_accept = [credits](Connection made) {
+      ConnectionSettings settings;
+      settings.credits = credits;
+      EXPECT_TRUE(made.configure(settings));
+    };
+    Ends ends = connect_with(p.client, p.server, {});
+    const Buffer data = p.client.filled(8, 1);
+    std::uint32_t most = 0;
+    const auto send = [&] {
+      most = std::max<std::uint32_t>(most, ends.client.stats().send_credits);
+      (void)p.client.tally.run([&](auto done) { return ends.client.send(data, done); });
+      return most >= expected;
+    };
+    EXPECT_TRUE(p.until(send)) << most;
+    for (int i = 0; i < 300; ++i) {
+      (void)send();
+      p.settle(4);
+    }
+    EXPECT_EQ(most, expected);
+    EXPECT_TRUE(p.until([&] { return p.client.tally.idle(); }));
+  };
+  expect_most(2, 2);
+  expect_most({}, 8);
+  if (p.server.engine.device().shared_receives) expect_most(40, 40);
+  ConnectOptions options;
+  options.settings.credits = c.queues.receive_depth + 1;
+  const auto refused = p.client.engine.connect(p.server.listener.address(), options);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, Status::limit);
+  EXPECT_EQ(refused.error().asked, "credits = " + std::to_string(c.queues.receive_depth + 1));
   p.finish();
 }
 
