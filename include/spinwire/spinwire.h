@@ -50,6 +50,7 @@
 #include "spinwire/idler.h"
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
+#include "spinwire/memory_access.h"
 #include "spinwire/message.h"
 #include "spinwire/operation.h"
 #include "spinwire/raw.h"

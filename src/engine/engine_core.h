@@ -17,6 +17,7 @@
 #include "engine/device_watch.h"
 #include "engine/drain.h"
 #include "engine/loss_probes.h"
+#include "engine/memory_accesses.h"
 #include "engine/poll_schedule.h"
 #include "engine/wake_set.h"
 #include "rpc/rpc_state.h"
@@ -130,6 +131,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::ApplicationTimers application_timers;
   control::NameResolver names;
   engine::Drain drain;
+  engine::MemoryAccesses accesses;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()
