@@ -1,5 +1,5 @@
 // The examples in README.md and include/README.md compile unchanged, and the first one also runs.
-// The tests that the threat model names exist.
+// The tests that the threat model and the table of features name exist.
 #include <fnmatch.h>
 #include <gtest/gtest.h>
 
@@ -103,6 +103,12 @@ std::vector<std::string> quoted_in_tables(const std::string& markdown) {
   return found;
 }
 
+/// The texts between backquotes in the last column of a row.
+std::vector<std::string> quoted_in_last_column(std::string row) {
+  while (!row.empty() && (row.back() == '|' || row.back() == ' ')) row.pop_back();
+  return quoted_in_tables("|" + row.substr(row.rfind('|')));
+}
+
 /// "Suite.Test" of each test that this program or the scripts for Soft-RoCE define.
 std::vector<std::string> names_of_tests() {
   std::vector<std::string> names;
@@ -129,6 +135,29 @@ bool fits(const std::string& pattern, const std::string& name) {
          fnmatch(("*/" + whole + "/*").c_str(), name.c_str(), 0) == 0;
 }
 
+bool exists(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return fits(pattern, name); });
+}
+
+TEST(Documents, EachFeatureNamesATestThatExists) {
+  const std::string document = read_file("include/features.md");
+  const std::size_t end = document.find("## Refused");
+  ASSERT_NE(end, std::string::npos) << "run this in the source tree";
+  const std::vector<std::string> names = names_of_tests();
+  std::istringstream text(document.substr(0, end));
+  int features = 0;
+  for (std::string row; std::getline(text, row);) {
+    if (row.empty() || row[0] != '|' || row.starts_with("| feature") || row.starts_with("|--"))
+      continue;
+    const std::vector<std::string> tests = quoted_in_last_column(row);
+    EXPECT_FALSE(tests.empty()) << row;
+    for (const std::string& pattern : tests) EXPECT_TRUE(exists(pattern, names)) << pattern;
+    ++features;
+  }
+  EXPECT_GT(features, 50);
+}
+
 TEST(Documents, TheThreatModelNamesTestsThatExist) {
   const std::string document = read_file("src/control/README.md");
   const std::size_t begin = document.find("## Threat model");
@@ -139,9 +168,7 @@ TEST(Documents, TheThreatModelNamesTestsThatExist) {
     if (std::isupper(static_cast<unsigned char>(pattern[0])) == 0) continue;  // a key, a function
     if (const auto dots = pattern.find("…"); dots != std::string::npos)
       pattern.replace(dots, std::string("…").size(), "*");
-    EXPECT_TRUE(std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return fits(pattern, name);
-    })) << pattern;
+    EXPECT_TRUE(exists(pattern, names)) << pattern;
     ++patterns;
   }
   EXPECT_GT(patterns, 30);
