@@ -419,7 +419,8 @@ TEST(SoftverbsLeaving, RightsLostOnTheWayToRts) {
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(sv::modify_qp(qp, &attr, kMask), EBUSY);
     EXPECT_EQ(state_of(qp), IBV_QPS_RTR);
-    EXPECT_EQ(static_cast<sv::Qp*>(qp)->rights->access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+    EXPECT_EQ(static_cast<sv::Qp*>(qp)->rights->access,
+              IBV_ACCESS_LOCAL_WRITE | 1u << sv::kPortShift);
   }
   sv::end_access(link.peer);
   EXPECT_EQ(sv::modify_qp(qp, &attr, kMask), 0);
