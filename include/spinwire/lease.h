@@ -144,6 +144,22 @@ class SPINWIRE_API RemoteMemory {
   ///   would_block       another renewal is under way, or too many control messages wait
   ///   not_connected     no lease, or the connection is not ready
   Status renew(Nanoseconds duration, const LeaseCallback& done = {});
+  /// Renews the lease from now on: whenever half of time_left() is over, the engine asks for
+  /// `duration`, until the lease is released, given back or detached, or stop_auto_renew() is
+  /// called. Each request takes a credit. A request that finds none, or finds renew() under way, is
+  /// made later. `on_end` runs once if the renewal ends otherwise, and the lease then ends in its
+  /// time. LeaseReply::status is one of:
+  ///   limit          the owner refused: `duration` exceeds its leases.max_duration
+  ///   lease_expired  the owner recalled the lease, which has been released; or it has ended there,
+  ///                  or before a request could be made
+  ///   flushed        the connection ended
+  /// A second call replaces the first. Errors:
+  ///   invalid_argument  a duration not above leases.guard, or above 1 h
+  ///   lease_expired     time_left() is 0
+  ///   not_connected     no lease, or the connection is not ready
+  Status auto_renew(Nanoseconds duration, const LeaseCallback& on_end = {});
+  /// Makes no further requests, and drops auto_renew()'s callback. Does nothing without either.
+  void stop_auto_renew() noexcept;
   /// Gives the memory back to the owner's application, whose on_returned runs after all our writes
   /// have arrived. Empties the handle if it answers ok. Errors:
   ///   lease_expired  time_left() is 0

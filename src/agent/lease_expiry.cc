@@ -37,6 +37,8 @@ void on_granted_timer(EngineContext& ctx, LeaseGranted& lease) noexcept {
 }
 
 void on_held_timer(EngineContext& ctx, LeaseHeld& lease) noexcept {
+  if (lease.state == LeaseHeld::State::held && !lease.call_pending)
+    return on_auto_renewal_due(ctx, lease);
   if (lease.state != LeaseHeld::State::released) {
     return fail(ctx, *lease.agent,
                 {Status::peer_lost, "ask the peer about a lease", "no answer came in time",

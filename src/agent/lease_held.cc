@@ -71,6 +71,20 @@ void end_call(EngineContext& ctx, LeaseHeld& h, LeaseReply& reply) noexcept {
   if (done) done(reply);
 }
 
+/// Ends automatic renewal, if there is any. Returns the callback to report that by.
+LeaseCallback take_auto_renewal(LeaseHeld& h) noexcept {
+  h.auto_time = Nanoseconds{0};
+  h.auto_pending = false;
+  return std::exchange(h.on_auto_end, {});
+}
+
+/// Schedules the next automatic renewal, unless a call is pending, whose end does so.
+void schedule_auto_renewal(EngineContext& ctx, LeaseHeld& h) noexcept {
+  if (h.auto_time.count() == 0 || h.call_pending) return;
+  const std::uint64_t now = ctx.clock.now();
+  ctx.timers.reschedule(h.timer, now + (h.until - std::min(now, h.until)) / 2);
+}
+
 /// Sends a call about a lease. A call that `ends` the lease waits for the READs and atomics that
 /// were started on it.
 void send_call(EngineContext& ctx, const LeaseHeld& h, LeaseAction action, bool ends,
@@ -236,13 +250,17 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
   for (LeaseHeld& h : a.leases.held) {
     if (h.peer_id != call.lease || h.state != LeaseHeld::State::held) continue;
+    const LeaseCallback auto_ended = take_auto_renewal(h);
     if (h.call_pending) {
       LeaseReply reply = make_reply(LeaseVerdict::over);
       const std::uint32_t id = h.id;
       end_call(ctx, h, reply);
       if (h.id != id || h.state != LeaseHeld::State::held) return;  // the callback returned it
     }
-    return release_lease(ctx, h);
+    release_lease(ctx, h);
+    LeaseReply reply = make_reply(LeaseVerdict::over);
+    if (auto_ended) auto_ended(reply);
+    return;
   }
   // A recall that crossed the lease's return has no effect.
 }
@@ -262,7 +280,13 @@ void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& answer
       return fail_lease_protocol(ctx, a, "it grants what was not asked for");
     h->until = until;
   }
+  const std::uint32_t id = h->id;
+  const bool is_automatic = std::exchange(h->auto_pending, false);
   end_call(ctx, *h, reply);
+  if (h->id != id || h->state != LeaseHeld::State::held) return;
+  if (!is_automatic || answer.verdict == LeaseVerdict::granted)
+    return schedule_auto_renewal(ctx, *h);
+  if (const LeaseCallback ended = take_auto_renewal(*h); ended) ended(reply);
 }
 
 Status renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
@@ -277,8 +301,38 @@ Status renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
   return Status::ok;
 }
 
+Status auto_renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
+                        const LeaseCallback& on_end) noexcept {
+  if (!is_lease_time(ctx, time)) return Status::invalid_argument;
+  const Status status = check_call(ctx, h);
+  if (status != Status::ok && status != Status::would_block) return status;
+  h.auto_time = time;
+  h.on_auto_end = on_end;
+  schedule_auto_renewal(ctx, h);
+  return Status::ok;
+}
+
+void stop_auto_renewal(EngineContext& ctx, LeaseHeld& h) noexcept {
+  (void)take_auto_renewal(h);
+  if (h.state == LeaseHeld::State::held && !h.call_pending) ctx.timers.cancel(h.timer);
+}
+
+void on_auto_renewal_due(EngineContext& ctx, LeaseHeld& h) noexcept {
+  const Status status = renew_lease(ctx, h, h.auto_time, {});
+  if (status == Status::ok) {
+    h.auto_pending = true;
+  } else if (status == Status::would_block) {
+    schedule_auto_renewal(ctx, h);
+  } else if (status == Status::lease_expired) {
+    LeaseReply reply = make_reply(LeaseVerdict::over);
+    if (const LeaseCallback ended = take_auto_renewal(h); ended) ended(reply);
+  }
+  // Else the connection ends, which ends its leases.
+}
+
 Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& done) noexcept {
   if (const Status status = check_call(ctx, h); status != Status::ok) return status;
+  (void)take_auto_renewal(h);
   h.state = LeaseHeld::State::returning;
   h.done = done;
   await_reply(ctx, h);
@@ -288,6 +342,7 @@ Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& do
 
 void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
   if (h.state != LeaseHeld::State::held) return;
+  (void)take_auto_renewal(h);
   // The reply to a pending renewal will find no lease.
   if (h.agent->state == ConnectionState::ready) send_call(ctx, h, LeaseAction::release, true);
   if (!h.call_pending || !h.done) return forget_lease_held(ctx, h);
@@ -301,8 +356,10 @@ void end_leases_held(EngineContext& ctx, Agent& a) noexcept {
     LeaseHeld& h = *a.leases.held.front();
     LeaseReply reply = make_reply(LeaseVerdict::closing);
     const LeaseCallback done = std::exchange(h.done, {});
+    const LeaseCallback auto_ended = take_auto_renewal(h);
     forget_lease_held(ctx, h);
     if (done) done(reply);
+    if (auto_ended) auto_ended(reply);
   }
 }
 

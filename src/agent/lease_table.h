@@ -17,6 +17,9 @@
 // poll. If the peer delays the unbinding of a window, the window ends with the connection, after
 // connections.close_timeout.
 //
+// An automatic renewal is a call like any other. Between calls, the record's timer is that of the
+// next one, which is due when half of the rest is over.
+//
 // RemoteMemory names a lease by index and generation. Only regions without a key are looked up as
 // leases, so leases cost other operations nothing. open_key() uses the same records for memory that
 // the application or rpc/ exposes to one peer.
@@ -98,10 +101,14 @@ struct LeaseHeld {
   State state = State::requested;
   bool invalidate = false;    ///< returning it invalidates the key
   bool call_pending = false;  ///< a request or call waits for its reply
+  bool auto_pending = false;  ///< the call is an automatic renewal
+  Nanoseconds auto_time{0};   ///< what automatic renewal asks for; 0: there is none
   Agent* agent = nullptr;
   base::IntrusiveLinks<LeaseHeld> links;  ///< in LeaseTable::held
-  base::Timer timer;                      ///< deadline of the peer's reply; see `released`
+  /// Deadline of the peer's reply; without a call, when automatic renewal asks; see `released`.
+  base::Timer timer;
   LeaseCallback done;
+  LeaseCallback on_auto_end;
 };
 
 /// The leases of one connection.
@@ -302,6 +309,12 @@ inline Agent& holder_of(const LeaseHeld& lease) noexcept { return *lease.agent; 
 bool detach_lease(EngineContext& ctx, LeaseHeld& lease, RemoteRegion& region) noexcept;
 Status renew_lease(EngineContext& ctx, LeaseHeld& lease, Nanoseconds time,
                    const LeaseCallback& done) noexcept;
+/// Errors: those of RemoteMemory::auto_renew().
+Status auto_renew_lease(EngineContext& ctx, LeaseHeld& lease, Nanoseconds time,
+                        const LeaseCallback& on_end) noexcept;
+void stop_auto_renewal(EngineContext& ctx, LeaseHeld& lease) noexcept;
+/// Automatic renewal is due.
+void on_auto_renewal_due(EngineContext& ctx, LeaseHeld& lease) noexcept;
 Status give_back_lease(EngineContext& ctx, LeaseHeld& lease, const LeaseCallback& done) noexcept;
 /// Returns a lease without waiting for a reply.
 void release_lease(EngineContext& ctx, LeaseHeld& lease) noexcept;

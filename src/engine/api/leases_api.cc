@@ -77,6 +77,17 @@ Status RemoteMemory::renew(Nanoseconds duration, const LeaseCallback& done) {
                       agent::renew_lease(core.context, *h, duration, done));
 }
 
+Status RemoteMemory::auto_renew(Nanoseconds duration, const LeaseCallback& on_end) {
+  LeaseHeld* const h = find(slot_, lease_);
+  if (h == nullptr) return engine::diagnose(slot_);
+  return agent::auto_renew_lease(detail::core_at(slot_)->context, *h, duration, on_end);
+}
+
+void RemoteMemory::stop_auto_renew() noexcept {
+  if (LeaseHeld* const h = find(slot_, lease_); h != nullptr)
+    agent::stop_auto_renewal(detail::core_at(slot_)->context, *h);
+}
+
 Status RemoteMemory::give_back(const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
