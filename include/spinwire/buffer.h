@@ -140,8 +140,8 @@ class Buffer {
     return slice().slice(offset, length);
   }
 
-  /// True if nothing else holds the memory: no other slice and no operation in flight. The buffer
-  /// of a reply may then be written again.
+  /// True if nothing else holds the memory: no other slice, no operation in flight, and no reply
+  /// that may be sent again. The buffer of a message, a call or a reply may then be written again.
   [[nodiscard]] bool unique() const noexcept { return block_ != nullptr && block_->refs == 1; }
 
   /// Releases the block. Does nothing when empty.

@@ -193,7 +193,9 @@ class SPINWIRE_API PendingCall {
   /// Replies with these bytes, without a copy. Holds a reference until the client certainly has the
   /// reply: until its next call in the same slot, the session's end, or
   /// connections.keepalive_interval without a call. Over a connection, until the reply is written.
-  /// An exhausted send pool ends that sooner; see `limit` at Reply::status(). Errors:
+  /// An exhausted send pool ends that sooner; see `limit` at Reply::status(). Write to the memory
+  /// again once Buffer::unique() of its buffer is true. No callback reports that: ask before the
+  /// buffer's next use, as in a loop over a few buffers, or allocate one for each reply. Errors:
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   message_too_long  longer than max_reply()
   ///   invalid_argument  memory of another engine
@@ -256,7 +258,8 @@ class SPINWIRE_API Request {
   Status reply(std::span<const std::byte> bytes) noexcept {
     return record_answer(call_.reply(bytes));
   }
-  /// Replies with these bytes, without a copy. Errors:
+  /// Replies with these bytes, without a copy. The memory may be written again once
+  /// Buffer::unique() of its buffer is true; PendingCall::reply() says when. Errors:
   ///   not_connected     the call was answered, or its session has ended
   ///   message_too_long  longer than max_reply()
   ///   invalid_argument  memory of another engine
