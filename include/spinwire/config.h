@@ -63,8 +63,11 @@ struct Config {
     /// at least 8, so fewer connections may fit.
     SharedReceiveQueue shared_receive_queue = SharedReceiveQueue::automatic;
     std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
-    std::uint32_t operations = 4096;      ///< operations in flight, all connections; 16 … 1048576
-    std::uint32_t inline_bytes = 64;      ///< payloads up to this length go inline; 0 … 1024
+    std::uint32_t operations = 4096;  ///< operations in flight, all connections; 16 … 1048576
+    std::uint32_t inline_bytes = 64;  ///< payloads up to this length go inline; 0 … 1024
+    /// Parts of a gathered send or write; 1 … 64. A message's header is one element more. Limited
+    /// by the device, see DeviceInfo::max_sge.
+    std::uint32_t max_send_sge = 4;
     std::uint32_t receive_postlist = 16;  ///< receives reposted at once; 1 … 64
     std::uint32_t poll_batch = 32;        ///< completions drained at once; 1 … 64
   } queues;

@@ -111,6 +111,27 @@ class SPINWIRE_API Connection {
               OperationId* id = nullptr) {
     return identify(submit_send(data, done, post, id != nullptr), id);
   }
+  /// Sends these parts of memory, in this order, as one message, like a message of one part. An
+  /// empty list sends a message without bytes. The device gathers the parts, or they are copied: on
+  /// softverbs as any short message; above connections.eager_bytes into a block of the send pool.
+  /// The slices may be dropped at once; the operation holds references to the memory until it ends.
+  /// Errors:
+  ///   would_block       no credit, or no room in the send queue, the operations or the windows;
+  ///                     see ConnectionHandlers::on_writable
+  ///   limit             more parts than max_send_sge(); the first time, the log says how many
+  ///   message_too_long  longer than max_message(), all parts together
+  ///   out_of_bounds     a part without bytes
+  ///   invalid_argument  a part is memory of another engine, or memory that the connection's own
+  ///                     domain cannot use
+  ///   no_buffer         the send pool has no block for a message above connections.eager_bytes
+  ///   unsupported       a raw connection; see send_raw()
+  ///   not_connected     not ready
+  ///   no_memory         the registration of a long message failed (see memory.windows)
+  ///   system            the registration of a long message failed (see memory.windows)
+  Status send(std::span<const BufferSlice> parts, const CompletionCallback& done = {},
+              Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_send(parts, done, post, id != nullptr), id);
+  }
   /// Sends a message with a 32-bit immediate. Errors:
   ///   would_block       no credit, or no room in the send queue, the operations or the windows;
   ///                     see ConnectionHandlers::on_writable
@@ -154,8 +175,56 @@ class SPINWIRE_API Connection {
                OperationId* id = nullptr) {
     return identify(submit_write(local, remote, done, post), id);
   }
+  /// Writes these parts of memory, in this order, to the first bytes of `remote`. The slices may be
+  /// dropped at once; the operation holds references to the memory until it ends. Errors:
+  ///   would_block       no room in the send queue or the operations
+  ///   limit             more parts than max_send_sge(); the first time, the log says how many
+  ///   out_of_bounds     no parts, a part without bytes, or all parts together more than `remote`
+  ///                     has or more than 1 GiB
+  ///   remote_access     `remote` does not allow writing
+  ///   lease_expired     `remote` is part of a lease that is over
+  ///   invalid_argument  a part is memory of another engine, or memory that the connection's own
+  ///                     domain cannot use; or `remote` is part of another connection's lease
+  ///   not_connected     not ready
+  Status write(std::span<const BufferSlice> parts, const RemoteRegion& remote,
+               const CompletionCallback& done = {}, Post post = Post::automatic,
+               OperationId* id = nullptr) {
+    return identify(submit_write(parts, remote, done, post), id);
+  }
+  /// Writes these parts of memory to the first bytes of `remote`, and sends a message of the bytes
+  /// `notice`, which are copied and may be none. Both are accepted, or neither. They are one
+  /// operation, with one callback and one id; in stats(), it is a write and a message.
+  ///
+  /// The peer's on_message runs after all the data is visible in its memory, in order with other
+  /// messages; other operations of this connection do not come between the two. If the write fails,
+  /// the message does not arrive, and the connection ends. Completion::bytes counts both. A notice
+  /// of four bytes can also go by write_with_imm(), which needs no second work request. Errors:
+  ///   would_block       no credit, or no room for two work requests in the send queue or the
+  ///                     operations; see ConnectionHandlers::on_writable
+  ///   limit             more parts than max_send_sge(); the first time, the log says how many
+  ///   out_of_bounds     no parts, a part without bytes, or all parts together more than `remote`
+  ///                     has or more than 1 GiB
+  ///   message_too_long  a notice above max_message() or connections.eager_bytes
+  ///   remote_access     `remote` does not allow writing
+  ///   lease_expired     `remote` is part of a lease that is over
+  ///   invalid_argument  a part is memory of another engine, or memory that the connection's own
+  ///                     domain cannot use; or `remote` is part of another connection's lease
+  ///   no_buffer         the send pool has no block for a notice of more than 56 bytes
+  ///   unsupported       a raw connection
+  ///   not_connected     not ready
+  Status write_and_send(std::span<const BufferSlice> parts, const RemoteRegion& remote,
+                        std::span<const std::byte> notice, const CompletionCallback& done = {},
+                        Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_write_and_send(parts, remote, notice, done, post), id);
+  }
+  Status write_and_send(const BufferSlice& local, const RemoteRegion& remote,
+                        std::span<const std::byte> notice, const CompletionCallback& done = {},
+                        Post post = Post::automatic, OperationId* id = nullptr) {
+    return write_and_send(std::span(&local, 1), remote, notice, done, post, id);
+  }
   /// Writes, and reports the immediate and the length to the peer's on_message, in order with
-  /// messages. Uses a credit, as a message does. `local` may have no bytes. Errors:
+  /// messages and after the data is visible in its memory. Uses a credit, as a message does.
+  /// `local` may have no bytes. Errors:
   ///   would_block       no credit, or no room in the send queue or the operations
   ///   out_of_bounds     no slice, more bytes than `remote` has, or more than
   ///                     DeviceInfo::max_operation_bytes
@@ -471,6 +540,9 @@ class SPINWIRE_API Connection {
   /// ends' connections.max_message_bytes. If the peer may not read our memory
   /// (ConnectionSettings::access), the smaller of both ends' eager_bytes instead. 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
+  /// Most parts of a gathered send or write: ConnectionSettings::max_send_sge; on a raw connection,
+  /// RawSettings::max_send_sge, up to 64. 0 unless ready. Hot.
+  [[nodiscard]] std::size_t max_send_sge() const noexcept;
   /// Counts of operations and messages. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;
   /// Reports what blocks the connection and what is outstanding. Set-up.
@@ -506,12 +578,19 @@ class SPINWIRE_API Connection {
   Status submit_send(const BufferSlice& data, const CompletionCallback& done, Post post,
                      bool tracked);
   Status submit_send(const Buffer& data, const CompletionCallback& done, Post post, bool tracked);
+  Status submit_send(std::span<const BufferSlice> parts, const CompletionCallback& done, Post post,
+                     bool tracked);
   Status submit_send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                               const CompletionCallback& done, Post post);
   Status submit_send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
                           Post post, bool tracked);
   Status submit_write(const BufferSlice& local, const RemoteRegion& remote,
                       const CompletionCallback& done, Post post);
+  Status submit_write(std::span<const BufferSlice> parts, const RemoteRegion& remote,
+                      const CompletionCallback& done, Post post);
+  Status submit_write_and_send(std::span<const BufferSlice> parts, const RemoteRegion& remote,
+                               std::span<const std::byte> notice, const CompletionCallback& done,
+                               Post post);
   Status submit_write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                                std::uint32_t immediate, const CompletionCallback& done, Post post);
   Status submit_read(const BufferSlice& local, const RemoteRegion& remote,

@@ -21,6 +21,9 @@ struct ConnectionSettings {
   /// than the connection's own receives. A raw connection has RawSettings::receive_depth instead.
   std::optional<std::uint32_t> credits;
   std::optional<std::uint32_t> inline_bytes;  ///< payloads up to this length go inline; 0 … 1024
+  /// Parts of a gathered send or write; 1 … 64, and less than DeviceInfo::max_sge. A raw connection
+  /// has RawSettings::max_send_sge.
+  std::optional<std::uint32_t> max_send_sge;
   std::optional<std::uint32_t> mtu;  ///< 256, 512, 1024, 2048 or 4096 bytes; the smaller end's
   std::optional<std::uint32_t> initiator_depth;  ///< our READs and atomics at once; 1 … 128
   std::optional<std::uint32_t> responder_depth;  ///< the peer's; 1 … 128

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/gathered.h"
 #include "base/auditor.h"
 
 namespace spinwire::agent {
@@ -178,9 +179,13 @@ class AgentAuditor : public base::Auditor {
     }
     records_[index] = true;
     const OperationKind kind = op->kind == OperationKind::cancelled ? op->was : op->kind;
-    if (!expect(static_cast<std::size_t>(kind) < kOperationKinds, "record {} is of no kind", index))
+    const auto counted = static_cast<std::size_t>(tally_kind(kind));
+    if (!expect(kind <= OperationKind::noticed_write && counted < kOperationKinds,
+                "record {} is of no kind", index))
       return false;
-    ++kinds[static_cast<std::size_t>(kind)];
+    ++kinds[counted];
+    expect(!has_parts(kind, *op) || are_parts_held(ctx_, *op),
+           "a part of the operation of record {} is free", index);
     expect(op->agent == &a, "record {} is another connection's", index);
     expect(op->block == nullptr || op->block->refs != 0,
            "the operation of record {} uses memory that is free", index);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "agent/completion.h"
+#include "agent/gathered.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
 
@@ -55,7 +56,8 @@ Block* free_record(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   Block* const block = op.block;
   if (op.header_in_headroom) block->header_in_use = 0;
   op.kind = op.was;
-  count_end(a, op, op.succeeded);
+  if (has_parts(op.kind, op)) release_parts(ctx, op);
+  count_end(a, tally_kind(op.kind), op, op.succeeded);
   ctx.operations.release(op);
   return block;
 }
@@ -148,14 +150,19 @@ void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
 
 bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name, Status status) noexcept {
   if (names_rendezvous(name)) return cancel_rendezvous(ctx, a, name, status);
+  Operation* before_last = nullptr;
   Operation* before = nullptr;
   for (Operation* op = a.send_queue.deferred; op != nullptr;) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
       unlink(a, before, *op);
+      // The WRITE of a notice goes with it.
+      if (op->kind == OperationKind::notice && before != nullptr)
+        drop_unposted(ctx, a, before_last, *before);
       return_credit(a, op->kind);
       mark_cancelled(ctx, a, *op, false, status);
       return true;
     }
+    before_last = before;
     before = op;
     op = op == a.send_queue.deferred_last ? nullptr : op->next();
   }

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "agent/gathered.h"
 #include "agent/submit.h"
 
 namespace spinwire::agent {
@@ -54,16 +55,19 @@ void on_internal_end(EngineContext& ctx, Agent& a, OperationKind kind, std::uint
 }  // namespace
 
 void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
-  if (op.kind == OperationKind::cancelled) return end_cancelled(ctx, a, op, status);
+  const OperationKind kind = op.kind;
+  if (kind >= OperationKind::cancelled) {
+    return kind == OperationKind::cancelled ? end_cancelled(ctx, a, op, status)
+                                            : end_gathered(ctx, a, op, status);
+  }
   --a.send_queue.used;
   Completion completion;
   completion.status = status;
-  count_end(a, op, status == Status::ok);
+  count_end(a, kind, op, status == Status::ok);
   if (status == Status::ok) {
     completion.bytes = op.length;
-    if (is_atomic(op.kind)) completion.value = found_by(ctx, op);
+    if (is_atomic(kind)) completion.value = found_by(ctx, op);
   }
-  const OperationKind kind = op.kind;
   const std::uint32_t subject = op.subject;
   const std::uint32_t list = is_raw(kind) ? detach_elements(a, op) : kNone;
   Block* const block = op.block;
@@ -71,7 +75,7 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
   const bool calls_back = op.calls_back;
   CompletionCallback done;
   if (calls_back) done = op.done;
-  ctx.operations.release(op);
+  ctx.operations.release(op, kind);
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) release_elements(a, list);

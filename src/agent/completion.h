@@ -15,8 +15,9 @@ inline std::byte* staging_of(const EngineContext& ctx, const Operation& op) noex
 /// Translates a completion's status for the application.
 Status status_of(ibv_wc_status status) noexcept;
 
-inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
-  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+/// Counts the end of an operation, which `kind` is counted as.
+inline void count_end(Agent& a, OperationKind kind, const Operation& op, bool ok) noexcept {
+  Tally& tally = a.tallies[static_cast<std::size_t>(kind)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
   tally.bytes += ok ? op.length : 0;
@@ -33,7 +34,7 @@ inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noex
   --a.send_queue.used;
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
-  count_end(a, op, ok);
+  count_end(a, op.kind, op, ok);
   Block* const block = op.block;
   if (op.header_in_headroom) block->header_in_use = 0;
   if (op.calls_back) {

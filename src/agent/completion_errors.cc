@@ -15,10 +15,14 @@ const char* kind_text(OperationKind kind) noexcept {
     case OperationKind::send_imm:
     case OperationKind::raw_send:
     case OperationKind::raw_send_imm:
+    case OperationKind::send_gathered:
+    case OperationKind::notice:
       return "a SEND";
     case OperationKind::write:
     case OperationKind::write_imm:
     case OperationKind::raw_write_imm:
+    case OperationKind::write_gathered:
+    case OperationKind::noticed_write:
       return "a WRITE";
     case OperationKind::read:
       return "a READ";

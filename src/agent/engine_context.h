@@ -12,6 +12,7 @@
 
 #include "agent/cm_link.h"
 #include "agent/control_messages.h"
+#include "agent/element_lists.h"
 #include "agent/goodbye.h"
 #include "agent/in_place.h"
 #include "agent/lease_table.h"
@@ -473,6 +474,8 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::uint8_t sleeps_for_credit = 0;
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
+  std::unique_ptr<ElementLists> element_lists;  ///< from open_element_lists() on
+  bool parts_refused = false;  ///< an operation had too many parts, and the log says so
 
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     if (index >= agents.capacity()) [[unlikely]]

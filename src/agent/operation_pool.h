@@ -39,9 +39,17 @@ enum class OperationKind : std::uint8_t {
   lease_unbind,       ///< unbinds the window of a lease
   credit_message,     ///< stands in for a credit write, or asks for one: see CreditByMessages
   cancelled,          ///< an operation of the application, see Operation::was
+  // Kinds without a Tally of their own, see tally_kind().
+  send_gathered,   ///< a SEND of several parts: see gathered.h
+  write_gathered,  ///< a WRITE of several parts
+  notice,          ///< the SEND of write_and_send(), right behind its WRITE
+  noticed_write,   ///< the WRITE, which the notice's record answers for
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::raw_write_imm; }
+constexpr bool is_users(OperationKind kind) {
+  return kind <= OperationKind::raw_write_imm ||
+         (kind >= OperationKind::send_gathered && kind <= OperationKind::notice);
+}
 /// Whether the agent sends it without an order of the application, also through a rendezvous
 /// message.
 constexpr bool is_agents_own(OperationKind kind) {
@@ -52,9 +60,16 @@ constexpr bool is_raw(OperationKind kind) {
 }
 /// Whether the kind takes one of the application's records.
 constexpr bool takes_users_record(OperationKind kind) {
-  return kind <= OperationKind::rendezvous_offer_imm;
+  return kind <= OperationKind::rendezvous_offer_imm || kind >= OperationKind::send_gathered;
 }
+/// Kinds with a Tally of their own.
 inline constexpr std::size_t kOperationKinds = 23;
+/// The kind whose Tally counts the operation.
+constexpr OperationKind tally_kind(OperationKind kind) {
+  if (kind < OperationKind::send_gathered) return kind;
+  const bool sends = kind == OperationKind::send_gathered || kind == OperationKind::notice;
+  return sends ? OperationKind::send : OperationKind::write;
+}
 
 struct Agent;
 
@@ -63,7 +78,7 @@ struct Cancellation {
   Cancellation* next;
   bool due;       ///< the callback is due: in EngineContext::cancellations
   bool of_send;   ///< of a RendezvousSend
-  Status status;  ///< what the callback reports
+  Status status;  ///< what the callback reports; of a notice, how its WRITE ended
 };
 
 /// An accepted operation, until its completion callback. The record holds the work request for the
@@ -75,7 +90,8 @@ struct alignas(64) Operation {
   Agent* agent;
   detail::Block* block;
   std::uint32_t length;   ///< payload, bytes; 0 of the agent's own operations
-  std::uint32_t subject;  ///< of the agent's own operations: what on_internal_end() needs
+  std::uint32_t subject;  ///< of the agent's own operations: what on_internal_end() needs;
+                          ///< of a notice: bytes of its WRITE
   OperationKind kind;
   bool header_in_headroom;  ///< one element holds header and payload
   bool calls_back;          ///< `done` is set
@@ -121,11 +137,17 @@ class OperationPool {
 
   /// Whether the application has no free record.
   [[nodiscard]] bool empty() const noexcept { return users_ == nullptr; }
+  /// Whether it has two.
+  [[nodiscard]] bool has_two() const noexcept {
+    return users_ != nullptr && users_->wr.next != nullptr;
+  }
 
   /// Frees the record; its work-request id becomes stale.
-  void release(Operation& op) noexcept {
+  void release(Operation& op) noexcept { release(op, op.kind); }
+  /// Does so for a kind that the caller has at hand.
+  void release(Operation& op, OperationKind kind) noexcept {
     op.wr.wr_id += std::uint64_t{1} << 32;
-    put(takes_users_record(op.kind) ? users_ : agents_, op);
+    put(takes_users_record(kind) ? users_ : agents_, op);
   }
 
   /// The operation of a work-request id; null if the id is stale.

@@ -168,15 +168,19 @@ bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, s
   return has_credit(ctx, a, is_last) && send_with_credit(ctx, a, data, size, is_last, defer_it);
 }
 
-bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
-                          std::uint32_t size, const CompletionCallback& done) noexcept {
+namespace {
+
+/// Sends a message by `send(header, wr_id)`, with a record.
+template <typename Send>
+[[gnu::always_inline]] inline bool send_recorded(EngineContext& ctx, Agent& a, Block* block,
+                                                 std::uint32_t size, const CompletionCallback& done,
+                                                 Send&& send) noexcept {
   bool is_last = false;
   if (a.send_queue.deferred != nullptr || a.send_queue.used >= a.send_queue.limit ||
       ctx.operations.empty() || !has_credit(ctx, a, is_last))
     return false;
   Operation& op = *ctx.operations.acquire();
-  if (ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, op.wr.wr_id) ==
-      verbs::Sent::refused) {
+  if (send(build_header(a, size, is_last), op.wr.wr_id) == verbs::Sent::refused) {
     op.kind = OperationKind::send;
     ctx.operations.release(op);
     return false;
@@ -191,6 +195,33 @@ bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std:
   join_deferred(a);
   publish_direct(ctx);
   return true;
+}
+
+}  // namespace
+
+bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
+                          std::uint32_t size, const CompletionCallback& done) noexcept {
+  return send_recorded(ctx, a, block, size, done, [&](std::uint64_t header, std::uint64_t wr_id) {
+    return ctx.direct->send(a.qp, header, data, size, wr_id);
+  });
+}
+
+bool send_direct_gathered(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
+                          std::uint32_t size, bool defer_it) noexcept {
+  bool is_last = false;
+  if (!has_credit(ctx, a, is_last)) return false;
+  const verbs::Sent sent = ctx.direct->send_parts(a.qp, build_header(a, size, is_last), parts, size,
+                                                  verbs::kNoCompletion);
+  return note_direct(ctx, a, sent, size, defer_it);
+}
+
+bool send_direct_gathered_recorded(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
+                                   std::uint32_t size, const CompletionCallback& done) noexcept {
+  // The bytes are copied, so the operation holds no memory of the application.
+  return send_recorded(ctx, a, ctx.staging_block, size, done,
+                       [&](std::uint64_t header, std::uint64_t wr_id) {
+                         return ctx.direct->send_parts(a.qp, header, parts, size, wr_id);
+                       });
 }
 
 bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,

@@ -80,6 +80,12 @@ bool open_staging(EngineContext& ctx) noexcept {
   return true;
 }
 
+void open_element_lists(EngineContext& ctx) {
+  ctx.element_lists = std::make_unique<ElementLists>(
+      ctx.config.queues.operations,
+      std::min<std::uint32_t>(ctx.device->info().max_sge, kMaxParts + 1));
+}
+
 void release_blocks(EngineContext& ctx) noexcept {
   const auto release = [](Block* block) {
     if (block != nullptr) detail::release(block);

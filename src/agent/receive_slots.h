@@ -23,6 +23,9 @@ void post_receives(EngineContext& ctx) noexcept;
 
 /// Bytes of the staging room of all operations.
 std::uint64_t staging_bytes(const EngineContext& ctx) noexcept;
+/// Reserves the lists of gathered operations, for all elements that the device has. May throw
+/// std::bad_alloc. Set-up.
+void open_element_lists(EngineContext& ctx);
 /// Allocates the staging room. False: the control pool is used up. Set-up.
 bool open_staging(EngineContext& ctx) noexcept;
 /// Releases the blocks of all receives, spare ones included, and the staging room. Set-up.

@@ -31,8 +31,9 @@ bool has_block(EngineContext& ctx, std::size_t size) noexcept {
 bool has_room(EngineContext& ctx, Agent& a) noexcept {
   if (a.state != ConnectionState::ready || ctx.operations.empty()) return false;
   // A rendezvous message may need two places.
-  const std::uint32_t places = a.room.needed == Room::rendezvous ? 2 : 1;
+  const std::uint32_t places = a.room.needed >= Room::notice ? 2 : 1;
   if (a.send_queue.used + places > send_limit_of(a)) return false;
+  if (a.room.needed == Room::notice && !ctx.operations.has_two()) return false;
   if (a.room.needed != Room::operation && visible_credits(a) == 0) return false;
   if (a.room.needed == Room::rendezvous && lacks_window(ctx, a)) return false;
   return has_block(ctx, a.room.block_bytes);

@@ -13,6 +13,7 @@ namespace spinwire::agent {
 enum class Room : std::uint8_t {
   operation,   ///< nothing
   message,     ///< credit
+  notice,      ///< credit, and twice a place and a record
   rendezvous,  ///< credit, and a window or record of rendezvous messages
 };
 

@@ -17,13 +17,15 @@ namespace spinwire::agent {
 
 constexpr bool uses_credit(OperationKind kind) noexcept {
   return kind == OperationKind::send || kind == OperationKind::send_imm ||
-         kind == OperationKind::write_imm || kind == OperationKind::credit_return;
+         kind == OperationKind::write_imm || kind == OperationKind::credit_return ||
+         kind == OperationKind::send_gathered || kind == OperationKind::notice;
 }
 constexpr bool has_header(OperationKind kind) noexcept {
   return kind == OperationKind::send || kind == OperationKind::send_imm ||
          kind == OperationKind::credit_return || kind == OperationKind::goodbye ||
          kind == OperationKind::rendezvous_offer || kind == OperationKind::rendezvous_offer_imm ||
-         kind == OperationKind::control_message;
+         kind == OperationKind::control_message || kind == OperationKind::send_gathered ||
+         kind == OperationKind::notice;
 }
 constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   switch (kind) {
@@ -33,6 +35,8 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
       return IBV_WR_SEND_WITH_IMM;
     case OperationKind::write:
     case OperationKind::credit_write:
+    case OperationKind::write_gathered:
+    case OperationKind::noticed_write:
       return IBV_WR_RDMA_WRITE;
     case OperationKind::write_imm:
     case OperationKind::raw_write_imm:
@@ -310,12 +314,9 @@ struct AtomicRequest {
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
-/// Sends a message for which there is credit without a work request. `is_last`: see has_credit().
-[[gnu::always_inline]] inline bool send_with_credit(EngineContext& ctx, Agent& a,
-                                                    const std::byte* data, std::uint32_t size,
-                                                    bool is_last, bool defer_it) noexcept {
-  const verbs::Sent sent =
-      ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, verbs::kNoCompletion);
+/// Counts a message that was sent without a work request or a record. Answers whether it was.
+[[gnu::always_inline]] inline bool note_direct(EngineContext& ctx, Agent& a, verbs::Sent sent,
+                                               std::uint32_t size, bool defer_it) noexcept {
   if (sent == verbs::Sent::refused) [[unlikely]]
     return false;
   a.credit.advertised = a.credit.granted;
@@ -330,6 +331,14 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
     queue_flush(ctx, a);
   }
   return true;
+}
+/// Sends a message for which there is credit without a work request. `is_last`: see has_credit().
+[[gnu::always_inline]] inline bool send_with_credit(EngineContext& ctx, Agent& a,
+                                                    const std::byte* data, std::uint32_t size,
+                                                    bool is_last, bool defer_it) noexcept {
+  const verbs::Sent sent =
+      ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, verbs::kNoCompletion);
+  return note_direct(ctx, a, sent, size, defer_it);
 }
 /// The same where credit is to be found first.
 bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, std::uint32_t size,
@@ -350,6 +359,12 @@ bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, s
 /// the block until the operation ends.
 bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
                           std::uint32_t size, const CompletionCallback& done) noexcept;
+
+/// Both for a message of several parts.
+bool send_direct_gathered(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
+                          std::uint32_t size, bool defer_it) noexcept;
+bool send_direct_gathered_recorded(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
+                                   std::uint32_t size, const CompletionCallback& done) noexcept;
 
 /// Does the same for a message above the eager limit.
 bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,

@@ -111,6 +111,8 @@ constexpr std::array kKeys{
                     "operations in flight, all connections together"),
     SPINWIRE_NUMBER(queues, Queues, inline_bytes, bytes, 0, kKiB, "",
                     "payloads up to this length go inline"),
+    SPINWIRE_NUMBER(queues, Queues, max_send_sge, integer, 1, 64, "",
+                    "parts of a gathered send or write, if the device has one element more"),
     SPINWIRE_NUMBER(queues, Queues, receive_postlist, integer, 1, 64, "work requests",
                     "receives reposted at once"),
     SPINWIRE_NUMBER(queues, Queues, poll_batch, integer, 1, 64, "entries",

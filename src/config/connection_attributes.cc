@@ -26,6 +26,7 @@ constexpr std::array kItems{
     Item{"queues", "send_depth", &ConnectionSettings::send_depth},
     Item{"connections", "credits", &ConnectionSettings::credits},
     Item{"queues", "inline_bytes", &ConnectionSettings::inline_bytes},
+    Item{"queues", "max_send_sge", &ConnectionSettings::max_send_sge},
     Item{"connections", "mtu", &ConnectionSettings::mtu},
     Item{"queue_pair", "initiator_depth", &ConnectionSettings::initiator_depth},
     Item{"queue_pair", "responder_depth", &ConnectionSettings::responder_depth},
@@ -100,6 +101,7 @@ ConnectionAttributes attributes_of(const Config& config, const DeviceInfo& devic
   to.inline_bytes = config.queues.inline_bytes;
   to.initiator_depth = narrow<Byte>(c.initiator_depth);
   to.responder_depth = narrow<Byte>(c.responder_depth);
+  to.send_elements = config.queues.max_send_sge + 1;  // and the header of a message
   to.access = access_flags(c.access, device);
   to.place = place;
   to.path.pkey_index = narrow<std::uint16_t>(c.pkey_index);
@@ -184,6 +186,7 @@ ConnectionAttributes default_attributes(const Config& config, const verbs::Devic
   ConnectionAttributes result = attributes_of(config, device.info(), device.place());
   result.queue_pair.initiator_depth = narrow<std::uint8_t>(device.info().initiator_depth);
   result.queue_pair.responder_depth = narrow<std::uint8_t>(device.info().responder_depth);
+  result.queue_pair.send_elements = device.send_elements();
   return result;
 }
 
@@ -192,6 +195,7 @@ Result<ConnectionAttributes> resolve(const Config& config, verbs::Device& device
   Config merged = config;
   merged.queue_pair.initiator_depth = device.info().initiator_depth;
   merged.queue_pair.responder_depth = device.info().responder_depth;
+  merged.queues.max_send_sge = device.send_elements() - 1;
   for (const Item& item : kItems) {
     const auto& value = settings.*item.member;
     if (!value) continue;

@@ -28,6 +28,7 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.domain_receives = config::receives_per_own_domain(config);
   options.send_depth = config.queues.send_depth;
   options.inline_bytes = config.queues.inline_bytes;
+  options.send_elements = config.queues.max_send_sge + 1;  // and the header of a message
   const Config::QueuePair& qp = config.queue_pair;
   options.initiator_depth = qp.initiator_depth;
   options.responder_depth = qp.responder_depth;

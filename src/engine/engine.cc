@@ -67,6 +67,7 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   context.device = std::move(*device);
   context.config.queues.inline_bytes = context.device->info().inline_bytes;
   context.max_transfer = context.device->info().max_operation_bytes;
+  context.config.queues.max_send_sge = context.device->send_elements() - 1;
   context.attributes = config::default_attributes(c, *context.device);
   cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
@@ -129,6 +130,7 @@ Result<void> EngineCore::open_memory(bool sparse) {
   }
   context.arena->set_lkey(mr->lkey);
   if (!agent::open_staging(context)) return tl::unexpected(base::out_of_memory());
+  agent::open_element_lists(context);
 
   if (context.device->info().memory_windows) {
     auto windows = memory::WindowPool::make(context.device->provider(), context.device->pd(),

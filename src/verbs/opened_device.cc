@@ -219,26 +219,36 @@ ibv_qp* Device::try_qp(const QueuePairOptions& options, ibv_pd* domain) noexcept
   return provider().create_qp(domain != nullptr ? domain : queue_pd(), &init);
 }
 
-/// Makes a queue pair to test its options, because no attribute reports which go together. Inline
-/// data is optional, so smaller sizes are tried in turn.
+/// Makes a queue pair to test its options, because no attribute reports which go together. Elements
+/// above the fewest and inline data are optional, so less of them is tried in turn.
 Result<void> Device::probe_queue_pair() {
   QueuePairOptions tried;
   tried.send_depth = options_.send_depth;
-  for (std::uint32_t bytes = options_.inline_bytes;; bytes /= 2) {
-    tried.inline_bytes = bytes;
+  tried.send_elements = std::min(options_.send_elements, info_.max_sge);
+  tried.inline_bytes = options_.inline_bytes;
+  for (;;) {
     ibv_qp* qp = try_qp(tried);
     if (qp != nullptr) {
-      info_.inline_bytes = bytes;
       (void)provider().destroy_qp(qp);
       break;
     }
-    if (bytes == 0) {
+    if (tried.send_elements > kSendElements) {
+      tried.send_elements = kSendElements;
+    } else if (tried.inline_bytes != 0) {
+      tried.inline_bytes /= 2;
+    } else {
       return short_of_memory(
           base::format("make a queue pair with queues.send_depth = {} and {} receives of its own",
                        options_.send_depth, info_.own_receives),
           "ibv_create_qp", errno,
           std::uint64_t{options_.send_depth + info_.own_receives} * kEntryBytes);
     }
+  }
+  info_.inline_bytes = tried.inline_bytes;
+  send_elements_ = tried.send_elements;
+  if (send_elements_ != options_.send_elements) {
+    base::log(LogLevel::info, "queues.max_send_sge = {}: device {} has {}, which is used",
+              options_.send_elements - 1, info_.name, send_elements_ - 1);
   }
   if (info_.inline_bytes != options_.inline_bytes) {
     base::log(LogLevel::warning, "queues.inline_bytes = {}: device {} has {}, which is used",

@@ -42,6 +42,9 @@ struct Place {
   std::uint32_t pkeys = 0;  ///< entries in the table of partition keys
 };
 
+/// Fewest scatter/gather elements of a send work request: a header and a payload.
+inline constexpr std::uint32_t kSendElements = 2;
+
 struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
@@ -55,12 +58,10 @@ struct DeviceOptions {
   std::uint32_t inline_bytes = 0;     ///< wanted; fewer will do
   std::uint32_t initiator_depth = 128;  ///< wanted; fewer will do
   std::uint32_t responder_depth = 128;  ///< wanted; fewer will do
+  std::uint32_t send_elements = kSendElements;  ///< of a send work request; wanted
   std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
 };
-/// Scatter/gather elements of a send work request: a header and a payload.
-inline constexpr std::uint32_t kSendElements = 2;
-
 struct RemoteQueuePair {
   ibv_gid gid{};
   std::uint16_t lid = 0;
@@ -125,6 +126,8 @@ class Device {
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
   /// Name, place and capabilities.
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
+  /// Scatter/gather elements of a send work request, unless its queue pair has other options.
+  [[nodiscard]] std::uint32_t send_elements() const noexcept { return send_elements_; }
 
   /// The slab's registration, for local use and for memory windows if the device has them. On
   /// failure register_slab() returns null and sets errno.
@@ -222,6 +225,7 @@ class Device {
   std::uint32_t max_send_depth_ = 0;  ///< also the limit of receives
   std::uint32_t max_initiator_depth_ = 0;
   std::uint32_t max_responder_depth_ = 0;
+  std::uint32_t send_elements_ = kSendElements;
   DeviceInfo info_;
 };
 

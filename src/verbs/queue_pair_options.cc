@@ -72,7 +72,12 @@ Result<void> Device::check(const QueuePairOptions& asked) {
                       info_.name);
   }
   if (auto good = raw ? check_each(sizes, info_.name) : Result<void>{}; !good) return good;
-  if (!raw && asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes)
+  if (!raw && asked.send_elements > info_.max_sge) {
+    // The header of a message takes an element.
+    return over_limit({"max_send_sge", asked.send_elements - 1, info_.max_sge - 1}, info_.name);
+  }
+  if (!raw && asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes &&
+      asked.send_elements <= send_elements_)
     return {};
   ibv_qp* const qp = try_qp(asked);
   const int error = errno;
@@ -91,9 +96,12 @@ Result<void> Device::check(const QueuePairOptions& asked) {
                      asked.send_depth, asked.inline_bytes),
         "ibv_create_qp", error, "lower one of them: no attribute reports which values go together");
   }
-  return base::fail_errno(
-      Status::limit, base::format("send_depth = {}", asked.send_depth), "ibv_create_qp", error,
-      base::format("lower send_depth; the engine's own {} works", options_.send_depth));
+  return base::fail_errno(Status::limit,
+                          base::format("send_depth = {}, with max_send_sge = {}", asked.send_depth,
+                                       asked.send_elements - 1),
+                          "ibv_create_qp", error,
+                          base::format("lower one of them; the engine's own {} and {} work",
+                                       options_.send_depth, send_elements_ - 1));
 }
 
 }  // namespace spinwire::verbs

@@ -75,12 +75,31 @@ class Load {
         if (c.fetch_add(word_, 1, added, Post::defer) == Status::ok) ++accepted_;
         if (c.compare_swap(word_, 0, 1, done, Post::defer) == Status::ok) ++accepted_;
       }
+      run_gathered(c, i);
       if (windows_ && i % 64 == 0 && c.send(long_, done) == Status::ok) ++accepted_;
       if (windows_ && i % 64 == 32) use_lease(c, done);
       run_raw(i);
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
       turn(turns_, client_.engine, server_.engine);
     }
+  }
+  /// Operations of several parts: short, of an eager message and above, and with a notice.
+  void run_gathered(Connection& c, int i) {
+    if (i % 4 != 1) return;
+    const auto size = static_cast<std::size_t>(i) * 37 % 1300;
+    const std::array<BufferSlice, 3> parts = {into_.slice(0, 8), into_.slice(64, 1 + size),
+                                              into_.slice(2000, 2000)};
+    const auto done = [this](const Completion& e) {
+      ++completed_;
+      gathered_ += e.status == Status::ok ? 1 : 0;
+    };
+    const std::span<const BufferSlice> few(parts.data(), i % 8 == 1 ? 2 : 3);
+    const std::span<const std::byte> notice = into_.bytes().first(size % 100);
+    if (c.send(few, done, i % 16 < 8 ? Post::defer : Post::now) == Status::ok) ++accepted_;
+    if (c.write(parts, region_, done) == Status::ok) ++accepted_;
+    if (c.write_and_send(few, region_, notice, done) == Status::ok) ++accepted_;
+    const std::array<BufferSlice, 2> large = {long_.slice(0, 9000), long_.slice(9000, 9000)};
+    if (windows_ && i % 128 == 1 && c.send(large, done) == Status::ok) ++accepted_;
   }
   /// Requests memory or, with the next call, writes to it, renews the lease and gives it back.
   template <typename Done>
@@ -100,8 +119,9 @@ class Load {
   }
   [[nodiscard]] bool worked() const {
     return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
-           (!atomics_ || added_ > 1000) && (!windows_ || (long_received_ > 50 && returned_ > 50)) &&
-           raw_received_ > 1000 && raw_told_ >= raw_received_;
+           (!atomics_ || added_ > 1000) && gathered_ > 1000 &&
+           (!windows_ || (long_received_ > 50 && returned_ > 50)) && raw_received_ > 1000 &&
+           raw_told_ >= raw_received_;
   }
 
  private:
@@ -172,6 +192,7 @@ class Load {
   Connection raw_server_;
   Connection raw_client_;
   Buffer raw_into_;
+  std::uint64_t gathered_ = 0;
   std::uint64_t raw_sent_ = 0;
   std::uint64_t raw_received_ = 0;
   std::uint64_t raw_told_ = 0;

@@ -178,12 +178,16 @@ void Handles::expect_not_connected() {
   Connection& c = w.connection;
   const auto done = [](Reply&) {};
   const std::span<const std::byte> none;
+  const spinwire::BufferSlice slice = buffer;
   const Answer answers[] = {
       {"send", c.send(buffer)},
       {"send_with_imm", c.send_with_imm(buffer, 1)},
       {"send_copy", c.send_copy(none)},
       {"write", c.write(buffer, region)},
       {"write_with_imm", c.write_with_imm(buffer, region, 1)},
+      {"gathered send", c.send(std::span(&slice, 1))},
+      {"gathered write", c.write(std::span(&slice, 1), region)},
+      {"write_and_send", c.write_and_send(buffer, region, none)},
       {"read", c.read(buffer, region)},
       {"compare_swap", c.compare_swap(region.slice(0, 8), 0, 1)},
       {"fetch_add", c.fetch_add(region.slice(0, 8), 1)},

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "agent/gathered.h"
 #include "agent/submit.h"
 #include "base/error.h"
 #include "base/internals.h"
@@ -97,6 +98,32 @@ Status Connection::submit_write(const BufferSlice& local, const RemoteRegion& re
         return agent::submit_any<OperationKind::write>(
             core.context, a,
             {detail::block_of(local), local.data(), local.size(), &remote, 0, done, defer});
+      });
+}
+
+Status Connection::submit_send(std::span<const BufferSlice> parts, const CompletionCallback& done,
+                               Post post, bool tracked) {
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::send_gathered(core.context, a, {parts, done, defer}, tracked);
+      });
+}
+
+Status Connection::submit_write(std::span<const BufferSlice> parts, const RemoteRegion& remote,
+                                const CompletionCallback& done, Post post) {
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::write_gathered(core.context, a, {parts, done, defer}, remote);
+      });
+}
+
+Status Connection::submit_write_and_send(std::span<const BufferSlice> parts,
+                                         const RemoteRegion& remote,
+                                         std::span<const std::byte> notice,
+                                         const CompletionCallback& done, Post post) {
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::write_and_send(core.context, a, {parts, done, defer}, remote, notice);
       });
 }
 
@@ -267,6 +294,11 @@ Result<QueuePairState> Connection::query_state() const {
 std::size_t Connection::max_message() const noexcept {
   const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? agent::max_message_now(*a) : 0;
+}
+
+std::size_t Connection::max_send_sge() const noexcept {
+  const Agent* const a = locate(slot_, index_, generation_).agent;
+  return a != nullptr && agent::is_ready(*a) ? agent::max_parts(*a) : 0;
 }
 
 ConnectionStats Connection::stats() const noexcept {

@@ -65,9 +65,10 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
                     [&peer]() -> Peer& { return peer; });
 }
 
-/// Sends a message of any length, with or without a completion, if there is room or can be.
-[[gnu::noinline]] Sent send_any(Qp& qp, std::uint64_t header, const std::byte* payload,
-                                std::uint32_t length, std::uint64_t wr_id) noexcept {
+/// Sends a message whose payload `copy(to)` writes, if there is room or can be.
+template <typename Copy>
+[[gnu::always_inline]] inline Sent send_copied(Qp& qp, std::uint64_t header, std::uint32_t length,
+                                               std::uint64_t wr_id, Copy&& copy) noexcept {
   const std::uint32_t bytes = kDirectMessageHeader + length;
   if (!has_room(qp, bytes)) return Sent::refused;
   if (wr_id != kNoCompletion && !complete(qp, wr_id, length)) return Sent::refused;
@@ -76,8 +77,23 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   Line& line = peer.out.lines[position % kLaneLines];
   std::byte* const to = place_packet(peer.out, line, position, bytes);
   std::memcpy(to, &header, sizeof header);
-  if (length != 0) std::memcpy(to + kDirectMessageHeader, payload, length);  // may be null then
+  copy(to + kDirectMessageHeader);
   return finish_send(qp, peer, line, position, bytes);
+}
+
+/// Sends a message of any length, with or without a completion.
+[[gnu::noinline]] Sent send_any(Qp& qp, std::uint64_t header, const std::byte* payload,
+                                std::uint32_t length, std::uint64_t wr_id) noexcept {
+  return send_copied(qp, header, length, wr_id, [payload, length](std::byte* to) {
+    if (length != 0) std::memcpy(to, payload, length);  // may be null then
+  });
+}
+
+Sent send_parts(ibv_qp* qp, std::uint64_t header, std::span<const ibv_sge> parts,
+                std::uint32_t length, std::uint64_t wr_id) noexcept {
+  return send_copied(*static_cast<Qp*>(qp), header, length, wr_id, [parts](std::byte* to) {
+    gather_bytes(to, parts.data(), static_cast<std::uint32_t>(parts.size()));
+  });
 }
 
 /// Sends a message whose bytes go beside the line, if there is room now. `short_one`: a payload of
@@ -194,8 +210,9 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 
 const DirectMessages& direct_messages() noexcept {
   static constexpr DirectMessages calls{
-      send,          round,    publish,          write_word,       word,  prefetch,
-      prefetch_word, kLongest, receive_in_place, longest_in_place, reads, take_lost};
+      send,     round,         publish,   write_word,       word,
+      prefetch, prefetch_word, kLongest,  receive_in_place, longest_in_place,
+      reads,    take_lost,     send_parts};
   return calls;
 }
 

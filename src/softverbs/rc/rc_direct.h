@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "softverbs/lane/direct_lane.h"
 
@@ -86,6 +87,10 @@ struct DirectMessages {
   /// it; 0: there is none. The queue pair sends nothing more: a work request that is posted to it
   /// fails. A caller that polls first finds everything that the peer has sent. Cold.
   std::uint32_t (*take_lost)(ibv_context* context) noexcept;
+  /// Does what `send` does for a payload of several parts, `length` bytes in all. Local keys do not
+  /// matter.
+  Sent (*send_parts)(ibv_qp* qp, std::uint64_t header, std::span<const ibv_sge> parts,
+                     std::uint32_t length, std::uint64_t wr_id) noexcept;
 };
 
 /// The device's calls for direct messages.
