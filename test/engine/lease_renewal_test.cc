@@ -177,6 +177,16 @@ TEST(EngineLeaseRenewal, TheApplicationEndsItWithoutACallback) {
   t.finish();
 }
 
+TEST(EngineLeaseRenewal, ALeaseThatIsBeingGivenBackReportsNoEnd) {
+  Renewed t;
+  std::vector<Status> given_back;
+  ASSERT_EQ(t.memory.give_back([&](LeaseReply& r) { given_back.push_back(r.status); }), Status::ok);
+  t.server.engine = Engine();  // does not poll any more
+  ASSERT_TRUE(t.until([&] { return !t.client.closed.empty(); }));
+  EXPECT_EQ(given_back, std::vector{Status::flushed});
+  EXPECT_TRUE(t.reports.empty());
+}
+
 #if SPINWIRE_TEST_COUNTS_HEAP
 TEST(EngineLeaseRenewal, TakesNoHeap) {
   Renewed t;
