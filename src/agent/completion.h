@@ -28,7 +28,8 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
 
 /// Ends an operation that is unlinked from its agent. The record is free before the callback runs,
 /// so that the callback may start another operation.
-inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
+[[gnu::always_inline]] inline void end(EngineContext& ctx, Agent& a, Operation& op,
+                                       Status status) noexcept {
   if (!is_plain(op.kind)) [[unlikely]]
     return end_internal(ctx, a, op, status);
   --a.send_queue.used;
@@ -49,14 +50,16 @@ inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noex
 }
 
 /// Ends the oldest operation that the device has.
-inline void end_posted(EngineContext& ctx, Agent& a, Status status) noexcept {
+[[gnu::always_inline]] inline void end_posted(EngineContext& ctx, Agent& a,
+                                              Status status) noexcept {
   Operation& op = *a.send_queue.posted;
   a.send_queue.posted = op.next();
   end(ctx, a, op, status);
 }
 
 /// A send completion. Returns the number of operations that it ended.
-inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) noexcept {
+[[gnu::always_inline]] inline std::uint32_t on_send_completion(EngineContext& ctx,
+                                                               const ibv_wc& wc) noexcept {
   Operation* const op = ctx.operations.find(wc.wr_id);
   if (op == nullptr) [[unlikely]] {
     ++ctx.stats.stale_completions;

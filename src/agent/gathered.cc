@@ -12,6 +12,19 @@
 #include "base/log_message.h"
 
 namespace spinwire::agent {
+
+// Hot, and compiled with the public API: a second copy here might replace the copies there.
+extern template Status submit_any<OperationKind::send>(EngineContext&, Agent&,
+                                                       const Request&) noexcept;
+extern template Status submit_any<OperationKind::write>(EngineContext&, Agent&,
+                                                        const Request&) noexcept;
+extern template Status submit_by_request<false>(EngineContext&, Agent&, Block*, std::byte*,
+                                                std::size_t, const CompletionCallback&,
+                                                bool) noexcept;
+extern template Status submit_by_request<true>(EngineContext&, Agent&, Block*, std::byte*,
+                                               std::size_t, const CompletionCallback&,
+                                               bool) noexcept;
+
 namespace {
 
 using Parts = std::span<const BufferSlice>;
