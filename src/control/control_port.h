@@ -37,15 +37,6 @@ struct ControlOptions {
   bool open = false;
 };
 
-/// Counts of the peers of a port that has keys.
-struct AuthenticationCounts {
-  /// Handshakes whose peer has proved a key, in each direction: a server by its answer, a client by
-  /// its first sealed frame. So the counts of two ends may differ.
-  std::uint64_t authenticated = 0;
-  /// Handshakes that failed or ended without a proof, by AuthenticationFailure.
-  std::array<std::uint64_t, kAuthenticationFailures> failures{};
-};
-
 /// Timer::kind of handshakes in the timer wheel that the port shares.
 inline constexpr std::uint16_t kHandshakeTimer = 3;
 

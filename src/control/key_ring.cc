@@ -108,14 +108,17 @@ bool read_hex(std::string_view word, NoiseSecret& to) noexcept {
          size == to.bytes.size() && end == word.data() + word.size();
 }
 
-/// Fills in what follows from the secret: two keys of crypto_kdf, so that neither tells anything of
-/// the other.
+/// Fills in what follows from the secret: keys of crypto_kdf, of which none tells anything of the
+/// others.
 void derive(const NoiseSecret& secret, Key& key) noexcept {
   constexpr const char* kContext = "spinwire";
   static_assert(crypto_kdf_KEYBYTES == sizeof(NoiseSecret::bytes) && crypto_kdf_CONTEXTBYTES == 8);
-  crypto_kdf_derive_from_key(key.psk.bytes.data(), key.psk.bytes.size(), 1, kContext,
-                             secret.bytes.data());
+  NoiseSecret psk;
+  crypto_kdf_derive_from_key(psk.bytes.data(), psk.bytes.size(), 1, kContext, secret.bytes.data());
+  key.psk = NoisePsk(psk);
   crypto_kdf_derive_from_key(key.id.data(), key.id.size(), 2, kContext, secret.bytes.data());
+  crypto_kdf_derive_from_key(key.endpoint.bytes.data(), key.endpoint.bytes.size(), 3, kContext,
+                             secret.bytes.data());
 }
 
 /// Reads one line. Null: it is empty. The error is what is wrong with the line.

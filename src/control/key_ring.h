@@ -23,7 +23,8 @@ using KeyId = std::array<std::uint8_t, wire::kKeyIdBytes>;
 
 struct Key {
   std::string name;
-  NoiseSecret psk;  ///< derived from the secret of the file
+  NoisePsk psk;          ///< derived from the secret of the file
+  NoiseSecret endpoint;  ///< as well; for the proofs of out-of-band endpoints
   /// Derived from the secret, too, and not secret itself. Tells a server which key a client has; to
   /// others it says no more than that two connections use one key.
   KeyId id{};
@@ -46,6 +47,7 @@ class KeyRing {
   [[nodiscard]] std::size_t size() const noexcept { return keys_.size(); }
   /// The key by which this end proves itself. There must be one.
   [[nodiscard]] const Key& first() const noexcept { return keys_.front(); }
+  [[nodiscard]] const std::vector<Key>& all() const noexcept { return keys_; }
   /// Null: no such key.
   [[nodiscard]] const Key* find(const KeyId& id) const noexcept;
 

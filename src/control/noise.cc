@@ -33,28 +33,42 @@ Nonce nonce_of(std::uint64_t count) noexcept {
   return nonce;
 }
 
-void hmac(const NoiseSecret& key, std::span<const std::uint8_t> first,
-          std::span<const std::uint8_t> second, NoiseSecret& to) noexcept {
-  crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, key.bytes.data(), key.bytes.size());
-  crypto_auth_hmacsha256_update(&state, first.data(), first.size());
-  crypto_auth_hmacsha256_update(&state, second.data(), second.size());
-  crypto_auth_hmacsha256_final(&state, to.bytes.data());
-  sodium_memzero(&state, sizeof state);
-}
+/// HMACs by one key, whose part of the work is done once.
+class Hmac {
+ public:
+  explicit Hmac(const NoiseSecret& key) noexcept {
+    crypto_auth_hmacsha256_init(&keyed_, key.bytes.data(), key.bytes.size());
+  }
+  Hmac(const Hmac&) = delete;
+  Hmac& operator=(const Hmac&) = delete;
+  ~Hmac() { sodium_memzero(&keyed_, sizeof keyed_); }
+
+  void of(std::span<const std::uint8_t> first, std::span<const std::uint8_t> second,
+          NoiseSecret& to) const noexcept {
+    crypto_auth_hmacsha256_state state = keyed_;
+    crypto_auth_hmacsha256_update(&state, first.data(), first.size());
+    crypto_auth_hmacsha256_update(&state, second.data(), second.size());
+    crypto_auth_hmacsha256_final(&state, to.bytes.data());
+    sodium_memzero(&state, sizeof state);
+  }
+
+ private:
+  crypto_auth_hmacsha256_state keyed_;
+};
 
 /// HKDF of the specification, section 4.3: the outputs in turn.
 template <std::size_t count>
 std::array<NoiseSecret, count> derive(const NoiseSecret& chaining_key,
                                       std::span<const std::uint8_t> material) noexcept {
   NoiseSecret key;
-  hmac(chaining_key, material, {}, key);
+  Hmac(chaining_key).of(material, {}, key);
+  const Hmac by_key(key);
   std::array<NoiseSecret, count> outputs;
   for (std::size_t i = 0; i < count; ++i) {
     const auto number = static_cast<std::uint8_t>(i + 1);
     std::span<const std::uint8_t> before;
     if (i != 0) before = outputs[i - 1].bytes;
-    hmac(key, before, std::span(&number, 1), outputs[i]);
+    by_key.of(before, std::span(&number, 1), outputs[i]);
   }
   return outputs;
 }
@@ -99,11 +113,37 @@ bool NoiseCipher::decrypt(std::span<const std::byte> associated, std::span<const
 
 // ---- handshake ----
 
-void NoiseHandshake::begin(const NoiseSecret& psk, std::span<const std::byte> prologue) noexcept {
+namespace {
+
+/// The hash and the chaining key with which each handshake begins.
+std::array<std::uint8_t, 32> first_hash() noexcept {
   static_assert(kProtocolName.size() > 32);  // a shorter name would be padded, not hashed
-  crypto_hash_sha256(hash_.data(), reinterpret_cast<const unsigned char*>(kProtocolName.data()),
+  std::array<std::uint8_t, 32> hash;
+  crypto_hash_sha256(hash.data(), reinterpret_cast<const unsigned char*>(kProtocolName.data()),
                      kProtocolName.size());
-  chaining_key_.bytes = hash_;
+  return hash;
+}
+
+}  // namespace
+
+NoisePsk::NoisePsk(const NoiseSecret& psk) noexcept {
+  NoiseSecret first;
+  first.bytes = first_hash();
+  const auto outputs = derive<3>(first, psk.bytes);
+  chaining_key_ = outputs[0];
+  hash_ = outputs[1];
+  key_ = outputs[2];
+}
+
+void NoisePsk::clear() noexcept {
+  chaining_key_.clear();
+  hash_.clear();
+  key_.clear();
+}
+
+void NoiseHandshake::begin(const NoisePsk& psk, std::span<const std::byte> prologue) noexcept {
+  static const auto kFirstHash = first_hash();
+  hash_ = kFirstHash;
   psk_ = psk;
   mix_hash({bytes_of(prologue), prologue.size()});
 }
@@ -125,10 +165,9 @@ void NoiseHandshake::mix_key(std::span<const std::uint8_t> material) noexcept {
 
 /// The token `psk`: MixKeyAndHash() of the specification.
 void NoiseHandshake::mix_psk() noexcept {
-  const auto outputs = derive<3>(chaining_key_, psk_.bytes);
-  chaining_key_ = outputs[0];
-  mix_hash(outputs[1].bytes);
-  cipher_.set_key(outputs[2]);
+  chaining_key_ = psk_.chaining_key_;
+  mix_hash(psk_.hash_.bytes);
+  cipher_.set_key(psk_.key_);
 }
 
 /// The token `e` of a handshake with a pre-shared key.

@@ -26,6 +26,21 @@ struct NoiseSecret {
   void clear() noexcept;
 };
 
+/// A pre-shared key, as the token `psk` mixes it in: before that token a handshake has the same
+/// chaining key every time, so the work is done once.
+class NoisePsk {
+ public:
+  NoisePsk() noexcept = default;
+  explicit NoisePsk(const NoiseSecret& psk) noexcept;
+  void clear() noexcept;
+
+ private:
+  friend class NoiseHandshake;
+  NoiseSecret chaining_key_;
+  NoiseSecret hash_;
+  NoiseSecret key_;
+};
+
 /// A key and a counter, for one direction: CipherState of the specification.
 class NoiseCipher {
  public:
@@ -53,7 +68,7 @@ class NoiseCipher {
 class NoiseHandshake {
  public:
   /// `prologue`: what both ends must agree on.
-  void begin(const NoiseSecret& psk, std::span<const std::byte> prologue) noexcept;
+  void begin(const NoisePsk& psk, std::span<const std::byte> prologue) noexcept;
 
   /// `ephemeral`: random, for this handshake alone.
   bool write_first(const NoiseSecret& ephemeral, std::span<const std::byte> payload,
@@ -85,7 +100,7 @@ class NoiseHandshake {
   NoiseSecret chaining_key_;
   std::array<std::uint8_t, 32> hash_{};
   NoiseCipher cipher_;
-  NoiseSecret psk_;
+  NoisePsk psk_;
   NoiseSecret ephemeral_;
   PublicKey theirs_{};
 };

@@ -100,6 +100,7 @@ class CmId {
   /// The device of the addresses; empty before they are resolved.
   [[nodiscard]] std::string device() const;
   [[nodiscard]] std::uint8_t port() const noexcept { return id_->port_num; }
+  [[nodiscard]] const ibv_gid& own_gid() const noexcept { return id_->route.addr.addr.ibaddr.sgid; }
   [[nodiscard]] const ibv_gid& peer_gid() const noexcept {
     return id_->route.addr.addr.ibaddr.dgid;
   }

@@ -26,6 +26,8 @@ Bytes header_of(const wire::Frame& frame) noexcept {
 /// Room for the payload of an empty message.
 std::byte nothing{};
 
+}  // namespace
+
 Result<NoiseSecret> make_ephemeral() {
   NoiseSecret secret;
   if (auto made = base::random_bytes(std::as_writable_bytes(std::span(secret.bytes))); !made)
@@ -33,7 +35,22 @@ Result<NoiseSecret> make_ephemeral() {
   return secret;
 }
 
-}  // namespace
+void begin_noise(NoiseHandshake& noise, const Key& key, std::string_view context,
+                 Bytes header) noexcept {
+  std::array<std::byte, 128> prologue;
+  std::size_t size = 0;
+  const auto put = [&](Bytes bytes) {
+    std::memcpy(prologue.data() + size, bytes.data(), bytes.size());
+    size += bytes.size();
+  };
+  const auto length = static_cast<std::byte>(key.name.size());
+  put(std::as_bytes(std::span(context)));
+  put(header);
+  put(std::as_bytes(std::span(key.id)));
+  put(std::span(&length, 1));
+  put(std::as_bytes(std::span(key.name)));
+  noise.begin(key.psk, std::span(prologue).first(size));
+}
 
 void OwnRequests::remove(const PublicKey& ephemeral) noexcept {
   std::erase_if(entries_, [&](const Entry& entry) { return entry.ephemeral == ephemeral; });
@@ -88,30 +105,13 @@ wire::KindSet SecureChannel::expected() const noexcept {
   return {};
 }
 
-/// The prologue: context, header, identity of the key, and its name behind its length.
-void SecureChannel::begin_noise(const Key& key, Bytes header) noexcept {
-  std::array<std::byte, 256> prologue;
-  std::size_t size = 0;
-  const auto put = [&](Bytes bytes) {
-    std::memcpy(prologue.data() + size, bytes.data(), bytes.size());
-    size += bytes.size();
-  };
-  const auto length = static_cast<std::byte>(key.name.size());
-  put(std::as_bytes(std::span(kContext)));
-  put(header);
-  put(std::as_bytes(std::span(key.id)));
-  put(std::span(&length, 1));
-  put(std::as_bytes(std::span(key.name)));
-  key_ = &key;
-  noise_.begin(key.psk, std::span(prologue).first(size));
-}
-
 Result<wire::Frame> SecureChannel::make_request(int fd) {
   const auto ephemeral = make_ephemeral();
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   const Key& key = keys_->first();
   wire::Authenticate request{key.id, {}};
-  begin_noise(key, header_of(wire::encode(request)));
+  key_ = &key;
+  begin_noise(noise_, key, kContext, header_of(wire::encode(request)));
   if (!noise_.write_first(*ephemeral, {},
                           std::as_writable_bytes(std::span(request.message)).data()))
     return tl::unexpected(Error{Status::system, "authenticate", "the handshake cannot begin", ""});
@@ -129,7 +129,8 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
                                                           wire::Frame& answer) {
   const Key* const key = keys_->find(request.key);
   if (key == nullptr) return AuthenticationFailure::unknown_key;
-  begin_noise(*key, header.bytes);
+  key_ = key;
+  begin_noise(noise_, *key, kContext, header.bytes);
   if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing)) {
     noise_.clear();
     return AuthenticationFailure::wrong_proof;

@@ -44,6 +44,17 @@ enum class AuthenticationFailure : std::uint8_t {
 inline constexpr std::size_t kAuthenticationFailures =
     static_cast<std::size_t>(AuthenticationFailure::altered_frame) + 1;
 
+/// Counts of the peers of a port that has keys.
+struct AuthenticationCounts {
+  /// Handshakes whose peer has proved a key, in each direction: a server by its answer, a client by
+  /// its first sealed frame. So the counts of two ends may differ.
+  std::uint64_t authenticated = 0;
+  /// Handshakes that failed or ended without a proof, by AuthenticationFailure.
+  std::array<std::uint64_t, kAuthenticationFailures> failures{};
+
+  void count(AuthenticationFailure why) noexcept { ++failures[static_cast<std::size_t>(why)]; }
+};
+
 /// The requests of one engine that await their answer, so that its server does not take one of them
 /// for a request of another engine: a host on the way could lead a client to itself.
 class OwnRequests {
@@ -62,6 +73,14 @@ class OwnRequests {
   };
   std::vector<Entry> entries_;
 };
+
+/// Begins a Noise handshake with a key. The prologue is the context, the header, the identity of
+/// the key, and its name behind its length. `context`: names the protocol, at most 32 bytes.
+/// `header`: what was said in the clear before, at most 16 bytes.
+void begin_noise(NoiseHandshake& noise, const Key& key, std::string_view context,
+                 std::span<const std::byte> header) noexcept;
+/// Random numbers for a Noise handshake. Errors: system.
+Result<NoiseSecret> make_ephemeral();
 
 class SecureChannel {
  public:
@@ -114,7 +133,6 @@ class SecureChannel {
             std::byte* to) noexcept;
 
  private:
-  void begin_noise(const Key& key, std::span<const std::byte> header) noexcept;
   void finish(const wire::FrameHeader& theirs, State next) noexcept;
   void forget_request() noexcept;
 

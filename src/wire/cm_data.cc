@@ -58,8 +58,8 @@ bool takes_goodbyes(std::span<const std::byte> data) noexcept {
          (got.features & feature::goodbye) != 0;
 }
 
-Frame encode_cm_refusal(const Refuse& refuse) noexcept {
-  const std::size_t most = kCmRejectMax - kHeaderBytes - 1 -
+Frame encode_cm_refusal(const Refuse& refuse, std::size_t room) noexcept {
+  const std::size_t most = room - kHeaderBytes - 1 -
                            (refuse.code ? kRefuseCodeBytes : std::size_t{0}) -
                            (refuse.goodbye.invites_back() ? kGoodbyeBytes : std::size_t{0});
   Refuse cut = refuse;

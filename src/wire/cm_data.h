@@ -31,8 +31,8 @@ bool takes_application_fields(std::span<const std::byte> data) noexcept;
 /// Whether the sender of a request's private data understands a refusal with a goodbye.
 bool takes_goodbyes(std::span<const std::byte> data) noexcept;
 
-/// Encodes a refusal for a rejection, with its text cut to fit.
-Frame encode_cm_refusal(const Refuse& refuse) noexcept;
+/// Encodes a refusal for a rejection, with its text cut to fit `room` bytes.
+Frame encode_cm_refusal(const Refuse& refuse, std::size_t room = kCmRejectMax) noexcept;
 /// Decodes a rejection; a plain `refused` without text if the rejection is not one of ours.
 Refuse decode_cm_refusal(std::span<const std::byte> data) noexcept;
 

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,9 @@ using key_files::KeyFile;
 using key_files::line;
 using spinwire::Status;
 using spinwire::control::KeyRing;
+using spinwire::control::NoiseHandshake;
+using spinwire::control::NoisePsk;
+using spinwire::control::NoiseSecret;
 
 KeyRing parse(const std::string& text) {
   auto ring = KeyRing::parse(text, "keys");
@@ -35,12 +40,31 @@ TEST(KeyRing, ReadsKeysInOrder) {
   EXPECT_EQ(ring.find({}), nullptr);
 }
 
-TEST(KeyRing, TheIdentityAndTheKeyAreDerivedApart) {
+/// Whether a handshake with one key reads the first message of one with the other.
+bool reads(const NoisePsk& reader, const NoisePsk& writer) {
+  NoiseHandshake client, server;
+  client.begin(writer, {});
+  server.begin(reader, {});
+  std::array<std::byte, spinwire::control::kNoiseMessageBytes> message{};
+  std::byte nothing{};
+  EXPECT_TRUE(client.write_first({}, {}, message.data()));
+  return server.read_first(message, &nothing);
+}
+
+TEST(KeyRing, TheIdentityAndTheKeysAreDerivedApart) {
   const KeyRing ring = parse(line("a", 'a'));
   const auto& key = ring.first();
-  EXPECT_NE(std::string(key.psk.bytes.begin(), key.psk.bytes.end()), std::string(32, '\xaa'));
-  EXPECT_FALSE(std::equal(key.id.begin(), key.id.end(), key.psk.bytes.begin()));
+  NoiseSecret secret, id;
+  secret.bytes.fill(0xaa);
+  std::copy(key.id.begin(), key.id.end(), id.bytes.begin());
+  EXPECT_TRUE(reads(key.psk, parse(line("b", 'a')).first().psk));
+  EXPECT_FALSE(reads(key.psk, NoisePsk(secret)));
+  EXPECT_FALSE(reads(key.psk, NoisePsk(key.endpoint)));
+  EXPECT_FALSE(reads(key.psk, NoisePsk(id)));
+  EXPECT_NE(key.endpoint.bytes, secret.bytes);
+  EXPECT_FALSE(std::equal(key.id.begin(), key.id.end(), key.endpoint.bytes.begin()));
   EXPECT_NE(key.id, parse(line("a", 'c')).first().id);
+  EXPECT_NE(key.endpoint.bytes, parse(line("a", 'c')).first().endpoint.bytes);
 }
 
 TEST(KeyRing, WhatIsWrongIsNamedByItsLine) {

@@ -16,6 +16,7 @@ using spinwire::control::kNoiseMessageBytes;
 using spinwire::control::kNoiseTagBytes;
 using spinwire::control::NoiseCipher;
 using spinwire::control::NoiseHandshake;
+using spinwire::control::NoisePsk;
 using spinwire::control::NoiseSecret;
 using Bytes = std::vector<std::byte>;
 
@@ -72,8 +73,8 @@ constexpr std::array<Message, 6> kMessages{{
 /// Both ends of a handshake.
 struct Ends {
   explicit Ends(std::string_view server_psk = kPsk, std::string_view server_prologue = kPrologue) {
-    client.begin(secret(kPsk), from_hex(kPrologue));
-    server.begin(secret(server_psk), from_hex(server_prologue));
+    client.begin(NoisePsk(secret(kPsk)), from_hex(kPrologue));
+    server.begin(NoisePsk(secret(server_psk)), from_hex(server_prologue));
   }
   Bytes first(std::string_view payload = {}) {
     const Bytes text = from_hex(payload);

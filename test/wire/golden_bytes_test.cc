@@ -6,6 +6,7 @@
 #include <string>
 
 #include "wire/cm_data.h"
+#include "wire/cm_proof.h"
 #include "wire/credit_word.h"
 #include "wire/handshake.h"
 #include "wire/lease_messages.h"
@@ -216,6 +217,38 @@ TEST(GoldenBytes, CallsOnAConnection) {
   EXPECT_EQ(hex(encode(RpcMessageHeader{0x13121110, 0x1514, RpcMessageKind::cancelled, 0x17,
                                         0x1b1a1918, 0x1f1e1d1c, 0x2726252423222120, 0x2b2a2928})),
             "101112131415041718191a1b1c1d1e1f202122232425262728292a2b00000000");
+}
+
+/// A struct whose bytes count up.
+template <typename Struct, auto... members>
+Struct counted() {
+  Struct made;
+  std::uint8_t next = 1;
+  const auto fill = [&](auto& bytes) {
+    for (std::uint8_t& byte : bytes) byte = next++;
+  };
+  (fill(made.*members), ...);
+  return made;
+}
+
+TEST(GoldenBytes, ProofsThroughRdmaCm) {
+  EXPECT_EQ(hex(encode(counted<CmProof, &CmProof::key, &CmProof::message>())).substr(0, 40),
+            "53504e31"
+            "01020304"
+            "05060708090a0b0c0d0e0f10");
+  EXPECT_EQ(hex(encode(counted<CmHalf, &CmHalf::handshake, &CmHalf::sealed>())).substr(0, 40),
+            "53504e32"
+            "01020304"
+            "05060708090a0b0c0d0e0f10");
+  EXPECT_EQ(hex(encode(counted<CmContinue, &CmContinue::sealed>())),
+            "53504e33"
+            "0102030405060708090a0b0c0d0e0f10");
+  EXPECT_EQ(hex(encode(counted<CmAnswer, &CmAnswer::sealed>())).substr(0, 24),
+            "53504e34"
+            "0102030405060708");
+  EXPECT_EQ(hex(encode(counted<CmRefusal, &CmRefusal::sealed>())).substr(0, 24),
+            "53504e35"
+            "0102030405060708");
 }
 
 }  // namespace
