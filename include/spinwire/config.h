@@ -170,16 +170,17 @@ struct Config {
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 
-  /// Which peers may connect. Without a key, over TCP only this host: an engine listens at and
-  /// connects to loopback addresses alone, and uses no rdma_cm, unless `open`. That limits which
-  /// peers ask, not where the data goes: a peer at a loopback address, and the application with an
-  /// out-of-band endpoint, may name an RDMA address of any host.
+  /// Which peers may connect. Without a key, only this host: an engine listens at and connects to
+  /// loopback addresses alone, and on a device that reaches other hosts it uses neither rdma_cm nor
+  /// out-of-band endpoints, unless `open`. That limits which peers ask, not where the data goes: a
+  /// peer at a loopback address may name an RDMA address of any host.
   struct Security {
     /// A file of keys, read when the engine opens; spinwire-keygen makes one. Empty: no key. With
-    /// keys, every peer over TCP must prove one of them before it learns anything, and each frame
-    /// of a handshake travels encrypted. This end shows the first key of its file, and accepts each
-    /// of them. Connections through rdma_cm are refused; out-of-band ones are the application's
-    /// own, with or without a key.
+    /// keys, every peer over TCP or through rdma_cm must prove one of them before it learns
+    /// anything, and what a handshake says travels encrypted. The endpoint of an out-of-band peer
+    /// must have a proof of one: it shows that a holder of the key made the endpoint, but not when,
+    /// unless PrepareOptions::peer_joins_first. This end shows the first key of its file, and
+    /// accepts each of them.
     std::string key_file;
     /// Without a key, let every host that reaches the listener connect. Has no effect with one.
     bool open = false;

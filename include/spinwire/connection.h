@@ -385,11 +385,15 @@ class SPINWIRE_API Connection {
   /// messages that are sent until then (queue_pair.ack_timeout and retry_count). Set-up. Errors:
   ///   invalid_argument  not prepared, or joined already
   ///   protocol          a value that no endpoint can have
+  ///   unauthenticated   we have a key, and the endpoint does not prove it, was altered, is our
+  ///   own,
+  ///                     or does not answer ours; see Config::Security
   ///   unsupported       the two endpoints do not fit together
   ///   not_connected     closing
   [[nodiscard]] Result<void> join(const Endpoint& peer);
-  /// Our endpoint of a prepared connection. Set-up. Errors: not_connected (before on_endpoint, or
-  /// closing).
+  /// Our endpoint of a prepared connection. After join(), with a key, it answers the peer's: see
+  /// PrepareOptions::peer_joins_first. Set-up. Errors: not_connected (before on_endpoint, or
+  /// closing), no_memory.
   [[nodiscard]] Result<Endpoint> endpoint() const;
 
   /// Replaces the settings of a connection in on_accept, before its queue pair is made. Set-up.

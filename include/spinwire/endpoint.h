@@ -14,8 +14,22 @@
 
 namespace spinwire {
 
+/// Shows that a holder of a key has made an endpoint, with each of its values. An engine with a key
+/// gives one to the endpoints of prepared connections, and refuses endpoints of peers without one;
+/// see Config::Security. All zeroes: no proof.
+struct EndpointProof {
+  std::array<std::uint8_t, 16> key{};    ///< tells which key, and is not secret
+  std::array<std::uint8_t, 16> nonce{};  ///< random, of this connection alone
+  /// The code of the peer's endpoint that was joined before this one was taken; zeroes: none was.
+  std::array<std::uint8_t, 32> answers{};
+  std::array<std::uint8_t, 32> code{};  ///< an HMAC-SHA-256 of the other values
+
+  [[nodiscard]] bool empty() const noexcept { return *this == EndpointProof(); }
+  friend bool operator==(const EndpointProof&, const EndpointProof&) noexcept = default;
+};
+
 /// Tells the other end how to connect its queue pair, and our limits. A program that has the
-/// endpoint can connect in place of the intended peer: treat it as a secret.
+/// endpoint can connect in place of the intended peer: treat it as a secret, also with a key.
 struct Endpoint {
   std::array<std::uint8_t, 16> gid{};  ///< network order; not all zero
   GidType gid_type = GidType::infiniband;
@@ -41,6 +55,7 @@ struct Endpoint {
   PrivateData private_data{};  ///< of this end's application, for the other end's
   /// This end understands a goodbye with a reason.
   bool goodbye_reasons = false;
+  EndpointProof proof{};  ///< out-of-band only
   friend bool operator==(const Endpoint&, const Endpoint&) noexcept = default;
 
   /// Formats the endpoint as one line of printable ASCII, for parse(). Set-up; any thread.

@@ -48,7 +48,8 @@ struct AllocateOptions {
   bool zeroed = false;         ///< all bytes are 0; takes time in proportion to their number
 };
 
-/// Handshakes of an engine with a key; see Config::Security.
+/// Handshakes of an engine with a key; see Config::Security. An endpoint of join() counts as an
+/// inbound one.
 struct AuthenticationStats {
   /// Their peers have proved a key; inbound and outbound. A client has done so with the first frame
   /// behind its proof, so the counts of two ends may differ.
@@ -57,7 +58,7 @@ struct AuthenticationStats {
   std::uint64_t unknown_key = 0;  ///< inbound: a proof of a key that is not in our file
   std::uint64_t wrong_proof = 0;  ///< inbound: a forged proof, or one of a key with another name
   /// Inbound: nothing that only a holder of the key can send came behind the proof, so it may have
-  /// been recorded, and sent again.
+  /// been recorded, and sent again. Or an endpoint does not answer ours.
   std::uint64_t unconfirmed_proof = 0;
   std::uint64_t unproven_servers = 0;  ///< outbound: the server did not prove our key
   std::uint64_t altered_frames = 0;    ///< altered, replayed or reordered after the proof
@@ -176,6 +177,13 @@ struct PrepareOptions {
   ConnectionSettings settings{};
   /// Given to the peer in our endpoint; up to kPrivateDataMax bytes, which prepare() copies.
   std::span<const std::byte> private_data{};
+  /// With a key: the peer joins our endpoint before it takes its own, which then answers ours.
+  /// join() refuses an endpoint that does not, and so every endpoint of an earlier connection. At
+  /// one of the two ends only.
+  bool peer_joins_first = false;
+  /// With a key: join() also takes an endpoint without a proof, of a peer that is no engine or has
+  /// no key.
+  bool peer_has_no_key = false;
 };
 
 /// A listening address. Dropping it stops listening; accepted connections stay. Drop it on the
@@ -320,8 +328,8 @@ class SPINWIRE_API Engine {
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   other hosts reach the address, or any address through rdma_cm, and there
   ///                     is no key; see Config::Security
-  ///   unsupported       rdma_cm on this device, with a key or with private data; this IP version
-  ///                     on this host; or atomics
+  ///   unsupported       rdma_cm on this device, or with private data; this IP version on this
+  ///                     host; or atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Listens on a socket that listens already: from another engine (Listener::release()), perhaps
@@ -345,8 +353,8 @@ class SPINWIRE_API Engine {
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
   ///                     see Config::Security
-  ///   unsupported       rdma_cm on this device, with a key or with private data; this IP version
-  ///                     on this host; or atomics
+  ///   unsupported       rdma_cm on this device, or with private data; this IP version on this
+  ///                     host; or atomics
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection
@@ -354,11 +362,13 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   /// Prepares a connection whose endpoints the application exchanges out-of-band. on_endpoint gives
-  /// our endpoint; Connection::join() takes the peer's. Set-up. Errors:
+  /// our endpoint; Connection::join() takes the peer's. With a key, both endpoints have a proof of
+  /// it. Set-up. Errors:
   ///   invalid_argument  a time or a setting out of range, or too much private data
   ///   limit             connections.maximum or receives are used up, or the device has less than a
   ///                     setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   unauthenticated   the device reaches other hosts, and there is no key; see Config::Security
   ///   unsupported       the settings give the peer atomics, and the device has none
   ///   system            the device refused
   [[nodiscard]] Result<Connection> prepare(const PrepareOptions& options);

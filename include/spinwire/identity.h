@@ -47,7 +47,7 @@ class PrivateData {
 struct PeerIdentity {
   std::string_view address;  ///< "address:port" of its TCP end; as Connection::peer()
   /// Name of the key that it has proved, of our security.key_file; empty: the engine has no key, or
-  /// the connection is out-of-band.
+  /// PrepareOptions::peer_has_no_key has let the peer in.
   std::string_view key;
   std::span<const std::byte> private_data;  ///< its application's; empty: it gave none
 };
@@ -78,9 +78,9 @@ class PeerRequest {
     return assigned;
   }
   /// Refuses the peer. Its on_closed gets an Error with the status `refused`, this code, and up to
-  /// kRefusalTextMax bytes of the text (127 through rdma_cm); '?' replaces bytes that are not
-  /// printable ASCII. A peer that reconnects gets the code, but the status of what went wrong
-  /// first. The text is copied.
+  /// kRefusalTextMax bytes of the text (through rdma_cm 127, with a key 107); '?' replaces bytes
+  /// that are not printable ASCII. A peer that reconnects gets the code, but the status of what
+  /// went wrong first. The text is copied.
   void refuse(std::uint32_t code, std::string_view text) noexcept {
     decision_ = Decision::refused;
     code_ = code;

@@ -33,7 +33,7 @@ void abort(EngineContext& ctx) noexcept {
     Agent& a = ctx.agents.at(i);
     use_handlers(a, {});
     a.next_handlers = {};
-    if (a.setup.on_endpoint != nullptr) *a.setup.on_endpoint = nullptr;
+    if (a.setup.endpoints != nullptr) a.setup.endpoints->on_endpoint = nullptr;
     if (a.raw != nullptr) drop_callbacks(*a.raw);
   }
 }

@@ -23,10 +23,22 @@ void fail_cm(EngineContext& ctx, Agent& a, Status status, const CmEvent& event,
       {status, base::format("connect to {} through rdma_cm", peer_name(a)), event.found(), remedy});
 }
 
+/// With a key, the server rejects all requests but the last.
+void on_cm_answer(EngineContext& ctx, Agent& a, const control::CmClientProof::Rejection& answer) {
+  if (answer.goes_on)
+    a.setup.cm->needs_id = true;
+  else if (answer.refusal)
+    on_refused(ctx, a, *answer.refusal);
+  else if (answer.failure)
+    fail(ctx, a, *answer.failure);
+}
+
 void on_rejected(EngineContext& ctx, Agent& a, const CmEvent& event) {
   // A peer whose first message overtook the end of the handshake may be gone by now: rdma_cm then
   // rejects what it had accepted.
   if (was_ready(a)) return on_cm_disconnected(ctx, a);
+  if (event.status == kByApplication && a.setup.cm->client != nullptr)
+    return on_cm_answer(ctx, a, a.setup.cm->client->read_rejection(event.data()));
   if (event.status == kByApplication)
     return on_refused(ctx, a, wire::decode_cm_refusal(event.data()));
   fail_cm(ctx, a, Status::refused, event, "see whether the peer listens there through rdma_cm");
@@ -53,6 +65,40 @@ control::CmParameters offer_of(const EngineContext& ctx, const Agent& a,
   offer.shared_receives = ctx.device->info().shared_receives && a.raw == nullptr;
   offer.data = data;
   return offer;
+}
+
+/// The data of our request or answer.
+Result<control::CmData> data_of(const EngineContext& ctx, const Agent& a) {
+  CmLink& link = *a.setup.cm;
+  const control::CmData data = wire::encode_cm(endpoint(ctx, a));
+  if (link.client == nullptr) return data;
+  return link.client->next_request(data, control::ends_of(link.id, a.qp->qp_num, true));
+}
+
+/// Sends the request that is due, or the answer.
+Result<void> send_offer(const EngineContext& ctx, const Agent& a, bool asks) {
+  CmLink& link = *a.setup.cm;
+  const auto data = data_of(ctx, a);
+  if (!data) return tl::unexpected(data.error());
+  control::CmParameters offer = offer_of(ctx, a, *data);
+  if (asks) return link.id.connect(offer);
+  if (link.server == nullptr) return link.id.accept(offer);
+  const auto sealed = wire::encode(link.server->seal(*data, a.qp->qp_num));
+  offer.data = sealed;
+  return link.id.accept(offer);
+}
+
+/// The peer's endpoint, from the answer to our last request.
+Result<Endpoint> read_answer(const EngineContext& ctx, Agent& a, const CmEvent& event) {
+  const CmLink& link = *a.setup.cm;
+  if (link.client == nullptr) return read_cm_endpoint(ctx, link.id, event);
+  const auto opened = link.client->open_answer(event.data(), event.qp_num);
+  if (!opened) return tl::unexpected(opened.error());
+  set_peer_key(a, link.client->key().name);
+  CmEvent plain = event;
+  std::copy(opened->begin(), opened->end(), plain.storage.begin());
+  plain.size = opened->size();
+  return read_cm_endpoint(ctx, link.id, plain);
 }
 
 }  // namespace
@@ -88,6 +134,19 @@ bool uses_cm(const Agent& a, const rdma_cm_id* id) noexcept {
   return a.setup.cm != nullptr && a.setup.cm->id.get() == id;
 }
 
+bool needs_cm_id(const Agent& a) noexcept {
+  return a.setup.cm != nullptr && a.setup.cm->needs_id && !is_ending(a);
+}
+
+Result<void> renew_cm_id(Agent& a, CmId id) {
+  CmLink& link = *a.setup.cm;
+  link.needs_id = false;
+  const auto to = link.id.peer_address();
+  if (!to) return tl::unexpected(to.error());
+  link.id = std::move(id);
+  return link.id.resolve_address(*to, a.setup.timeout);
+}
+
 void run_cm_step(EngineContext& ctx, Agent& a, HandshakeStep step) noexcept {
   CmLink& link = *a.setup.cm;
   Result<void> done;
@@ -96,11 +155,9 @@ void run_cm_step(EngineContext& ctx, Agent& a, HandshakeStep step) noexcept {
     if (done) advance(ctx, a, Event::peer_ready);
   } else {
     link.handshake_sent = true;
-    const auto data = wire::encode_cm(endpoint(ctx, a));
-    const control::CmParameters offer = offer_of(ctx, a, data);
     const bool asks = step == HandshakeStep::ask;
-    done = asks ? link.id.connect(offer) : link.id.accept(offer);
-    if (asks && done) enter(ctx, a, ConnectionState::exchanging);
+    done = send_offer(ctx, a, asks);
+    if (asks && done) on_asked(ctx, a);
   }
   if (!done) fail(ctx, a, done.error());
 }
@@ -111,9 +168,10 @@ void on_cm_event(EngineContext& ctx, Agent& a, const CmEvent& event) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
       return resolve_route(ctx, a);
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      if (a.setup.cm->handshake_sent) return run_cm_step(ctx, a, HandshakeStep::ask);
       return advance(ctx, a, Event::route_resolved);
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
-      return (void)receive_endpoint(ctx, a, read_cm_endpoint(ctx, a.setup.cm->id, event));
+      return (void)receive_endpoint(ctx, a, read_answer(ctx, a, event));
     case RDMA_CM_EVENT_ESTABLISHED:
       return advance(ctx, a, Event::peer_ready);
     case RDMA_CM_EVENT_REJECTED:
@@ -143,7 +201,7 @@ void end_cm(Agent& a) noexcept {
     wire::Refuse refusal = wire::make_refuse(
         status, a.cause.found.empty() ? "the application refused" : a.cause.found);
     if (a.peer.takes_goodbye_reasons) refusal.goodbye = goodbye_of(a);
-    a.setup.cm->id.reject(wire::encode_cm_refusal(refusal).bytes());
+    control::reject(a.setup.cm->id, a.setup.cm->server.get(), refusal);
   } else if (a.setup.was_ready) {
     a.setup.cm->id.disconnect();
   }

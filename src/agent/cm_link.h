@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "control/cm_authentication.h"
 #include "control/rdma_cm.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/status.h"
@@ -18,7 +19,11 @@ enum class HandshakeStep : std::uint8_t;
 struct CmLink {
   control::CmId id;
   bool resolved = false;        ///< device and route are known
-  bool handshake_sent = false;  ///< the request or the answer is sent
+  bool handshake_sent = false;  ///< the first request or the answer is sent
+  bool needs_id = false;        ///< the next request is due, by a new identifier
+  // With a key, one of two:
+  std::unique_ptr<control::CmClientProof> client{};
+  std::unique_ptr<control::CmServerProof> server{};
 };
 
 /// Checks that the addresses belong to the open device. Errors: no_device.
@@ -30,6 +35,11 @@ Result<Endpoint> read_cm_endpoint(const EngineContext& ctx, const control::CmId&
 void use_cm(Agent& a, std::unique_ptr<CmLink> link) noexcept;
 /// Whether the identifier is the agent's.
 bool uses_cm(const Agent& a, const rdma_cm_id* id) noexcept;
+/// With a key, a connection asks three times, each time by a new identifier.
+bool needs_cm_id(const Agent& a) noexcept;
+/// Begins to resolve the peer's address for the next request. `id`: new, without an address.
+/// Errors: those of CmId::resolve_address().
+Result<void> renew_cm_id(Agent& a, control::CmId id);
 /// Takes a step of the handshake through rdma_cm.
 void run_cm_step(EngineContext& ctx, Agent& a, HandshakeStep step) noexcept;
 /// Handles an event of the agent's identifier.

@@ -8,6 +8,7 @@
 
 #include "agent/agent.h"
 #include "base/error.h"
+#include "base/random.h"
 #include "wire/goodbye.h"
 
 namespace spinwire::agent {
@@ -38,10 +39,15 @@ Agent* acquire(EngineContext& ctx) noexcept {
 }  // namespace
 
 Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
-  std::unique_ptr<Callback<void(Connection, const Endpoint&)>> on_endpoint;
-  if (what.out_of_band != nullptr)
-    on_endpoint = std::make_unique<Callback<void(Connection, const Endpoint&)>>(
-        what.out_of_band->on_endpoint);
+  std::unique_ptr<EndpointExchange> endpoints;
+  if (const PrepareOptions* const options = what.out_of_band; options != nullptr) {
+    endpoints = std::make_unique<EndpointExchange>(EndpointExchange{
+        options->on_endpoint, options->peer_joins_first, options->peer_has_no_key, {}, {}});
+    if (ctx.endpoint_keys != nullptr) {
+      auto drawn = base::random_bytes(std::as_writable_bytes(std::span(endpoints->nonce)));
+      if (!drawn) return tl::unexpected(drawn.error());
+    }
+  }
   auto raw = make_raw(ctx, what.attributes);
   if (!raw) return tl::unexpected(raw.error());
   std::unique_ptr<PrivateData> ours;
@@ -66,7 +72,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   a.private_data = std::move(ours);
   if (what.out_of_band != nullptr) {
     a.setup.out_of_band = true;
-    a.setup.on_endpoint = std::move(on_endpoint);
+    a.setup.endpoints = std::move(endpoints);
   }
   set_stage(a, Stage::domain);
   enter(ctx, a, what.state);
@@ -234,6 +240,31 @@ void on_cm_disconnected(EngineContext& ctx, Agent& a) {
 
 // ---- out-of-band ----
 
+namespace {
+
+/// This end's endpoint, with a proof if there is a key. May throw std::bad_alloc.
+Endpoint proved_endpoint(const EngineContext& ctx, const Agent& a,
+                         const control::EndpointCode& answers) {
+  Endpoint ours = endpoint(ctx, a);
+  if (ctx.endpoint_keys != nullptr)
+    ctx.endpoint_keys->prove(ours, a.setup.endpoints->nonce, answers);
+  return ours;
+}
+
+/// Checks the proof of the peer's endpoint, if there must be one. Answers the key; null: there need
+/// not be one. Errors: unauthenticated.
+Result<const control::Key*> authenticate(const EngineContext& ctx, const Agent& a,
+                                         const Endpoint& peer) {
+  const EndpointExchange& exchange = *a.setup.endpoints;
+  if (ctx.endpoint_keys == nullptr || (exchange.peer_has_no_key && peer.proof.empty()))
+    return nullptr;
+  control::EndpointCode ours{};
+  if (a.setup.endpoint_delivered) ours = proved_endpoint(ctx, a, {}).proof.code;
+  return ctx.endpoint_keys->check(peer, ours, exchange.peer_joins_first);
+}
+
+}  // namespace
+
 Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   if (!a.setup.out_of_band || !is_peers_qp(a, 0)) {
     return base::fail(Status::invalid_argument, "join a peer's endpoint",
@@ -242,7 +273,13 @@ Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
                       "prepare one connection for each peer");
   }
   if (auto valid = wire::check(peer); !valid) return valid;
+  const auto key = authenticate(ctx, a, peer);
+  if (!key) return tl::unexpected(key.error());
   if (auto taken = accept_endpoint(ctx, a, peer); !taken) return taken;
+  if (*key != nullptr) {
+    set_peer_key(a, (*key)->name);
+    a.setup.endpoints->peer = peer.proof.code;
+  }
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
@@ -256,7 +293,7 @@ void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome)
 }
 
 Result<Endpoint> own_endpoint(const EngineContext& ctx, const Agent& a) {
-  if (a.setup.endpoint_delivered) return endpoint(ctx, a);
+  if (a.setup.endpoint_delivered) return proved_endpoint(ctx, a, a.setup.endpoints->peer);
   return base::fail(Status::not_connected, "get a connection's endpoint",
                     "its queue pair does not exist yet", "wait for on_endpoint");
 }
@@ -266,8 +303,12 @@ void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept {
   const bool at_init = a.stage == Stage::wait || a.stage == Stage::rtr;
   if (!at_init || a.setup.endpoint_delivered) return advance(ctx, a, Event::peer_ready);
   a.setup.endpoint_delivered = true;
-  const auto run = *a.setup.on_endpoint;
-  if (run) run(handle(ctx, a), endpoint(ctx, a));
+  const auto run = a.setup.endpoints->on_endpoint;
+  if (!run) return;
+  const auto ours = base::no_throw("deliver an endpoint", [&]() -> Result<Endpoint> {
+    return proved_endpoint(ctx, a, a.setup.endpoints->peer);
+  });
+  ours ? run(handle(ctx, a), *ours) : fail(ctx, a, ours.error());
 }
 
 // ---- the set-up queue ----

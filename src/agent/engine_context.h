@@ -30,6 +30,7 @@
 #include "base/timer_wheel.h"
 #include "config/connection_attributes.h"
 #include "config/queue_sizing.h"
+#include "control/endpoint_proof.h"
 #include "control/owners.h"
 #include "memory/arena.h"
 #include "memory/registration_table.h"
@@ -225,6 +226,15 @@ struct RoomWait {
   bool is_waiting = false;
 };
 
+/// How the application exchanges the endpoints of a connection. Cold.
+struct EndpointExchange {
+  Callback<void(Connection, const Endpoint&)> on_endpoint;
+  bool peer_joins_first = false;
+  bool peer_has_no_key = false;
+  control::EndpointNonce nonce{};  ///< of our endpoint, if there is a key
+  control::EndpointCode peer{};    ///< of the peer's endpoint, once it has been joined
+};
+
 /// Bringing a connection up and taking it down. Cold.
 struct Setup {
   std::uint64_t deadline = 0;
@@ -240,9 +250,8 @@ struct Setup {
   bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
   bool address_pending = false;     ///< out-of-band: the peer's address is being resolved
   LossProbe probe = LossProbe::none;
-  /// Out-of-band: not null.
-  std::unique_ptr<Callback<void(Connection, const Endpoint&)>> on_endpoint;
-  std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
+  std::unique_ptr<EndpointExchange> endpoints;  ///< out-of-band: not null
+  std::unique_ptr<CmLink> cm;                   ///< if through rdma_cm
 };
 
 /// The peer, as the handshake described it.
@@ -400,6 +409,7 @@ struct EngineParts {
   config::ConnectionAttributes attributes;  ///< default of connections
   std::uint64_t incarnation;
   std::uint32_t max_transfer = 0;  ///< bytes of one work request that the device takes
+  control::EndpointKeys* endpoint_keys = nullptr;  ///< null: no key
 
   /// Where keys to the engine's memory come from.
   [[nodiscard]] memory::KeySource keys() noexcept {

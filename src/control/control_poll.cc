@@ -97,6 +97,7 @@ void ControlPort::poll() noexcept {
   }
   can_go_on_ = !held_.empty() && resume_held();
   if (!kept_requests_.empty()) begin_kept_requests();
+  cm_proofs_.expire();
   if (listeners_.has_released()) forget_released_listeners();
 }
 

@@ -25,6 +25,7 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
     : options_(options),
       clock_(clock),
       timers_(timers),
+      cm_proofs_(keys_, authentication_, clock, options.handshakes, options.handshake_timeout),
       handshakes_(2 * options.handshakes),
       resolution_limits_(clock),
       challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
@@ -50,6 +51,7 @@ void ControlPort::close() noexcept {
   }
   kept_requests_.clear();
   kept_of_.clear();
+  cm_proofs_.clear();
   resolver_.reset();
   listeners_.stop_all();
 }
@@ -260,7 +262,9 @@ void ControlPort::assign(HandshakeId id, std::uint64_t subject) noexcept {
 
 std::string_view ControlPort::key_of(HandshakeId id) noexcept {
   const Handshake* const h = find(id);
-  const Key* const key = h != nullptr ? h->exchange.proved_key() : nullptr;
+  const Key* const key = h == nullptr            ? nullptr
+                         : h->request != nullptr ? h->request->key
+                                                 : h->exchange.proved_key();
   return key != nullptr ? std::string_view(key->name) : std::string_view();
 }
 
@@ -382,14 +386,19 @@ void ControlPort::count_unproved(Handshake& h, std::string_view found,
                                  std::string_view remedy) noexcept {
   const AuthenticationFailure failure = h.exchange.failure_so_far();
   if (failure == AuthenticationFailure::none || std::exchange(h.is_failure_counted, true)) return;
-  ++authentication_.failures[static_cast<std::size_t>(failure)];
+  authentication_.count(failure);
+  report_unproved(h.peer(), found, remedy);
+}
+
+void ControlPort::report_unproved(const Address& peer, std::string_view found,
+                                  std::string_view remedy) noexcept {
   ++unreported_failures_;
   if (clock_.now() < next_failure_report_) return;
   constexpr Nanoseconds kBetweenReports = std::chrono::seconds(1);
   next_failure_report_ = clock_.now() + clock_.ticks(kBetweenReports);
   (void)base::no_throw("report a peer without a proof", [&]() -> Result<void> {
-    base::log(LogLevel::warning, "{} is not authenticated: {}{}{}{}", h.exchange.peer_address(),
-              found, remedy.empty() ? "" : "; ", remedy,
+    base::log(LogLevel::warning, "{} is not authenticated: {}{}{}{}", peer.text().view(), found,
+              remedy.empty() ? "" : "; ", remedy,
               unreported_failures_ > 1
                   ? base::format(" ({} more since the last message)", unreported_failures_ - 1)
                   : std::string());
@@ -457,7 +466,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   wire::Refuse refusal = wire::make_refuse(why, h.takes_application_fields);
   if (h.takes_goodbyes()) refusal.goodbye = why.goodbye;
   if (h.request != nullptr) {
-    if (h.request->id) h.request->id.reject(wire::encode_cm_refusal(refusal).bytes());
+    control::reject(h.request->id, h.request->proof.get(), refusal);
     return drop(h);
   }
   begin(h, Refusing{});
@@ -482,19 +491,18 @@ void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept
 
 // ---- rdma_cm ----
 
-Result<void> ControlPort::check_cm() const {
-  constexpr const char* kAsked = "connect through rdma_cm";
-  if (has_keys()) {
-    return base::fail(Status::unsupported, kAsked,
-                      "security.key_file is set, and a proof in a request of rdma_cm could be "
-                      "recorded and sent again by others",
-                      "use Via::tcp, or an engine without a key");
-  }
-  if (options_.open) return {};
-  return base::fail(Status::unauthenticated, kAsked,
-                    "rdma_cm reaches other hosts, at loopback addresses too, and there is no key "
+Result<void> ControlPort::check_adapter(const char* asked, const char* remedy) const {
+  if (has_keys() || options_.open) return {};
+  return base::fail(Status::unauthenticated, asked,
+                    "other hosts reach the device, at loopback addresses too, and there is no key "
                     "to prove",
-                    "use Via::tcp, or set security.open = true where every host is trusted");
+                    base::format("set security.key_file (spinwire-keygen makes one), {}, or set "
+                                 "security.open = true where every host is trusted",
+                                 remedy));
+}
+
+Result<void> ControlPort::check_cm() const {
+  return check_adapter("connect through rdma_cm", "use Via::tcp");
 }
 
 Result<void> ControlPort::open_cm_channel() {

@@ -16,6 +16,7 @@
 #include "base/timer_wheel.h"
 #include "control/address_resolver.h"
 #include "control/dialogues.h"
+#include "control/endpoint_proof.h"
 #include "control/epoll_set.h"
 #include "control/key_ring.h"
 #include "control/listeners.h"
@@ -54,10 +55,15 @@ class ControlPort {
   /// Sets the keys: from now on every peer must prove one of them over TCP, and is shown the first
   /// of them. Set-up: before the first listener or handshake.
   void set_keys(KeyRing keys) noexcept { keys_ = std::move(keys); }
+  /// What proves out-of-band endpoints. Null: no key. Valid as long as the port.
+  [[nodiscard]] EndpointKeys* endpoint_keys() noexcept {
+    return has_keys() ? &endpoint_keys_ : nullptr;
+  }
   [[nodiscard]] bool has_keys() const noexcept { return !keys_.empty(); }
-  /// Whether rdma_cm may be used. Not with a key, since no proof is possible there; and without a
-  /// key only if ControlOptions::open, because rdma_cm takes a loopback address for all devices.
-  /// Errors: unsupported, unauthenticated.
+  /// Whether connections that do not begin over TCP may be made by a device that reaches other
+  /// hosts: with a key, or with ControlOptions::open. Errors: unauthenticated.
+  [[nodiscard]] Result<void> check_adapter(const char* asked, const char* remedy) const;
+  /// The same for rdma_cm, which takes a loopback address for all devices.
   [[nodiscard]] Result<void> check_cm() const;
   /// Drops every handshake and listener without notice to peers.
   void close() noexcept;
@@ -139,12 +145,23 @@ class ControlPort {
     resolver_ = std::move(resolver);
   }
   /// Takes a request for a connection: an inbound handshake with the limits of all others, or kept
-  /// until there can be one. Public for tests, which have no identifiers. May throw std::bad_alloc.
+  /// until there can be one. With a key, only once the peer has proved it; until then each request
+  /// is rejected. Public for tests, which have no identifiers. May throw std::bad_alloc.
   void take_request(std::unique_ptr<CmRequest> request);
   /// Resolves an address for a connection without a handshake. As AddressResolver::begin();
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
+  /// What a connection through rdma_cm authenticates its server with. Null: no key. May throw
+  /// std::bad_alloc.
+  [[nodiscard]] std::unique_ptr<CmClientProof> make_cm_proof() {
+    return has_keys() ? std::make_unique<CmClientProof>(keys_, authentication_) : nullptr;
+  }
+  /// The clients through rdma_cm that have not sent their last request. For tests, which have no
+  /// identifiers and so get no rejection.
+  [[nodiscard]] CmProofs& cm_proofs() noexcept { return cm_proofs_; }
+  /// The proof of a request's peer, for its owner; null: no key.
+  [[nodiscard]] std::unique_ptr<CmServerProof> take_cm_proof(HandshakeId id) noexcept;
   /// Makes an identifier. Errors: those of check_cm(), CmChannel::open() and CmId::create().
   Result<CmId> make_cm_id();
   /// Sets the subject that on_cm_event() gets with the identifier's events. Call it before poll().
@@ -209,6 +226,10 @@ class ControlPort {
   void advance(Handshake& h) noexcept;
   void count_authentication(Handshake& h, Progress progress) noexcept;
   void count_unproved(Handshake& h, std::string_view found, std::string_view remedy) noexcept;
+  void report_unproved(const Address& peer, std::string_view found,
+                       std::string_view remedy) noexcept;
+  /// Whether a request is the last of a peer that has proved a key; else it is rejected.
+  bool authenticate(CmRequest& request);
   /// Whether an inbound peer should have proved a key, and has not.
   [[nodiscard]] bool is_unproved(const Handshake& h) const noexcept {
     return has_keys() && h.inbound && h.request == nullptr && !h.is_authenticated;
@@ -308,10 +329,12 @@ class ControlPort {
   KeyRing keys_;
   OwnRequests own_requests_;
   AuthenticationCounts authentication_;
+  EndpointKeys endpoint_keys_{keys_, authentication_};
   std::uint64_t unreported_failures_ = 0;  ///< to authenticate, since the last log message
   std::uint64_t next_failure_report_ = 0;  ///< tick
   const Clock& clock_;
   base::TimerWheel& timers_;
+  CmProofs cm_proofs_;
   Network* network_ = nullptr;
   EpollSet epoll_;
   CmChannel cm_;  ///< open once it was needed

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "base/timer_wheel.h"
+#include "control/cm_authentication.h"
 #include "control/exchange.h"
 #include "control/owners.h"
 
@@ -194,8 +195,10 @@ using Dialogue = std::variant<Incoming, Connect, Accept, CmIncoming, CmAccept, O
 
 /// A request through rdma_cm.
 struct CmRequest {
-  CmId id;  ///< until the listener's owner takes it
-  CmEvent event;
+  CmId id;                               ///< until the listener's owner takes it
+  CmEvent event;                         ///< with a key: its data is what a request without one has
+  const Key* key = nullptr;              ///< that the peer has proved; null: none
+  std::unique_ptr<CmServerProof> proof;  ///< of the key, until the owner takes it
   Address peer;
   ListenerId listener;
   std::uint64_t came_at = 0;  ///< tick

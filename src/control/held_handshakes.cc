@@ -98,7 +98,31 @@ void uncount(SourceCounts& counts, const Source& source) noexcept {
 
 }  // namespace
 
+bool ControlPort::authenticate(CmRequest& request) {
+  CmEvent& event = request.event;
+  auto outcome = cm_proofs_.on_request(event.data(), request.peer.source(),
+                                       ends_of(request.id, event.qp_num, false));
+  if (outcome && outcome->proof != nullptr) {
+    request.proof = std::move(outcome->proof);
+    request.key = &request.proof->key();
+    event.size = outcome->endpoint.size();
+    std::copy(outcome->endpoint.begin(), outcome->endpoint.end(), event.storage.begin());
+    return true;
+  }
+  if (outcome && outcome->answer) {
+    if (request.id) request.id.reject(outcome->answer->bytes());
+    return false;
+  }
+  count_refusal();
+  report_unproved(request.peer, outcome ? outcome->refused : outcome.error().found, {});
+  // Equal for every peer and every reason, as over TCP.
+  control::reject(request.id, nullptr,
+                  wire::make_refuse(Status::refused, "authentication required"));
+  return false;
+}
+
 void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
+  if (has_keys() && !authenticate(*request)) return;
   request->came_at = clock_.now();
   if (inbound_ >= options_.handshakes) {
     Handshake* last = find_victim();
@@ -112,11 +136,17 @@ void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
   if (kept_requests_.size() > kKeptRequests) reject_kept_request();
 }
 
+std::unique_ptr<CmServerProof> ControlPort::take_cm_proof(HandshakeId id) noexcept {
+  Handshake* const h = find(id);
+  return h != nullptr && h->request != nullptr ? std::move(h->request->proof) : nullptr;
+}
+
 /// False: there is no handshake for it.
 bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
   Handshake* const h = begin_inbound(request->peer);
   if (h == nullptr) return false;
   h->dialogue = CmIncoming{request->listener};
+  h->is_authenticated = request->key != nullptr;
   h->request = std::move(request);
   schedule_timeout(*h);
   resume(*h);
@@ -128,7 +158,7 @@ void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
   base::log(LogLevel::info, "{} is refused: {}", request.peer.text().view(), why.message());
   auto refusal = wire::make_refuse(why.status, why.message());
   if (wire::takes_goodbyes(request.event.data())) refusal.goodbye = why.goodbye;
-  if (request.id) request.id.reject(wire::encode_cm_refusal(refusal).bytes());
+  control::reject(request.id, request.proof.get(), refusal);
 }
 
 /// Goes on with the kept requests as long as there are handshakes: of the source with the fewest

@@ -117,8 +117,12 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
                                              bool through_cm) const;
   Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
                                      bool through_cm = false) const;
+  /// Whether this device may connect without TCP: see ControlPort::check_adapter(). Errors:
+  /// unauthenticated.
+  Result<void> check_adapter(const char* asked, const char* remedy) const;
   Result<void> check_cm() const;
   Result<Attempt> begin_cm(const control::Address& to, Nanoseconds timeout);
+  void renew_cm_id(agent::Agent& a) noexcept;
   void attach_cm(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
   agent::Agent* find_cm(std::uint64_t subject, const rdma_cm_id* id) noexcept;
 

@@ -61,6 +61,7 @@ Result<void> EngineCore::open(const OpenOptions& options) {
     auto keys = control::KeyRing::load(c.security.key_file);
     if (!keys) return tl::unexpected(keys.error());
     control.set_keys(std::move(*keys));
+    context.endpoint_keys = control.endpoint_keys();
   }
   auto device = verbs::Device::open(engine::device_options(c, context.clock), options.providers);
   if (!device) return tl::unexpected(device.error());

@@ -6,10 +6,16 @@ namespace spinwire::engine {
 
 using agent::Agent;
 
+Result<void> Connector::check_adapter(const char* asked, const char* remedy) const {
+  if (!context_.device->provider().reaches_other_hosts) return {};
+  return port_.check_adapter(asked, remedy);
+}
+
 Result<Connection> Connector::prepare(const PrepareOptions& options) {
   constexpr const char* kAsked = "prepare a connection";
   const auto attributes =
       device_.check_present(kAsked)
+          .and_then([&] { return check_adapter(kAsked, "use Via::tcp at a loopback address"); })
           .and_then([&] { return config::check_timeout(kAsked, options.timeout); })
           .and_then([&] {
             return config::resolve(context_.config, *context_.device, options.settings, false);

@@ -13,7 +13,7 @@ using control::CmEvent;
 using control::CmId;
 
 Result<void> Connector::check_cm() const {
-  if (port_.has_keys() || context_.device->provider().reaches_other_hosts) return port_.check_cm();
+  if (context_.device->provider().reaches_other_hosts) return port_.check_cm();
   return base::fail(
       Status::unsupported, "connect through rdma_cm",
       base::format("device {} is embedded: rdma_cm does not know it", context_.device->info().name),
@@ -26,6 +26,7 @@ Result<Connector::Attempt> Connector::begin_cm(const control::Address& to, Nanos
   if (auto begun = id->resolve_address(to, timeout); !begun) return tl::unexpected(begun.error());
   Attempt attempt{{}, std::make_unique<agent::CmLink>()};
   attempt.cm->id = std::move(*id);
+  attempt.cm->client = port_.make_cm_proof();
   return attempt;
 }
 
@@ -50,9 +51,21 @@ void Connector::on_cm_event(std::uint64_t subject, const CmEvent& event) {
   if (event.kind == RDMA_CM_EVENT_DISCONNECTED || event.kind == RDMA_CM_EVENT_REJECTED)
     completions_.process_all_completions();
   agent::on_cm_event(context_, *a, event);
+  if (agent::needs_cm_id(*a)) renew_cm_id(*a);
   // The request is over at the control port once the connection is ready.
   if (event.kind == RDMA_CM_EVENT_ESTABLISHED && agent::was_ready(*a) && agent::handshake_of(*a))
     end_handshake(*a);
+}
+
+/// A rejected identifier asks no more.
+void Connector::renew_cm_id(Agent& a) noexcept {
+  const auto begun = base::no_throw("ask again through rdma_cm", [&]() -> Result<void> {
+    auto id = port_.make_cm_id();
+    if (!id) return tl::unexpected(id.error());
+    control::ControlPort::set_cm_subject(*id, agent::subject_of(a));
+    return agent::renew_cm_id(a, std::move(*id));
+  });
+  if (!begun) agent::fail(context_, a, begun.error());
 }
 
 Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,
@@ -66,7 +79,8 @@ Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId ha
   if (!peer) return tl::unexpected(peer.error());
   const auto from = id.peer_address();
   const std::string name(from ? from->text().view() : "a peer through rdma_cm");
-  if (auto ours = ask_to_connect({name, {}, {}}, terms, true); !ours)
+  const std::string_view key = port_.key_of(handshake);
+  if (auto ours = ask_to_connect({name, key, {}}, terms, true); !ours)
     return tl::unexpected(ours.error());
   if (auto open = check_accepting(); !open) return tl::unexpected(open.error());  // still
   auto link = std::make_unique<agent::CmLink>();
@@ -75,8 +89,10 @@ Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId ha
       agent::make(context_, {.peer = name, .attributes = terms.attributes, .handshake = handshake},
                   "accept one more connection");
   if (!made) return tl::unexpected(made.error());
+  agent::set_peer_key(**made, key);
   // From here on, ending the agent rejects the request.
   link->id = std::move(id);
+  link->server = port_.take_cm_proof(handshake);
   attach_cm(std::move(link), **made);
   return introduce(**made, from ? *from : control::Address(), *peer, terms);
 }

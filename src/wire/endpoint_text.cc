@@ -1,6 +1,7 @@
 // An endpoint as a line of text.
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <utility>
@@ -16,6 +17,11 @@ constexpr std::string_view kRaw = "raw";                   // words without a va
 constexpr std::string_view kGoodbyeReasons = "goodbye-reasons";
 constexpr std::string_view kApplicationFields = "application-fields";
 constexpr std::string_view kPrivateData = "private-data";  // not there if empty
+// Not there without a proof.
+constexpr std::string_view kProofKey = "key";
+constexpr std::string_view kProofNonce = "nonce";
+constexpr std::string_view kProofAnswers = "answers";  // nor if it answers none
+constexpr std::string_view kProofCode = "proof";
 constexpr std::string_view kSpace = " \t\r\n";
 
 tl::unexpected<Error> bad_text(std::string found) {
@@ -119,6 +125,21 @@ Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
   return set_number(e, kNumbers[field], value);
 }
 
+/// Reads bytes of two digits each.
+Result<void> read_bytes(std::string_view name, std::string_view digits, std::span<std::byte> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    const char* const at = digits.data() + 2 * i;
+    std::uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(at, at + 2, byte, 16);
+    if (error != std::errc{} || end != at + 2) {
+      return bad_text(base::format("{} has '{}' where hexadecimal digits belong", name,
+                                   std::string_view(at, 2)));
+    }
+    to[i] = std::byte{byte};
+  }
+  return {};
+}
+
 Result<void> set_private_data(Endpoint& e, std::string_view digits) {
   std::array<std::byte, kPrivateDataMax> bytes{};
   const std::size_t count = digits.size() / 2;
@@ -126,17 +147,36 @@ Result<void> set_private_data(Endpoint& e, std::string_view digits) {
     return bad_text(base::format("{} has {} hexadecimal digits, allowed are 2 to {}, two a byte",
                                  kPrivateData, digits.size(), 2 * kPrivateDataMax));
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    const char* const at = digits.data() + 2 * i;
-    std::uint8_t byte = 0;
-    const auto [end, error] = std::from_chars(at, at + 2, byte, 16);
-    if (error != std::errc{} || end != at + 2) {
-      return bad_text(base::format("{} has '{}' where hexadecimal digits belong", kPrivateData,
-                                   std::string_view(at, 2)));
-    }
-    bytes[i] = std::byte{byte};
+  const auto given = std::span(bytes).first(count);
+  if (auto read = read_bytes(kPrivateData, digits, given); !read) return read;
+  (void)e.private_data.assign(given);
+  return {};
+}
+
+/// A part of the proof.
+struct ProofPart {
+  std::string_view name;
+  std::span<std::uint8_t> bytes;
+};
+std::array<ProofPart, 4> parts_of(EndpointProof& proof) noexcept {
+  return {{{kProofKey, proof.key},
+           {kProofNonce, proof.nonce},
+           {kProofCode, proof.code},
+           {kProofAnswers, proof.answers}}};
+}
+bool is_zero(std::span<const std::uint8_t> bytes) noexcept {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte == 0; });
+}
+
+Result<void> set_proof(const ProofPart& part, std::string_view digits) {
+  if (!is_zero(part.bytes)) return bad_text(base::format("{} is there twice", part.name));
+  if (digits.size() != 2 * part.bytes.size()) {
+    return bad_text(base::format("{} has {} hexadecimal digits, there must be {}", part.name,
+                                 digits.size(), 2 * part.bytes.size()));
   }
-  (void)e.private_data.assign(std::span(bytes).first(count));
+  if (auto read = read_bytes(part.name, digits, std::as_writable_bytes(part.bytes)); !read)
+    return read;
+  if (is_zero(part.bytes)) return bad_text(base::format("{} is all zeroes", part.name));
   return {};
 }
 
@@ -155,6 +195,9 @@ Result<void> set_word(Endpoint& e, std::array<bool, kFields>& seen, std::string_
   if (name == kPrivateData && equals != word.size()) {
     if (!e.private_data.empty()) return bad_text(base::format("{} is there twice", name));
     return set_private_data(e, word.substr(equals + 1));
+  }
+  for (const ProofPart& part : parts_of(e.proof)) {
+    if (name == part.name && equals != word.size()) return set_proof(part, word.substr(equals + 1));
   }
   for (std::size_t field = 0; field < kFields; ++field) {
     if (field_name(field) != name || equals == word.size()) continue;
@@ -189,6 +232,10 @@ Result<Endpoint> parse_words(std::string_view text) {
       return bad_text(
           base::format("{} is there, but a raw endpoint does not have it", field_name(field)));
   }
+  for (const ProofPart& part : parts_of(e.proof)) {
+    if (!e.proof.empty() && part.name != kProofAnswers && is_zero(part.bytes))
+      return bad_text(base::format("{} is missing", part.name));
+  }
   if (auto valid = wire::check(e); !valid) return tl::unexpected(valid.error());
   return e;
 }
@@ -211,6 +258,12 @@ std::string Endpoint::text() const {
   if (!private_data.empty()) line += base::format(" {}=", kPrivateData);
   for (const std::byte b : private_data.bytes())
     line += base::format("{:02x}", std::to_integer<unsigned>(b));
+  EndpointProof shown = proof;
+  for (const ProofPart& part : parts_of(shown)) {
+    if (is_zero(part.bytes)) continue;
+    line += base::format(" {}=", part.name);
+    for (const std::uint8_t byte : part.bytes) line += base::format("{:02x}", byte);
+  }
   return line;
 }
 

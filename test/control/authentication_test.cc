@@ -12,6 +12,7 @@
 #include "control/key_files.h"
 #include "control/relay.h"
 #include "spinwire/log.h"
+#include "wire/cm_data.h"
 
 namespace authentication_test {
 namespace {
@@ -612,17 +613,87 @@ TEST_F(Authentication, PeersThatSayNothingOfAProofAreCountedAndLoggedOnceASecond
 }
 
 // There a loopback address stands for all devices.
-TEST_F(Authentication, RdmaCmIsOpenToAllOrRefused) {
+TEST_F(Authentication, RdmaCmNeedsAKeyOrConsent) {
   for (const char* text : {"127.0.0.1:0", "[::1]:0"}) {
     const auto listening = client_.port.listen_cm(*control::Address::parse(text), listener_);
     ASSERT_FALSE(listening);
     EXPECT_EQ(listening.error().status, Status::unauthenticated) << listening.error().message();
   }
   EXPECT_EQ(client_.port.make_cm_id().error().status, Status::unauthenticated);
+  EXPECT_EQ(client_.port.check_adapter("prepare", "").error().status, Status::unauthenticated);
   client_.port.set_keys(ring(kKey));
-  EXPECT_EQ(client_.port.check_cm().error().status, Status::unsupported);
+  EXPECT_TRUE(client_.port.check_cm());
+  EXPECT_TRUE(client_.port.check_adapter("prepare", ""));
   Port open(3, 4, true);
   EXPECT_TRUE(open.port.check_cm());
+  EXPECT_TRUE(open.port.check_adapter("prepare", ""));
+}
+
+/// Requests through rdma_cm, without its identifiers.
+class CmRequests : public Authentication {
+ protected:
+  CmRequests() { use(kKey); }
+  void request(std::span<const std::byte> data) {
+    auto made = std::make_unique<control::CmRequest>();
+    made->peer = *control::Address::parse("10.0.0.1:5");
+    made->listener = listening_;
+    made->event.qp_num = 0x333;
+    made->event.size = data.size();
+    std::copy(data.begin(), data.end(), made->event.storage.begin());
+    server_.port.take_request(std::move(made));
+  }
+  /// Sends the next request of a client, and reads the rejection, which equal bytes get again.
+  bool ask(control::CmClientProof& client) {
+    control::CmEnds ends;
+    ends.client_qp = 0x333;
+    const auto data = client.next_request(wire::encode_cm(endpoint(0x333, 9)), ends);
+    EXPECT_TRUE(data);
+    request(*data);
+    if (server_.port.cm_proofs().size() == 0) return false;
+    const auto again = server_.port.cm_proofs().on_request(*data, {}, ends);
+    return client.read_rejection(again->answer.value().bytes()).goes_on;
+  }
+};
+
+TEST_F(CmRequests, AStrangersRequestReachesNobody) {
+  request(wire::encode_cm(endpoint(1, 9)));
+  request({});
+  const KeyRing other = ring(line("2026", 'b'));
+  control::AuthenticationCounts counts;
+  control::CmClientProof stranger(other, counts);
+  EXPECT_FALSE(ask(stranger));
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(server_.port.refusals(), 3u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::no_proof), 2u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::unknown_key), 1u);
+}
+
+TEST_F(CmRequests, TheLastRequestOfAPeerWithTheKeyReachesTheOwner) {
+  const auto client = client_.port.make_cm_proof();
+  EXPECT_TRUE(ask(*client));
+  EXPECT_TRUE(ask(*client));
+  EXPECT_FALSE(server_owner_was_asked());
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_FALSE(ask(*client));
+  EXPECT_TRUE(server_owner_was_asked());
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+  EXPECT_EQ(server_.port.key_of(listener_->handshake), "2026");
+  EXPECT_NE(server_.port.take_cm_proof(listener_->handshake), nullptr);
+  EXPECT_EQ(server_.port.take_cm_proof(listener_->handshake), nullptr);
+  EXPECT_EQ(server_.port.refusals(), 0u);
+}
+
+TEST_F(CmRequests, AProofThatNothingFollowsIsCountedInTime) {
+  const auto client = client_.port.make_cm_proof();
+  EXPECT_TRUE(ask(*client));
+  server_.pass(499ms);
+  server_.step();
+  EXPECT_EQ(server_.port.cm_proofs().size(), 1u);
+  server_.pass(1ms);
+  server_.step();
+  EXPECT_EQ(server_.port.cm_proofs().size(), 0u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::unconfirmed_proof), 1u);
 }
 
 TEST_F(Authentication, WithoutAKeyOtherHostsAreNotReached) {

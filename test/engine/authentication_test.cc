@@ -14,7 +14,6 @@ namespace {
 using namespace rpc_test;  // the names of a test namespace
 using key_files::KeyFile;
 using key_files::line;
-using spinwire::Via;
 
 Config keyed(const KeyFile& file, Config c = rpc_config()) {
   c.security.key_file = file.path();
@@ -135,42 +134,6 @@ TEST(EngineAuthentication, OtherHostsNeedAKeyOrConsent) {
   const KeyFile file(line("2026", 'a'));
   Node with_key(keyed(file));
   EXPECT_TRUE(with_key.engine.listen("0.0.0.0:0", {}));
-}
-
-TEST(EngineAuthentication, RdmaCmIsRefusedWithAKey) {
-  const KeyFile file(line("2026", 'a'));
-  Node node(keyed(file));
-  ListenOptions listening;
-  listening.via = Via::rdma_cm;
-  const auto listener = node.engine.listen("127.0.0.1:0", listening);
-  ASSERT_FALSE(listener);
-  EXPECT_EQ(listener.error().status, Status::unsupported);
-  EXPECT_NE(listener.error().found.find("sent again by others"), std::string::npos);
-  ConnectOptions connecting;
-  connecting.via = Via::rdma_cm;
-  const auto connection = node.engine.connect("127.0.0.1:7", connecting);
-  ASSERT_FALSE(connection);
-  EXPECT_EQ(connection.error().status, Status::unsupported);
-}
-
-// The application carries the endpoints, and so is the proof.
-TEST(EngineAuthentication, OutOfBandConnectionsAreTheApplicationsOwn) {
-  const KeyFile file(line("2026", 'a'));
-  Node a(keyed(file)), b(rpc_config());
-  std::vector<spinwire::Endpoint> of_a, of_b;
-  const auto prepare = [](Node& node, std::vector<spinwire::Endpoint>& to) {
-    spinwire::PrepareOptions options;
-    options.handlers = node.handlers();
-    options.on_endpoint = [&to](Connection, const spinwire::Endpoint& e) { to.push_back(e); };
-    auto made = node.engine.prepare(options);
-    EXPECT_TRUE(made) << made.error().message();
-    return *made;
-  };
-  Connection at_a = prepare(a, of_a), at_b = prepare(b, of_b);
-  ASSERT_TRUE(until({&a, &b}, [&] { return of_a.size() == 1 && of_b.size() == 1; }));
-  ASSERT_TRUE(at_a.join(of_b[0]));
-  ASSERT_TRUE(at_b.join(of_a[0]));
-  EXPECT_TRUE(until({&a, &b}, [&] { return at_a.ready() && at_b.ready(); }));
 }
 
 }  // namespace

@@ -106,6 +106,35 @@ TEST(EndpointText, TakesWordsInAnyOrderAndAnySpace) {
   EXPECT_EQ(*read, example());
 }
 
+const std::string kKey = " key=" + std::string(32, '1'), kNonce = " nonce=" + std::string(32, '2'),
+                  kCode = " proof=" + std::string(64, '3'),
+                  kAnswers = " answers=" + std::string(64, '4');
+
+TEST(EndpointText, AProofIsReadBack) {
+  Endpoint e = example();
+  e.proof.key.fill(0x11);
+  e.proof.nonce.fill(0x22);
+  e.proof.code.fill(0x33);
+  EXPECT_EQ(e.text(), kLine + kKey + kNonce + kCode);
+  EXPECT_EQ(*Endpoint::parse(e.text()), e);
+  e.proof.answers.fill(0x44);
+  EXPECT_EQ(e.text(), kLine + kKey + kNonce + kCode + kAnswers);
+  EXPECT_EQ(*Endpoint::parse(e.text()), e);
+}
+
+TEST(EndpointText, APartOfAProofIsRefused) {
+  for (const std::string& part :
+       {kKey, kNonce, kCode, kAnswers, kKey + kNonce, kKey + kCode, kNonce + kCode,
+        kKey + kNonce + kAnswers, kKey + kNonce + kCode + kCode, kKey + kNonce + kCode + "33",
+        kKey + kNonce + " proof=" + std::string(62, '3'),
+        kKey + kNonce + " proof=" + std::string(64, '0'),
+        kKey + kNonce + " proof=" + std::string(64, 'g'), kKey + kNonce + " proof"}) {
+    const auto read = Endpoint::parse(kLine + part);
+    ASSERT_FALSE(read) << part;
+    EXPECT_EQ(read.error().status, Status::invalid_argument);
+  }
+}
+
 TEST(EndpointText, NamesWhatIsWrong) {
   const struct {
     std::string text;

@@ -1,0 +1,287 @@
+// Endpoints that prove a key, and the rule for engines without one.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/key_files.h"
+#include "engine/engine_core.h"
+#include "engine/harness.h"
+#include "verbs/providers.h"
+
+namespace out_of_band_authentication_test {
+namespace {
+
+using namespace engine_test;  // the names of a test namespace
+using key_files::KeyFile;
+using key_files::line;
+using spinwire::AuthenticationStats;
+using spinwire::Endpoint;
+using spinwire::PrepareOptions;
+using spinwire::detail::EngineCore;
+
+Config keyed(const KeyFile& file) {
+  Config c = small_config();
+  c.security.key_file = file.path();
+  c.security.open = false;
+  return c;
+}
+
+/// One end of a connection made out-of-band.
+struct End {
+  explicit End(const Config& config) : node(config) {}
+  explicit End(const KeyFile& file) : End(keyed(file)) {}
+
+  void prepare() {
+    told = {};
+    options.handlers = node.handlers();
+    options.on_endpoint = [this](Connection, const Endpoint& e) { told.push_back(e); };
+    auto made = node.engine.prepare(options);
+    ASSERT_TRUE(made) << made.error().message();
+    connection = *made;
+    ASSERT_TRUE(until({&node}, [&] { return told.size() == 1; }));
+  }
+  /// The status of joining an endpoint that travels as text.
+  Status join(const Endpoint& peer) {
+    const auto read = Endpoint::parse(peer.text());
+    EXPECT_TRUE(read) << read.error().message();
+    const auto joined = connection.join(*read);
+    if (!joined) why = joined.error();
+    return joined ? Status::ok : joined.error().status;
+  }
+  [[nodiscard]] AuthenticationStats counts() const { return node.engine.stats().authentication; }
+
+  Node node;
+  PrepareOptions options;
+  std::vector<Endpoint> told;
+  Connection connection;
+  Error why{Status::ok, {}, {}, {}};
+};
+
+bool both_ready(End& a, End& b) {
+  return until({&a.node, &b.node}, [&] { return a.connection.ready() && b.connection.ready(); });
+}
+
+const std::string kKey = line("2026", 'a');
+
+TEST(EndpointAuthentication, EndpointsThatProveTheKeyConnect) {
+  const KeyFile file(kKey), both(line("2027", 'b') + kKey);
+  End a(file), b(both);  // b proves another key than a, but knows a's
+  a.prepare();
+  b.prepare();
+  EXPECT_EQ(a.join(b.told[0]), Status::unauthenticated);
+  EXPECT_EQ(a.counts().unknown_key, 1u);
+  End c(file);
+  c.prepare();
+  EXPECT_EQ(a.join(c.told[0]), Status::ok);
+  EXPECT_EQ(c.join(a.told[0]), Status::ok);
+  ASSERT_TRUE(both_ready(a, c));
+  EXPECT_EQ(a.counts().authenticated, 1u);
+  EXPECT_EQ(a.connection.peer_identity().key, "2026");
+  finish(a.node, c.node);
+}
+
+TEST(EndpointAuthentication, AnEndpointWithoutAProofIsRefused) {
+  const KeyFile file(kKey);
+  End a(file), stranger(small_config());
+  a.prepare();
+  stranger.prepare();
+  EXPECT_TRUE(stranger.told[0].proof.empty());
+  EXPECT_EQ(a.join(stranger.told[0]), Status::unauthenticated);
+  EXPECT_EQ(a.counts().no_proof, 1u);
+  EXPECT_EQ(a.counts().authenticated, 0u);
+  EXPECT_EQ(a.connection.state(), ConnectionState::exchanging);
+}
+
+TEST(EndpointAuthentication, AnotherNameOfTheKeyIsRefused) {
+  const KeyFile file(kKey), renamed(line("2027", 'a'));
+  End a(file), b(renamed);
+  a.prepare();
+  b.prepare();
+  EXPECT_EQ(a.join(b.told[0]), Status::unauthenticated);
+  EXPECT_EQ(a.counts().wrong_proof, 1u);
+}
+
+TEST(EndpointAuthentication, AnyOtherValueOfAnEndpointIsRefused) {
+  const KeyFile file(kKey);
+  End a(file), b(file);
+  b.options.private_data = std::as_bytes(std::span("ticket"));
+  a.prepare();
+  b.prepare();
+  const std::vector<std::function<void(Endpoint&)>> changes{
+      [](Endpoint& e) { e.gid[15] ^= 1; },
+      [](Endpoint& e) { e.lid ^= 1; },
+      [](Endpoint& e) { e.qp_num ^= 1; },
+      [](Endpoint& e) { e.psn ^= 1; },
+      [](Endpoint& e) { e.mtu = e.mtu == 256 ? 512 : 256; },
+      [](Endpoint& e) { e.max_message += 1; },
+      [](Endpoint& e) { e.eager_bytes -= 1; },
+      [](Endpoint& e) { e.credits -= 1; },
+      [](Endpoint& e) { e.incarnation ^= 2; },
+      [](Endpoint& e) { e.credit_cell_address += 8; },
+      [](Endpoint& e) { e.credit_cell_rkey ^= 2; },
+      [](Endpoint& e) { e.credit_cell_token ^= 2; },
+      [](Endpoint& e) { e.peer_timeout_ms += 1; },
+      [](Endpoint& e) { e.max_rd_atomic += 1; },
+      [](Endpoint& e) { e.application_fields = !e.application_fields; },
+      [](Endpoint& e) { e.goodbye_reasons = !e.goodbye_reasons; },
+      [](Endpoint& e) { e.private_data = {}; },
+      [](Endpoint& e) { e.proof.nonce[3] ^= 1; },
+      [](Endpoint& e) { e.proof.answers[3] ^= 1; },
+      [](Endpoint& e) { e.proof.code[31] ^= 1; },
+  };
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    Endpoint other = b.told[0];
+    changes[i](other);
+    EXPECT_EQ(a.join(other), Status::unauthenticated) << i;
+    EXPECT_EQ(a.counts().wrong_proof, i + 1) << i;
+  }
+  Endpoint other = b.told[0];
+  other.proof.key[0] ^= 1;
+  EXPECT_EQ(a.join(other), Status::unauthenticated);
+  EXPECT_EQ(a.counts().unknown_key, 1u);
+  EXPECT_EQ(a.join(b.told[0]), Status::ok);
+}
+
+TEST(EndpointAuthentication, OurOwnEndpointIsRefused) {
+  const KeyFile file(kKey);
+  End a(file);
+  a.prepare();
+  EXPECT_EQ(a.join(a.told[0]), Status::unauthenticated);
+  EXPECT_NE(a.why.found.find("our own"), std::string::npos);
+  EXPECT_EQ(a.counts().wrong_proof, 1u);
+}
+
+TEST(EndpointAuthentication, AnEndpointTakenAfterJoiningAnswersThePeers) {
+  const KeyFile file(kKey);
+  End a(file), b(file);
+  a.options.peer_joins_first = true;
+  a.prepare();
+  b.prepare();
+  EXPECT_EQ(b.join(a.told[0]), Status::ok);
+  const Endpoint answer = *b.connection.endpoint();
+  EXPECT_EQ(answer.proof.answers, a.told[0].proof.code);
+  EXPECT_EQ(a.join(answer), Status::ok) << a.why.message();
+  ASSERT_TRUE(both_ready(a, b));
+  finish(a.node, b.node);
+}
+
+TEST(EndpointAuthentication, AnEndpointThatAnswersNobodyIsRefusedWhereAnAnswerIsDue) {
+  const KeyFile file(kKey);
+  End a(file), b(file);
+  a.options.peer_joins_first = true;
+  a.prepare();
+  b.prepare();
+  EXPECT_EQ(a.join(b.told[0]), Status::unauthenticated);
+  EXPECT_NE(a.why.found.find("old"), std::string::npos);
+  EXPECT_EQ(a.counts().unconfirmed_proof, 1u);
+}
+
+// The answer to an earlier connection's endpoint is an old one, in either way to prepare.
+TEST(EndpointAuthentication, AnAnswerToAnEarlierEndpointIsRefused) {
+  const KeyFile file(kKey);
+  for (const bool due : {false, true}) {
+    End a(file), b(file);
+    a.options.peer_joins_first = due;
+    a.prepare();
+    b.prepare();
+    EXPECT_EQ(b.join(a.told[0]), Status::ok);
+    const Endpoint old = *b.connection.endpoint();
+    EXPECT_EQ(a.connection.close(), Status::ok);
+    a.prepare();
+    EXPECT_EQ(a.join(old), Status::unauthenticated);
+    EXPECT_EQ(a.counts().unconfirmed_proof, 1u);
+  }
+}
+
+TEST(EndpointAuthentication, EachConnectionsEndpointHasANonceOfItsOwn) {
+  const KeyFile file(kKey);
+  End a(file), b(file);
+  a.prepare();
+  b.prepare();
+  EXPECT_NE(a.told[0].proof.nonce, b.told[0].proof.nonce);
+  EXPECT_EQ(*a.connection.endpoint(), a.told[0]);
+}
+
+TEST(EndpointAuthentication, APeerWithoutAKeyIsTakenIfTheApplicationSaysSo) {
+  const KeyFile file(kKey);
+  End a(file), stranger(small_config());
+  a.options.peer_has_no_key = true;
+  a.prepare();
+  stranger.prepare();
+  EXPECT_EQ(a.join(stranger.told[0]), Status::ok);
+  EXPECT_EQ(stranger.join(a.told[0]), Status::ok);
+  ASSERT_TRUE(both_ready(a, stranger));
+  EXPECT_EQ(a.connection.peer_identity().key, "");
+  finish(a.node, stranger.node);
+  // But a proof that is there must be right.
+  End other(file);
+  a.prepare();
+  other.prepare();
+  Endpoint wrong = other.told[0];
+  wrong.proof.code[0] ^= 1;
+  EXPECT_EQ(a.join(wrong), Status::unauthenticated);
+}
+
+// ---- without a key ----
+
+/// What an engine whose device reaches other hosts says to each way without TCP: the embedded
+/// device, as if it did.
+struct Answers {
+  Status prepared, connected, listening;
+  friend bool operator==(const Answers&, const Answers&) = default;
+};
+Answers answers_of(const Config& config) {
+  auto provider = spinwire::verbs::softverbs_provider();
+  provider.reaches_other_hosts = true;
+  EngineCore engine(config, Clock::real(), std::move(*spinwire::base::OwnerGuard::create()));
+  const spinwire::verbs::Provider* const all[] = {&provider};
+  const auto opened = engine.open({.providers = all});
+  EXPECT_TRUE(opened) << opened.error().message();
+  const auto status = [](const auto& result) {
+    return result ? Status::ok : result.error().status;
+  };
+  ConnectOptions connecting;
+  connecting.via = spinwire::Via::rdma_cm;
+  ListenOptions listening;
+  listening.via = spinwire::Via::rdma_cm;
+  return {status(engine.connector.prepare({})),
+          status(engine.connector.connect("127.0.0.1:1", connecting)),
+          status(engine.connector.listen("127.0.0.1:0", listening, nullptr))};
+}
+
+TEST(EndpointAuthentication, WithoutAKeyADeviceThatReachesOtherHostsConnectsOverTcpAlone) {
+  Config c = small_config();
+  c.device.name = "softverbs";
+  c.security.open = false;
+  EXPECT_EQ(answers_of(c),
+            (Answers{Status::unauthenticated, Status::unauthenticated, Status::unauthenticated}));
+  c.security.open = true;
+  const Answers open = answers_of(c);
+  EXPECT_EQ(open.prepared, Status::ok);
+  EXPECT_NE(open.connected, Status::unauthenticated);  // whether there is an rdma_cm or not
+  EXPECT_NE(open.listening, Status::unauthenticated);
+  const KeyFile file(kKey);
+  c.security = {.key_file = file.path()};
+  const Answers with_key = answers_of(c);
+  EXPECT_EQ(with_key.prepared, Status::ok);
+  EXPECT_NE(with_key.connected, Status::unauthenticated);
+  EXPECT_NE(with_key.listening, Status::unauthenticated);
+}
+
+TEST(EndpointAuthentication, WithoutAKeyTheEmbeddedDeviceConnects) {
+  Config c = small_config();
+  c.device.name = "softverbs";
+  c.security.open = false;
+  End a(c), b(c);
+  a.prepare();
+  b.prepare();
+  EXPECT_EQ(a.join(b.told[0]), Status::ok);
+  EXPECT_EQ(b.join(a.told[0]), Status::ok);
+  ASSERT_TRUE(both_ready(a, b));
+}
+
+}  // namespace
+}  // namespace out_of_band_authentication_test
