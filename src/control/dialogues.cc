@@ -181,7 +181,7 @@ void Connect::on_frame(ControlPort& port, Handshake& h) const {
   const auto resolved = port.resolve(h, yes->endpoint);
   if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
   if (!*resolved) return;
-  h.exchange.expect({});
+  h.exchange.expect(wire::kinds(FrameKind::refuse));  // the peer may still give up
   const HandshakeId id = h.id;
   if (const auto taken = owner->on_accept(subject, yes->endpoint); !taken)
     port.refuse(id, taken.error());  // unless the owner has ended it in the call
