@@ -103,7 +103,10 @@ bool has_calls(const ClientSession& c) noexcept {
 }
 
 void begin_leaving(Rpc& r, ClientSession& c) noexcept {
-  if (c.state == SessionState::opening) return (void)begin_close(r, c);
+  if (c.state == SessionState::opening) {
+    cancel_waiting(r, c, Status::not_connected);  // none of them was sent
+    return (void)begin_close(r, c);
+  }
   if (c.state != SessionState::ready || std::exchange(c.is_leaving, true)) return;
   update_send_window(c);
   if (!comes_back(c)) cancel_waiting(r, c, Status::not_connected);

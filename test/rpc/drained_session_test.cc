@@ -97,6 +97,19 @@ TEST_P(RpcDrainedSession, EndsIfItsOwnEngineDrainsMeanwhile) {
   ASSERT_TRUE(until([&] { return client_->core->drain.is_over(); }));
 }
 
+TEST_P(RpcDrainedSession, CallsThatWaitForAServerDoNotRunIfTheirOwnEngineDrains) {
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
+  ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
+  ASSERT_EQ(begin(kCount, filled(9000, 3), waiting()), Status::ok);
+  drain(*client_);
+  ASSERT_TRUE(until([&] { return !closed_.empty() && all_ended(); }));
+  for (std::size_t i = 1; i < ended_.size(); ++i)
+    EXPECT_EQ(ended_[i].status, Status::not_connected) << "they can be made elsewhere";
+  EXPECT_EQ(closed_[0].status, Status::ok);
+}
+
 /// Alternatives alone are tried only until the first success.
 TEST_P(RpcDrainedSession, EndsInOrderWithoutFurtherAttempts) {
   serve_at("127.0.0.1:0");
