@@ -58,6 +58,12 @@ void end_silent_session(Rpc& r, ClientSession& c) noexcept {
   end_session(r, c, Status::peer_lost, std::move(found), remedy);
 }
 
+/// Whether the server has said goodbye. A successor may listen at its address while it answers the
+/// calls in progress: only its silence then says that it is lost.
+bool said_goodbye(const ClientSession& c) noexcept {
+  return c.goodbye.reason != GoodbyeReason::none;
+}
+
 /// The lowest open call number. A session without calls in flight first aligns its slots, so that
 /// one number separates all former calls from all later ones at any time. kNoCallsOver if the
 /// numbers of the slots are too far apart to be ordered.
@@ -93,7 +99,7 @@ bool check_doubt(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
     schedule_check(r, c, now + r.timeouts.keepalive / 8);
     return true;
   }
-  if (!heard && (restarted || found == ProbeOutcome::no_listener))
+  if (!heard && !said_goodbye(c) && (restarted || found == ProbeOutcome::no_listener))
     return end_silent_session(r, c), false;
   c.doubted_since = 0;
   c.connection->is_retried = true;
@@ -153,7 +159,7 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) n
     if (c.transport != Transport::datagram) return;
     c.peer_address->last_probe = outcome;
     c.peer_address->next_probe_at = r.context.clock.now() + r.timeouts.keepalive;
-    if (outcome == ProbeOutcome::restarted && c.liveness.silent_ticks != 0)
+    if (outcome == ProbeOutcome::restarted && c.liveness.silent_ticks != 0 && !said_goodbye(c))
       end_silent_session(r, c);
   });
 }
