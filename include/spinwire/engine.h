@@ -206,8 +206,10 @@ class SPINWIRE_API Listener {
   [[nodiscard]] Result<int> fd() const;
   /// Stops accepting, without closing the socket: peers that connect wait in it for a successor
   /// (Engine::adopt_listener()). Peers that were accepted before are served on. The descriptor,
-  /// which is close-on-exec, is the caller's from now on, and the Listener is empty. Errors: those
-  /// of fd().
+  /// which is close-on-exec, is the caller's from now on, and the Listener is empty. On a simulated
+  /// network only an engine on the same host can adopt it. Errors:
+  ///   unsupported    rdma_cm: there is no socket
+  ///   not_connected  it does not listen
   [[nodiscard]] Result<int> release();
 
  private:
@@ -338,12 +340,13 @@ class SPINWIRE_API Engine {
   /// non-blocking and close-on-exec; after an error the descriptor is still the caller's, and
   /// perhaps has these two flags. ListenOptions::via must be Via::tcp. Set-up. Errors:
   ///   invalid_argument  not a listening TCP socket, an IPv6 one that takes IPv4 connections, or a
-  ///                     setting out of range
+  ///                     setting out of range; on a simulated network, not what
+  ///                     Listener::release() answered on the same host
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   other hosts reach the address, and there is no key; see Config::Security
-  ///   unsupported       rdma_cm, a simulated network, or atomics
+  ///   unsupported       rdma_cm, or atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:

@@ -78,6 +78,12 @@ struct SimulationStats {
   // Packets of connections. A lost packet and those behind it are sent again.
   std::uint64_t packets_lost = 0;
   std::uint64_t packets_retransmitted = 0;
+  // Of sleep_when_idle().
+  std::uint64_t sleeps = 0;
+  std::uint64_t wakeups = 0;  ///< sleeps that ended because Engine::fd() was readable
+  /// Sleeps in which something came, and Engine::fd() did not become readable, or that outlasted a
+  /// timer: defects of the library.
+  std::uint64_t missed_wakeups = 0;
 };
 
 /// A simulation. It belongs to the thread that made it; a thread has one at a time. The thread
@@ -101,6 +107,10 @@ class SPINWIRE_API Simulation {
   /// Errors: invalid_argument (another device, or hugepages are required), limit (1024 nodes);
   /// those of Engine::open().
   [[nodiscard]] Result<NodeId> add(const Config& config);
+  /// Adds a node on the host of another: they share addresses, cuts and faults of links, and one
+  /// can take a listener of the other over (Listener::release(), Engine::adopt_listener()). Errors:
+  /// those of add(); invalid_argument (no such node).
+  [[nodiscard]] Result<NodeId> add_beside(NodeId neighbour, const Config& config);
   [[nodiscard]] std::uint32_t size() const noexcept;
   [[nodiscard]] bool alive(NodeId node) const noexcept;
   /// How often the node has started: 1, and one more with each restart(). Also from callbacks.
@@ -109,7 +119,7 @@ class SPINWIRE_API Simulation {
   /// reference stays valid. Also from callbacks.
   [[nodiscard]] Engine& engine(NodeId node) noexcept;
   /// The node's address, which all of its incarnations share, for Engine::listen(), connect() and
-  /// open_session(). Also from callbacks.
+  /// open_session(). A node of add_beside() has its neighbour's. Also from callbacks.
   [[nodiscard]] static std::string address(NodeId node, std::uint16_t port = 7000);
 
   /// Kills the node's process: it sends nothing more, and its memory is freed, except buffers that
@@ -125,15 +135,20 @@ class SPINWIRE_API Simulation {
   /// Does not poll the node for `how_long`, as if its process were stopped. Also from callbacks.
   /// Errors: invalid_argument (no such node, or longer than an hour).
   [[nodiscard]] Result<void> pause(NodeId node, Nanoseconds how_long);
+  /// Lets the node sleep after this many polls in a row without an event, by Engine::arm(); 0:
+  /// never, as without this call. It is polled again when Engine::fd() is readable and after
+  /// Engine::next_deadline(). An action of at() that starts something on the node's engine calls
+  /// Engine::wake(), too. Also for later incarnations. Errors: invalid_argument (no such node).
+  [[nodiscard]] Result<void> sleep_when_idle(NodeId node, std::uint32_t polls);
 
-  // The network. Settings also hold for later incarnations.
+  // The network. Settings also hold for later incarnations, and for all nodes of a host.
   /// Sets the faults between all nodes, except pairs with their own. Errors: invalid_argument
   /// (names the field).
   [[nodiscard]] Result<void> set_faults(const NetworkFaults& faults);
   /// Sets the faults from one node to another. Errors: invalid_argument (names the field or node).
   [[nodiscard]] Result<void> set_faults(NodeId from, NodeId to, const NetworkFaults& faults);
   /// Cuts or heals the link between two nodes. On a cut link datagrams are lost, connections retry
-  /// until they fail, and handshakes wait. Errors: invalid_argument (no such node, or a equals b).
+  /// until they fail, and handshakes wait. Errors: invalid_argument (no such node, or on one host).
   [[nodiscard]] Result<void> cut(NodeId a, NodeId b);
   [[nodiscard]] Result<void> heal(NodeId a, NodeId b);
   /// Cuts all links of a node. Errors: invalid_argument (no such node).

@@ -80,11 +80,7 @@ Result<ListenerId> ControlPort::listen_cm(const Address& at, std::shared_ptr<Lis
 }
 
 Result<ListenerId> ControlPort::adopt_listener(int fd, std::shared_ptr<ListenerOwner> owner) {
-  if (network_ != nullptr) {
-    return base::fail(Status::unsupported, "adopt a listener", "the network is simulated",
-                      "listen again");
-  }
-  auto socket = ListenSocket::adopt(fd);
+  auto socket = ListenSocket::adopt(fd, network_);
   if (!socket) return tl::unexpected(socket.error());
   // After an error the descriptor is still the caller's.
   try {
@@ -103,10 +99,11 @@ Result<int> ControlPort::descriptor_of(ListenerId id) const {
   if (fd >= 0) return fd;
   return base::fail(Status::unsupported, "hand a listener over",
                     "it listens through rdma_cm or on a simulated network, without a socket",
-                    "let the successor listen again");
+                    "let the successor listen again; on a simulated network, release it");
 }
 
 Result<int> ControlPort::release_listener(ListenerId id) {
+  if (network_ != nullptr) return listeners_.release(id);
   return descriptor_of(id).map([&](int) { return listeners_.release(id); });
 }
 

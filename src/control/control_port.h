@@ -81,13 +81,12 @@ class ControlPort {
   Result<ListenerId> listen(const Address& at, std::shared_ptr<ListenerOwner> owner);
   Result<ListenerId> listen_cm(const Address& at, std::shared_ptr<ListenerOwner> owner);
   /// Listens on a socket of the caller's that listens already, and owns it; after an error it is
-  /// still the caller's. Errors: those of ListenSocket::adopt(), unauthenticated, and unsupported:
-  /// the network is simulated.
+  /// still the caller's. Errors: those of ListenSocket::adopt(), and unauthenticated.
   Result<ListenerId> adopt_listener(int fd, std::shared_ptr<ListenerOwner> owner);
   /// The socket of a listener that listens. Errors: unsupported (rdma_cm, a simulated network).
   Result<int> descriptor_of(ListenerId id) const;
   /// Stops a listener that listens, without closing its socket, which is the caller's from now on.
-  /// Handshakes continue, also those without a first frame. Errors: those of descriptor_of().
+  /// Handshakes continue, also those without a first frame. Errors: unsupported (rdma_cm).
   Result<int> release_listener(ListenerId id);
   /// Stops a listener. Handshakes that have passed their first frame continue.
   void stop_listening(ListenerId id) noexcept { listeners_.stop(id); }

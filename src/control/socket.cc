@@ -113,16 +113,26 @@ Error system_error(ErrorText asked, std::string_view call, int error) noexcept {
                           base::format("{}: {}", call, base::errno_text(error)), m.remedy);
 }
 
+Result<Network::Listening> Network::adopt(int fd) {
+  return base::fail(Status::invalid_argument, base::format("adopt descriptor {} as a listener", fd),
+                    "no listener of this simulated host was released under it",
+                    "give what Listener::release() answered on the same host");
+}
+
+Result<ListenSocket> ListenSocket::from(Network::Listening&& simulated) {
+  ListenSocket result;
+  result.fd_ = std::move(simulated.fd);
+  result.local_ = simulated.local;
+  result.simulated_ = std::move(simulated.queue);
+  return result;
+}
+
 Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, Network* network) {
   const std::string asked = base::format("listen on {}", address.text().view());
   if (network != nullptr) {
     auto simulated = network->listen(address);
     if (!simulated) return tl::make_unexpected(std::move(simulated.error()));
-    ListenSocket result;
-    result.fd_ = std::move(simulated->fd);
-    result.local_ = simulated->local;
-    result.simulated_ = std::move(simulated->queue);
-    return result;
+    return from(std::move(*simulated));
   }
   const auto failed = [&](std::string_view call) {
     return tl::make_unexpected(system_error(asked, call, errno));
@@ -171,7 +181,12 @@ const char* find_objection(int fd) noexcept {
 
 }  // namespace
 
-Result<ListenSocket> ListenSocket::adopt(int fd) {
+Result<ListenSocket> ListenSocket::adopt(int fd, Network* network) {
+  if (network != nullptr) {
+    auto simulated = network->adopt(fd);
+    if (!simulated) return tl::make_unexpected(std::move(simulated.error()));
+    return from(std::move(*simulated));
+  }
   const std::string asked = base::format("adopt descriptor {} as a listener", fd);
   if (const char* const objection = find_objection(fd); objection != nullptr) {
     return base::fail(Status::invalid_argument, asked, objection,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "control/address.h"
@@ -30,6 +31,8 @@ class AcceptQueue {
   virtual ~AcceptQueue() = default;
   /// Accepts the first waiting connection; none if none waits. `fd` is the listener's descriptor.
   virtual Result<std::optional<Accepted>> accept(int fd) = 0;
+  /// The listener's owner gives its descriptor away; Network::adopt() takes it.
+  virtual void release() noexcept {}
 };
 
 /// A connection being made. `error` is an errno value that the network reported at once;
@@ -52,6 +55,9 @@ class Network {
   /// Listens on one of this host's addresses; port 0 takes a free port. Errors: in_use,
   /// invalid_argument (another host's address), limit, system.
   virtual Result<Listening> listen(const Address& address) = 0;
+  /// Takes a listener over that another owner on this host has released. Errors: invalid_argument
+  /// (no such listener).
+  virtual Result<Listening> adopt(int fd);
   /// Begins to connect. Errors: limit, system.
   virtual Result<Connecting> connect(const Address& remote) = 0;
   /// Counts the changes of this host's descriptors; for EpollSet::follow().
@@ -70,14 +76,18 @@ class ListenSocket {
   ///   system            the operating system refused
   static Result<ListenSocket> open(const Address& address, int backlog, Network* network = nullptr);
 
-  /// Owns a socket that listens already, and makes it non-blocking and close-on-exec. After an
-  /// error the socket is still the caller's. Errors:
-  ///   invalid_argument  not a listening TCP socket, or an IPv6 one that takes IPv4 connections
+  /// Owns a socket that listens already, and makes it non-blocking and close-on-exec. On a
+  /// simulated network if one is given. After an error the socket is still the caller's. Errors:
+  ///   invalid_argument  not a listening TCP socket, or an IPv6 one that takes IPv4 connections; on
+  ///                     a simulated network, not the descriptor of a listener that was released
   ///   limit             descriptors are used up
   ///   system            the operating system refused
-  static Result<ListenSocket> adopt(int fd);
+  static Result<ListenSocket> adopt(int fd, Network* network = nullptr);
   /// Gives the socket to the caller, who closes it.
-  [[nodiscard]] int release() noexcept { return fd_.release(); }
+  [[nodiscard]] int release() noexcept {
+    if (simulated_ != nullptr) std::exchange(simulated_, nullptr)->release();
+    return fd_.release();
+  }
 
   /// A closed socket.
   ListenSocket() noexcept = default;
@@ -95,6 +105,7 @@ class ListenSocket {
   explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
 
  private:
+  static Result<ListenSocket> from(Network::Listening&& simulated);
   void drop_one() noexcept;
 
   base::UniqueFd fd_;

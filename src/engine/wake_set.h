@@ -26,6 +26,8 @@ class WakeSet {
   /// Makes the next take_wake() true, and the set readable until then. Any thread, and signal
   /// handlers.
   void wake() noexcept;
+  /// Whether take_wake() will be true.
+  [[nodiscard]] bool is_woken() const noexcept { return woken_.load(std::memory_order_relaxed); }
   /// Whether wake() was called since the last call; several calls count once.
   [[nodiscard]] bool take_wake() noexcept;
   /// Sleeps until the set is readable, a signal comes, or the time has passed. True unless only

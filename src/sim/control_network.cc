@@ -1,5 +1,6 @@
 #include "sim/control_network.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -55,7 +56,17 @@ Result<std::optional<Accepted>> SimulatedListener::accept(int fd) {
 void SimulatedListener::add(Accepted connection) {
   waiting.push_back(std::move(connection));
   const std::uint64_t one = 1;
-  (void)!::write(event, &one, sizeof one);
+  (void)!::write(kept ? kept.get() : event, &one, sizeof one);
+}
+
+// Without a descriptor or memory the listener ends, and its port is free.
+void SimulatedListener::release() noexcept {
+  kept.reset(::fcntl(event, F_DUPFD_CLOEXEC, 0));
+  try {
+    if (kept) network.released_.push_back(shared_from_this());
+  } catch (...) {
+    kept.reset();
+  }
 }
 
 Address SimulatedHost::address(std::uint16_t port) const { return address_of(number_, port); }
@@ -73,12 +84,26 @@ Result<control::Network::Listening> SimulatedHost::listen(const Address& address
   Listening made;
   made.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
   if (!made.fd) return tl::unexpected(system_error(asked, "eventfd", errno));
-  auto listener = std::make_shared<SimulatedListener>();
+  auto listener = std::make_shared<SimulatedListener>(network_);
   listener->at = made.local = this->address(port);
   listener->host = number_;
   listener->event = made.fd.get();
   std::erase_if(network_.listeners_, [](const auto& each) { return each.expired(); });
   network_.listeners_.push_back(listener);
+  made.queue = std::move(listener);
+  return made;
+}
+
+Result<control::Network::Listening> SimulatedHost::adopt(int fd) {
+  auto& released = network_.released_;
+  const auto found = std::find_if(released.begin(), released.end(), [&](const auto& each) {
+    return each->event == fd && each->host == number_;
+  });
+  if (found == released.end()) return Network::adopt(fd);
+  std::shared_ptr<SimulatedListener> listener = std::move(*found);
+  released.erase(found);
+  listener->kept.reset();
+  Listening made{base::UniqueFd(fd), listener->at, {}};
   made.queue = std::move(listener);
   return made;
 }

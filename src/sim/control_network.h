@@ -25,13 +25,20 @@ using control::Connecting;
 class ControlNetwork;
 
 /// The connections to one port that wait to be accepted.
-struct SimulatedListener final : control::AcceptQueue {
+struct SimulatedListener final : control::AcceptQueue,
+                                 std::enable_shared_from_this<SimulatedListener> {
+  explicit SimulatedListener(ControlNetwork& its_network) noexcept : network(its_network) {}
+
+  ControlNetwork& network;
   Address at;
   std::uint32_t host = 0;
   int event = -1;  ///< the listener's descriptor, an eventfd that counts `waiting`
+  base::UniqueFd
+      kept;  ///< of a released listener: `event` may be closed, and its number used again
   std::deque<Accepted> waiting;
 
   Result<std::optional<Accepted>> accept(int fd) override;
+  void release() noexcept override;
   void add(Accepted connection);
 };
 
@@ -44,6 +51,7 @@ class SimulatedHost final : public control::Network {
   /// Listens on the host's own address, the loopback address or any address; port 0 takes a free
   /// port. Errors: in_use, invalid_argument (another host's address), limit, system.
   Result<Listening> listen(const Address& address) override;
+  Result<Listening> adopt(int fd) override;
   /// Connects to a listener. An address without a listener refuses at once; an unreachable one does
   /// not respond. Errors: limit, system.
   Result<Connecting> connect(const Address& remote) override;
@@ -93,6 +101,7 @@ class ControlNetwork {
 
  private:
   friend class SimulatedHost;
+  friend struct SimulatedListener;
 
   struct Piece {
     std::uint64_t due;
@@ -137,7 +146,8 @@ class ControlNetwork {
   LinkModel& model_;
   std::vector<std::unique_ptr<SimulatedHost>> hosts_;
   std::vector<std::weak_ptr<SimulatedListener>> listeners_;
-  std::vector<std::unique_ptr<Link>> links_;  ///< by number, in ascending order
+  std::vector<std::shared_ptr<SimulatedListener>> released_;  ///< connections wait there
+  std::vector<std::unique_ptr<Link>> links_;                  ///< by number, in ascending order
   std::uint32_t last_link_ = 0;
   control::EpollSet ready_;
 };

@@ -100,29 +100,55 @@ softverbs::FaultPlan Simulation::State::plan_of(NodeId number) {
 
 Result<void> Simulation::State::apply_faults(NodeId number) {
   if (auto set = softverbs::set_faults(nodes[number]->device(), plan_of(number)); !set) return set;
+  wake(*nodes[number]);
+  const NodeId home = nodes[number]->home();
   for (const auto& [way, faults] : network_model.ways) {
-    if (way.first != number && way.second != number) continue;
-    if (auto set = apply_faults(way.first, way.second); !set) return set;
+    if (way.first != home && way.second != home) continue;
+    if (auto set = apply_way_faults(way.first, way.second); !set) return set;
   }
   return {};
 }
 
-Result<void> Simulation::State::apply_faults(NodeId from, NodeId to) {
-  if (!nodes[from]->engine || !nodes[to]->engine) return {};
-  ibv_context* const device = nodes[from]->device();
-  const ibv_gid& gid = detail::core_of(nodes[to]->engine)->context.device->place().gid;
-  return softverbs::set_faults(device, gid, sim::plan_of(network_model.faults(from, to), 0));
+namespace {
+
+/// Calls `visit(here, there)` for each living node of one host and each of another.
+template <typename Visit>
+void for_each_pair(const std::vector<std::unique_ptr<Node>>& nodes, NodeId from, NodeId to,
+                   Visit&& visit) {
+  for (const auto& here : nodes) {
+    if (here->home() != from || !here->engine) continue;
+    for (const auto& there : nodes) {
+      if (there->home() == to && there->engine) visit(*here, *there);
+    }
+  }
+}
+
+const ibv_gid& gid_of(const Node& node) noexcept {
+  return detail::core_of(node.engine)->context.device->place().gid;
+}
+
+}  // namespace
+
+Result<void> Simulation::State::apply_way_faults(NodeId from, NodeId to) {
+  Result<void> done;
+  for_each_pair(nodes, from, to, [&](Node& here, const Node& there) {
+    if (!done) return;
+    done = softverbs::set_faults(here.device(), gid_of(there),
+                                 sim::plan_of(network_model.faults(from, to), 0));
+    wake(here);
+  });
+  return done;
 }
 
 void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
   end_quiet();
-  if (!nodes[a]->engine || !nodes[b]->engine) return;
   const auto state =
       network_model.is_up(a, b) ? softverbs::LinkState::up : softverbs::LinkState::down;
-  for (const auto& [here, there] : {sim::Way{a, b}, sim::Way{b, a}}) {
-    (void)softverbs::set_link(nodes[here]->device(),
-                              detail::core_of(nodes[there]->engine)->context.device->place().gid,
-                              state);
+  for (const auto& [from, to] : {sim::Way{a, b}, sim::Way{b, a}}) {
+    for_each_pair(nodes, from, to, [&](Node& here, const Node& there) {
+      (void)softverbs::set_link(here.device(), gid_of(there), state);
+      wake(here);
+    });
   }
 }
 
@@ -141,11 +167,17 @@ Result<void> Simulation::set_faults(const NetworkFaults& faults) {
 
 namespace {
 
-Result<void> check_pair(const Simulation& simulation, NodeId a, NodeId b, const char* asked) {
-  if (a < simulation.size() && b < simulation.size() && a != b) return {};
+using Nodes = std::vector<std::unique_ptr<Node>>;
+
+Result<void> check_pair(const Nodes& nodes, NodeId a, NodeId b, const char* asked) {
+  if (a < nodes.size() && b < nodes.size() && nodes[a]->home() != nodes[b]->home()) return {};
   return base::fail(Status::invalid_argument, asked,
-                    base::format("nodes {} and {} of {}", a, b, simulation.size()),
-                    "give two different nodes that exist");
+                    base::format("nodes {} and {} of {}", a, b, nodes.size()),
+                    "give two nodes that exist, on different hosts");
+}
+
+sim::Way way_of(const Nodes& nodes, NodeId from, NodeId to) {
+  return {nodes[from]->home(), nodes[to]->home()};
 }
 
 }  // namespace
@@ -153,35 +185,39 @@ Result<void> check_pair(const Simulation& simulation, NodeId a, NodeId b, const 
 Result<void> Simulation::set_faults(NodeId from, NodeId to, const NetworkFaults& faults) {
   constexpr const char* kAsked = "set faults of a way";
   return base::no_throw(kAsked, [&]() -> Result<void> {
-    if (auto good = check_pair(*this, from, to, kAsked); !good) return good;
+    if (auto good = check_pair(state_->nodes, from, to, kAsked); !good) return good;
     if (auto good = sim::check(faults); !good) return good;
-    state_->network_model.ways[{from, to}] = faults;
+    const sim::Way way = way_of(state_->nodes, from, to);
+    state_->network_model.ways[way] = faults;
     state_->end_quiet();
-    return state_->apply_faults(from, to);
+    return state_->apply_way_faults(way.first, way.second);
   });
 }
 
 Result<void> Simulation::cut(NodeId a, NodeId b) {
   constexpr const char* kAsked = "cut a link";
   return base::no_throw(kAsked, [&]() -> Result<void> {
-    if (auto good = check_pair(*this, a, b, kAsked); !good) return good;
-    state_->network_model.cuts.insert(sim::both(a, b));
-    state_->apply_link(a, b);
+    if (auto good = check_pair(state_->nodes, a, b, kAsked); !good) return good;
+    const auto [from, to] = way_of(state_->nodes, a, b);
+    state_->network_model.cuts.insert(sim::both(from, to));
+    state_->apply_link(from, to);
     return {};
   });
 }
 
 Result<void> Simulation::heal(NodeId a, NodeId b) {
-  if (auto good = check_pair(*this, a, b, "heal a link"); !good) return good;
-  state_->network_model.cuts.erase(sim::both(a, b));
-  state_->apply_link(a, b);
+  if (auto good = check_pair(state_->nodes, a, b, "heal a link"); !good) return good;
+  const auto [from, to] = way_of(state_->nodes, a, b);
+  state_->network_model.cuts.erase(sim::both(from, to));
+  state_->apply_link(from, to);
   return {};
 }
 
 Result<void> Simulation::isolate(NodeId node) {
-  if (node >= size()) return check_pair(*this, node, node, "isolate a node");
+  const auto& nodes = state_->nodes;
+  if (node >= size()) return check_pair(nodes, node, node, "isolate a node");
   for (NodeId other = 0; other < size(); ++other) {
-    if (other == node) continue;
+    if (nodes[other]->home() == nodes[node]->home()) continue;
     if (auto done = cut(node, other); !done) return done;
   }
   return {};

@@ -86,7 +86,7 @@ Simulation::State::~State() {
   }
 }
 
-Result<NodeId> Simulation::State::add(const Config& config) {
+Result<NodeId> Simulation::State::add(const Config& config, const Node* neighbour) {
   if (nodes.size() == sim::kMostNodes)
     return base::fail(Status::limit, "add a node to a simulation",
                       base::format("it has {}", nodes.size()), "use fewer nodes");
@@ -95,13 +95,15 @@ Result<NodeId> Simulation::State::add(const Config& config) {
   node->config = config;
   node->config.memory.hugepages = HugepagePolicy::off;
   node->config.memory.lock = LockPolicy::off;
+  // Each node has a host of its own number, so that the numbers agree; a neighbour's goes unused.
   node->host = &control_network.add_host();
+  if (neighbour != nullptr) node->host = neighbour->host;
   nodes.push_back(std::move(node));
   const Nanoseconds interval =
       std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
   first_stride = std::min(first_stride, static_cast<std::uint64_t>(interval.count()));
   const auto number = static_cast<NodeId>(nodes.size() - 1);
-  if (auto begun = start_node(*nodes.back()); !begun) {
+  if (auto begun = start_node(number); !begun) {
     // The host and the dead node stay, so that their numbers still agree.
     return tl::unexpected(begun.error());
   }
@@ -109,7 +111,8 @@ Result<NodeId> Simulation::State::add(const Config& config) {
   return number;
 }
 
-Result<void> Simulation::State::start_node(Node& node) {
+Result<void> Simulation::State::start_node(NodeId number) {
+  Node& node = *nodes[number];
   if (auto good = node.config.check(); !good) return good;
   auto guard = base::OwnerGuard::create();
   if (!guard) return tl::unexpected(guard.error());
@@ -121,10 +124,9 @@ Result<void> Simulation::State::start_node(Node& node) {
   end_quiet();
   node.engine = detail::make<Engine>(std::move(core));
   ++node.incarnation;
-  const NodeId number = node.host->number();
   if (auto set = apply_faults(number); !set) return set;
-  for (NodeId other = 0; other < nodes.size(); ++other) {
-    if (!network_model.is_up(number, other)) apply_link(number, other);
+  for (const auto& other : nodes) {
+    if (!network_model.is_up(node.home(), other->home())) apply_link(node.home(), other->home());
   }
   return {};
 }
@@ -139,6 +141,7 @@ void Simulation::State::end_node(Node& node) noexcept {
   sim::add(stats, softverbs::fault_statistics(node.device()));
   node.engine = Engine();
   node.ends_after_poll = false;
+  wake(node);
 }
 
 Result<Node*> Simulation::State::living(NodeId node, const char* asked) {
@@ -196,6 +199,20 @@ Result<NodeId> Simulation::add(const Config& config) {
   return base::no_throw("add a node to a simulation", [&] { return state_->add(config); });
 }
 
+Result<NodeId> Simulation::add_beside(NodeId neighbour, const Config& config) {
+  constexpr const char* kAsked = "add a node beside another";
+  if (neighbour >= size())
+    return tl::unexpected(no_such_node(kAsked, neighbour, "does not exist").error());
+  return base::no_throw(kAsked,
+                        [&] { return state_->add(config, state_->nodes[neighbour].get()); });
+}
+
+Result<void> Simulation::sleep_when_idle(NodeId number, std::uint32_t polls) {
+  if (number >= size()) return no_such_node("let a node sleep", number, "does not exist");
+  state_->nodes[number]->sleeps_after = polls;
+  return {};
+}
+
 std::uint32_t Simulation::size() const noexcept {
   return static_cast<std::uint32_t>(state_->nodes.size());
 }
@@ -232,7 +249,7 @@ Result<void> Simulation::restart(NodeId number) {
   Node& node = *state_->nodes[number];
   if (node.engine) return no_such_node(kAsked, number, "is alive");
   return base::no_throw(kAsked, [&]() -> Result<void> {
-    if (auto begun = state_->start_node(node); !begun) return begun;
+    if (auto begun = state_->start_node(number); !begun) return begun;
     ++state_->stats.restarts;
     return {};
   });

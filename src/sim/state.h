@@ -35,9 +35,20 @@ struct Node {
   std::uint64_t fail_at = 0;     ///< of the current plan
   std::uint32_t plans = 0;       ///< plans set so far: each has another seed
 
+  // Sleeping: sleep.cc.
+  std::uint32_t sleeps_after = 0;  ///< polls in a row without an event; 0: never
+  std::uint32_t idle_polls = 0;    ///< in a row
+  bool is_asleep = false;
+  bool has_missed = false;         ///< this sleep is counted in missed_wakeups
+  int sleeps_on = -1;              ///< Engine::fd()
+  std::uint64_t wakes_at = 0;      ///< tick
+  std::uint64_t host_changes = 0;  ///< of its host, when `sleeps_on` was last read
+
   [[nodiscard]] bool alive() const noexcept {
     return static_cast<bool>(engine) && !ends_after_poll;
   }
+  /// The number of its host: that of the first node there.
+  [[nodiscard]] NodeId home() const noexcept { return host->number(); }
   [[nodiscard]] ibv_context* device() const noexcept {
     return detail::core_of(engine)->context.device->context();
   }
@@ -91,20 +102,30 @@ struct Simulation::State {
   State& operator=(const State&) = delete;
   ~State();
 
-  Result<NodeId> add(const Config& config);
-  Result<void> start_node(sim::Node& node);
+  /// On the host of `neighbour`; null: on a host of its own.
+  Result<NodeId> add(const Config& config, const sim::Node* neighbour = nullptr);
+  Result<void> start_node(NodeId number);
   void end_node(sim::Node& node) noexcept;
   [[nodiscard]] Result<sim::Node*> living(NodeId node, const char* asked);
   /// Sets a node's fault plan, and the plans of paths from and to it.
   Result<void> apply_faults(NodeId node);
-  Result<void> apply_faults(NodeId from, NodeId to);
-  /// Sets the state of the link between two nodes, at both ends.
+  /// From the nodes of one host to those of another.
+  Result<void> apply_way_faults(NodeId from, NodeId to);
+  /// Sets the state of the links between the nodes of two hosts, at both ends.
   void apply_link(NodeId a, NodeId b) noexcept;
   [[nodiscard]] softverbs::FaultPlan plan_of(NodeId node);
 
   Status step();
   void poll(sim::Node& node, NodeId number);
   void run_due_actions();
+  // In sleep.cc.
+  /// Lets a node sleep, unless a last poll finds something. Returns the events of that poll.
+  int fall_asleep(sim::Node& node);
+  /// Whether a node sleeps on; if not, it is awake now. Counts wake-ups that were missed.
+  bool sleeps_on(sim::Node& node);
+  void wake(sim::Node& node) noexcept;
+  /// Whether something has come that makes the node's descriptor readable.
+  [[nodiscard]] static bool has_come(const sim::Node& node);
   /// Advances time to the next due point, after steps without an event.
   void jump();
   /// Makes time advance in small steps again, after an action that may have consequences.

@@ -46,7 +46,7 @@ Status Simulation::State::step() {
     Node& node = *nodes[number];
     // No node is left out before a jump: its pending work would be late by the whole jump.
     const bool late = order.chance(passed_over) && quiet + 1 < kQuietSteps;
-    if (node.engine && now >= node.paused_until && !late) poll(node, number);
+    if (node.engine && now >= node.paused_until && !late && !sleeps_on(node)) poll(node, number);
   }
   control_network.run(now);
   if (trace != before) {
@@ -64,13 +64,17 @@ void Simulation::State::poll(Node& node, NodeId number) {
   polling = number;
   node.polled_at = now;
   const std::uint64_t due = next_of(node);
-  int events = node.engine.poll();
-  if (node.config.engine.control == ControlMode::manual && !node.ends_after_poll)
+  const bool may_sleep = node.sleeps_after != 0 && node.idle_polls >= node.sleeps_after;
+  int events = may_sleep ? fall_asleep(node) : node.engine.poll();
+  if (node.config.engine.control == ControlMode::manual && !node.ends_after_poll && !node.is_asleep)
     events += node.engine.poll_control();
   polling.reset();
   if (events != 0) {
     note(std::uint64_t{number} << 32 | static_cast<std::uint32_t>(events));
     note(now);
+    node.idle_polls = 0;
+  } else if (node.idle_polls < node.sleeps_after) {
+    ++node.idle_polls;
   }
   // The device released a held packet, but the receiver may already have been polled in this step.
   if (due <= node.polled_at && next_of(node) != due) end_quiet();
@@ -87,10 +91,12 @@ void Simulation::State::run_due_actions() {
   }
 }
 
-/// Tick at which a node's device has work; for a paused node, the end of the pause.
+/// Tick at which a node's device has work; for a paused node, the end of the pause, and for one
+/// that sleeps, that of the sleep.
 std::uint64_t Simulation::State::next_of(const Node& node) const {
   if (!node.engine) return sim::kNever;
-  return node.paused_until > now ? node.paused_until : softverbs::next_due(node.device());
+  if (node.paused_until > now) return node.paused_until;
+  return node.is_asleep ? node.wakes_at : softverbs::next_due(node.device());
 }
 
 /// Next tick at which something becomes due. Entries that a poll has already seen are skipped: they
@@ -108,7 +114,7 @@ std::uint64_t Simulation::State::next_due() const {
 
 /// Tick of the control step that serves the engine's next timer.
 std::uint64_t Simulation::State::next_timer(const Node& node) const {
-  if (!node.engine) return sim::kNever;
+  if (!node.engine || node.is_asleep) return sim::kNever;  // a sleep ends for the timers
   const std::uint64_t due = detail::core_of(node.engine)->next_timer_step();
   return due == sim::kNever ? due : std::max(due, node.paused_until);
 }
@@ -124,6 +130,10 @@ void Simulation::State::end_quiet() noexcept {
 }
 
 void Simulation::State::jump() {
+  const auto wakes = [this](const auto& n) {
+    return n->is_asleep && !n->has_missed && n->paused_until <= now && has_come(*n);
+  };
+  if (std::any_of(nodes.begin(), nodes.end(), wakes)) return;  // the next step polls the node
   if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_pending_work(*n); }))
     stride = first_stride;
   const std::uint64_t due = next_due();

@@ -124,6 +124,27 @@ TEST(ControlNetwork, AListenerThatEndsEndsWhatWaitedThere) {
   EXPECT_EQ(refused->error, ECONNREFUSED);
 }
 
+TEST(ControlNetwork, AReleasedListenerKeepsWhatWaitsUntilItIsAdopted) {
+  Two t;
+  t.network.run(1);
+  const int fd = t.listening.release();
+  auto second = begin_connect(t.b.address(7000), &t.a);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->error, 0);
+  t.network.run(2);
+  EXPECT_EQ(ListenSocket::open(t.b.address(7000), 8, &t.b).error().status, Status::in_use);
+  EXPECT_EQ(ListenSocket::adopt(fd, &t.a).error().status, Status::invalid_argument);
+  auto adopted = ListenSocket::adopt(fd, &t.b);
+  ASSERT_TRUE(adopted) << adopted.error().message();
+  EXPECT_EQ(adopted->local().str(), t.b.address(7000).str());
+  EXPECT_EQ(ListenSocket::adopt(fd, &t.b).error().status, Status::invalid_argument);
+  t.listening = std::move(*adopted);
+  ASSERT_NE(t.accepted(), -1);
+  const auto next = t.listening.accept();
+  ASSERT_TRUE(next && *next);
+  EXPECT_FALSE(*t.listening.accept());
+}
+
 TEST(ControlNetwork, AddressesAreCheckedAndGivenOut) {
   Two t;
   EXPECT_EQ(ListenSocket::open(t.b.address(7000), 8, &t.b).error().status, Status::in_use);

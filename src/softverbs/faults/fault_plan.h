@@ -110,6 +110,9 @@ void clear_faults(ibv_context* context) noexcept;
 /// The tick of the context's clock at which the next held packet or retry is due; UINT64_MAX if
 /// nothing waits.
 [[nodiscard]] std::uint64_t next_due(ibv_context* context) noexcept;
+/// Whether a packet waits in a lane whose link is up. A context that sleeps has been woken then.
+/// For simulations; the context has a plan.
+[[nodiscard]] bool has_waiting_packet(ibv_context* context) noexcept;
 /// Receives of a queue pair that its program has not got back: posted, or completed and not polled.
 /// `is_receive` tells them from the wr_id of other completions.
 [[nodiscard]] std::uint32_t unreported_receives(const ibv_qp& qp,

@@ -84,6 +84,14 @@ void sweep_lanes(Context& c) noexcept {
   });
 }
 
+bool has_waiting_packet(ibv_context* context) noexcept {
+  bool found = false;
+  for_each_lane(context_of(context), [&found](const InLane& lane, bool down) {
+    found = found || (!down && has_packet(lane));
+  });
+  return found;
+}
+
 void wake_restored(Context& c) noexcept {
   for_each_lane(c, [&](InLane& lane, bool down) {
     if (!down) wake_lane(c, lane);
