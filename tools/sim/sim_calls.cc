@@ -49,84 +49,6 @@ bool SimWorld::holds(std::span<const std::byte> bytes, std::uint64_t number, boo
   return true;
 }
 
-// ---- sessions ---------------------------------------------------------------------------------
-
-void SimWorld::open_session(NodeId from, NodeId to) {
-  const auto index = static_cast<std::uint32_t>(sessions_.size());
-  SimSession& s = sessions_.emplace_back();
-  s.from = from;
-  s.to = to;
-  s.incarnation = sim_.incarnation(from);
-  s.to_incarnation = sim_.incarnation(to);
-  s.troubled = in_trouble(from, to);
-  s.connected = actors_[from].connects || actors_[to].connects;
-  SessionOptions options;
-  options.window = 1u << sim_.random(5);
-  options.on_ready = [this, index](Session) { on_session_ready(index); };
-  options.on_closed = [this, index](Session, const Error& why) { on_session_closed(index, why); };
-  // Half of the sessions reconnect; in half of these, calls wait meanwhile.
-  s.reconnects = index % 2 == 1;
-  s.waits = index % 4 == 1;
-  if (s.reconnects) options.reconnect = {10'000, 1ms, 20ms};
-  if (s.waits) options.when_not_ready = WhenNotReady::wait;
-  options.on_interrupted = [this, index](Session, const Error& why) {
-    on_session_interrupted(index, why);
-  };
-  const auto opened = sim_.engine(from).open_session(Simulation::address(to), options);
-  if (!opened) {
-    s.over = true;
-    return fail("session {}: {}", index, opened.error().message());
-  }
-  s.handle = *opened;
-  actors_[from].sessions.push_back(index);
-  ++outcome_.sessions;
-}
-
-void SimWorld::on_session_ready(std::uint32_t index) {
-  SimSession& s = sessions_[index];
-  if (s.ready && !s.interrupted) fail("session {} is ready twice", index);
-  if (std::exchange(s.interrupted, false)) count(SimEvent::reopened);
-  s.ready = true;
-}
-
-void SimWorld::on_session_interrupted(std::uint32_t index, const Error& why) {
-  SimSession& s = sessions_[index];
-  if (!sim_.alive(s.from)) return;
-  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
-  if (!s.reconnects || std::exchange(s.interrupted, true))
-    fail("session {} is interrupted twice", index);
-  const bool lost = s.connected && is_shaken(s);  // its connection
-  if (!s.troubled && worst_loss_ <= 0.15 && !lost)
-    fail("session {} from {} to {} is interrupted without a reason: {}", index, s.from, s.to,
-         why.message());
-}
-
-void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
-  SimSession& s = sessions_[index];
-  if (!sim_.alive(s.from)) return;
-  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
-  if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
-  const bool good = why.status == Status::ok;
-  if (good && !s.closing) fail("session {} closed without a request", index);
-  const bool lost = s.connected && is_shaken(s);  // its connection
-  if (!good && !s.troubled && worst_loss_ <= 0.15 && !lost && !(s.closing && !s.ready))
-    fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to, why.message());
-  if (winding_up_) return;
-  const auto again = [this, from = s.from, to = s.to, incarnation = s.incarnation] {
-    if (is_incarnation(from, incarnation) && !winding_up_) open_session(from, to);
-  };
-  sim_.at(sim_.now() + below(pace_ * 8), again);
-}
-
-void SimWorld::close_session(std::uint32_t index) {
-  SimSession& s = sessions_[index];
-  if (s.over || s.closing) return;
-  s.closing = true;
-  if (const Status status = s.handle.close(); status != Status::ok)
-    return fail("session {} cannot be closed: {}", index, to_string(status));
-  if (!winding_up_) count(SimEvent::closed);
-}
-
 // ---- the client -------------------------------------------------------------------------------
 
 std::uint32_t SimWorld::pick_size(std::size_t longest) {
@@ -183,7 +105,7 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   sim_.note(number << 8 | static_cast<std::uint64_t>(status));
   if (status != Status::ok) {
     c.into = {};
-    if (status != Status::would_block)
+    if (status != Status::would_block && !(status == Status::not_connected && s.leaving))
       fail("call {} of {} bytes was refused: {}", number, c.size, to_string(status));
     return false;
   }
@@ -228,7 +150,9 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
 
 /// Whether the session's connection may have been lost for another reason than the network.
 bool SimWorld::is_shaken(const SimSession& s) const {
-  return s.shaken || actors_[s.from].shaky || actors_[s.to].shaky;
+  return s.shaken || hosts_[home(s.from)].shaky ||
+         std::any_of(s.targets.begin(), s.targets.end(),
+                     [this](const auto& target) { return hosts_[target.first].shaky; });
 }
 /// Whether the call goes over a connection, whatever its length.
 bool SimWorld::is_connected(const SimCall& c) const {
@@ -237,7 +161,8 @@ bool SimWorld::is_connected(const SimCall& c) const {
 
 bool SimWorld::excused(const SimCall& c) const {
   const SimSession& s = sessions_[c.session];
-  return s.troubled || worst_loss_ > 0.15 || (is_connected(c) && is_shaken(s));
+  return s.troubled || worst_loss_ > 0.15 || is_cut_off(s) || s.moved ||
+         (is_connected(c) && is_shaken(s));
 }
 
 void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
@@ -257,6 +182,7 @@ void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
   if (c.status == Status::timed_out) count(SimEvent::timed_out);
   if (c.is_long && c.status != Status::ok) sessions_[c.session].shaken = true;
   c.into = {};
+  rouse_inside(s.from);
   if (c.status == Status::ok && !reply.bytes().empty() && c.method != kSimTiny && sim_.chance(0.1))
     keep(s.from, reply.keep(), number, true);
 }
@@ -264,7 +190,7 @@ void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
 void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply) {
   const auto told = [&](const char* what) {
     fail("call {} (method {}, {} bytes) from {} to {} ends with {}, {} ns after its deadline: {}",
-         number, c.method, c.size, sessions_[c.session].from, sessions_[c.session].to,
+         number, c.method, c.size, sessions_[c.session].from, sessions_[c.session].to(),
          to_string(c.status), (sim_.now() - c.deadline).count(), what);
   };
   const SimSession& s = sessions_[c.session];
@@ -287,7 +213,9 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       return;
     }
     case Status::refused:
-      if (c.is_long && c.runs == 0 && excused(c)) return;  // the connection could not be made
+      // The connection could not be made; a successor, for one, knows no session of its
+      // predecessor.
+      if (c.is_long && c.runs == 0 && (excused(c) || s.leaving)) return;
       if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
         return told("with another text");
       if (c.method == kSimSilent && reply.text() != "the handler has not answered")
@@ -304,7 +232,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!c.cancelling) return told("but it was not cancelled");
       return;
     case Status::flushed:
-      if (!s.closing) return told("but the session was not closed");
+      if (!s.closing && !(s.leaving && excused(c))) return told("but the session was not closed");
       return;
     case Status::timed_out:
       if (now < c.deadline) return told("before its deadline");
@@ -314,13 +242,14 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     case Status::not_connected:
-      if (!s.reconnects || !excused(c) || c.runs != 0) return told("though it was sent");
+      if (c.runs != 0 || !(s.leaving || (s.reconnects && excused(c))))
+        return told("though it was sent");
       return;
     case Status::limit:
       // The server's send pool was exhausted, and the reply had to make room.
       if (is_connected(c) && excused(c)) return;
       if (c.runs != 1) return told("but its handler did not run exactly once");
-      if (sim_.engine(s.to).rpc_stats().dropped_replies == 0)
+      if (sim_.engine(hosts_[s.to()].current).rpc_stats().dropped_replies == 0)
         return told("but the server has dropped no reply");
       return;
     default:
@@ -362,6 +291,7 @@ void SimWorld::serve(NodeId node) {
 void SimWorld::on_request(NodeId node, Request& request) {
   if (!sim_.alive(node)) return;
   if (std::exchange(actors_[node].dies_in_handler, false)) return kill(node);
+  if (actors_[node].is_drained) return fail("node {} is drained, and gets a call", node);
   if (request.method() == kSimTiny) {
     ++tiny_runs_;
     (void)request.reply(request.bytes());
@@ -375,10 +305,12 @@ void SimWorld::on_request(NodeId node, Request& request) {
   SimCall& c = calls_[number];
   sim_.note(number);
   if (++c.runs != 1) return fail("the handler of call {} runs for the {}th time", number, c.runs);
-  if (sessions_[c.session].to != node) return fail("call {} comes to node {}", number, node);
+  if (!sessions_[c.session].may_reach(home(node)))
+    return fail("call {} comes to node {}", number, node);
   if (request.method() != c.method || request.bytes().size() != c.size)
     return fail("call {} comes with another method or length", number);
   if (!holds(request.bytes(), number, false)) return fail("call {} comes with other bytes", number);
+  rouse_inside(node);
   if (sim_.chance(0.05)) keep(node, request.keep(), number, false);
   answer(number, node, request);
 }
@@ -423,6 +355,7 @@ void SimWorld::answer_later(std::uint64_t number, NodeId node, const PendingCall
             if (!is_incarnation(node, incarnation)) return;
             const Status status = give_reply(number, node, call);
             check_answered(number, status);
+            rouse(node);
             if (status == Status::ok && sim_.chance(0.2) &&
                 call.reply(std::span<const std::byte>()) != Status::not_connected)
               fail("call {} was answered twice", number);

@@ -19,21 +19,35 @@ void SimWorld::listen(NodeId node) {
       .on_closed = {},
       .on_interrupted = {}};
   options.handlers = handlers;
-  auto listener = sim_.engine(node).listen(Simulation::address(node), options);
+  options.on_connect_request = [this, node](PeerRequest& r) { on_peer_request(node, r); };
+  options.on_session_request = [this, node](PeerRequest& r) { on_peer_request(node, r); };
+  SimHost& host = hosts_[home(node)];
+  const bool adopts = host.listener >= 0;
+  auto listener = adopts ? sim_.engine(node).adopt_listener(host.listener, options)
+                         : sim_.engine(node).listen(Simulation::address(home(node)), options);
+  if (adopts && listener) host.listener = -1;
   if (!listener) return fail("node {}: {}", node, listener.error().message());
   actors_[node].listener = std::move(*listener);
+  host.good_since = sim_.now();
 }
 
 void SimWorld::connect(NodeId from, NodeId to) {
+  if (is_leaving(from)) return;
   const auto index = static_cast<std::uint32_t>(links_.size());
   SimLink& l = links_.emplace_back();
-  l.from = from;
-  l.to = to;
-  l.incarnation = sim_.incarnation(from);
-  l.to_incarnation = sim_.incarnation(to);
-  l.troubled = in_trouble(from, to) || actors_[from].shaky || actors_[to].shaky;
+  l.reconnects = has_failovers_ && sim_.chance(0.5);
+  choose_targets(l, from, to);
+  l.troubled = l.troubled || hosts_[home(from)].shaky ||
+               std::any_of(l.targets.begin(), l.targets.end(),
+                           [this](const auto& target) { return hosts_[target.first].shaky; });
   ConnectOptions options;
-  options.handlers.on_ready = [this, index](Connection) { links_[index].ready = true; };
+  options.timeout = l.timeout = 500ms;
+  options.alternatives = alternatives(l);
+  if (l.reconnects) options.reconnect = {10'000, 1ms, 20ms};
+  options.handlers.on_ready = [this, index](Connection) { on_link_ready(index); };
+  options.handlers.on_interrupted = [this, index](Connection, const Error& why) {
+    on_link_interrupted(index, why);
+  };
   options.handlers.on_closed = [this, index](Connection, const Error& why) {
     on_link_closed(index, why);
   };
@@ -44,6 +58,31 @@ void SimWorld::connect(NodeId from, NodeId to) {
   }
   l.handle = *made;
   actors_[from].links.push_back(index);
+  rouse(from);
+}
+
+void SimWorld::on_link_ready(std::uint32_t index) {
+  SimLink& l = links_[index];
+  if (l.ready && !l.interrupted) fail("connection {} is ready twice", index);
+  l.ready = true;
+  l.interrupted = false;
+  ++l.epoch;
+  l.sent = 0;
+  on_path_ready(l, "connection", index, l.handle.peer());
+  // A peer that drains refuses a half-open connection, and the refusal may cross our last frame.
+  l.troubled = l.troubled || has_leaving(l.to());
+}
+
+void SimWorld::on_link_interrupted(std::uint32_t index, const Error& why) {
+  SimLink& l = links_[index];
+  if (!sim_.alive(l.from)) return;
+  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
+  if (!l.ready || !l.reconnects || std::exchange(l.interrupted, true))
+    fail("connection {} is interrupted twice", index);
+  if (!has_reason(l, why))
+    fail("connection {} from {} to {} is interrupted without a reason: {}", index, l.from, l.to(),
+         why.message());
+  on_path_down(l, "connection", index, why);
 }
 
 void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
@@ -51,13 +90,13 @@ void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
   if (!sim_.alive(l.from)) return;
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (std::exchange(l.over, true)) fail("connection {} is closed twice", index);
-  if (why.status != Status::ok && !l.troubled)
-    fail("connection {} from {} to {} ends without a reason: {}", index, l.from, l.to,
+  if (why.status != Status::ok && !has_reason(l, why))
+    fail("connection {} from {} to {} ends without a reason: {}", index, l.from, l.to(),
          why.message());
-  if (why.status == Status::ok && !l.closing && !l.troubled)
+  if (why.status == Status::ok && !l.closing && !l.leaving && !l.troubled)
     fail("connection {} closed without a request", index);
   if (winding_up_) return;
-  const auto again = [this, from = l.from, to = l.to, incarnation = l.incarnation] {
+  const auto again = [this, from = l.from, to = l.to(), incarnation = l.incarnation] {
     if (is_incarnation(from, incarnation) && !winding_up_) connect(from, to);
   };
   sim_.at(sim_.now() + below(pace_ * 8), again);
@@ -73,12 +112,13 @@ void SimWorld::send_message(std::uint32_t index) {
   fill(buffer.bytes().first(size), number, false);
   const Status status =
       l.handle.send(buffer.slice(), [this, number](const Completion& c) { on_sent(number, c); });
-  if (status == Status::would_block) return;
+  if (status == Status::would_block || (status == Status::not_connected && l.leaving)) return;
   if (status != Status::ok)
     return fail("message {} of {} bytes was refused: {}", number, size, to_string(status));
   SimMessage& m = messages_.emplace_back();
   m.link = index;
   m.place = ++l.sent;
+  m.epoch = l.epoch;
   m.size = size;
   ++outcome_.messages;
   ++unsent_;
@@ -92,7 +132,8 @@ void SimWorld::on_sent(std::uint64_t number, const Completion& completion) {
   if (++m.ended != 1) return fail("message {} ends for the {}th time", number, m.ended);
   --unsent_;
   m.status = completion.status;
-  if (m.status != Status::ok && !l.troubled && !(m.status == Status::flushed && l.closing))
+  const bool was_closed = m.status == Status::flushed && l.closing;
+  if (m.status != Status::ok && !l.troubled && !is_cut_off(l) && !was_closed)
     fail("message {} ends with {} without a reason", number, to_string(m.status));
 }
 
@@ -107,8 +148,12 @@ void SimWorld::on_message(NodeId node, Message& message) {
   SimMessage& m = messages_[number];
   SimLink& l = links_[m.link];
   sim_.note(number);
-  if (l.to != node) return fail("message {} comes to node {}", number, node);
+  if (!l.may_reach(home(node))) return fail("message {} comes to node {}", number, node);
   if (++m.delivered != 1) return fail("message {} comes for the {}th time", number, m.delivered);
+  if (m.epoch < l.delivered_epoch)
+    return fail("message {} comes, though its connection was made again", number);
+  if (m.epoch != l.delivered_epoch) l.delivered = 0;
+  l.delivered_epoch = m.epoch;
   if (m.place != ++l.delivered)
     return fail("message {}, the {}th of its connection, comes as the {}th", number, m.place,
                 l.delivered);

@@ -38,15 +38,20 @@ void SimWorld::choose_faults() {
   };
   good(sim_.set_faults(draw_faults(worst_loss_, true)));
   for (std::uint64_t i = sim_.random(4); i != 0; --i) {
-    const auto from = static_cast<NodeId>(sim_.random(sim_.size()));
-    const auto to = static_cast<NodeId>(sim_.random(sim_.size()));
+    const NodeId from = any_host();
+    const NodeId to = any_host();
     if (from != to) good(sim_.set_faults(from, to, draw_faults(worst_loss_, false)));
   }
 }
 
 // ---- deaths and cuts --------------------------------------------------------------------------
 
-NodeId SimWorld::any_node() { return static_cast<NodeId>(sim_.random(sim_.size())); }
+NodeId SimWorld::any_host() { return static_cast<NodeId>(sim_.random(hosts_.size())); }
+
+NodeId SimWorld::other_host(NodeId host) {
+  return (host + 1 + static_cast<NodeId>(sim_.random(hosts_.size() - 1))) %
+         static_cast<NodeId>(hosts_.size());
+}
 
 /// Plans at least one of each kind, while calls are begun.
 void SimWorld::plan_trouble() {
@@ -58,7 +63,8 @@ void SimWorld::plan_trouble() {
 }
 
 void SimWorld::plan_kill(Nanoseconds within) {
-  sim_.at(sim_.now() + below(within), [this, node = any_node(), inside = sim_.chance(0.3)] {
+  sim_.at(sim_.now() + below(within), [this, host = any_host(), inside = sim_.chance(0.3)] {
+    const NodeId node = hosts_[host].current;
     if (inside) {
       actors_[node].dies_in_handler = !winding_up_;
     } else {
@@ -71,13 +77,13 @@ void SimWorld::plan_kill(Nanoseconds within) {
 void SimWorld::plan_cut(Nanoseconds within) {
   const Nanoseconds time = pace_ + (sim_.chance(0.2) ? below(600ms) : below(pace_ * 10));
   sim_.at(sim_.now() + below(within), [this, time] {
-    NodeId a = any_node();
-    NodeId b = (a + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
+    NodeId a = any_host();
+    NodeId b = other_host(a);
     for (int tries = 0; tries < 8 && !sessions_.empty(); ++tries) {
       const SimSession& s = sessions_[sim_.random(sessions_.size())];
       if (s.over || !s.ready) continue;
-      a = s.from;
-      b = s.to;
+      a = home(s.from);
+      b = s.to();
       break;
     }
     cut(a, b);
@@ -86,16 +92,19 @@ void SimWorld::plan_cut(Nanoseconds within) {
 }
 
 void SimWorld::plan_pause(Nanoseconds within) {
-  sim_.at(sim_.now() + below(within), [this, node = any_node(), time = below(20ms)] {
-    if (sim_.pause(node, time)) count(SimEvent::pauses);
+  sim_.at(sim_.now() + below(within), [this, host = any_host(), time = below(20ms)] {
+    if (!sim_.pause(hosts_[host].current, time)) return;
+    hosts_[host].paused_until = sim_.now() + time;
+    count(SimEvent::pauses);
   });
 }
 
 void SimWorld::plan_failure(Nanoseconds within) {
-  sim_.at(sim_.now() + below(within), [this, node = any_node(), n = 1 + sim_.random(40)] {
+  sim_.at(sim_.now() + below(within), [this, host = any_host(), n = 1 + sim_.random(40)] {
+    const NodeId node = hosts_[host].current;
     if (!sim_.alive(node) || winding_up_) return;
-    actors_[node].shaky = true;
-    mark(node);
+    hosts_[host].shaky = true;
+    mark(host);
     (void)sim_.fail_request(node, n);
   });
 }
@@ -103,7 +112,7 @@ void SimWorld::plan_failure(Nanoseconds within) {
 /// Causes the events that have not occurred yet, as far as the workload causes them itself.
 void SimWorld::hurry() {
   const Nanoseconds soon = pace_ * 2;
-  if (!happened(SimEvent::kills)) kill(any_node());
+  if (!happened(SimEvent::kills)) kill(hosts_[any_host()].current);
   if (!happened(SimEvent::cuts) || !happened(SimEvent::cut_off)) plan_cut(soon);
   if (!happened(SimEvent::pauses)) plan_pause(soon);
   if (!happened(SimEvent::failed)) plan_failure(soon);
@@ -123,31 +132,44 @@ void SimWorld::copy_statistics() {
       {SimEvent::lost, s.packets_lost},
       {SimEvent::failed, s.failed},
       {SimEvent::kills, s.kills},
-      {SimEvent::restarts, s.restarts}};
+      {SimEvent::restarts, s.restarts},
+      {SimEvent::wakeups, s.wakeups}};
   for (const auto& [event, times] : counted)
     outcome_.happened[static_cast<std::size_t>(event)] = times;
 }
 
 void SimWorld::mark(NodeId a, NodeId b) {
-  const auto between = [a, b](const SimPath& p) {
-    return (p.from == a && p.to == b) || (p.from == b && p.to == a);
+  const auto between = [this, a, b](const SimPath& p) {
+    return (home(p.from) == a && p.may_reach(b)) || (home(p.from) == b && p.may_reach(a));
   };
   for (SimSession& s : sessions_) s.troubled = s.troubled || (!s.over && between(s));
   for (SimLink& l : links_) l.troubled = l.troubled || (!l.over && between(l));
 }
 
-/// Marks the node's connections: a failed work request ends them, but no datagram session.
-void SimWorld::mark(NodeId node) {
-  for (SimLink& l : links_) l.troubled = l.troubled || l.from == node || l.to == node;
+/// Marks the host's connections: a failed work request ends them, but no datagram session.
+void SimWorld::mark(NodeId host) {
+  for (SimLink& l : links_) l.troubled = l.troubled || home(l.from) == host || l.may_reach(host);
 }
 
-bool SimWorld::in_trouble(NodeId a, NodeId b) const {
-  return !sim_.alive(a) || !sim_.alive(b) || cuts_.contains(std::minmax(a, b));
+bool SimWorld::in_trouble(const SimPath& p) const {
+  return !sim_.alive(p.from) ||
+         std::any_of(p.targets.begin(), p.targets.end(), [&](const auto& target) {
+           return !sim_.alive(hosts_[target.first].current) ||
+                  cuts_.contains(std::minmax(home(p.from), target.first));
+         });
 }
 
-void SimWorld::kill(NodeId node) {
+void SimWorld::kill(NodeId node, std::optional<Nanoseconds> down) {
   if (winding_up_ || !sim_.alive(node)) return;
-  for (NodeId other = 0; other < sim_.size(); ++other) mark(node, other);
+  for (NodeId other = 0; other < hosts_.size(); ++other) mark(home(node), other);
+  end_actor(node);
+  if (!actors_[node].is_retired) hosts_[home(node)].good_since = kNeverGood;
+  if (!down) down = 1ms + below(sim_.chance(0.7) ? 3ms : 300ms);
+  sim_.at(sim_.now() + *down, [this, node] { restart_later(node); });
+}
+
+/// Kills a node, and takes it out of the accounts.
+void SimWorld::end_actor(NodeId node) {
   for (SimSession& s : sessions_) s.over = s.over || s.from == node;
   for (SimLink& l : links_) l.over = l.over || l.from == node;
   for (SimCall& c : calls_) {
@@ -166,14 +188,20 @@ void SimWorld::kill(NodeId node) {
   if (auto killed = sim_.kill(node); !killed) return fail("{}", killed.error().message());
   // The callback may belong to a node that is about to go; kept bytes outlive it in either case.
   sim_.at(sim_.now() + below(1ms), [this, node] { drop_kept(actors_[node], 0); });
-  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms),
-          [this, node] { restart_later(node); });
 }
 
 void SimWorld::restart_later(NodeId node) {
   if (sim_.alive(node)) return;
   drop_kept(actors_[node], 0);
-  actors_[node].shaky = false;
+  SimActor& actor = actors_[node];
+  SimHost& host = hosts_[actor.host];
+  if (actor.is_retired) {
+    if (host.current != node) host.spare = node;
+    return;
+  }
+  host.shaky = false;
+  renew(actor);
+  if (has_keys_) rotate_keys(actor.host);
   if (auto begun = sim_.restart(node); !begun) return fail("{}", begun.error().message());
   serve(node);
   listen(node);
@@ -189,6 +217,7 @@ void SimWorld::cut(NodeId a, NodeId b) {
 
 void SimWorld::heal(NodeId a, NodeId b) {
   mark(a, b);
+  healed_[std::minmax(a, b)] = sim_.now();
   cuts_.erase(std::minmax(a, b));
   (void)sim_.heal(a, b);
 }
@@ -196,8 +225,8 @@ void SimWorld::heal(NodeId a, NodeId b) {
 void SimWorld::end_trouble() {
   while (!cuts_.empty()) heal(cuts_.begin()->first, cuts_.begin()->second);
   (void)sim_.set_faults({});
-  for (NodeId from = 0; from < sim_.size(); ++from) {
-    for (NodeId to = 0; to < sim_.size(); ++to) {
+  for (NodeId from = 0; from < hosts_.size(); ++from) {
+    for (NodeId to = 0; to < hosts_.size(); ++to) {
       if (from != to) (void)sim_.set_faults(from, to, {});
     }
   }

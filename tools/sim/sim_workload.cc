@@ -78,12 +78,38 @@ const char* name_of(SimEvent event) noexcept {
       return "sessions closed";
     case SimEvent::reopened:
       return "sessions opened again";
+    case SimEvent::drains:
+      return "engines drained";
+    case SimEvent::whole_drains:
+      return "engines drained within their time";
+    case SimEvent::handovers:
+      return "listeners handed over";
+    case SimEvent::failovers:
+      return "sessions and connections that went to another address";
+    case SimEvent::held_off:
+      return "sessions and connections that came back when they were asked to";
+    case SimEvent::strangers:
+      return "strangers refused";
+    case SimEvent::rotations:
+      return "nodes started with newer keys";
+    case SimEvent::wakeups:
+      return "sleeps ended by what came";
   }
   return "";
 }
 
 SimWorld::SimWorld(Simulation simulation, const SimWorkload& workload)
     : workload_(workload), sim_(std::move(simulation)) {}
+
+/// A run has each of these features by chance.
+void SimWorld::choose_features() {
+  has_keys_ = sim_.chance(0.15);
+  first_key_stage_ = static_cast<std::uint32_t>(sim_.random(3));
+  has_drains_ = sim_.chance(0.4);
+  has_handovers_ = sim_.chance(0.3);
+  has_failovers_ = sim_.chance(0.4);
+  has_sleepers_ = sim_.chance(0.3);
+}
 
 void SimWorld::build() {
   const std::array<Nanoseconds, 4> paces = {30us, 200us, 1ms, 5ms};
@@ -92,17 +118,25 @@ void SimWorld::build() {
   Config config = config_of(sim_);
   const auto nodes = static_cast<NodeId>(8 + sim_.random(3));
   const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
+  choose_features();
   for (NodeId node = 0; node < nodes; ++node) {
-    actors_.emplace_back().connects = sim_.chance(without);
+    SimHost& host = hosts_.emplace_back();
+    host.current = node;
+    host.connects = sim_.chance(without);
     config.rpc.direct_datagrams = sim_.chance(0.3) ? DirectPath::off : DirectPath::automatic;
-    config.rpc.transport =
-        actors_.back().connects ? RpcTransport::connection : RpcTransport::automatic;
+    config.rpc.transport = host.connects ? RpcTransport::connection : RpcTransport::automatic;
+    if (has_keys_) config.security.key_file = add_key_file(host);
+    host.config = config;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
+    add_actor(node);  // its own host
   }
   outcome_.nodes = nodes;
+  if (has_keys_) add_strangers(config);
   long_calls_ = 0.02 + 0.02 * static_cast<double>(sim_.random(10));
   choose_faults();
   plan_trouble();
+  plan_departures();
+  watch_reconnects();
   for (NodeId node = 0; node < nodes; ++node) {
     serve(node);
     listen(node);
@@ -112,9 +146,7 @@ void SimWorld::build() {
 
 /// Starts the sessions and connections of a node.
 void SimWorld::start_actor(NodeId node) {
-  const auto other = [&] {
-    return (node + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
-  };
+  const auto other = [&] { return other_host(home(node)); };
   if (winding_up_) return;
   for (std::uint64_t i = 1 + sim_.random(3); i != 0; --i) open_session(node, other());
   if (sim_.chance(0.6)) connect(node, other());
@@ -128,6 +160,7 @@ void SimWorld::plan_act(NodeId node) {
 
 void SimWorld::act(NodeId node, std::uint32_t incarnation) {
   if (!is_incarnation(node, incarnation) || winding_up_) return;
+  if (is_leaving(node)) return plan_act(node);
   const auto usable = [](std::vector<std::uint32_t>& ours, const auto& paths) {
     std::erase_if(ours, [&](std::uint32_t i) { return paths[i].over || paths[i].closing; });
     std::vector<std::uint32_t> found;
@@ -160,6 +193,7 @@ void SimWorld::act(NodeId node, std::uint32_t incarnation) {
   } else {
     drop_kept(actors_[node], 0);
   }
+  rouse(node);
   plan_act(node);
 }
 
@@ -169,21 +203,15 @@ void SimWorld::act(NodeId node, std::uint32_t incarnation) {
 bool SimWorld::settle() {
   winding_up_ = true;
   end_trouble();
-  const auto all_alive = [this] {
-    for (NodeId node = 0; node < sim_.size(); ++node) {
-      if (!sim_.alive(node)) return false;
-    }
-    return true;
-  };
-  if (sim_.run_until([&] { return failed() || (all_alive() && unended_ == 0 && unsent_ == 0); },
-                     kLongest))
-    return !failed();
+  const auto at_rest = [this] { return is_everyone_back() && unended_ == 0 && unsent_ == 0; };
+  if (sim_.run_until([&] { return failed() || at_rest(); }, kLongest))
+    return !failed() && await_reconnects();
   fail("{} calls and {} messages do not end", unended_, unsent_);
   for (std::uint64_t i = 0; i < calls_.size(); ++i) {
     const SimCall& c = calls_[i];
     if (c.accepted && c.ended == 0 && !c.orphan)
       fail("call {} from {} to {} does not end", i, sessions_[c.session].from,
-           sessions_[c.session].to);
+           sessions_[c.session].to());
   }
   return false;
 }
@@ -193,7 +221,9 @@ bool SimWorld::probe() {
   probing_ = true;
   worst_loss_ = 0;
   const auto first = static_cast<std::uint32_t>(sessions_.size());
-  for (NodeId node = 0; node < sim_.size(); ++node) open_session(node, (node + 1) % sim_.size());
+  const auto hosts = static_cast<NodeId>(hosts_.size());
+  for (NodeId host = 0; host < hosts; ++host)
+    open_session(hosts_[host].current, (host + 1) % hosts);
   const auto opened = [&] {
     return failed() || std::all_of(sessions_.begin() + first, sessions_.end(),
                                    [](const SimSession& s) { return s.ready; });
@@ -214,6 +244,7 @@ bool SimWorld::probe() {
 }
 
 bool SimWorld::close_all() {
+  is_closing_ = true;
   for (std::uint32_t i = 0; i < sessions_.size(); ++i) {
     if (!sessions_[i].over) close_session(i);
   }
@@ -222,9 +253,13 @@ bool SimWorld::close_all() {
     l.closing = true;
     (void)l.handle.close();
   }
-  for (NodeId node = 0; node < sim_.size(); ++node) drop_kept(actors_[node], 0);
+  for (NodeId node = 0; node < sim_.size(); ++node) {
+    drop_kept(actors_[node], 0);
+    rouse(node);
+  }
   const auto quiet = [this] {
     for (NodeId node = 0; node < sim_.size(); ++node) {
+      if (!sim_.alive(node)) continue;
       const RpcStats r = sim_.engine(node).rpc_stats();
       if (r.sessions != 0 || r.served_sessions != 0 || sim_.engine(node).stats().connections != 0)
         return false;
@@ -238,6 +273,9 @@ bool SimWorld::close_all() {
 
 void SimWorld::audit() {
   if (auto good = sim_.audit(); !good) fail("{}", good.error().message());
+  if (const std::uint64_t missed = sim_.stats().missed_wakeups; missed != 0)
+    fail("{} sleeping nodes were not woken for what came", missed);
+  audit_departures();
 }
 
 /// The final account.
@@ -245,6 +283,7 @@ void SimWorld::judge() {
   sim_.run_for(5ms);  // lets the last packets arrive
   audit();
   for (NodeId node = 0; node < sim_.size(); ++node) {
+    if (!sim_.alive(node)) continue;
     for (const Pool pool : {Pool::send, Pool::lease, Pool::rendezvous}) {
       const MemoryStats memory = sim_.engine(node).memory_stats(pool);
       if (memory.blocks_used != 0)
@@ -279,7 +318,8 @@ bool SimWorld::goes_on() {
   for (std::size_t i = 0; i < kSimEvents; ++i) {
     const auto event = static_cast<SimEvent>(i);
     // A killed node always restarts later.
-    complete = complete && (happened(event) || event == SimEvent::restarts);
+    complete =
+        complete && (happened(event) || event == SimEvent::restarts || event >= kFirstRareEvent);
   }
   if (complete || goal_ >= std::uint64_t{2} * workload_.calls) return false;
   goal_ += 1 + workload_.calls / 10;
@@ -304,6 +344,7 @@ SimOutcome SimWorld::run() {
   outcome_.stats = sim_.stats();
   copy_statistics();
   for (SimActor& actor : actors_) actor.kept.clear();
+  close_descriptors();
   return std::move(outcome_);
 }
 

@@ -16,8 +16,8 @@ struct SimWorkload {
   std::uint32_t calls = 240;  ///< least number of calls
 };
 
-/// Events that a run should contain. Each can occur in each run; a run goes on for a while if one
-/// is missing.
+/// Events that a run should contain; a run goes on for a while if one is missing. From
+/// kFirstRareEvent on they belong to features that a run has by chance.
 enum class SimEvent : std::uint8_t {
   dropped,  ///< datagrams, as in the next five
   duplicated,
@@ -38,9 +38,20 @@ enum class SimEvent : std::uint8_t {
   timed_out,  ///< calls whose deadlines passed
   messages,   ///< delivered
   closed,     ///< sessions closed by their own end
-  reopened    ///< sessions that were interrupted, and ready again
+  reopened,   ///< sessions that were interrupted, and ready again
+  // Events that not every run can contain.
+  drains,        ///< engines whose drain ended
+  whole_drains,  ///< of these, drains that cut nothing off
+  handovers,     ///< listeners taken over by a successor
+  failovers,     ///< sessions and connections that became ready at another address than the last
+  held_off,      ///< that came back to an address that had asked them to wait
+  strangers,     ///< sessions and connections refused for want of the key
+  rotations,     ///< nodes started again with newer keys
+  wakeups        ///< sleeps of nodes that something ended
 };
-inline constexpr std::size_t kSimEvents = 20;
+inline constexpr std::size_t kSimEvents = 28;
+/// The first event that not every run can contain.
+inline constexpr SimEvent kFirstRareEvent = SimEvent::drains;
 [[nodiscard]] const char* name_of(SimEvent event) noexcept;
 
 struct SimOutcome {

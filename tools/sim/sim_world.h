@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -17,6 +20,9 @@
 namespace spinwire::tools {
 
 using namespace std::chrono_literals;
+
+inline constexpr Nanoseconds kNeverGood = Nanoseconds::max();
+inline constexpr Nanoseconds kLongestHoldOff = 30ms;  ///< of nodes that drain
 
 enum SimMethod : Method {
   kSimTiny = 1,  ///< too short to carry the call's number; echoes the bytes
@@ -31,27 +37,45 @@ enum SimMethod : Method {
 
 /// A session or connection, and what may have disturbed it.
 struct SimPath {
-  NodeId from = 0;
-  NodeId to = 0;
-  std::uint32_t incarnation = 0;     ///< of the opening node
-  std::uint32_t to_incarnation = 0;  ///< of the other node, when it was opened
+  NodeId from = 0;  ///< a node
+  /// Hosts, in the order in which they are tried, and until when they asked us to wait; 0: they did
+  /// not.
+  std::vector<std::pair<NodeId, Nanoseconds>> targets;
+  std::size_t place = 0;          ///< of the target that is connected, or was last
+  std::uint32_t incarnation = 0;  ///< of the opening node
+  Nanoseconds down_since{0};      ///< unless it is ready
+  Nanoseconds ready_at{0};
+  Nanoseconds timeout{0};  ///< of each attempt
+  bool reconnects = false;
+  bool interrupted = false;  ///< and not ready since
+  bool leaving = false;      ///< an end drains, or did
   bool ready = false;
   bool over = false;      ///< on_closed has run, or the opening node has died
   bool closing = false;   ///< by its own end
   bool troubled = false;  ///< an end was dead or the link between them cut
+
+  /// The host of the other end.
+  [[nodiscard]] NodeId to() const noexcept { return targets[place].first; }
+  [[nodiscard]] bool may_reach(NodeId host) const noexcept {
+    return std::any_of(targets.begin(), targets.end(),
+                       [host](const auto& target) { return target.first == host; });
+  }
 };
 
 struct SimSession : SimPath {
   bool shaken = false;     ///< its connection for long calls may have been closed
   bool connected = false;  ///< all calls use a connection: an end has no datagrams
-  bool reconnects = false;
-  bool waits = false;        ///< its calls wait until it is ready
-  bool interrupted = false;  ///< and not ready since
+  bool waits = false;      ///< its calls wait until it is ready
+  /// Its server has given its listener away. A successor at the address of a server that is not
+  /// heard for a moment looks like the server's next incarnation.
+  bool moved = false;
   Session handle;
 };
 
 struct SimLink : SimPath {
   Connection handle;
+  std::uint32_t epoch = 0;            ///< how often it was ready
+  std::uint32_t delivered_epoch = 0;  ///< of the messages that arrive
   std::uint64_t sent = 0;
   std::uint64_t delivered = 0;
 };
@@ -80,6 +104,7 @@ struct SimCall {
 struct SimMessage {
   std::uint32_t link = 0;
   std::uint64_t place = 0;  ///< position among the messages of its connection, from 1
+  std::uint32_t epoch = 0;  ///< SimLink::epoch
   std::uint32_t size = 0;
   std::uint32_t ended = 0;
   std::uint32_t delivered = 0;
@@ -98,13 +123,33 @@ struct SimActor {
   std::vector<std::uint32_t> sessions;  ///< opened here; some may be over
   std::vector<std::uint32_t> links;
   std::deque<SimKept> kept;
+  NodeId host = 0;
   bool dies_in_handler = false;
-  bool shaky = false;     ///< a work request of its device will fail
-  bool connects = false;  ///< its calls use connections only
+  bool is_retired = false;  ///< a successor has its listener, or gets it
+  bool is_drained = false;
+  Nanoseconds drained_by{0};           ///< the drain ends until then; 0: there is none
+  Nanoseconds cut_off_at{kNeverGood};  ///< the drain is cut off then
+  std::uint32_t served_limit = 0;      ///< of a node that drains: most sessions that it may serve
 };
 
-/// One run. sim_workload.cc drives it, sim_calls.cc calls and serves, sim_messages.cc sends,
-/// sim_trouble.cc causes faults.
+/// Where nodes listen. Nodes take turns there when listeners are handed over.
+struct SimHost {
+  Config config;
+  NodeId current = 0;           ///< the node that listens
+  std::optional<NodeId> spare;  ///< a former one, dead
+  int listener = -1;            ///< the socket, while it is handed over
+  Nanoseconds good_since{0};    ///< somebody accepts since; kNeverGood: nobody does
+  Nanoseconds paused_until{0};
+  bool has_drained = false;     ///< said goodbye
+  bool shaky = false;           ///< a work request of its device will fail
+  bool connects = false;        ///< its calls use connections only
+  int key_file = -1;            ///< descriptor
+  std::uint32_t key_stage = 0;  ///< of a rotation
+};
+
+/// One run. sim_workload.cc drives it, sim_sessions.cc opens sessions, sim_calls.cc calls and
+/// serves, sim_messages.cc sends, sim_trouble.cc causes faults, sim_departures.cc drains and hands
+/// over, sim_paths.cc judges reconnecting, sim_keys.cc has keys and strangers.
 class SimWorld {
  public:
   SimWorld(Simulation simulation, const SimWorkload& workload);
@@ -141,6 +186,7 @@ class SimWorld {
   void act(NodeId node, std::uint32_t incarnation);
   void plan_act(NodeId node);
   void start_actor(NodeId node);
+  void choose_features();
   void copy_statistics();
   bool goes_on();
   bool settle();
@@ -177,8 +223,61 @@ class SimWorld {
   void keep(NodeId node, BufferSlice slice, std::uint64_t number, bool of_reply);
   void drop_kept(SimActor& actor, std::size_t leave);
 
+  // Paths: sessions and connections.
+  [[nodiscard]] NodeId home(NodeId node) const { return actors_[node].host; }
+  NodeId other_host(NodeId host);
+  /// Chooses the addresses.
+  void choose_targets(SimPath& p, NodeId from, NodeId to);
+  [[nodiscard]] static std::vector<std::string> alternatives(const SimPath& p);
+  void on_path_ready(SimPath& p, const char* kind, std::uint32_t index, std::string_view peer);
+  void on_path_down(SimPath& p, const char* kind, std::uint32_t index, const Error& why);
+  [[nodiscard]] bool is_cut_off(const SimPath& p) const;
+  /// Whether the end that the error reports has a reason that is not the library's.
+  [[nodiscard]] bool has_reason(const SimPath& p, const Error& why) const;
+  [[nodiscard]] Nanoseconds reachable_since(NodeId from, const SimPath& p) const;
+  [[nodiscard]] Nanoseconds longest_absence(const SimPath& p) const;
+  [[nodiscard]] bool is_away(const SimPath& p) const;
+  void check_reconnect(const SimPath& p, const char* kind, std::size_t index);
+  void watch_reconnects();
+  bool await_reconnects();
+
+  // Departures.
+  void add_actor(NodeId host);
+  /// Wakes a node for what was started on its engine between polls.
+  void rouse(NodeId node) { (void)sim_.engine(node).wake(); }
+  /// Called in a callback: the node must be polled again before it sleeps.
+  void rouse_inside(NodeId node);
+  [[nodiscard]] bool is_leaving(NodeId node) const { return actors_[node].drained_by.count() != 0; }
+  /// Takes the actor for a node that starts.
+  void renew(SimActor& actor);
+  /// Whether a node of the host drains.
+  [[nodiscard]] bool has_leaving(NodeId host) const;
+  /// Whether a node that has given its listener away lives on the host.
+  [[nodiscard]] bool has_former(NodeId host) const;
+  [[nodiscard]] bool is_everyone_back() const;
+  void plan_departures();
+  void drain(NodeId node);
+  void on_drained(NodeId node, const DrainReport& report);
+  void leave(NodeId node, std::uint32_t incarnation);
+  void hand_over(NodeId host);
+  void start_successor(NodeId host);
+  void audit_departures();
+  void on_peer_request(NodeId node, PeerRequest& request);
+  void close_descriptors() noexcept;
+
+  // Keys.
+  int make_key_file(std::string_view text);
+  std::string add_key_file(SimHost& host);
+  void rotate_keys(NodeId host);
+  void add_strangers(Config config);
+  void plan_stranger(NodeId stranger);
+  void meet_stranger(NodeId from, const std::string& address);
+  void on_stranger_refused(NodeId from, const Error& why);
+
   // Messages.
   void connect(NodeId from, NodeId to);
+  void on_link_ready(std::uint32_t link);
+  void on_link_interrupted(std::uint32_t link, const Error& why);
   void listen(NodeId node);
   void send_message(std::uint32_t link);
   void on_message(NodeId node, Message& message);
@@ -187,7 +286,7 @@ class SimWorld {
 
   // Trouble.
   void choose_faults();
-  [[nodiscard]] NodeId any_node();
+  [[nodiscard]] NodeId any_host();
   NetworkFaults draw_faults(double worst, bool of_each);
   void plan_trouble();
   void plan_kill(Nanoseconds within);
@@ -195,14 +294,16 @@ class SimWorld {
   void plan_pause(Nanoseconds within);
   void plan_failure(Nanoseconds within);
   void hurry();
-  void kill(NodeId node);
+  /// It starts again after `down`, if that is given.
+  void kill(NodeId node, std::optional<Nanoseconds> down = {});
+  void end_actor(NodeId node);
   void restart_later(NodeId node);
   void cut(NodeId a, NodeId b);
   void heal(NodeId a, NodeId b);
   void end_trouble();
   void mark(NodeId a, NodeId b);
-  void mark(NodeId node);
-  [[nodiscard]] bool in_trouble(NodeId a, NodeId b) const;
+  void mark(NodeId host);
+  [[nodiscard]] bool in_trouble(const SimPath& p) const;
 
   const SimWorkload workload_;
   SimOutcome outcome_;
@@ -211,8 +312,10 @@ class SimWorld {
   std::deque<SimLink> links_;
   std::deque<SimCall> calls_;
   std::deque<SimMessage> messages_;
-  std::deque<SimActor> actors_;
-  std::set<std::pair<NodeId, NodeId>> cuts_;
+  std::deque<SimActor> actors_;  ///< one for each node
+  std::deque<SimHost> hosts_;    ///< of the nodes that belong together: neither of strangers
+  std::set<std::pair<NodeId, NodeId>> cuts_;                 ///< of hosts
+  std::map<std::pair<NodeId, NodeId>, Nanoseconds> healed_;  ///< when cuts were last healed
   std::vector<std::uint64_t> open_calls_;  ///< accepted; some may have ended since
   Simulation sim_;
   Nanoseconds pace_{0};   ///< average time between two acts of a node
@@ -222,6 +325,14 @@ class SimWorld {
   std::uint64_t goal_ = 0;   ///< calls to begin before the run ends
   bool winding_up_ = false;  ///< no new calls but probes
   bool probing_ = false;
+  bool is_closing_ = false;  ///< everything is being closed
+  bool has_keys_ = false;
+  bool has_drains_ = false;
+  bool has_handovers_ = false;
+  bool has_failovers_ = false;
+  bool has_sleepers_ = false;
+  std::uint32_t first_key_stage_ = 0;
+  std::vector<int> key_files_;  ///< descriptors
   std::uint64_t tiny_begun_ = 0;
   std::uint64_t tiny_runs_ = 0;
   std::uint64_t unended_ = 0;  ///< calls that have not ended
