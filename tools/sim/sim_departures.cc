@@ -159,6 +159,7 @@ void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   if (!is_incarnation(node, incarnation)) return;
   SimActor& actor = actors_[node];
   actor.cut_off_at = kNeverGood;
+  hosts_[actor.host].left_at = sim_.now();
   if (!actor.is_retired) {
     // Whoever was about to be refused finds nobody.
     const auto loses = [&](SimPath& p) {

@@ -47,7 +47,8 @@ void SimWorld::on_path_ready(SimPath& p, const char* kind, std::uint32_t index,
   if (place != p.place) count(SimEvent::failovers);
   p.place = place;
   p.ready_at = sim_.now();
-  p.leaving = is_leaving(p.from) || has_leaving(p.to());
+  const bool has_left = sim_.now() - hosts_[p.to()].left_at < slack_;  // what it sent is under way
+  p.leaving = is_leaving(p.from) || has_leaving(p.to()) || has_left;
   Nanoseconds& not_before = found->second;
   if (not_before.count() == 0) return;
   if (sim_.now() < not_before)

@@ -140,11 +140,12 @@ struct SimHost {
   int listener = -1;            ///< the socket, while it is handed over
   Nanoseconds good_since{0};    ///< somebody accepts since; kNeverGood: nobody does
   Nanoseconds paused_until{0};
-  bool has_drained = false;     ///< said goodbye
-  bool shaky = false;           ///< a work request of its device will fail
-  bool connects = false;        ///< its calls use connections only
-  int key_file = -1;            ///< descriptor
-  std::uint32_t key_stage = 0;  ///< of a rotation
+  Nanoseconds left_at = Nanoseconds::min() / 2;  ///< when a node that had drained ended
+  bool has_drained = false;                      ///< said goodbye
+  bool shaky = false;                            ///< a work request of its device will fail
+  bool connects = false;                         ///< its calls use connections only
+  int key_file = -1;                             ///< descriptor
+  std::uint32_t key_stage = 0;                   ///< of a rotation
 };
 
 /// One run. sim_workload.cc drives it, sim_sessions.cc opens sessions, sim_calls.cc calls and
