@@ -1,4 +1,7 @@
-// Counts 8-byte WRITEs, from the call to the completion callback: count-write OPERATIONS.
+// Counts 8-byte WRITEs, from the call to the completion callback, WINDOW at a time:
+// count-write WINDOW OPERATIONS.
+#include <cstdlib>
+
 #include "common/setup.h"
 
 using namespace spinwire;
@@ -6,6 +9,9 @@ using namespace spinwire;
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
   bench::step_time();
+  const unsigned long window = argc == 3 ? std::strtoul(argv[1], nullptr, 10) : 0;
+  if (window == 0 || window > 64 || operations % window != 0)
+    bench::give_up("arguments: WINDOW (1 to 64) OPERATIONS (a multiple)");
   bench::Pair pair(bench::hot_path_config());
   Buffer local = pair.near.allocate(8);
   Buffer remote = pair.far.allocate(8, Pool::lease);
@@ -13,16 +19,21 @@ int main(int argc, char** argv) {
   const BufferSlice from = local.slice();
   Connection& connection = pair.connections.front();
   std::uint64_t done = 0;
-  const auto work = [&] {
-    bench::advance_time();
-    const std::uint64_t before = done;
-    const Status status = connection.write(from, target, [&done](const Completion& c) {
+  const auto start = [&](Post post) {
+    const auto end = [&done](const Completion& c) {
       if (c.status != Status::ok) bench::give_up(to_string(c.status));
       ++done;
-    });
+    };
+    const Status status = connection.write(from, target, end, post);
     if (status != Status::ok) bench::give_up(to_string(status));
-    while (done == before) pair.near.poll();
+  };
+  const auto work = [&] {
+    bench::advance_time();
+    const std::uint64_t after = done + window;
+    for (unsigned long i = 1; i < window; ++i) start(Post::defer);
+    start(Post::automatic);
+    while (done != after) pair.near.poll();
   };
   for (int i = 0; i < 64; ++i) work();
-  bench::measured(operations, work);
+  bench::measured(operations / window, work);
 }

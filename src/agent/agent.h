@@ -110,6 +110,15 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
 /// Posts the agent's deferred operations with one doorbell. Always ok: operations that the device
 /// refuses end with that error.
 Status flush(EngineContext& ctx, Agent& a) noexcept;
+/// Runs deferred READs and WRITEs at once, where the device can: ran_operations.cc. The rest stays
+/// deferred.
+void run_deferred(EngineContext& ctx, Agent& a) noexcept;
+/// Ends the operations that have run so. Returns their number.
+std::uint32_t end_ran_operations(EngineContext& ctx) noexcept;
+/// Has the next poll do that.
+void await_ran_operations(EngineContext& ctx) noexcept;
+/// The agent ends.
+void forget_ran_operations(EngineContext& ctx, Agent& a) noexcept;
 /// Shows the peers what direct sends have written.
 inline void publish_direct(EngineContext& ctx) noexcept {
   if (!std::exchange(ctx.direct_unpublished, false)) return;
@@ -117,10 +126,16 @@ inline void publish_direct(EngineContext& ctx) noexcept {
   ++ctx.direct_round->number;
   if (ctx.direct_round->has_held_lines) ctx.direct->publish(ctx.device->context());
 }
-/// Posts the deferred operations of all agents, and publishes direct messages.
+/// Posts the deferred operations of all agents, and publishes direct messages. Those that have run
+/// at once end in this poll: end_ran_operations().
 void flush_listed_agents(EngineContext& ctx) noexcept;
-inline void flush_queued_agents(EngineContext& ctx) noexcept {
+inline void flush_in_poll(EngineContext& ctx) noexcept {
   if (ctx.flush_queue.count() != 0 || ctx.direct_unpublished) flush_listed_agents(ctx);
+}
+/// The same, but they end in the next poll.
+inline void flush_queued_agents(EngineContext& ctx) noexcept {
+  flush_in_poll(ctx);
+  await_ran_operations(ctx);
 }
 /// Posts what the application has deferred, receives first: on one connection, or on all.
 inline Status flush_application(EngineContext& ctx, Agent& a) noexcept {
@@ -171,8 +186,9 @@ inline void release_what_was_read(EngineContext& ctx) noexcept {
 }
 /// Gives a message to the application.
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;
-/// Refills and posts receives, flushes operations, advertises credit.
-void run_deferred_work(EngineContext& ctx) noexcept;
+/// Refills and posts receives, flushes operations, advertises credit. Returns the number of
+/// operations that ended.
+std::uint32_t run_deferred_work(EngineContext& ctx) noexcept;
 /// 0 if run_deferred_work() has nothing to do, unless this poll handles completions.
 inline std::uint64_t listed_work(const EngineContext& ctx) noexcept {
   return std::bit_cast<std::uint64_t>(ctx.work);
@@ -181,12 +197,13 @@ inline std::uint64_t listed_work(const EngineContext& ctx) noexcept {
 inline bool has_deferred_work(const EngineContext& ctx) noexcept {
   return listed_work(ctx) != 0 || ctx.queued_agents != 0;
 }
-/// The end of a poll.
-inline void end_poll(EngineContext& ctx) noexcept {
+/// The end of a poll. Returns the number of operations that ended.
+inline std::uint32_t end_poll(EngineContext& ctx) noexcept {
   const bool idle = (listed_work(ctx) | ctx.queued_agents | ctx.receive_shortage) == 0 &&
                     ctx.receives.count() < ctx.list_length;
-  if (!idle) run_deferred_work(ctx);
+  const std::uint32_t ended = idle ? 0 : run_deferred_work(ctx);
   publish_direct(ctx);
+  return ended;
 }
 /// Whether callbacks run in the next poll, whatever it finds.
 [[nodiscard]] inline bool has_callbacks_due(const EngineContext& ctx) noexcept {

@@ -57,6 +57,11 @@ void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) no
   end(ctx, a, op, status);
 }
 
+/// Ends the oldest operation, of a queue pair that is gone.
+inline void end_flushed(EngineContext& ctx, Agent& a) noexcept {
+  end_posted(ctx, a, a.send_queue.posted->has_run ? Status::ok : Status::flushed);
+}
+
 /// A send completion. Returns the number of operations that it ended.
 [[gnu::always_inline]] inline std::uint32_t on_send_completion(EngineContext& ctx,
                                                                const ibv_wc& wc) noexcept {

@@ -10,7 +10,7 @@
 
 namespace spinwire::agent {
 
-void run_deferred_work(EngineContext& ctx) noexcept {
+std::uint32_t run_deferred_work(EngineContext& ctx) noexcept {
   if (ctx.receive_shortage != 0) [[unlikely]]
     fill_empty_slots(ctx);
   // Post receives first: credit is advertised for them.
@@ -19,17 +19,24 @@ void run_deferred_work(EngineContext& ctx) noexcept {
     if (ctx.raw != nullptr) post_queued_raw_receives(ctx);
     post_rendezvous_reads(ctx);
   }
-  flush_queued_agents(ctx);
+  flush_in_poll(ctx);
+  std::uint32_t ended = 0;
+  if (!ctx.ran_agents.empty()) {
+    ended = end_ran_operations(ctx);
+    flush_in_poll(ctx);
+  }
   if (ctx.end_of_poll_list.count() != 0) {
     visit_listed_agents(ctx);
     // Run callbacks last, so that operations that they cancel are listed for the next poll.
     if (!ctx.cancellations.empty()) run_cancel_callbacks(ctx);
     if (ctx.raw != nullptr) run_posted_callbacks(ctx);
-    flush_queued_agents(ctx);
+    flush_in_poll(ctx);
   }
   if (!ctx.room_waiters.empty()) [[unlikely]] {
     run_room_callbacks(ctx);
   }
+  await_ran_operations(ctx);
+  return ended;
 }
 
 bool awaits_unannounced(const EngineContext& ctx) noexcept {

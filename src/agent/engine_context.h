@@ -216,6 +216,13 @@ enum class LossProbe : std::uint8_t { none, under_way, over };
 
 Agent*& next_credit_waiter(Agent& a) noexcept;
 Agent*& next_room_waiter(Agent& a) noexcept;
+Agent*& next_that_ran(Agent& a) noexcept;
+
+/// An agent in EngineContext::ran_agents.
+struct RanLink {
+  Agent* next = nullptr;
+  bool is_listed = false;
+};
 
 enum class Room : std::uint8_t;
 /// Waiting for room; see room_waiters.h.
@@ -326,6 +333,7 @@ struct alignas(128) Agent {
   ControlQueue control_queue;
   LeaseTable leases;
   RoomWait room;
+  RanLink ran;
   Setup setup;
   Peer peer;
   OwnCell own_cell;
@@ -458,7 +466,9 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
   AgentList flush_queue;            ///< with deferred operations
   AgentList end_of_poll_list;       ///< with credit, control messages, receives or callbacks due
-  std::byte* staging = nullptr;     ///< kStagingBytes for each operation
+  /// Agents with operations that have run without a completion, and end in the next poll.
+  base::RoundQueue<next_that_ran> ran_agents;
+  std::byte* staging = nullptr;  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
   // Cold.
   SourceLedger sources;

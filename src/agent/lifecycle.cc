@@ -371,6 +371,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.receive_waiters.remove(a);
   stop_waiting_for_credit(ctx, a);
   stop_waiting_for_room(ctx, a);
+  forget_ran_operations(ctx, a);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (can_reconnect(ctx, a)) return back_off(ctx, a);
   ++ctx.stats.closed;

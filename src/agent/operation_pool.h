@@ -95,6 +95,7 @@ struct alignas(64) Operation {
   OperationKind kind;
   bool header_in_headroom;  ///< one element holds header and payload
   bool calls_back;          ///< `done` is set
+  bool has_run;  ///< without a completion: it only has to end, in EngineContext::ran_agents
   // The rest is valid while `kind` is `cancelled`.
   OperationKind was;
   bool with_device;
@@ -147,6 +148,7 @@ class OperationPool {
   /// Does so for a kind that the caller has at hand.
   void release(Operation& op, OperationKind kind) noexcept {
     op.wr.wr_id += std::uint64_t{1} << 32;
+    op.has_run = false;
     put(takes_users_record(kind) ? users_ : agents_, op);
   }
 

@@ -141,9 +141,19 @@ bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
 
 namespace {
 
+/// Whether an operation is a READ or a WRITE.
+inline bool is_one_sided(const Operation& op) noexcept {
+  return op.wr.opcode == IBV_WR_RDMA_WRITE || op.wr.opcode == IBV_WR_RDMA_READ;
+}
+
 inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
-  Operation* const first = a.send_queue.deferred;
+  Operation* first = a.send_queue.deferred;
   if (first == nullptr || a.stage != Stage::up) return;
+  if (is_one_sided(*first) && ctx.direct != nullptr) {
+    run_deferred(ctx, a);
+    first = a.send_queue.deferred;
+    if (first == nullptr) return;
+  }
   Operation& last = *a.send_queue.deferred_last;
   // The last message carries the latest grant.
   if (has_header(last.kind)) {
@@ -249,6 +259,7 @@ bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byt
 
 Status flush(EngineContext& ctx, Agent& a) noexcept {
   flush_one(ctx, a);
+  await_ran_operations(ctx);
   publish_direct(ctx);
   return Status::ok;
 }
@@ -275,7 +286,7 @@ void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
 void flush_all_operations(EngineContext& ctx, Agent& a) noexcept {
   if (a.send_queue.deferred != nullptr)
     join_deferred(a);  // a flush() in a callback must find nothing to post
-  while (a.send_queue.posted != nullptr) end_posted(ctx, a, Status::flushed);
+  while (a.send_queue.posted != nullptr) end_flushed(ctx, a);
   run_cancel_callbacks(ctx);
 }
 

@@ -59,7 +59,7 @@ int EngineCore::poll_busy(int count) noexcept {
   std::uint32_t events = count > 0 ? handle_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
     events += handle_further_batches();
-  agent::end_poll(context);
+  events += agent::end_poll(context);
   if (context.now >= schedule.next_control) [[unlikely]] {
     events += control_step(context.now);
     if (destroyed) return finish_destruction(events);

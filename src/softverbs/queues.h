@@ -20,6 +20,8 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
 /// Runs a work request on the peer's memory. False if it failed, or has to wait.
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
+/// Runs the READs and WRITEs at the head of a list. See DirectMessages::run.
+ibv_send_wr* run_at_once(Qp& qp, ibv_send_wr* wr) noexcept;
 /// Stores a word into the peer's memory, with the checks of a WRITE. See
 /// DirectMessages::write_word.
 bool write_word(Qp& qp, std::uint64_t address, std::uint32_t rkey, std::uint64_t word) noexcept;

@@ -272,6 +272,7 @@ TEST_F(HostileShares, ReadsThatNobodyAnswersDoNotStopTheMessagesOfOthers) {
   Config c = hostile_config();
   c.connections.peer_timeout = 1h;  // a silent peer is not lost
   c.memory.rendezvous_bytes = 16u << 20;
+  c.connections.direct_messages = spinwire::DirectPath::off;  // which includes READs at once
   Besieged t(c);
   LostRequests device(t, IBV_WR_RDMA_READ, 2);
   for (int i = 0; i < 2; ++i) {
@@ -295,6 +296,7 @@ TEST_F(HostileShares, ReadsOfOneHostLeaveHalfToOthersThatRead) {
   Config c = hostile_config();
   c.connections.peer_timeout = 1h;
   c.memory.rendezvous_bytes = 16u << 20;
+  c.connections.direct_messages = spinwire::DirectPath::off;  // which includes READs at once
   Besieged t(c);
   LostRequests device(t, IBV_WR_RDMA_READ, 3);
   for (int i = 0; i < 3; ++i) device.dead.push_back(t.agent_of(t.add_of_host()).qp->qp_num);

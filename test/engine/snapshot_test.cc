@@ -141,7 +141,7 @@ TEST(EngineSnapshot, ALongMessageIsOneOperationWhateverItTakes) {
       EXPECT_LE(c.stats().outstanding, 1u);
       return c.stats().outstanding == 0;
     }));
-    EXPECT_GE(most, 2u);
+    EXPECT_GE(most, sends_directly() ? 1u : 2u) << "a READ may end in the poll that posts it";
     EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
     ASSERT_TRUE(p.until([&] { return p.ends.server.snapshot().control == 0; }));
     EXPECT_EQ(p.server.messages, 1u);

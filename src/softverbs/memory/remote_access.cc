@@ -21,7 +21,8 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
 }
 
 /// Opens and maps object `index` of a peer in another process.
-MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
+[[gnu::cold, gnu::noinline]] MappedObject* map_object(Peer& peer, std::uint32_t index,
+                                                      std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
   std::uint64_t size = read_once(entry.size);

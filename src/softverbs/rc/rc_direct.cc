@@ -145,6 +145,10 @@ bool write_word(ibv_qp* base, std::uint64_t address, std::uint32_t rkey,
   return softverbs::write_word(*static_cast<Qp*>(base), address, rkey, word);
 }
 
+ibv_send_wr* run(ibv_qp* base, ibv_send_wr* list) noexcept {
+  return run_at_once(*static_cast<Qp*>(base), list);
+}
+
 std::atomic<std::uint64_t>* word(ibv_qp* base) noexcept {
   return &static_cast<Qp*>(base)->entry->word;
 }
@@ -210,9 +214,8 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 
 const DirectMessages& direct_messages() noexcept {
   static constexpr DirectMessages calls{
-      send,     round,         publish,   write_word,       word,
-      prefetch, prefetch_word, kLongest,  receive_in_place, longest_in_place,
-      reads,    take_lost,     send_parts};
+      send,          round,    publish,          write_word,       run,   word,      prefetch,
+      prefetch_word, kLongest, receive_in_place, longest_in_place, reads, take_lost, send_parts};
   return calls;
 }
 

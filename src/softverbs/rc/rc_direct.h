@@ -60,6 +60,11 @@ struct DirectMessages {
   /// would fail, or the memory cannot be reached by one store.
   bool (*write_word)(ibv_qp* qp, std::uint64_t address, std::uint32_t rkey,
                      std::uint64_t word) noexcept;
+  /// Runs READs and WRITEs at the head of a list of work requests, as posting them would, but
+  /// without completions. Returns the first one that it did not run; null: it ran all. None is run
+  /// while earlier work requests have not ended, or faults are injected. One that fails is left to
+  /// be posted, which reports why.
+  ibv_send_wr* (*run)(ibv_qp* qp, ibv_send_wr* list) noexcept;
   /// A word of the queue pair, which is 0 at first and there until the queue pair is destroyed.
   /// Once it is registered for the queue pair, write_word() of the peer reaches it by one cache
   /// line. By any other key it is memory like all. Set-up.
