@@ -73,8 +73,8 @@ bool clear_lane(Context& c, std::uint32_t index, std::uint64_t state) noexcept {
   Lane& lane = c.segment->lanes[index];
   std::memset(static_cast<void*>(&lane), 0, offsetof(Lane, data));
   // The kernel takes the pages of the data back; they are zeroed when they are touched again.
-  if (madvise(lane.data, sizeof lane.data, MADV_REMOVE) != 0)
-    std::memset(lane.data, 0, sizeof lane.data);
+  const LaneData data = data_of(*c.segment, index);
+  if (madvise(data.begin, data.size, MADV_REMOVE) != 0) std::memset(data.begin, 0, data.size);
   entry.state.store(lane_word(0, LaneState::free), std::memory_order_release);
   return true;
 }

@@ -69,11 +69,11 @@ TEST_F(HostileDirect, LengthsAndOffsetsOutsideTheData) {
   const struct {
     std::uint16_t length;
     std::uint32_t offset;
-  } cases[] = {{100, sv::kLaneData - 99},
-               {100, sv::kLaneData},
+  } cases[] = {{100, sv::kWideLaneData - 99},
+               {100, sv::kWideLaneData},
                {100, std::numeric_limits<std::uint32_t>::max()},
-               {49, sv::kLaneData - 48},
-               {0xffff, sv::kLaneData - 0xfffe}};
+               {49, sv::kWideLaneData - 48},
+               {0xffff, sv::kWideLaneData - 0xfffe}};
   for (const auto& one : cases) {
     SCOPED_TRACE(one.offset);
     t.begin();
@@ -207,7 +207,7 @@ TEST_F(HostileDirect, AStormOfAnything) {
       if (kind == 0) {
         forge(static_cast<std::uint16_t>(random.next()),
               static_cast<std::uint32_t>(random.below(2) == 0 ? random.next()
-                                                              : random.below(sv::kLaneData)));
+                                                              : random.below(sv::kWideLaneData)));
       } else if (kind < 4) {
         const auto any = static_cast<MessageKind>(random.below(17));
         const std::size_t size = random.below(2) == 0 ? wire::body_bytes(any) : random.below(200);

@@ -11,6 +11,7 @@
 #include "base/internals.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
+#include "engine/narrow_lanes.h"
 #include "engine/zero_cost.h"
 #include "softverbs/lane/line.h"
 
@@ -247,8 +248,22 @@ TEST_F(EngineLongDirectMessages, DoNotOvertakeARendezvousMessage) {
   t.finish();
 }
 
+TEST_F(EngineLongDirectMessages, AWindowOf32NeedsNoRendezvous) {
+  Nodes t;
+  for (int i = 0; i < 200; ++i) ASSERT_NO_FATAL_FAILURE(t.send_all({32}));  // warms credit up
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 200; }));
+  for (int round = 0; round < 3; ++round) {
+    t.came.clear();
+    for (int i = 0; i < 32; ++i) ASSERT_EQ(t.send(kLongest), Status::ok) << i;
+    EXPECT_EQ(t.ends.client.stats().outstanding, 0u) << round;
+    ASSERT_TRUE(t.until([&] { return t.came.size() == 32; }));
+  }
+  t.finish();
+}
+
 TEST_F(EngineLongDirectMessages, MoreThanTheLaneHoldsGoByRendezvousForAWhile) {
   Nodes t;
+  narrow_lanes(t.client.engine);
   std::vector<std::size_t> sent;
   // Warms credit up.
   for (int i = 0; i < 200; ++i) {

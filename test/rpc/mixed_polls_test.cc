@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdint>
 
+#include "engine/narrow_lanes.h"
 #include "rpc/direct_calls.h"
 #include "softverbs/lane/line.h"
 
@@ -65,6 +66,7 @@ class Mixed {
     server_.listen();
     for (Sender& s : senders_) {
       s.ends = connect(s.node, server_);
+      if (sends_directly()) engine_test::narrow_lanes(s.node.engine);
       auto made = s.node.engine.open_session(server_.listener.address(), {});
       EXPECT_TRUE(made);
       if (made) s.session = *made;

@@ -543,12 +543,12 @@ TEST_F(SoftverbsDirectLong, HostileLengthsAndOffsetsAreDropped) {
   a_.publish();
   EXPECT_EQ(b_.steps(), numbers(1, 2));
   constexpr std::uint32_t kNowhere = 0xffffffff;
-  forge(100, sv::kLaneData - 99);
-  forge(100, sv::kLaneData);
+  forge(100, sv::kWideLaneData - 99);
+  forge(100, sv::kWideLaneData);
   forge(100, kNowhere);
   forge(0xffff, 0);
   forge(sv::kLongestDirect + 1, 0);
-  forge(sv::kLongestDirect, sv::kLaneData - sv::kLongestDirect + 1);
+  forge(sv::kLongestDirect, sv::kWideLaneData - sv::kLongestDirect + 1);
   EXPECT_EQ(b_.steps(), Numbers{});
   EXPECT_EQ(dropped(b_.node, sv::Drop::malformed), 6u);
   ASSERT_TRUE(send(kLong) && send(2));

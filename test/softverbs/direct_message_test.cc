@@ -85,7 +85,7 @@ TEST_F(SoftverbsDirectMessage, AreRefusedWhereTheDataIsFull) {
   Numbers sent;
   while (a_.send(number_of(serial, kLongMessage)))
     sent.push_back(number_of(serial++, kLongMessage));
-  EXPECT_EQ(sent.size(), sv::kLaneData / kLongMessage);
+  EXPECT_EQ(sent.size(), sv::kWideLaneData / kLongMessage);
   EXPECT_TRUE(a_.send(number_of(serial, 48)));  // needs no data
   sent.push_back(number_of(serial++, 48));
   EXPECT_FALSE(a_.send(number_of(serial, 49)));
@@ -175,8 +175,8 @@ TEST(SoftverbsDirectMessageSetUp, AreRefusedUntilThePeersQueuePairReceives) {
 /// A peer names any place. One message at a time, and two, take different paths of the poll.
 TEST(SoftverbsDirectMessageSetUp, ThoseWithBytesOutsideOfTheLaneAreRefused) {
   constexpr std::uint32_t kBytes = 100;
-  for (const std::uint32_t begin : {sv::kLaneData - kBytes, sv::kLaneData - kBytes + 1,
-                                    sv::kLaneData, std::uint32_t{0xffffffff}}) {
+  for (const std::uint32_t begin : {sv::kWideLaneData - kBytes, sv::kWideLaneData - kBytes + 1,
+                                    sv::kWideLaneData, std::uint32_t{0xffffffff}}) {
     for (const std::uint32_t count : {1u, 2u}) {
       std::uint64_t now = 1'000'000'000;
       MessageEnd a(&now), b(&now);
@@ -195,9 +195,9 @@ TEST(SoftverbsDirectMessageSetUp, ThoseWithBytesOutsideOfTheLaneAreRefused) {
       }
       ibv_wc wc[4];
       const int reported = ibv_poll_cq(b.node.cq, 4, wc);
-      if (begin == sv::kLaneData - kBytes) {
+      if (begin == sv::kWideLaneData - kBytes) {
         ASSERT_EQ(reported, static_cast<int>(count));
-        EXPECT_EQ(sv::in_place_bytes(wc[0].wr_id), b.in().data + begin);
+        EXPECT_EQ(sv::in_place_bytes(wc[0].wr_id), b.in().data.begin + begin);
         EXPECT_EQ(wc[0].byte_len, kBytes);
         continue;
       }

@@ -75,11 +75,11 @@ TEST(SoftverbsForgedLane, ALaneThatHasANewSenderIsNotZeroed) {
     const Handle to_b(a, b);
     control(b);
     entry_of(b, 0).state = claimed;
-    b.internals().segment->lanes[0].data[5] = std::byte{7};
+    b.internals().segment->wide_data[0][5] = std::byte{7};
   }
   EXPECT_TRUE(until([&] { control(b); }, [&] { return b.internals().peers.empty(); }));
   EXPECT_EQ(entry_of(b, 0).state, claimed);
-  EXPECT_EQ(b.internals().segment->lanes[0].data[5], std::byte{7});
+  EXPECT_EQ(b.internals().segment->wide_data[0][5], std::byte{7});
   put(claimer.socket(), 'x');
 }
 

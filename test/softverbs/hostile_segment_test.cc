@@ -58,7 +58,7 @@ TEST(SoftverbsHostile, TwoLanesOfOneSender) {
 }
 
 TEST(SoftverbsHostile, BytesOutsideOfTheLane) {
-  for (const std::uint32_t offset : {sv::kLaneData - 99, sv::kLaneData, 0xffffffffu}) {
+  for (const std::uint32_t offset : {sv::kWideLaneData - 99, sv::kWideLaneData, 0xffffffffu}) {
     Link link;
     ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
     sv::OutLane& out = link.a.internals().peers[0]->out;

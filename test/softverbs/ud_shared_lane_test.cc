@@ -220,10 +220,10 @@ TEST_F(SoftverbsDatagramLane, MalformedLinesAreDropped) {
   forge(sv::Packet::send, 0, 0xffff);  // connected, to an unconnected queue pair
   EXPECT_EQ(dropped(link_.b, sv::Drop::malformed), 5u);
   // Bytes outside the lane's data.
-  forge(sv::Packet::datagram, 0, 100, sv::kLaneData - 99);
-  forge(sv::Packet::datagram, 0, 100, sv::kLaneData);
+  forge(sv::Packet::datagram, 0, 100, sv::kWideLaneData - 99);
+  forge(sv::Packet::datagram, 0, 100, sv::kWideLaneData);
   forge(sv::Packet::datagram, 0, 100, 0xffffffff);
-  forge(sv::Packet::datagram, sv::line_flag::kPrefixed, 4096, sv::kLaneData - 4095);
+  forge(sv::Packet::datagram, sv::line_flag::kPrefixed, 4096, sv::kWideLaneData - 4095);
   EXPECT_EQ(dropped(link_.b, sv::Drop::malformed), 9u);
   send_datagram(3, 8);
   EXPECT_EQ(completions(link_.b).size(), 1u);

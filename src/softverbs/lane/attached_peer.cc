@@ -133,10 +133,6 @@ std::uint32_t claim_lane(Segment& segment, const Context& self) {
   return kMaxLanes;
 }
 
-/// The part of a lane that is populated when it is opened; every pair uses it. The rest is
-/// allocated when touched.
-constexpr std::size_t kPopulated = offsetof(Lane, data) + kLeastData;
-
 void populate(void* address, std::size_t length) {
 #ifdef MADV_POPULATE_WRITE
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -148,6 +144,13 @@ void populate(void* address, std::size_t length) {
   (void)address;
   (void)length;
 #endif
+}
+
+/// Populates the part of a lane that every pair uses, when it is opened. The rest is allocated when
+/// touched.
+void populate_lane(Segment& segment, std::uint32_t index) {
+  populate(&segment.lanes[index], offsetof(Lane, data));
+  populate(data_of(segment, index).begin, kLeastData);
 }
 
 /// The record of the living process with this pid.
@@ -218,7 +221,9 @@ bool open_out_lane(Context& c, Peer& peer, std::string& why) {
   OutLane& out = peer.out;
   out.index = lane;
   out.lines = peer.segment->lanes[lane].lines;
-  out.data = peer.segment->lanes[lane].data;
+  const LaneData data = data_of(*peer.segment, lane);
+  out.data = data.begin;
+  out.data_capacity = data.size;
   out.control = &peer.segment->lanes[lane].control;
   return true;
 }
@@ -293,7 +298,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
     drop_process(c, peer->process);
     return refuse_with(error);
   }
-  populate(&peer->segment->lanes[peer->out.index], kPopulated);
+  populate_lane(*peer->segment, peer->out.index);
   ring_doorbell(*peer);
   Peer* attached = peer.get();
   if (peer->process != nullptr) {
@@ -351,7 +356,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     lane.index = index;
     lane.serial = ++c.lane_serial;
     lane.lines = c.segment->lanes[index].lines;
-    lane.data = c.segment->lanes[index].data;
+    lane.data = data_of(*c.segment, index);
     lane.control = &c.segment->lanes[index].control;
     lane.next = lane.lines;
     lane.end = lane.lines + kLaneLines;
@@ -360,7 +365,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     lane.pid = lane_pid(entry.state.load(std::memory_order_acquire));
     lane.sender = entry.sender;
     lane.route = plain_route(entry.sender_shown, c.shown_gid);
-    populate(&c.segment->lanes[index], kPopulated);
+    populate_lane(*c.segment, index);
     wake_lane(c, lane);
   }
   InLane& lane = *c.lanes[index];

@@ -4,7 +4,8 @@
 // Allocation starts at the beginning when no bytes are in flight, and goes on as a ring otherwise.
 // So a pair with little in flight touches little memory, which stays in the caches. The part in use
 // doubles when it was too small, or when the ring would wrap around with a quarter of it in flight,
-// if that is more than the smallest ring. It cannot grow while the ring wraps around.
+// if that is more than the smallest ring. It cannot grow while the ring wraps around. Beyond
+// kLaneData it grows only when it was too small: what lies in the caches is faster.
 #include "softverbs/lane/lane_data.h"
 
 #include <algorithm>
@@ -21,31 +22,33 @@ bool find_oldest(OutLane& out) noexcept {
   return line < out.data_end;
 }
 
-/// Doubles the part in use.
-void grow(OutLane& out) noexcept { out.data_size = std::min(2 * out.data_size, kLaneData); }
+/// Doubles the part in use, up to kLaneData first.
+void grow(OutLane& out, std::uint32_t most) noexcept {
+  out.data_size = std::min(2 * out.data_size, out.data_size < kLaneData ? kLaneData : most);
+}
 
 }  // namespace
 
-bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept {
-  if (bytes > kLaneData) return false;
+bool make_data_room(OutLane& out, std::uint32_t bytes, std::uint32_t most) noexcept {
+  if (bytes > kLaneData) return false;  // also where there is more, so that lanes do not differ
   if (!find_oldest(out)) {
     out.data_next = 0;
     // Room for several long packets, because a message that does not fit takes a slower way.
     const std::uint32_t wanted = bytes > kLeastData / 2 ? std::min(8 * bytes, kLaneData) : bytes;
-    while (out.data_size < wanted) grow(out);
+    while (out.data_size < wanted) grow(out, kLaneData);
     out.data_bound = out.data_size;
     return true;
   }
   const std::uint32_t oldest = out.placed[out.data_scanned % kLaneLines].begin;
-  const bool much_in_flight = out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
+  const bool much_in_flight =
+      out.data_size < kLaneData && out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
   if (oldest >= out.data_next) {  // the ring wraps around already
     out.data_bound = oldest;
   } else if (out.data_next + bytes <= out.data_size) {
     out.data_bound = out.data_size;
-  } else if (out.data_size < kLaneData &&
-             (out.data_was_short || bytes > oldest || much_in_flight)) {
+  } else if (out.data_size < most && (out.data_was_short || bytes > oldest || much_in_flight)) {
     out.data_was_short = false;
-    while (out.data_next + bytes > out.data_size && out.data_size < kLaneData) grow(out);
+    while (out.data_next + bytes > out.data_size && out.data_size < most) grow(out, most);
     out.data_bound = out.data_size;
   } else if (bytes <= oldest) {
     out.data_next = 0;

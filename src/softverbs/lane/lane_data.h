@@ -26,12 +26,14 @@ enum class Sizes : std::uint8_t { line, any };
 
 /// Makes room for a packet's bytes in the lane's data, as far as acknowledgements are known; false
 /// if there is none. Cold: one call frees all that the peer has consumed.
-bool make_data_room(OutLane& out, std::uint32_t bytes) noexcept;
+/// `most`: the part in use does not grow beyond it.
+bool make_data_room(OutLane& out, std::uint32_t bytes, std::uint32_t most = kLaneData) noexcept;
 
 /// Whether the lane has room for a packet's bytes, in the line or in the data.
-inline bool has_data_room(OutLane& out, std::uint32_t bytes) noexcept {
+inline bool has_data_room(OutLane& out, std::uint32_t bytes,
+                          std::uint32_t most = kLaneData) noexcept {
   return bytes <= kLinePayload || out.data_next + bytes <= out.data_bound ||
-         make_data_room(out, bytes);
+         make_data_room(out, bytes, most);
 }
 
 /// The place in the lane's data that place_in_data() returns next. A sender that writes the bytes

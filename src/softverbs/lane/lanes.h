@@ -56,6 +56,7 @@ struct OutLane : DirectLane {
   std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
   // For the lane's data, see lane_data.cc.
   std::byte* data = nullptr;
+  std::uint32_t data_capacity = kLaneData;
   std::uint32_t data_next = 0;            ///< offset of the next packet's bytes
   std::uint32_t data_bound = 0;           ///< bound of their end
   std::uint32_t data_size = kLeastData;   ///< the part in use
@@ -71,7 +72,7 @@ struct InLane : DirectInLane {
   /// packets carry none, and the sender reads the lane's control words.
   std::uint64_t no_ack_until = 0;
   Line* lines = nullptr;
-  std::byte* data = nullptr;
+  LaneData data;
   Peer* peer = nullptr;   ///< null until the sender is attached
   ibv_gid sender{};       ///< as the directory named it when the lane was opened
   std::uint32_t pid = 0;  ///< of the sender, likewise

@@ -56,15 +56,27 @@ inline constexpr std::uint32_t kLaneLines = 256;
 /// Bytes of a lane's data: 32 packets of 8 KiB with their headers. A sender starts with a smaller
 /// part.
 inline constexpr std::uint32_t kLaneData = 288 * 1024;
+/// The first lanes of a segment have more, because address space for all would be too much: 32
+/// packets of 32 KiB.
+inline constexpr std::uint32_t kWideLanes = 64;
+inline constexpr std::uint32_t kWideLaneData = 4 * kLaneData;
+constexpr std::uint32_t lane_data_bytes(std::uint32_t index) {
+  return index < kWideLanes ? kWideLaneData : kLaneData;
+}
 
+/// The data of a lane, as its receiver reads it.
+struct LaneData {
+  std::byte* begin = nullptr;
+  std::uint32_t size = 0;
+};
 /// The bytes of a packet that is longer than a line's payload. Null if they do not lie in the
 /// lane's data, which only a hostile sender's line does. Reads the offset once, because the peer
 /// can change it.
-[[nodiscard]] inline std::byte* packet_data(std::byte* data, const Line& line,
+[[nodiscard]] inline std::byte* packet_data(const LaneData& data, const Line& line,
                                             std::uint64_t length) noexcept {
   std::uint32_t offset = 0;
   std::memcpy(&offset, line.payload, sizeof offset);
-  return length <= kLaneData && offset <= kLaneData - length ? data + offset : nullptr;
+  return length <= data.size && offset <= data.size - length ? data.begin + offset : nullptr;
 }
 constexpr std::uint64_t lane_mark(std::uint64_t position) {
   return ((position / kLaneLines) + 1) & 0xff;

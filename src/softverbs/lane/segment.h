@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 6;
+inline constexpr std::uint32_t kSegmentVersion = 7;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 /// The most lanes that the contexts of one process may have in the segment of another process, so
 /// that no process keeps others out: more than the 256 contexts of a program for libibverbs.
@@ -61,7 +61,7 @@ struct Lane {
   alignas(64) Line lines[kLaneLines];
   Line end;  ///< never written: ends every run of packets
   /// Bytes of packets that do not fit into their line; the line's payload then begins with their
-  /// offset.
+  /// offset. The first lanes have theirs in Segment::wide_data: see data_of().
   alignas(4096) std::byte data[kLaneData];
 };
 
@@ -197,7 +197,14 @@ struct Segment {
   QueuePairEntry queue_pairs[kMaxQueuePairs];
   RegionEntry regions[kMaxRegions];
   alignas(4096) Lane lanes[kMaxLanes];
+  std::byte wide_data[kWideLanes][kWideLaneData];
 };
+
+/// The data of a lane.
+inline LaneData data_of(Segment& segment, std::uint32_t lane) noexcept {
+  return {lane < kWideLanes ? segment.wide_data[lane] : segment.lanes[lane].data,
+          lane_data_bytes(lane)};
+}
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 

@@ -28,6 +28,12 @@ inline bool is_below_limit(const Qp& qp) noexcept {
   return qp.peer->out.tail < qp.peer->out.direct_limit && qp.direct_open;
 }
 
+/// Whether the lane has room for a message's bytes. All of the data may be used: a message that
+/// finds none goes by a slower way, while datagrams wait.
+inline bool has_message_room(OutLane& out, std::uint32_t bytes) noexcept {
+  return has_data_room(out, bytes, out.data_capacity);
+}
+
 /// Whether the lane takes a message of so many bytes now. Acknowledgements, which polls do not
 /// watch for, may make room, but may also refuse a work request, which then comes first.
 inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
@@ -36,10 +42,10 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   if (!is_below_limit(qp)) [[unlikely]] {
     if (!open_limit(qp) || !may_send(qp)) return false;
   }
-  if (has_data_room(qp.peer->out, bytes)) [[likely]]
+  if (has_message_room(qp.peer->out, bytes)) [[likely]]
     return true;
   apply_peer_acks(*qp.peer);
-  return may_send(qp) && is_below_limit(qp) && has_data_room(qp.peer->out, bytes);
+  return may_send(qp) && is_below_limit(qp) && has_message_room(qp.peer->out, bytes);
 }
 
 /// Queues the completion of a message. False: the queue has no room, or completions of earlier work

@@ -49,7 +49,7 @@ static_assert(kDirectHeader + kDirectPayload == sizeof Line::payload);
 struct DirectBatch {
   Line* first = nullptr;
   Line* limit = nullptr;
-  std::byte* data = nullptr;  ///< data of the lane
+  LaneData data;  ///< of the lane
   std::uint64_t word = 0;
   std::uint64_t source = 0;  ///< identifies the sending queue pair and its context
   DirectInLane* lane = nullptr;
