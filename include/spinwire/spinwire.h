@@ -43,6 +43,7 @@
 #include "spinwire/drain.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/engine.h"
+#include "spinwire/footprint.h"
 #include "spinwire/gid.h"
 #include "spinwire/gid_type.h"
 #include "spinwire/goodbye.h"

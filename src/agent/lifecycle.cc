@@ -88,8 +88,7 @@ EngineParts::EngineParts(const Config& settings, const Clock& time)
 EngineContext::EngineContext(const Config& settings, const Clock& time)
     : EngineParts(settings, time),
       agents(settings.connections.maximum),
-      operations(settings.queues.operations,
-                 kControlRequests * settings.connections.maximum + kRendezvousRecords),
+      operations(settings.queues.operations, config::internal_operations(settings)),
       queue_pairs(std::make_unique<ibv_qp*[]>(settings.connections.maximum)),
       flush_queue(settings.connections.maximum, work.flush),
       end_of_poll_list(settings.connections.maximum, work.end_of_poll),

@@ -29,7 +29,7 @@ void make_receives(EngineContext& ctx) {
   const std::uint32_t domains = ctx.config.connections.own_domains;
   ctx.receives.make(depth + domains * share.slots, receive_id);
   for (std::uint32_t i = 0; i < depth; ++i) ctx.receives.queue(i) = kNone;
-  ctx.reservable_receives = depth - ctx.config.queues.receive_postlist - kUnreservedReceives;
+  ctx.reservable_receives = config::reservable_receives(ctx.config);
   ctx.list_length = ctx.config.queues.receive_postlist;
   ctx.shortage_allowed = kUnreservedReceives;
   if (domains != 0) make_own_queues(ctx, share, depth, domains);
@@ -69,12 +69,13 @@ Result<void> post_first_receives(EngineContext& ctx) {
   return {};
 }
 
-std::uint64_t staging_bytes(const EngineContext& ctx) noexcept {
-  return std::uint64_t{ctx.operations.capacity()} * kStagingBytes;
+std::uint64_t staging_bytes(const Config& config) noexcept {
+  return (std::uint64_t{config.queues.operations} + config::internal_operations(config)) *
+         kStagingBytes;
 }
 
 bool open_staging(EngineContext& ctx) noexcept {
-  ctx.staging_block = ctx.arena->allocate(memory::PoolId::control, staging_bytes(ctx));
+  ctx.staging_block = ctx.arena->allocate(memory::PoolId::control, staging_bytes(ctx.config));
   if (ctx.staging_block == nullptr) return false;
   ctx.staging = ctx.staging_block->payload;
   return true;

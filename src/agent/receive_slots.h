@@ -22,7 +22,7 @@ inline std::uint32_t receive_list_length(const EngineContext& ctx) noexcept {
 void post_receives(EngineContext& ctx) noexcept;
 
 /// Bytes of the staging room of all operations.
-std::uint64_t staging_bytes(const EngineContext& ctx) noexcept;
+std::uint64_t staging_bytes(const Config& config) noexcept;
 /// Reserves the lists of gathered operations, for all elements that the device has. May throw
 /// std::bad_alloc. Set-up.
 void open_element_lists(EngineContext& ctx);

@@ -9,7 +9,6 @@
 #include "base/units.h"
 #include "config/config_keys.h"
 #include "config/queue_sizing.h"
-#include "memory/arena.h"
 #include "spinwire/config.h"
 
 namespace spinwire {
@@ -102,11 +101,7 @@ Result<void> check_path(const Config& config) {
 }
 
 Result<void> check_receive_pool(const Config& config) {
-  const std::uint64_t payload =
-      std::max<std::uint64_t>(256, std::bit_ceil(config.connections.eager_bytes));
-  const std::uint64_t blocks =
-      (config.queues.receive_depth + own_domain_receives(config)) * (payload + 64);
-  const std::uint64_t needed = blocks + blocks / 4;
+  const std::uint64_t needed = receive_pool_needed(config);
   if (needed <= config.memory.receive_bytes) return {};
   return disagree(
       config, "memory", "receive_bytes",
@@ -126,9 +121,7 @@ Result<void> check_rendezvous_pool(const Config& config) {
                                 setting(config, "connections", "eager_bytes")),
                     "raise max_message_bytes or lower connections.eager_bytes");
   }
-  if (message == config.connections.eager_bytes) return {};
-  const std::uint64_t needed =
-      (message + sizeof(detail::Block) + memory::kChunkBytes - 1) & ~(memory::kChunkBytes - 1);
+  const std::uint64_t needed = longest_message_bytes(config);
   if (needed <= config.memory.rendezvous_bytes) return {};
   return disagree(
       config, "memory", "rendezvous_bytes",

@@ -1,6 +1,9 @@
 #include "config/queue_sizing.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "memory/arena.h"
 
 namespace spinwire::config {
 
@@ -22,11 +25,43 @@ std::uint32_t half_open_connections(const Config::Connections& config) noexcept 
   return std::max(config.maximum / 4, 1u);
 }
 
+std::uint32_t internal_operations(const Config& config) noexcept {
+  return kControlRequests * config.connections.maximum + kRendezvousRecords;
+}
+
+std::uint32_t reservable_receives(const Config& config) noexcept {
+  return config.queues.receive_depth - config.queues.receive_postlist - kUnreservedReceives;
+}
+
+std::uint64_t receive_block_bytes(const Config& config) noexcept {
+  return memory::small_block_bytes(config.connections.eager_bytes);
+}
+
+std::uint64_t receive_pool_needed(const Config& config) noexcept {
+  const std::uint64_t blocks =
+      (config.queues.receive_depth + own_domain_receives(config)) * receive_block_bytes(config);
+  return blocks + blocks / 4;
+}
+
+std::uint64_t longest_message_bytes(const Config& config) noexcept {
+  const std::uint64_t message = config.connections.max_message_bytes;
+  if (message <= config.connections.eager_bytes) return 0;
+  return (message + memory::kHeadroom + memory::kChunkBytes - 1) & ~(memory::kChunkBytes - 1);
+}
+
+std::uint32_t datagram_receive_budget(const Config& config) noexcept {
+  return config.rpc.receive_depth - config.rpc.receive_depth / 4;
+}
+
 // A work request has at most one completion, so that this many entries always suffice.
 std::uint64_t completions_needed(const Config& config) noexcept {
   return std::uint64_t{config.queues.operations} + config.queues.receive_depth +
          own_domain_receives(config) +
          std::uint64_t{kControlRequests} * config.connections.maximum + rendezvous_requests(config);
+}
+
+std::uint64_t completions_needed_with_calls(const Config& config) noexcept {
+  return completions_needed(config) + config.rpc.send_depth + config.rpc.receive_depth;
 }
 
 }  // namespace spinwire::config

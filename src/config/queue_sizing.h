@@ -24,7 +24,22 @@ inline constexpr std::uint32_t kUnreservedReceives = 8;
 [[nodiscard]] std::uint64_t rendezvous_requests(const Config& config) noexcept;
 /// Inbound connections that may be half-open at once: a quarter of connections.maximum.
 [[nodiscard]] std::uint32_t half_open_connections(const Config::Connections& config) noexcept;
+/// Records of operations that agents begin themselves, besides queues.operations.
+[[nodiscard]] std::uint32_t internal_operations(const Config& config) noexcept;
+/// Receives of the shared queue that can be reserved for peers.
+[[nodiscard]] std::uint32_t reservable_receives(const Config& config) noexcept;
+/// Bytes of the receive pool for the receives of connections, without spare ones.
+[[nodiscard]] std::uint64_t receive_block_bytes(const Config& config) noexcept;
+/// Least size of the receive pool, a quarter spare.
+[[nodiscard]] std::uint64_t receive_pool_needed(const Config& config) noexcept;
+/// Bytes of the rendezvous pool that the longest message takes; 0 if no message uses it.
+[[nodiscard]] std::uint64_t longest_message_bytes(const Config& config) noexcept;
+/// Receives for datagrams that may be reserved. The last quarter is for sessions without a
+/// reservation, which have one call at a time.
+[[nodiscard]] std::uint32_t datagram_receive_budget(const Config& config) noexcept;
 /// Entries of the completion queue that connections can need at once.
 [[nodiscard]] std::uint64_t completions_needed(const Config& config) noexcept;
+/// Entries that connections and datagrams of remote calls can need at once.
+[[nodiscard]] std::uint64_t completions_needed_with_calls(const Config& config) noexcept;
 
 }  // namespace spinwire::config

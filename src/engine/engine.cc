@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
+#include "engine/pool_sizes.h"
 #include "rpc/client_session.h"
 
 namespace spinwire {
@@ -104,16 +105,8 @@ void EngineCore::resolve_addresses() {
 
 Result<void> EngineCore::open_memory(bool sparse) {
   const Config& c = context.config;
-  // The control pool: a credit cell per connection, the staging room of each operation and of each
-  // datagram of remote calls. The rest is for messages about long calls when the send pool is
-  // empty.
-  constexpr std::uint64_t kCellBlock = 256 + 64;
-  const std::uint64_t staging = agent::staging_bytes(context);
   memory::ArenaOptions arena;
-  arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
-                      c.memory.rendezvous_bytes,
-                      kCellBlock * c.connections.maximum + 2 * staging +
-                          2 * c.rpc.send_depth * rpc::kLineBytes + 3 * memory::kChunkBytes};
+  arena.pool_bytes = engine::pool_bytes(c);
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
   arena.populate = !sparse;

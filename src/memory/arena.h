@@ -1,6 +1,7 @@
 // The engine's memory: one slab divided into chunks, and chunks into blocks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -34,6 +35,11 @@ inline constexpr std::size_t kSmallestBlock = 256;
 inline constexpr std::size_t kLargestSmallBlock = std::size_t{512} << 10;
 inline constexpr std::size_t kClassCount =
     std::bit_width(kLargestSmallBlock) - std::bit_width(kSmallestBlock) + 1;
+
+/// Bytes that a block of up to kLargestSmallBlock takes in its chunk.
+constexpr std::size_t small_block_bytes(std::size_t size) noexcept {
+  return std::max(kSmallestBlock, std::bit_ceil(size)) + kHeadroom;
+}
 
 struct ArenaOptions {
   std::string name = "spinwire-slab";  ///< shown in /proc/PID/maps

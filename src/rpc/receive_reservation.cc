@@ -27,8 +27,6 @@ void post_reserved_receives(Rpc& r) noexcept {
                           : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
-/// Reserves receives for the session's whole window, if there are enough. A quarter stays for the
-/// engine's own calls, because handlers may call other servers.
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   if ((s.advertised_window & ~kTakesNoCalls) == 0) {  // the session's first request
     mark_used(r, s);
@@ -37,7 +35,7 @@ void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   }
   if (is_leaving(s)) return;
   if (r.reserved_receives + s.window > r.receive_budget ||
-      r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)
+      r.server_reserved_receives + s.window > served_receive_budget(r.receive_budget))
     return;
   r.reserved_receives += s.window;
   r.server_reserved_receives += s.window;

@@ -9,6 +9,11 @@ namespace spinwire::rpc {
 
 /// Receives for pings, and for late or repeated datagrams.
 inline constexpr std::uint32_t kUnsolicitedReceives = 24;
+/// Receives that served sessions may reserve, of those that can be reserved. A quarter stays for
+/// the engine's own calls, because handlers may call other servers.
+constexpr std::uint32_t served_receive_budget(std::uint32_t budget) noexcept {
+  return budget - budget / 4;
+}
 /// Reserves receives for the session's whole window, if enough are left.
 [[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept;
 void return_receives(Rpc& r, ServerSession& s) noexcept;

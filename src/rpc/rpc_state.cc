@@ -30,8 +30,7 @@ Rpc::Rpc(agent::EngineContext& ctx, control::ControlPort& control,
     : context(ctx),
       clients(ctx.config.rpc.sessions),
       servers(ctx.config.rpc.sessions),
-      // The last quarter is for sessions without a reservation, which have one call at a time.
-      receive_budget(ctx.config.rpc.receive_depth - ctx.config.rpc.receive_depth / 4),
+      receive_budget(config::datagram_receive_budget(ctx.config)),
       retransmission_queue(receive_budget),
       dialogues(*this, control, connections, engine),
       numbers(base::random_seed()),
@@ -71,8 +70,7 @@ Result<void> check_transport(const agent::EngineContext& ctx) {
 Result<void> check_completion_depth(const agent::EngineContext& ctx) {
   if (!uses_datagrams(ctx)) return {};
   const Config& c = ctx.config;
-  const std::uint64_t needed =
-      config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  const std::uint64_t needed = config::completions_needed_with_calls(c);
   if (needed <= c.queues.completion_depth) return {};
   return base::fail(
       Status::limit, "make remote calls possible",

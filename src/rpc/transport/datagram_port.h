@@ -34,6 +34,9 @@ inline constexpr std::size_t kPayloadOffset = kReceiveOffset + kGrhBytes + wire:
 static_assert(kPayloadOffset == 64);
 /// The longest datagram that fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
+/// Bytes of a receive's block in its chunk, at most.
+inline constexpr std::size_t kReceiveBlockBytes =
+    memory::small_block_bytes(kReceiveOffset + kGrhBytes + kLongestDatagram);
 
 static_assert(wire::kBlockDatagramBytes == verbs::kLongestDirect);
 
