@@ -123,6 +123,7 @@ TOOL_SRC := $(wildcard tools/*.cc)
 EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
 TOOL_SIM_SRC := $(wildcard tools/sim/*.cc)
+TOOL_DOCTOR_SRC := $(wildcard tools/doctor/*.cc)
 PRELOAD_SRC := $(wildcard tools/preload/*.cc)
 PROBE_SRC := $(wildcard test/preload/programs/*.cc)
 SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
@@ -134,9 +135,10 @@ PEER_SRC := $(filter-out $(if $(wildcard /usr/include/ucp/api/ucp.h),,bench/peer
   $(if $(wildcard /usr/include/rdma/fabric.h),,bench/peers/libfabric.cc),$(wildcard bench/peers/*.cc))
 PEER_HARNESS_SRC := $(wildcard bench/peers/harness/*.cc)
 # So are the folders that programs share.
-SHARED_UNITS := tools/common tools/sim tools/preload bench/common bench/peers/harness
+SHARED_UNITS := tools/common tools/sim tools/doctor tools/preload bench/common bench/peers/harness
 UNITS := $(LIB_UNITS) $(SHARED_UNITS)
-UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(TOOL_SIM_SRC) $(PRELOAD_SRC) \
+UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(TOOL_SIM_SRC) \
+  $(TOOL_DOCTOR_SRC) $(PRELOAD_SRC) \
   $(BENCH_COMMON_SRC) $(PEER_HARNESS_SRC)
 # $(call sources_of,FOLDER), as its programs include them
 sources_of = $(patsubst $(firstword $(subst /, ,$(1)))/%,%,$(foreach s,$(UNIT_SRC),\
@@ -391,6 +393,9 @@ $(TOOL_COMMON): $(OBJ)/tools/common.o
 TOOL_SIM := $(OBJ)/tools/libsim.a
 $(TOOL_SIM): $(OBJ)/tools/sim.o
 	$(archive)
+TOOL_DOCTOR := $(OBJ)/tools/libdoctor.a
+$(TOOL_DOCTOR): $(OBJ)/tools/doctor.o
+	$(archive)
 $(BENCH_COMMON): $(OBJ)/bench/common.o
 	$(archive)
 PEER_HARNESS := $(OBJ)/bench/peers/libharness.a
@@ -437,7 +442,8 @@ endef
 # The tools and examples that simulate.
 SIM_PROGRAMS := tools/spinwire_sim.cc tools/examples/sim_test.cc
 $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),$(call program,$(call dashed,$(s)),$(s),\
-  $(if $(filter $(s),$(SIM_PROGRAMS)),$(TOOL_SIM) $(SIM)) $(TOOL_COMMON))))
+  $(if $(filter $(s),$(SIM_PROGRAMS)),$(TOOL_SIM) $(SIM)) \
+  $(if $(filter $(s),tools/spinwire_doctor.cc),$(TOOL_DOCTOR)) $(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
 $(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
 # Test programs that use libibverbs only.

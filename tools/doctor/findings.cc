@@ -1,0 +1,76 @@
+#include "doctor/findings.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "common/json_line.h"
+
+namespace spinwire::doctor {
+
+std::string_view to_string(Severity severity) noexcept {
+  switch (severity) {
+    case Severity::ok:
+      return "ok";
+    case Severity::note:
+      return "note";
+    case Severity::warning:
+      return "warning";
+    case Severity::error:
+      return "error";
+  }
+  return "?";
+}
+
+void Findings::add(std::string_view check, Severity severity, std::string text,
+                   std::string evidence, std::string remedy) {
+  all_.push_back(
+      {std::string(check), severity, std::move(text), std::move(evidence), std::move(remedy)});
+}
+
+void Findings::add_unknown(std::string_view check, std::string_view subject, std::string_view path,
+                           std::string_view why) {
+  add(check, Severity::note, fmt::format("not known: {}", subject),
+      fmt::format("{}: {}", path, why));
+}
+
+Severity Findings::worst() const noexcept {
+  Severity worst = Severity::ok;
+  for (const Finding& finding : all_) worst = std::max(worst, finding.severity);
+  return worst;
+}
+
+int Findings::exit_code() const noexcept {
+  return std::max(static_cast<int>(worst()) - static_cast<int>(Severity::note), 0);
+}
+
+std::string Findings::text(bool with_ok) const {
+  std::string text;
+  std::size_t in_order = 0;
+  for (int severity = static_cast<int>(Severity::error); severity >= 0; --severity) {
+    for (const Finding& f : all_) {
+      if (static_cast<int>(f.severity) != severity) continue;
+      in_order += f.severity == Severity::ok ? 1 : 0;
+      if (f.severity == Severity::ok && !with_ok) continue;
+      text += fmt::format("{:7}  {:12} {}\n", to_string(f.severity), f.check, f.text);
+      if (!f.evidence.empty()) text += fmt::format("{:9}read: {}\n", "", f.evidence);
+      if (!f.remedy.empty()) text += fmt::format("{:9}run:  {}\n", "", f.remedy);
+    }
+  }
+  return text + fmt::format("{} findings, {} in order\n", all_.size() - in_order, in_order);
+}
+
+std::string Findings::json() const {
+  std::string findings;
+  for (const Finding& f : all_) {
+    tools::JsonLine line;
+    line.add("check", f.check).add("severity", to_string(f.severity)).add("text", f.text);
+    line.add("evidence", f.evidence).add("remedy", f.remedy);
+    findings += findings.empty() ? "" : ", ";
+    findings += line.str();
+  }
+  return fmt::format("{{\"version\": 1, \"worst\": \"{}\", \"findings\": [{}]}}\n",
+                     to_string(worst()), findings);
+}
+
+}  // namespace spinwire::doctor

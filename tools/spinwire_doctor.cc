@@ -1,0 +1,102 @@
+// spinwire-doctor: says what of this host slows an engine down or stops it, and the command that
+// mends it.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "common/cli.h"
+#include "doctor/checks.h"
+#include "doctor/plan.h"
+#include "spinwire/spinwire.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+
+/// Other exit codes say what was found.
+constexpr int kNotDone = 3;
+
+struct Options {
+  std::string file;
+  std::string root = "/";
+  bool json = false;
+  bool all = false;
+  doctor::Demand demand;
+};
+
+int fail(const Error& error) {
+  (void)tools::fail(error);
+  return kNotDone;
+}
+
+int examine_host(const Options& options) {
+  const auto config = Config::load(options.file);
+  if (!config) return fail(config.error());
+  if (const auto good = config->check(); !good) return fail(good.error());
+  const doctor::Host host(options.root);
+  const doctor::Findings findings =
+      doctor::examine(doctor::Subject(host, *config, !options.file.empty()));
+  fmt::print("{}", options.json ? findings.json() : findings.text(options.all));
+  return findings.exit_code();
+}
+
+/// From a demand to settings, or from settings to what they take and allow.
+int make_plan(const Options& options) {
+  const auto config =
+      options.file.empty() ? doctor::plan(options.demand) : Config::load(options.file);
+  if (!config) return fail(config.error());
+  if (const auto good = config->check(); !good) return fail(good.error());
+  if (options.json) {
+    fmt::print("{}", doctor::footprint_json(*config));
+  } else if (options.file.empty()) {
+    fmt::print("{}\n{}", doctor::footprint_text(*config, "# "), doctor::changed_settings(*config));
+  } else {
+    fmt::print("{}", doctor::footprint_text(*config, ""));
+  }
+  return tools::kDone;
+}
+
+void add_plan(CLI::App& app, Options& options) {
+  CLI::App* const plan = app.add_subcommand(
+      "plan", "Prints the settings that a demand needs; or, with --config, what settings allow.");
+  doctor::Demand& demand = options.demand;
+  std::vector<CLI::Option*> needs{
+      plan->add_option("--connections", demand.connections, "connections of the engine"),
+      plan->add_option("--outstanding", demand.outstanding,
+                       "messages of a peer on their way, each connection"),
+      plan->add_option("--message-size", demand.message_bytes, "longest message or call, in bytes"),
+      plan->add_option("--long-messages", demand.long_messages,
+                       "longest messages that arrive at once, if they exceed 4 KiB"),
+      plan->add_option("--sessions", demand.sessions, "sessions opened, and served"),
+      plan->add_option("--window", demand.window, "calls of a session at once"),
+      plan->add_option("--leases", demand.leases, "leases at once, each way"),
+      plan->add_option("--lease-bytes", demand.lease_bytes,
+                       "memory that is exposed or leased to peers"),
+  };
+  CLI::Option* const file = plan->add_option("-c,--config", options.file, "settings to explain");
+  for (CLI::Option* const need : needs) file->excludes(need->capture_default_str());
+  plan->add_flag("--json", options.json, "print the sizes as JSON");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("spinwire-doctor");
+  tools::log_to_stderr();
+  Options options;
+  CLI::App app(
+      "Says what of this host slows an engine down or stops it, with the command that mends it.",
+      "spinwire-doctor");
+  app.footer("Exit status: 0 nothing above a note, 1 warnings, 2 errors, 3 the doctor failed.");
+  app.add_option("-c,--config", options.file, "configuration of the engine that is to run here");
+  app.add_flag("--json", options.json, "print all findings as JSON");
+  app.add_flag("-a,--all", options.all, "also print what is in order");
+  app.add_option("--root", options.root, "folder that has the host's /proc, /sys and /dev")
+      ->group("");
+  add_plan(app, options);
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code == tools::kDone ? 0 : kNotDone;
+  return app.got_subcommand("plan") ? make_plan(options) : examine_host(options);
+}
