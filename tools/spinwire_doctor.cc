@@ -9,6 +9,7 @@
 #include "common/cli.h"
 #include "doctor/checks.h"
 #include "doctor/plan.h"
+#include "doctor/two_hosts.h"
 #include "spinwire/spinwire.h"
 
 namespace {
@@ -23,6 +24,9 @@ struct Options {
   std::string root = "/";
   bool json = false;
   bool all = false;
+  std::string peer;  ///< the other host; empty: this host alone
+  bool serves = false;
+  std::string address{tools::kDefaultBind};  ///< to serve at
   doctor::Demand demand;
 };
 
@@ -31,13 +35,30 @@ int fail(const Error& error) {
   return kNotDone;
 }
 
-int examine_host(const Options& options) {
+/// Serves, compares with another host, or examines this one.
+int examine(const Options& options) {
+  const bool given = !options.file.empty();
   const auto config = Config::load(options.file);
   if (!config) return fail(config.error());
   if (const auto good = config->check(); !good) return fail(good.error());
   const doctor::Host host(options.root);
-  const doctor::Findings findings =
-      doctor::examine(doctor::Subject(host, *config, !options.file.empty()));
+  const doctor::Subject subject(host, *config, given);
+  const Config measuring = doctor::measuring_config(*config, given);
+  std::string name;
+  int port = doctor::kLinkPort;
+  if ((options.serves || !options.peer.empty()) &&
+      !doctor::split_address(options.serves ? options.address : options.peer, name, port)) {
+    (void)tools::fail("an address is HOST, HOST:PORT or [IPv6]:PORT");
+    return kNotDone;
+  }
+  if (options.serves) {
+    tools::catch_stop_signals();
+    const auto served = doctor::serve(subject, measuring, name, port);
+    return served ? 0 : fail(served.error());
+  }
+  const doctor::Findings findings = options.peer.empty()
+                                        ? doctor::examine(subject)
+                                        : doctor::examine_pair(subject, measuring, name, port);
   fmt::print("{}", options.json ? findings.json() : findings.text(options.all));
   return findings.exit_code();
 }
@@ -91,6 +112,12 @@ int main(int argc, char** argv) {
       "spinwire-doctor");
   app.footer("Exit status: 0 nothing above a note, 1 warnings, 2 errors, 3 the doctor failed.");
   app.add_option("-c,--config", options.file, "configuration of the engine that is to run here");
+  app.add_option("host", options.peer, "compare this host with HOST[:PORT], where a doctor serves");
+  CLI::Option* const serves =
+      app.add_option(
+             "--serve", options.address,
+             "serve doctors of other hosts at ADDRESS[:PORT]; this host's alone without one")
+          ->expected(0, 1);
   app.add_flag("--json", options.json, "print all findings as JSON");
   app.add_flag("-a,--all", options.all, "also print what is in order");
   app.add_option("--root", options.root, "folder that has the host's /proc, /sys and /dev")
@@ -98,5 +125,6 @@ int main(int argc, char** argv) {
   add_plan(app, options);
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code == tools::kDone ? 0 : kNotDone;
-  return app.got_subcommand("plan") ? make_plan(options) : examine_host(options);
+  options.serves = serves->count() != 0;
+  return app.got_subcommand("plan") ? make_plan(options) : examine(options);
 }

@@ -24,7 +24,8 @@ std::string library_of(const std::string& device) {
   return {};
 }
 
-/// "44.0" of libibverbs.so.1.14.44.0; empty if it is not found.
+}  // namespace
+
 std::pair<std::string, std::string> verbs_version(const Host& host) {
   for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
                              "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu", "/lib64", "/lib"}) {
@@ -37,8 +38,6 @@ std::pair<std::string, std::string> verbs_version(const Host& host) {
   }
   return {};
 }
-
-}  // namespace
 
 void check_kernel(const Subject& subject, Findings& findings) {
   constexpr std::string_view kPath = "/proc/sys/kernel/osrelease";

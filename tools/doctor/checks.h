@@ -1,7 +1,9 @@
 // The checks of one host.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "doctor/findings.h"
@@ -61,6 +63,9 @@ void check_open_files(const Subject& subject, Findings& findings);
 
 /// The limit "name" of /proc/self/limits; all bits for "unlimited". None if it cannot be read.
 [[nodiscard]] std::optional<std::uint64_t> soft_limit(const Host& host, std::string_view name);
+/// The version of rdma-core, "44.0" for libibverbs.so.1.14.44.0, and where it was read. Empty if it
+/// is not found.
+[[nodiscard]] std::pair<std::string, std::string> verbs_version(const Host& host);
 /// A limit of this process's cgroups.
 struct CgroupLimit {
   std::string path;

@@ -1,0 +1,249 @@
+// Two doctors, in two processes on softverbs: they compare hosts made of files, and refuse what is
+// no doctor.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "tools/doctor_host.h"
+#include "tools/programs.h"
+
+namespace tools_test {
+namespace {
+
+const std::string kPort = "sys/class/infiniband/mlx5_0/ports/1/";
+
+/// A doctor that serves on a free port of loopback.
+class Serving {
+ public:
+  explicit Serving(const DoctorHost& host)
+      : program_({bin() + "/spinwire-doctor", "--serve", "127.0.0.1:0", "--root", host.root()}),
+        address_(program_.wait_for("listening on ")) {
+    EXPECT_EQ(address_.find("127.0.0.1:"), 0u) << program_.err();
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] int port() const { return std::stoi(address_.substr(address_.find(':') + 1)); }
+  /// Ends it by a signal; its exit code.
+  int stop() {
+    program_.signal(SIGTERM);
+    return program_.wait();
+  }
+  [[nodiscard]] const std::string& err() const { return program_.err(); }
+
+ private:
+  Program program_;
+  std::string address_;
+};
+
+Outcome compare(const DoctorHost& here, const std::string& address) {
+  return run("spinwire-doctor", {address, "--root", here.root(), "--json"});
+}
+
+/// The beginning of a finding, as --json prints it.
+std::string finding(const std::string& check, const std::string& severity) {
+  return "{\"check\": \"" + check + "\", \"severity\": \"" + severity + '"';
+}
+bool has(const Outcome& o, const std::string& check, const std::string& severity) {
+  return o.out.find(finding(check, severity)) != std::string::npos;
+}
+
+// ---- what two hosts find ----------------------------------------------------------------------
+
+TEST_F(Tools, DoctorsOfEqualHostsReachEachOther) {
+  const DoctorHost host;
+  Serving server(host);
+  const Outcome o = compare(host, server.address());
+  EXPECT_EQ(o.code, 0) << o.out << o.err;
+  for (const char* check : {"tcp", "version", "mtu", "gid", "connection", "latency", "bandwidth",
+                            "rdma_cm", "datagrams"})
+    EXPECT_TRUE(has(o, check, "ok")) << check << o.out;
+  EXPECT_EQ(server.stop(), 0);
+  EXPECT_EQ(server.err(), "");
+}
+
+TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
+  struct Case {
+    const char* what;
+    void (*plant)(DoctorHost&);
+    const char *check, *severity, *text;
+    int code;
+  };
+  const Case cases[] = {
+      {"MTU", [](DoctorHost& h) { h.put("sys/class/net/eth0/mtu", "1500"); }, "mtu", "warning",
+       "there: ip link set dev eth0 mtu 9000", 1},
+      {"active MTU", [](DoctorHost& h) { h.put(kPort + "active_mtu", "1024"); }, "mtu", "warning",
+       "port.active_mtu: 4096 here, 1024 there", 1},
+      {"GID types",
+       [](DoctorHost& h) {
+         h.put(kPort + "gid_attrs/types/2", "IB").put(kPort + "gid_attrs/types/3", "IB");
+       },
+       "gid", "error", "no common type of GID", 2},
+      {"link layer", [](DoctorHost& h) { h.put(kPort + "link_layer", "InfiniBand"); }, "link layer",
+       "error", "Ethernet here, InfiniBand there", 2},
+      {"rate", [](DoctorHost& h) { h.put(kPort + "rate", "25 Gb/sec (1X EDR)"); }, "rate", "note",
+       "25 Gb/sec", 0},
+      {"kernel", [](DoctorHost& h) { h.put("proc/sys/kernel/osrelease", "6.9"); }, "version",
+       "note", "6.1.0-31-amd64 here, 6.9 there", 0},
+      {"host of softverbs",
+       [](DoctorHost& h) { h.put("proc/sys/kernel/random/boot_id", "another"); }, "engine", "error",
+       "one host only", 2},
+  };
+  const DoctorHost here;
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.what);
+    DoctorHost there;
+    test.plant(there);
+    const Serving server(there);
+    const Outcome o = compare(here, server.address());
+    EXPECT_TRUE(has(o, test.check, test.severity)) << o.out << o.err;
+    EXPECT_NE(o.out.find(test.text), std::string::npos) << o.out;
+    EXPECT_EQ(o.code, test.code) << o.out;
+  }
+}
+
+TEST_F(Tools, DoctorComparesTheRateWithThatOfThePort) {
+  DoctorHost host;
+  const std::string port = "sys/class/infiniband/softverbs/ports/1/";
+  host.put(port + "state", "4: ACTIVE").put(port + "rate", "100000000 Gb/sec");
+  const Serving server(host);
+  const Outcome o = compare(host, server.address());
+  EXPECT_TRUE(has(o, "bandwidth", "warning")) << o.out << o.err;
+  EXPECT_EQ(o.code, 1);
+}
+
+TEST_F(Tools, DoctorSaysThatNobodyServes) {
+  const DoctorHost host;
+  std::string address;
+  {
+    Serving server(host);
+    address = server.address();
+    EXPECT_EQ(server.stop(), 0);
+  }
+  const Outcome o = compare(host, address);
+  EXPECT_TRUE(has(o, "tcp", "error")) << o.out;
+  EXPECT_NE(o.out.find("spinwire-doctor --serve"), std::string::npos) << o.out;
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(run("spinwire-doctor", {"127.0.0.1:port"}).code, 3);
+}
+
+// ---- what is no doctor ------------------------------------------------------------------------
+
+std::string frame(const std::string& text, std::uint16_t version = 1, std::uint16_t kind = 1,
+                  std::uint32_t length = 0) {
+  if (length == 0) length = static_cast<std::uint32_t>(text.size());
+  std::string bytes = "SWDR";
+  bytes.append(reinterpret_cast<const char*>(&version), sizeof version);
+  bytes.append(reinterpret_cast<const char*>(&kind), sizeof kind);
+  bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+  return bytes + text;
+}
+
+/// A frame of another protocol.
+std::string foreign_frame() {
+  std::string bytes = frame("a=b\n");
+  bytes.front() = 'X';
+  return bytes;
+}
+
+int tcp_socket(sockaddr_in& address, int port) {
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+}
+
+/// What the server answers to these bytes, until it closes.
+std::string answer_of(int port, const std::string& bytes) {
+  sockaddr_in address{};
+  const int fd = tcp_socket(address, port);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  std::string answer;
+  char some[4096];
+  for (ssize_t got = 0; (got = ::recv(fd, some, sizeof some, 0)) > 0;)
+    answer.append(some, static_cast<std::size_t>(got));
+  ::close(fd);
+  return answer;
+}
+
+TEST_F(Tools, DoctorRefusesClientsThatAreNoDoctors) {
+  const DoctorHost host;
+  Serving server(host);
+  EXPECT_EQ(answer_of(server.port(), "GET / HTTP/1.1\r\n\r\n"), "");
+  EXPECT_EQ(answer_of(server.port(), foreign_frame()), "");
+  EXPECT_EQ(answer_of(server.port(), frame("", 1, 1, 0xffffffff)), "") << "an endless text";
+  EXPECT_EQ(answer_of(server.port(), frame(std::string((16 << 10) + 1, 'x'))), "") << "a long text";
+  EXPECT_EQ(answer_of(server.port(), frame("a=b\n", 1, 7)), "") << "another kind";
+  EXPECT_EQ(answer_of(server.port(), frame("a=b\n", 2)).find(std::string("SWDR\1\0", 6)), 0u)
+      << "another version learns ours";
+  const Outcome o = compare(host, server.address());
+  EXPECT_EQ(o.code, 0) << o.out << "the server still serves";
+  EXPECT_EQ(server.stop(), 0);
+  EXPECT_NE(server.err().find("speaks version 2"), std::string::npos) << server.err();
+}
+
+TEST_F(SlowTools, DoctorDoesNotWaitForASilentClient) {
+  const DoctorHost host;
+  const Serving server(host);
+  sockaddr_in address{};
+  const int silent = tcp_socket(address, server.port());
+  ASSERT_EQ(::connect(silent, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const Outcome o = compare(host, server.address());
+  EXPECT_EQ(o.code, 0) << o.out;
+  ::close(silent);
+}
+
+/// What the doctor says of a server that answers with these bytes.
+Outcome compare_with(const std::string& bytes) {
+  const DoctorHost host;
+  sockaddr_in address{};
+  const int fd = tcp_socket(address, 0);
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(::listen(fd, 1), 0);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::thread server([&] {
+    const int client = ::accept(fd, nullptr, nullptr);
+    char some[65536];
+    (void)!::recv(client, some, sizeof some, 0);
+    (void)!::send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    ::shutdown(client, SHUT_WR);
+    while (::recv(client, some, sizeof some, 0) > 0) {
+    }
+    ::close(client);
+  });
+  const Outcome o = compare(host, "127.0.0.1:" + std::to_string(ntohs(address.sin_port)));
+  server.join();
+  ::close(fd);
+  return o;
+}
+
+TEST_F(Tools, DoctorRefusesServersThatAreNoDoctors) {
+  for (const std::string& bytes : {std::string("SSH-2.0-OpenSSH_9.2\r\n"), std::string(),
+                                   foreign_frame(), frame("", 1, 1, 0xffffffff),
+                                   frame(std::string((16 << 10) + 1, 'x')), frame("a=b\n", 1, 2)}) {
+    const Outcome o = compare_with(bytes);
+    EXPECT_TRUE(has(o, "tcp", "error")) << o.out << o.err;
+    EXPECT_EQ(o.code, 2);
+  }
+  const Outcome newer = compare_with(frame("spinwire=9.9.9\n", 2));
+  EXPECT_NE(newer.out.find("version 2 of the protocol, ours is 1"), std::string::npos) << newer.out;
+}
+
+TEST_F(Tools, DoctorReportsVersionsAndEnginesThatDoNotOpen) {
+  const Outcome o = compare_with(frame("spinwire=9.9.9\nengine.error=no \x1b[31mdevice\n"));
+  EXPECT_TRUE(has(o, "version", "warning")) << o.out;
+  EXPECT_NE(o.out.find("9.9.9 there"), std::string::npos) << o.out;
+  EXPECT_TRUE(has(o, "engine", "error")) << o.out;
+  EXPECT_NE(o.out.find("no ?[31mdevice"), std::string::npos) << "no control characters" << o.out;
+  EXPECT_EQ(o.code, 2);
+}
+
+}  // namespace
+}  // namespace tools_test

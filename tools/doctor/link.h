@@ -1,0 +1,77 @@
+// The doctors' own connection: TCP, because it has to work where RDMA does not. Frames of a kind
+// and a text:
+//
+//   client                   server
+//   facts (of its host)    →
+//                          ← facts (of its host, and where its engine listens)
+//   (both engines measure)
+//   end                    →
+//
+// A frame is a header of 12 bytes (magic, version, kind, length; little-endian) and the text. A
+// text longer than kMostText, and a header with another magic, end the connection.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "spinwire/status.h"
+
+namespace spinwire::doctor {
+
+inline constexpr int kLinkPort = 18516;
+inline constexpr std::uint16_t kLinkVersion = 1;
+inline constexpr std::size_t kMostText = 16 << 10;
+
+/// What a host says of itself: names and values, without line ends.
+using Facts = std::map<std::string, std::string, std::less<>>;
+[[nodiscard]] std::string encode_facts(const Facts& facts);
+/// Lines without '=', and more than 200 facts, are left out. Bytes that are not printable become
+/// '?'.
+[[nodiscard]] Facts decode_facts(std::string_view text);
+/// The value, or an empty text.
+[[nodiscard]] std::string fact(const Facts& facts, std::string_view name);
+
+enum class LinkKind : std::uint16_t { facts = 1, end = 2 };
+
+/// A TCP socket with deadlines. The destructor closes it.
+class Link {
+ public:
+  using Limit = std::chrono::milliseconds;
+
+  explicit Link(int fd) noexcept : fd_(fd) {}
+  Link(Link&& other) noexcept;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link();
+
+  /// Connects to "host" and a port. Errors: invalid_argument (no such host), timed_out, refused,
+  /// system.
+  static Result<Link> connect(const std::string& host, int port, Limit limit);
+  /// Listens at an address of this host. Errors: invalid_argument, in_use, system.
+  static Result<Link> listen(const std::string& address, int port);
+  /// The next client; none after `limit`.
+  [[nodiscard]] int accept(Limit limit) const;
+
+  /// Errors: timed_out, peer_lost.
+  [[nodiscard]] Result<void> send(LinkKind kind, std::string_view text, Limit limit);
+  /// Errors: timed_out, peer_lost, protocol (malformed, too long, another kind), unsupported
+  /// (another version of the protocol, which the error names).
+  [[nodiscard]] Result<std::string> receive(LinkKind kind, Limit limit);
+  /// Whether the peer has sent something or has closed.
+  [[nodiscard]] bool is_readable() const noexcept;
+
+  /// Numeric address of the peer, and of a listener; an IPv6 address in brackets.
+  [[nodiscard]] std::string peer_host() const;
+  [[nodiscard]] std::string local_address() const;
+
+ private:
+  int fd_;
+};
+
+/// "host", "host:port" or "[v6]:port". False: no such form.
+[[nodiscard]] bool split_address(std::string_view text, std::string& host, int& port);
+
+}  // namespace spinwire::doctor

@@ -1,0 +1,343 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/spin.h"
+#include "doctor/measured_region.h"
+#include "doctor/two_hosts.h"
+#include "spinwire/spinwire.h"
+
+namespace spinwire::doctor {
+namespace {
+
+constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
+constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
+constexpr std::uint32_t kEchoes = 2000;
+constexpr std::uint32_t kCalls = 2000;
+constexpr std::uint32_t kWrites = 256;
+constexpr std::uint32_t kWritesAtOnce = 8;
+/// An adapter's round trip through a switch or two takes a few microseconds.
+constexpr double kMostRoundTripUs = 100;
+/// Part of a port's rate that large writes reach on a sound link.
+constexpr double kLeastShare = 0.5;
+
+/// A connection to the other doctor's engine. It must stay where it is.
+class MeasuredConnection {
+ public:
+  MeasuredConnection(Engine& engine, const std::string& address, Via via) : engine_(engine) {
+    ConnectOptions options;
+    options.via = via;
+    options.timeout = kConnectLimit;
+    options.handlers.on_message = [this](Connection, Message& message) { take(message); };
+    options.handlers.on_closed = [this](Connection, const Error& error) {
+      if (!error_) error_ = error;
+    };
+    auto connection = engine.connect(address, options);
+    if (!connection) {
+      error_ = connection.error();
+      return;
+    }
+    connection_ = *connection;
+    (void)tools::spin_until(engine, 2 * kConnectLimit, [this] { return region_ || error_; });
+    if (!region_ && !error_)
+      error_ = Error{Status::timed_out, "connect", "no message came", "try again"};
+  }
+  MeasuredConnection(const MeasuredConnection&) = delete;
+  MeasuredConnection& operator=(const MeasuredConnection&) = delete;
+  ~MeasuredConnection() {
+    (void)connection_.close();
+    (void)tools::spin_until(engine_, kConnectLimit, [this] { return error_.has_value(); });
+  }
+
+  [[nodiscard]] bool is_ready() const noexcept { return region_ && !error_; }
+  /// Why it is not ready.
+  [[nodiscard]] std::string why() const {
+    return error_ ? error_->message() : "it closed before it was ready";
+  }
+
+  /// Median round trip of 64 bytes, in microseconds; none if the connection ended.
+  std::optional<double> round_trip() {
+    std::vector<std::uint64_t> ticks;
+    const std::array<std::byte, 64> bytes{};
+    for (std::uint32_t i = 0; i < kEchoes; ++i) {
+      const std::uint32_t before = echoes_;
+      const std::uint64_t start = engine_.clock().now();
+      if (!submit([&] { return connection_.send_copy(bytes); }) ||
+          !tools::spin_until(engine_, kMeasureLimit, [&] { return echoes_ != before || error_; }) ||
+          error_)
+        return std::nullopt;
+      ticks.push_back(engine_.clock().now() - start);
+    }
+    std::nth_element(ticks.begin(), ticks.begin() + kEchoes / 2, ticks.end());
+    return static_cast<double>(engine_.clock().duration(ticks[kEchoes / 2]).count()) / 1e3;
+  }
+
+  /// Rate of large writes, in Gbit/s; none if the connection ended.
+  std::optional<double> rate() {
+    const BufferSlice from = engine_.allocate(kRegionBytes);
+    if (!from) return std::nullopt;
+    std::uint32_t begun = 0;
+    std::uint32_t done = 0;
+    bool failed = false;
+    const auto on_done = [&](const Completion& completion) {
+      ++done;
+      failed = failed || completion.status != Status::ok;
+    };
+    const std::uint64_t start = engine_.clock().now();
+    const bool in_time = tools::spin_until(engine_, kMeasureLimit, [&] {
+      while (begun < kWrites && begun - done < kWritesAtOnce && !error_ &&
+             connection_.write(from, region_->slice(0, kRegionBytes), on_done) == Status::ok)
+        ++begun;
+      return done == begun && (done == kWrites || error_);
+    });
+    const auto time = engine_.clock().duration(engine_.clock().now() - start).count();
+    // Completions that are under way refer to the variables above.
+    if (!in_time) (void)connection_.close();
+    while (done != begun && tools::drive(engine_) >= 0) {
+    }
+    if (!in_time || failed || error_ || time <= 0) return std::nullopt;
+    return 8.0 * static_cast<double>(kWrites) * static_cast<double>(kRegionBytes) /
+           static_cast<double>(time);
+  }
+
+ private:
+  void take(Message& message) {
+    if (region_) {
+      ++echoes_;
+    } else if (message.size() == sizeof(RemoteRegion)) {
+      std::memcpy(&region_.emplace(), message.data(), sizeof(RemoteRegion));
+    }
+  }
+  template <typename Submit>
+  bool submit(Submit&& submit) {
+    Status status = Status::would_block;
+    (void)tools::spin_until(engine_, kMeasureLimit, [&] {
+      status = submit();
+      return status != Status::would_block && status != Status::no_buffer;
+    });
+    return status == Status::ok;
+  }
+
+  Engine& engine_;
+  Connection connection_;
+  std::optional<RemoteRegion> region_;
+  std::optional<Error> error_;
+  std::uint32_t echoes_ = 0;
+};
+
+/// A session with the other doctor's engine. It must stay where it is.
+class MeasuredSession {
+ public:
+  MeasuredSession(Engine& engine, const std::string& address) : engine_(engine) {
+    SessionOptions options;
+    options.timeout = kConnectLimit;
+    options.on_ready = [this](Session) { ready_ = true; };
+    options.on_closed = [this](Session, const Error& error) {
+      if (!error_) error_ = error;
+    };
+    auto session = engine.open_session(address, options);
+    if (!session) {
+      error_ = session.error();
+      return;
+    }
+    session_ = *session;
+    (void)tools::spin_until(engine, 2 * kConnectLimit, [this] { return ready_ || error_; });
+  }
+  MeasuredSession(const MeasuredSession&) = delete;
+  MeasuredSession& operator=(const MeasuredSession&) = delete;
+  ~MeasuredSession() {
+    (void)session_.close();
+    (void)tools::spin_until(engine_, kConnectLimit, [this] { return error_.has_value(); });
+  }
+
+  [[nodiscard]] bool is_ready() const noexcept { return ready_ && !error_; }
+  [[nodiscard]] std::string why() const {
+    return error_ ? error_->message() : "the other end does not answer";
+  }
+  /// Makes kCalls calls. Returns how many were answered.
+  std::uint32_t call() {
+    const std::array<std::byte, 48> bytes{};
+    (void)tools::spin_until(engine_, kMeasureLimit, [&] {
+      while (begun_ < kCalls && !error_ && session_.call(kEchoMethod, bytes, [this](Reply& reply) {
+        ++ended_;
+        answered_ += reply.status() == Status::ok ? 1 : 0;
+      }) == Status::ok)
+        ++begun_;
+      return ended_ == begun_ && (begun_ == kCalls || error_);
+    });
+    return answered_;
+  }
+
+ private:
+  Engine& engine_;
+  Session session_;
+  bool ready_ = false;
+  std::optional<Error> error_;
+  std::uint32_t begun_ = 0;
+  std::uint32_t ended_ = 0;
+  std::uint32_t answered_ = 0;
+};
+
+void judge_rate(const Subject& subject, const std::string& device, double round_trip_us,
+                double gigabits, Findings& findings) {
+  const auto port = std::find_if(subject.ports.begin(), subject.ports.end(),
+                                 [&](const Port& p) { return p.device == device; });
+  const bool is_adapter = port != subject.ports.end();
+  const double expected = is_adapter ? port->gigabits() : 0;
+  const bool slow = is_adapter && round_trip_us > kMostRoundTripUs;
+  findings.add("latency", slow ? Severity::warning : Severity::ok,
+               fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
+                           round_trip_us, slow ? ", which is long for an adapter" : ""),
+               fmt::format("median of {} round trips", kEchoes),
+               slow ? "spinwire-doctor, on both hosts: governor, idle states and NUMA node" : "");
+  const bool narrow = gigabits < kLeastShare * expected;
+  findings.add(
+      "bandwidth", narrow ? Severity::warning : Severity::ok,
+      fmt::format("writes move {:.1f} Gbit/s{}", gigabits,
+                  narrow ? fmt::format(", less than half of the port's {}", port->rate) : ""),
+      fmt::format("{} writes of {} KiB; rate of the port: {}", kWrites, kRegionBytes >> 10,
+                  is_adapter ? port->rate : "none, as it is no adapter"),
+      narrow ? "ethtool -S INTERFACE | grep -E 'pause|discard'; and spinwire-doctor on both hosts"
+             : "");
+}
+
+void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
+                        Findings& findings) {
+  MeasuredConnection connection(engine, address, Via::tcp);
+  if (!connection.is_ready()) {
+    findings.add("connection", Severity::error, "no connection after a handshake over TCP",
+                 connection.why(), "spinwire-doctor on both hosts; and the same security.key_file");
+    return;
+  }
+  findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
+               fmt::format("connect({})", address));
+  const auto time = connection.round_trip();
+  const auto rate = time ? connection.rate() : std::nullopt;
+  if (time && rate) {
+    judge_rate(subject, std::string(engine.device_name()), *time, *rate, findings);
+  } else {
+    findings.add("connection", Severity::error, "the connection ended while it was measured",
+                 connection.why(), "spinwire-doctor on both hosts");
+  }
+}
+
+void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs,
+                     Findings& findings) {
+  const std::string port = fact(theirs, "cm.port");
+  if (engine.device_name() == "softverbs") {
+    findings.add("rdma_cm", Severity::ok, "softverbs has no rdma_cm", "Engine::device_name()");
+    return;
+  }
+  if (port.empty()) {
+    findings.add("rdma_cm", Severity::note, "the other host does not listen by rdma_cm",
+                 fact(theirs, "cm.error"));
+    return;
+  }
+  const MeasuredConnection connection(engine, host + ":" + port, Via::rdma_cm);
+  findings.add("rdma_cm", connection.is_ready() ? Severity::ok : Severity::warning,
+               connection.is_ready() ? "a connection by rdma_cm works" : "no connection by rdma_cm",
+               connection.is_ready() ? fmt::format("connect({}:{})", host, port) : connection.why(),
+               connection.is_ready() ? "" : "modprobe rdma_ucm, on both hosts");
+}
+
+void measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
+  if (!engine.device().datagrams) {
+    findings.add("datagrams", Severity::note, "the device has no datagrams; calls use connections",
+                 "DeviceInfo::datagrams");
+    return;
+  }
+  MeasuredSession session(engine, address);
+  const std::uint32_t answered = session.is_ready() ? session.call() : 0;
+  if (answered != kCalls) {
+    findings.add("datagrams", Severity::error, "calls over datagrams are not answered",
+                 session.is_ready() ? fmt::format("{} of {} calls were answered", answered, kCalls)
+                                    : session.why(),
+                 "rpc.transport = \"connection\" does without datagrams");
+    return;
+  }
+  findings.add("datagrams", Severity::ok, "calls over datagrams work",
+               fmt::format("{} calls were answered", answered));
+  const std::uint64_t lost = engine.rpc_stats().retransmitted_requests;
+  const bool many = lost * 100 > kCalls;
+  findings.add("loss",
+               many        ? Severity::warning
+               : lost != 0 ? Severity::note
+                           : Severity::ok,
+               lost == 0 ? "no datagram was lost" : fmt::format("{} datagrams were lost", lost),
+               fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, kCalls),
+               lost == 0 ? ""
+                         : "ethtool -S INTERFACE | grep -E 'discard|drop', on both hosts; and "
+                           "configure PFC or ECN");
+}
+
+}  // namespace
+
+void measure(const Subject& subject, const Config& config, const std::string& host,
+             const Facts& theirs, Findings& findings) {
+  const std::string port = fact(theirs, "engine.port");
+  if (port.empty()) {
+    findings.add("engine", Severity::error, "the other host's engine does not listen",
+                 fact(theirs, "engine.error"), "spinwire-doctor, there");
+    return;
+  }
+  auto engine = Engine::open(config);
+  if (!engine) {
+    findings.add("engine", Severity::error, "this host's engine does not open",
+                 engine.error().message(), "spinwire-doctor");
+    return;
+  }
+  const std::string device(engine->device_name());
+  if (const std::string other = fact(theirs, "engine.device");
+      other != device && (other == "softverbs" || device == "softverbs")) {
+    findings.add("engine", Severity::error, "softverbs connects to softverbs only",
+                 fmt::format("device: {} here, {} there", device, other),
+                 "give both doctors the same --config, with device.name");
+    return;
+  }
+  const std::string address = host + ":" + port;
+  measure_connection(subject, *engine, address, findings);
+  measure_rdma_cm(*engine, host, theirs, findings);
+  measure_datagrams(*engine, address, findings);
+}
+
+Findings examine_pair(const Subject& subject, const Config& config, const std::string& host,
+                      int port) {
+  constexpr Link::Limit kLimit{30000};
+  Findings findings;
+  auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
+  if (!link) {
+    findings.add("tcp", Severity::error, "the other host cannot be reached over TCP",
+                 link.error().message(), link.error().remedy);
+    return findings;
+  }
+  findings.add("tcp", Severity::ok, "the other host is reached over TCP", link->peer_host());
+  const Facts ours = facts_of(subject);
+  const auto answer = link->send(LinkKind::facts, encode_facts(ours), kLimit).and_then([&] {
+    return link->receive(LinkKind::facts, kLimit);
+  });
+  if (!answer) {
+    findings.add("tcp", Severity::error, "the other end is no doctor that this one understands",
+                 answer.error().message(), answer.error().remedy);
+    return findings;
+  }
+  const Facts theirs = decode_facts(*answer);
+  compare_facts(ours, theirs, findings);
+  const bool apart = fact(ours, "boot") != fact(theirs, "boot");
+  if (apart && fact(theirs, "engine.device") == "softverbs") {
+    findings.add("engine", Severity::error, "softverbs connects processes of one host only",
+                 fmt::format("/proc/sys/kernel/random/boot_id: {} here, {} there",
+                             fact(ours, "boot"), fact(theirs, "boot")),
+                 "give both doctors a --config with device.name = \"auto\"");
+  } else {
+    measure(subject, config, link->peer_host(), theirs, findings);
+  }
+  (void)link->send(LinkKind::end, "", kLimit);
+  return findings;
+}
+
+}  // namespace spinwire::doctor

@@ -1,0 +1,132 @@
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "common/cli.h"
+#include "common/spin.h"
+#include "doctor/measured_region.h"
+#include "doctor/two_hosts.h"
+#include "spinwire/spinwire.h"
+
+namespace spinwire::doctor {
+namespace {
+
+constexpr Link::Limit kAnswerLimit{5000};
+constexpr Link::Limit kStopInterval{100};
+/// Longest time for one client. Others wait.
+constexpr Nanoseconds kServeLimit = std::chrono::minutes(5);
+
+/// The engine that a client measures: it gives its region, echoes messages, and answers calls.
+class MeasuredEngine {
+ public:
+  /// Listens at `host`, in each way that the device has. Adds to `facts` where, or why not.
+  MeasuredEngine(const Config& config, const std::string& host, Facts& facts) {
+    auto opened = Engine::open(config);
+    if (!opened) {
+      set_error(facts, opened.error());
+      return;
+    }
+    engine_.emplace(std::move(*opened));
+    facts["engine.device"] = engine_->device_name();
+    buffer_ = engine_->allocate(kRegionBytes, {.pool = Pool::lease});
+    auto region = engine_->expose(buffer_, Access::remote_write);
+    if (!region) {
+      set_error(facts, region.error());
+      return;
+    }
+    region_ = *region;
+    if (auto served = engine_->serve(
+            kEchoMethod, [](Request& request) { (void)request.reply(request.bytes()); });
+        !served)
+      facts["engine.calls"] = served.error().message();
+    listen(host, Via::tcp, "engine", facts, listener_);
+    if (facts["engine.device"] != "softverbs")
+      listen(host, Via::rdma_cm, "cm", facts, cm_listener_);
+  }
+  MeasuredEngine(const MeasuredEngine&) = delete;
+  MeasuredEngine& operator=(const MeasuredEngine&) = delete;
+
+  /// Drives the engine until the client is done, or its time is over.
+  void run(const Link& client) {
+    if (!engine_) return;
+    const tools::Deadline end(engine_->clock(), kServeLimit);
+    Idler idler(IdleStrategy::yield);
+    while (!client.is_readable() && !end.passed() && !tools::stop_requested()) {
+      for (int i = 0; i < 256; ++i) (void)idler.idle(*engine_, tools::drive(*engine_));
+    }
+  }
+
+ private:
+  static void set_error(Facts& facts, const Error& error) {
+    facts["engine.error"] = error.message();
+  }
+
+  void listen(const std::string& host, Via via, const std::string& name, Facts& facts,
+              Listener& listener) {
+    ListenOptions options;
+    options.via = via;
+    options.handlers.on_ready = [this](Connection c) {
+      if (c.send_copy(std::as_bytes(std::span(&region_, 1))) != Status::ok) (void)c.close();
+    };
+    options.handlers.on_message = [](Connection c, Message& message) {
+      if (c.send_copy({message.data(), message.size()}) != Status::ok) (void)c.close();
+    };
+    auto listening = engine_->listen(host + ":0", options);
+    if (!listening) {
+      facts[name + ".error"] = listening.error().message();
+      return;
+    }
+    listener = std::move(*listening);
+    const std::string address = listener.address();
+    facts[name + ".port"] = address.substr(address.rfind(':') + 1);
+  }
+
+  std::optional<Engine> engine_;
+  BufferSlice buffer_;
+  RemoteRegion region_;
+  Listener listener_;
+  Listener cm_listener_;
+};
+
+/// Answers one client. A frame that is no doctor's ends it.
+Result<void> serve_client(const Subject& subject, const Config& config, const std::string& host,
+                          Link client) {
+  const auto theirs = client.receive(LinkKind::facts, kAnswerLimit);
+  Facts facts = facts_of(subject);
+  if (!theirs) {
+    // A doctor of another version learns ours from the header.
+    if (theirs.error().status == Status::unsupported)
+      (void)client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit);
+    return tl::unexpected(theirs.error());
+  }
+  MeasuredEngine engine(config, host, facts);
+  if (auto sent = client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit); !sent)
+    return sent;
+  engine.run(client);
+  return {};
+}
+
+}  // namespace
+
+Result<void> serve(const Subject& subject, const Config& config, const std::string& address,
+                   int port) {
+  auto listener = Link::listen(address, port);
+  if (!listener) return tl::unexpected(listener.error());
+  const std::string bound = listener->local_address();
+  fmt::print("listening on {}\n", bound);
+  std::fflush(stdout);
+  const std::string host = bound.substr(0, bound.rfind(':'));
+  while (!tools::stop_requested()) {
+    const int fd = listener->accept(kStopInterval);
+    if (fd < 0) continue;
+    Link client(fd);
+    const std::string from = client.peer_host();
+    if (auto served = serve_client(subject, config, host, std::move(client)); !served)
+      (void)tools::fail(fmt::format("{}: {}", from, served.error().message()));
+  }
+  return {};
+}
+
+}  // namespace spinwire::doctor
