@@ -475,7 +475,7 @@ $(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ) $(SIM)))
 # instrumented would take five times as long as all else.
 FUZZ_DIR := $(BUILD)/fuzz
 FUZZ_SRC := $(wildcard test/fuzz/*_fuzz.cc)
-FUZZED := $(addprefix src/,engine agent rpc control memory wire)
+FUZZED := $(addprefix src/,engine observe agent rpc control memory wire)
 FUZZERS := $(patsubst test/fuzz/%_fuzz.cc,$(FUZZ_DIR)/bin/%,$(FUZZ_SRC))
 FUZZ_FLAGS = $(CLANG_FLAGS) $(WERROR) -O1 -gline-tables-only -fno-omit-frame-pointer -fPIC \
   -ftls-model=initial-exec -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \

@@ -191,6 +191,15 @@ struct Config {
     Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s
   } engine;
 
+  /// What other programs of this user see of the engine; see observe.h.
+  struct Observability {
+    /// Folder of the engine's file, which must be on a file system in memory. Empty: no file.
+    std::string directory = "/dev/shm";
+    /// Connections, sessions and served sessions that the file describes one by one, each; the
+    /// counters of the engine and its pools include all. 0 … 65536
+    std::uint32_t rows = 256;
+  } observability;
+
   /// Reads the defaults, then `file` unless it is empty, then the environment. Set-up; any thread.
   /// Errors: bad_config, which names file, line, key, the nearest known key, and the range.
   [[nodiscard]] SPINWIRE_API static Result<Config> load(const std::filesystem::path& file = {});

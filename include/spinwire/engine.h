@@ -1,6 +1,7 @@
 // The engine: one device, its memory, connections and sessions, driven by the caller's loop.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -103,6 +104,18 @@ struct MemoryStats {
   std::uint64_t blocks_used = 0;
   std::uint64_t allocations = 0;
   std::uint64_t refusals = 0;  ///< allocations that answered no_buffer
+};
+
+/// An engine at a glance.
+struct EngineSnapshot {
+  /// As Engine::stats() answers, but operations, messages_sent and messages_received count each
+  /// connection as of the control step that looked at it last. One step looks at a few.
+  EngineStats stats;
+  RpcStats calls;
+  std::array<MemoryStats, 4> pools{};  ///< by Pool
+  /// Connections by Blocker, as of the control step that looked at each last.
+  std::array<std::uint32_t, 6> connections_by_blocker{};
+  bool draining = false;
 };
 
 /// The application's own memory, registered for operations. Dropping the region deregisters the
@@ -501,6 +514,12 @@ class SPINWIRE_API Engine {
   [[nodiscard]] const Clock& clock() const noexcept;
   /// Sums over all connections. Set-up.
   [[nodiscard]] EngineStats stats() const noexcept;
+  /// All counters and levels of the engine, its pools and its calls. Takes constant time. Hot.
+  [[nodiscard]] EngineSnapshot snapshot() const noexcept;
+  /// A text for a debugger or a log: settings, counters, pools, and a line for each connection and
+  /// session with what blocks it. Empty if memory has run out. Takes time in proportion to all that
+  /// exists. Set-up.
+  [[nodiscard]] std::string describe() const noexcept;
   /// Size and counts of a pool. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;
   /// The name of the opened device, such as "softverbs". Hot.

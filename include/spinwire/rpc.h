@@ -315,6 +315,39 @@ enum class SessionState : std::uint8_t {
   closed,
 };
 
+/// The reason why the next inline call of a session would not be sent at once.
+enum class SessionBlocker : std::uint8_t {
+  nothing,
+  not_ready,      ///< the state is not `ready`
+  window,         ///< the window is full: the server's handlers, or the network, are slow
+  server_window,  ///< the server has receives for fewer calls than the window
+  congestion,     ///< congestion control allows fewer calls than the window (rpc.target_rtt)
+  receives,       ///< all receives of the engine are reserved for replies (rpc.receive_depth)
+  send_queue,     ///< the engine's datagrams fill their send queue (rpc.send_depth)
+  connection,     ///< the session's connection, which all calls use, is not ready or is blocked
+};
+SPINWIRE_API std::string_view to_string(SessionBlocker blocker) noexcept;
+SPINWIRE_API std::string_view to_string(SessionState state) noexcept;
+
+/// The activity of a client's session.
+struct SessionSnapshot {
+  SessionState state = SessionState::closed;
+  SessionBlocker blocked_by = SessionBlocker::not_ready;
+  bool backlog_full = false;  ///< the next call that has to wait answers would_block
+  /// Time from the last sign of life of the server's process to the last poll().
+  Nanoseconds since_last_heard{0};
+  std::uint32_t calls = 0;              ///< accepted; modulo 2^32
+  std::uint32_t in_flight = 0;          ///< inline calls under way
+  std::uint32_t long_calls = 0;         ///< calls under way over the session's connection
+  std::uint32_t backlog = 0;            ///< calls that wait, of either kind
+  std::uint32_t window = 0;             ///< most inline calls under way, and equally of long ones
+  std::uint32_t server_window = 0;      ///< calls for which the server has receives
+  std::uint32_t congestion_window = 0;  ///< calls that congestion control allows; 0: it is off
+  std::uint32_t retransmissions = 0;    ///< requests sent again; modulo 2^32
+  Nanoseconds srtt{0};                  ///< smoothed round trip; 0: none was measured
+  Nanoseconds rto{0};                   ///< retransmission time-out
+};
+
 /// What becomes of calls while their session is `opening`. is_retryable() holds for not_connected.
 enum class WhenNotReady : std::uint8_t {
   /// call() answers not_connected. If the session is interrupted, calls that wait for the window
@@ -431,6 +464,8 @@ class SPINWIRE_API Session {
   /// is notified. on_closed runs when the server has confirmed, or after connections.close_timeout.
   /// Set-up. Errors: not_connected (closing or closed already).
   Status close() noexcept;
+  /// What the session does, and what blocks it. Takes constant time.
+  [[nodiscard]] SessionSnapshot snapshot() const noexcept;
   /// What the handshake has shown of the server; empty before it has answered. Valid until
   /// on_interrupted or on_closed runs.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;

@@ -53,6 +53,7 @@
 #include "spinwire/log.h"
 #include "spinwire/memory_access.h"
 #include "spinwire/message.h"
+#include "spinwire/observe.h"
 #include "spinwire/operation.h"
 #include "spinwire/raw.h"
 #include "spinwire/reconnect.h"

@@ -98,12 +98,17 @@ ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept {
 }
 
 EngineStats stats(const EngineContext& ctx) noexcept {
-  EngineStats all = ctx.stats;
+  EngineStats all = stats_without_agents(ctx);
   for (const Agent& a : ctx.agents) {  // ended connections are counted already
     all.operations += outstanding(a);
     all.messages_sent += messages_sent(a);
-    all.messages_received += a.activity.messages_received;
+    all.messages_received += messages_received(a);
   }
+  return all;
+}
+
+EngineStats stats_without_agents(const EngineContext& ctx) noexcept {
+  EngineStats all = ctx.stats;
   all.connections = ctx.agents.size();
   all.own_domains = static_cast<std::uint32_t>(ctx.device->domains());
   all.registrations = ctx.registrations->size();

@@ -230,6 +230,12 @@ constexpr std::array kKeys{
                     "manual: poll() takes no control step"),
     SPINWIRE_NUMBER(engine, Engine, control_interval, duration, kMicrosecond, kSecond, "",
                     "time between control steps"),
+
+    ConfigKey{"observability", "directory", ValueKind::text, 0, 4095, "bytes",
+              "folder in memory for the file that spinwire-stat reads; empty: no file", {}, nullptr, nullptr,
+              [](Config& config) -> std::string& { return config.observability.directory; }},
+    SPINWIRE_NUMBER(observability, Observability, rows, integer, 0, 65536, "",
+                    "connections, sessions and served sessions in that file, each"),
 };
 // clang-format on
 

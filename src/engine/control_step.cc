@@ -36,10 +36,7 @@ bool EngineCore::advance_agents() noexcept {
     if (agent::destroys_next(*a)) process_all_completions();
     const bool verb = agent::continue_setup(context, *a);
     connector.on_setup_step(*a);
-    if (agent::is_over(*a) && !loss_probes.holds(*a)) {
-      connector.on_finish(*a);
-      agent::finish(context, *a);
-    }
+    if (agent::is_over(*a) && !loss_probes.holds(*a)) finish(*a);
     if (verb) return true;
   }
   return false;
@@ -85,6 +82,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   const std::size_t fired =
       context.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { on_timer(timer); });
   drain.step(now);
+  publisher.step(*this);
   // Operations that callbacks have deferred are posted with this poll.
   if (agent::has_deferred_work(context)) agent::run_deferred_work(context);
   schedule.has_more_work =

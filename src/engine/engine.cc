@@ -48,7 +48,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       loss_probes(context, control),
       application_timers(context.timers),
       names(control),
-      drain(context, connector, calls, schedule) {
+      drain(context, connector, calls, schedule),
+      sums(config.connections.maximum) {
   guard.slot().target = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);
@@ -80,6 +81,7 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   if (auto watched = device_watch.open(control); !watched) return watched;
   if (auto posted = agent::post_first_receives(context); !posted) return posted;
   agent::open_in_place(context);
+  if (options.network == nullptr) publisher.open(*this);
   return {};
 }
 
@@ -149,15 +151,25 @@ void EngineCore::end_connections() noexcept {
   }
   for (Agent& a : context.agents) {
     agent::complete_end(context, a);
-    connector.on_finish(a);
-    agent::finish(context, a);
+    finish(a);
   }
+}
+
+void EngineCore::finish(Agent& a) noexcept {
+  const agent::AgentId id = agent::id_of(a);
+  connector.on_finish(a);
+  sums.forget(a);
+  agent::finish(context, a);
+  // A connection that is made again keeps its counts.
+  if (const Agent* const again = agent::find(context, id); again != nullptr)
+    sums.update(*again, agent::snapshot(context, *again));
 }
 
 void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
   if (context.device == nullptr || context.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
+  publisher.close();
   drain.abort();
   if (calls != nullptr) rpc::end(*calls, drain.goodbye());
   if (context.registrations != nullptr) end_connections();

@@ -13,12 +13,14 @@
 #include "control/control_port.h"
 #include "control/name_resolver.h"
 #include "engine/application_timers.h"
+#include "engine/connection_sums.h"
 #include "engine/connector.h"
 #include "engine/device_watch.h"
 #include "engine/drain.h"
 #include "engine/loss_probes.h"
 #include "engine/memory_accesses.h"
 #include "engine/poll_schedule.h"
+#include "engine/publisher.h"
 #include "engine/wake_set.h"
 #include "rpc/rpc_state.h"
 #include "spinwire/engine.h"
@@ -132,6 +134,8 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   control::NameResolver names;
   engine::Drain drain;
   engine::MemoryAccesses accesses;
+  engine::ConnectionSums sums;
+  engine::Publisher publisher;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()
@@ -164,6 +168,8 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   [[nodiscard]] bool awaits_unannounced() noexcept;
   [[nodiscard]] std::uint64_t sleep_deadline(std::uint64_t now, bool is_brief) noexcept;
   bool advance_agents() noexcept;
+  /// Reports the end of a connection, and frees its record unless it is made again.
+  void finish(agent::Agent& a) noexcept;
   void on_timer(base::Timer& timer) noexcept;
   Result<void> open_memory(bool sparse);
   void resolve_addresses();

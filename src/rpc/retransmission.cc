@@ -18,6 +18,7 @@ constexpr std::uint64_t kNever = ~std::uint64_t{0};
 void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept {
   if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return;
   ++r.stats.retransmitted_requests;
+  ++c.retransmissions;
   if (k.resends < kMaxBackoffShift) ++k.resends;
   k.sent_at = now;
 }

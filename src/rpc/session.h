@@ -218,8 +218,9 @@ struct alignas(64) ClientSession {
   RoomForCalls room;
   bool cancellation_pending = false;  ///< in Rpc::pending_cancellations
   base::Timer timer;
-  std::uint64_t slow_since = 0;      ///< tick since when at most one, slow, call was in flight
-  std::uint64_t recent_min_rtt = 0;  ///< since slow_since
+  std::uint32_t retransmissions = 0;  ///< requests sent again
+  std::uint64_t slow_since = 0;       ///< tick since when at most one, slow, call was in flight
+  std::uint64_t recent_min_rtt = 0;   ///< since slow_since
   /// Tick when opening or closing ends, or the next attempt to open begins; 0: none.
   std::uint64_t deadline = 0;
   /// Tick since when the server may be lost: its connection for long calls was lost or refused. 0:

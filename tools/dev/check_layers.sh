@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that includes inside src/ point down only, and that no folder names the namespace of a folder
 # that it may not include, as a forward declaration would:
-#   sim -> engine -> rpc -> agent -> {config, control} -> {memory, verbs, wire} -> base
+#   sim -> engine -> {rpc -> agent -> {config, control} -> {memory, verbs, wire}, observe} -> base
 # Also checks that engine/ and rpc/ ask agents by the functions of agent/'s headers, never through their fields.
 #
 #   tools/dev/check_layers.sh [ROOT]        checks ROOT/src (default: this tree)
@@ -19,8 +19,9 @@ declare -A may_include=(
   [config]='base memory verbs'
   [agent]='base config control memory verbs wire'
   [rpc]='base agent config control memory verbs wire'
-  [engine]='base rpc agent config control memory verbs wire'
-  [sim]='base engine rpc agent config control memory verbs wire softverbs'
+  [observe]='base'
+  [engine]='base observe rpc agent config control memory verbs wire'
+  [sim]='base engine observe rpc agent config control memory verbs wire softverbs'
 )
 
 # Only the providers know the embedded device, so other code cannot ask which device it runs on. There

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "engine/api/operate.h"
+#include "engine/engine_snapshot.h"
 #include "spinwire/engine.h"
 
 namespace spinwire {
@@ -19,13 +21,6 @@ namespace {
 
 /// The slot of an Engine without an engine: that of a closed one.
 constinit detail::EngineSlot no_engine{base::OwnerGuard::kEnded, nullptr};
-
-memory::PoolId pool_id(Pool pool) noexcept {
-  return pool == Pool::send      ? memory::PoolId::send
-         : pool == Pool::lease   ? memory::PoolId::lease
-         : pool == Pool::receive ? memory::PoolId::receive
-                                 : memory::PoolId::rendezvous;
-}
 
 /// Destroys an engine. In a forked child, abandons it: the parent still uses the device and the
 /// slabs.
@@ -109,7 +104,7 @@ namespace {
 /// Sets why there is no block.
 [[gnu::cold, gnu::noinline]] void explain_refusal(EngineCore& core, std::size_t size,
                                                   Pool pool) noexcept {
-  const bool fits = pool != Pool::receive && core.context.arena->fits(pool_id(pool), size);
+  const bool fits = pool != Pool::receive && core.context.arena->fits(engine::pool_id(pool), size);
   core.allocate_status = fits ? Status::no_buffer : Status::invalid_argument;
 }
 
@@ -121,7 +116,7 @@ namespace {
   if (pool == Pool::send) [[likely]] {
     block = arena.allocate(memory::PoolId::send, size);
   } else if (pool != Pool::receive) {
-    block = arena.allocate(pool_id(pool), size);
+    block = arena.allocate(engine::pool_id(pool), size);
   }
   if (block == nullptr) [[unlikely]]
     explain_refusal(core, size, pool);
@@ -224,25 +219,25 @@ EngineStats Engine::stats() const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr) return {};
   EngineStats stats = agent::stats(core->context);
-  stats.handshakes_refused = core->control.refusals();
-  const auto& counts = core->control.authentication();
-  const auto failures = [&](control::AuthenticationFailure why) {
-    return counts.failures[static_cast<std::size_t>(why)];
-  };
-  using enum control::AuthenticationFailure;
-  stats.authentication = {counts.authenticated,        failures(no_proof),
-                          failures(unknown_key),       failures(wrong_proof),
-                          failures(unconfirmed_proof), failures(unproven_server),
-                          failures(altered_frame)};
+  engine::add_control_counters(core->control, stats);
   return stats;
+}
+
+EngineSnapshot Engine::snapshot() const noexcept {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? engine::snapshot(*core) : EngineSnapshot{};
+}
+
+std::string Engine::describe() const noexcept try {
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? engine::describe(*core) : std::string();
+} catch (const std::exception&) {
+  return {};
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
-  if (core == nullptr) return {};
-  const memory::PoolStats p = core->context.arena->stats(pool_id(pool));
-  return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
-          p.allocations, p.refusals};
+  return core != nullptr ? engine::memory_stats(*core, pool) : MemoryStats{};
 }
 
 Listener::Listener(Listener&& other) noexcept

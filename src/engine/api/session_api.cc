@@ -1,8 +1,10 @@
 // Public API of remote calls: methods, sessions, and calls that are answered later.
 #include <algorithm>
+#include <array>
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/internals.h"
@@ -14,11 +16,24 @@
 #include "rpc/reply_buffer.h"
 #include "rpc/server_call.h"
 #include "rpc/server_session.h"
+#include "rpc/session_snapshot.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire {
 
 using detail::EngineCore;
+
+std::string_view to_string(SessionState state) noexcept {
+  constexpr std::array<std::string_view, 4> kNames = {"opening", "ready", "closing", "closed"};
+  return engine::name_of(kNames, state);
+}
+
+std::string_view to_string(SessionBlocker blocker) noexcept {
+  constexpr std::array<std::string_view, 8> kNames = {"nothing",       "not_ready",  "window",
+                                                      "server_window", "congestion", "receives",
+                                                      "send_queue",    "connection"};
+  return engine::name_of(kNames, blocker);
+}
 
 Result<void> Engine::serve(Method method, const MethodHandler& handler) {
   return engine::set_up(*slot_, "serve a method", [&] { return core_->serve(method, handler); });
@@ -156,6 +171,11 @@ std::string Session::peer() const noexcept try {
   return c != nullptr ? c->address : std::string();
 } catch (const std::bad_alloc&) {
   return {};
+}
+
+SessionSnapshot Session::snapshot() const noexcept {
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr ? rpc::snapshot(*detail::core_at(slot_)->calls, *c) : SessionSnapshot{};
 }
 
 PeerIdentity Session::peer_identity() const noexcept {

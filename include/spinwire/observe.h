@@ -1,0 +1,123 @@
+// What engines show to other programs of their user. Each engine keeps a file in memory
+// (observability.directory), and its control steps write counters, pool levels and rows of
+// connections and sessions into it. The file can be read while the engine runs and after its
+// process has died, by the functions here; spinwire-stat is made from them. The file describes
+// itself, so that a program reads files of other releases.
+//
+// An engine reads nothing from its file, so what is written there by others does no harm. A process
+// of the same user that makes the file shorter ends the engine's process by SIGBUS, as it could by
+// kill(). The file's mode of 0400 prevents that by mistake.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "spinwire/clock.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+enum class MetricKind : std::uint8_t {
+  counter,  ///< a number that only grows while its row's subject exists
+  gauge,    ///< a number as it is now
+  label,    ///< a text that tells rows of a table apart
+  state,    ///< a text that changes, such as what blocks a connection
+};
+SPINWIRE_API std::string_view to_string(MetricKind kind) noexcept;
+
+/// A metric of this release. Names follow the rules of Prometheus.
+struct Metric {
+  std::string_view table;  ///< "engine", "pool", "connection", "session" or "served_session"
+  std::string_view name;
+  std::string_view unit;  ///< "seconds", "bytes"; empty: a count or a text
+  std::string_view help;
+  MetricKind kind;
+};
+/// All metrics of this release, by table. Any thread. Set-up.
+[[nodiscard]] SPINWIRE_API std::vector<Metric> metrics();
+
+/// A column of a table in a file.
+struct MetricColumn {
+  std::string name;
+  std::string unit;
+  std::string help;
+  MetricKind kind = MetricKind::gauge;
+  std::uint32_t per_unit = 1;  ///< MetricValue::number of one unit
+};
+struct MetricValue {
+  std::uint64_t number = 0;  ///< of counters and gauges
+  std::string text;          ///< of labels and states; printable ASCII
+};
+struct MetricRow {
+  std::vector<MetricValue> values;  ///< by column
+  /// Whether all values were written together. False if the engine died while it wrote the row.
+  bool is_consistent = true;
+};
+struct SPINWIRE_API MetricTable {
+  std::string name;
+  std::vector<MetricColumn> columns;
+  std::vector<MetricRow> rows;
+
+  /// The place of a column; columns.size() if there is none.
+  [[nodiscard]] std::size_t find(std::string_view column) const noexcept;
+  /// A value by the name of its column: 0 or empty if there is none. In units.
+  [[nodiscard]] double number(const MetricRow& row, std::string_view column) const noexcept;
+  [[nodiscard]] std::string_view text(const MetricRow& row, std::string_view column) const noexcept;
+};
+
+/// The file of an engine.
+struct EngineFile {
+  std::string path;
+  std::uint32_t pid = 0;
+  std::uint32_t engine = 0;  ///< distinguishes the engines of a process
+  bool is_alive = false;     ///< false: the process ended without closing the engine
+};
+
+/// What the file of an engine said when it was read.
+struct SPINWIRE_API EngineReading {
+  EngineFile file;
+  std::string release;        ///< of the library that wrote the file
+  std::string program;        ///< the process's name
+  std::string device;         ///< that the engine uses
+  Nanoseconds opened_at{0};   ///< since the Unix epoch
+  Nanoseconds written_at{0};  ///< the last control step that wrote; since the Unix epoch
+  /// Time since that control step: for how long the application has not polled. 0 for a dead
+  /// engine.
+  Nanoseconds since_written{0};
+  Nanoseconds read_at{0};  ///< by the clock of CLOCK_MONOTONIC
+  std::vector<MetricTable> tables;
+
+  /// Null if the file has no such table.
+  [[nodiscard]] const MetricTable* find(std::string_view table) const noexcept;
+};
+
+/// The default of observability.directory.
+inline constexpr std::string_view kObservabilityDirectory = "/dev/shm";
+
+/// The files of this user's engines in a folder, ordered by process and engine. Any thread. Set-up.
+/// Errors: system (the folder cannot be read).
+[[nodiscard]] SPINWIRE_API Result<std::vector<EngineFile>> list_engines(
+    const std::string& directory = std::string(kObservabilityDirectory));
+/// Reads an engine's file. Trusts nothing in it. Any thread. Set-up. Errors:
+///   not_connected     there is no such file any more
+///   invalid_argument  not a file of an engine, damaged, or of another user
+///   unsupported       a layout that this release does not know
+///   system            the operating system refused
+[[nodiscard]] SPINWIRE_API Result<EngineReading> read_engine(const EngineFile& file);
+/// Decodes the bytes of a file: read_engine() without the file. `later`, unless empty, is what the
+/// file held when it was read once more; rows that changed in between are not consistent. Errors:
+/// invalid_argument, unsupported.
+[[nodiscard]] SPINWIRE_API Result<EngineReading> decode_engine(
+    std::span<const std::byte> bytes, std::span<const std::byte> later = {});
+/// Removes the files of engines whose processes died without closing them, except the `keep`
+/// newest. Returns how many were removed. Any thread. Set-up. Errors: system (the folder cannot be
+/// read).
+[[nodiscard]] SPINWIRE_API Result<std::size_t> remove_dead_engines(
+    std::size_t keep = 0, const std::string& directory = std::string(kObservabilityDirectory));
+
+}  // namespace spinwire

@@ -1,0 +1,343 @@
+// Reading the files of engines. Every number and text in a file is checked before it is used.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "observe/engine_paths.h"
+#include "observe/metric_tables.h"
+#include "observe/page_layout.h"
+#include "spinwire/observe.h"
+
+namespace spinwire {
+namespace observe {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+// A hostile file can claim no more than this; a later release has room.
+constexpr std::uint32_t kTablesMax = 64;
+constexpr std::uint32_t kColumnsMax = 256;
+constexpr std::size_t kTextMax = 256;
+/// Numbers and texts of all tables.
+constexpr std::uint64_t kValuesMax = std::uint64_t{1} << 22;
+
+tl::unexpected<Error> damaged(const char* found) {
+  return base::fail(Status::invalid_argument, "read an engine's file", found,
+                    "give a file that an engine made");
+}
+
+/// Whether [offset, offset + length) lies in the file.
+bool lies_within(Bytes file, std::uint64_t offset, std::uint64_t length) noexcept {
+  return offset <= file.size() && length <= file.size() - offset;
+}
+
+template <typename T>
+T load(Bytes file, std::uint64_t offset) noexcept {
+  T value;
+  std::memcpy(&value, file.data() + offset, sizeof value);
+  return value;
+}
+
+/// Up to the first zero; what is not printable ASCII becomes '?'.
+std::string text_of(const char* data, std::size_t length) {
+  std::string text(data, ::strnlen(data, std::min(length, kTextMax)));
+  for (char& c : text) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return text;
+}
+template <std::size_t N>
+std::string text_of(const std::array<char, N>& text) {
+  return text_of(text.data(), N);
+}
+
+/// A name that exporters can use as it is.
+bool is_name(std::string_view name) noexcept {
+  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz_";
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyz_0123456789";
+  return !name.empty() && kLetters.find(name.front()) != std::string_view::npos &&
+         name.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+struct Place {
+  std::uint32_t offset;
+  std::uint32_t bytes;
+};
+
+Result<MetricColumn> decode_column(const ColumnDescriptor& d, std::uint32_t row_bytes) {
+  MetricColumn column;
+  column.name = text_of(d.name);
+  column.unit = text_of(d.unit);
+  column.help = text_of(d.help);
+  column.kind = static_cast<MetricKind>(d.kind);
+  column.per_unit = d.per_unit;
+  if (!is_name(column.name)) return damaged("a column has no name");
+  if (d.kind > static_cast<std::uint32_t>(MetricKind::state) || d.per_unit == 0)
+    return damaged("a column's kind or scale is unknown");
+  const bool is_text = column.kind == MetricKind::label || column.kind == MetricKind::state;
+  if (d.bytes == 0 || d.bytes > kTextMax || (!is_text && d.bytes != kNumberBytes))
+    return damaged("a column's length is wrong");
+  if (d.offset < sizeof(RowHeader) || d.offset > row_bytes || d.bytes > row_bytes - d.offset)
+    return damaged("a column lies outside of its row");
+  return column;
+}
+
+MetricRow decode_row(Bytes row, const MetricTable& table, const std::vector<Place>& places) {
+  MetricRow decoded;
+  decoded.values.resize(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const MetricKind kind = table.columns[i].kind;
+    if (kind == MetricKind::counter || kind == MetricKind::gauge) {
+      decoded.values[i].number = load<std::uint64_t>(row, places[i].offset);
+    } else {
+      decoded.values[i].text =
+          text_of(reinterpret_cast<const char*>(row.data() + places[i].offset), places[i].bytes);
+    }
+  }
+  return decoded;
+}
+
+/// Decodes a table. `values` are left for this and further tables.
+Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& header,
+                                 const TableDescriptor& d, std::uint64_t& values) {
+  MetricTable table;
+  table.name = text_of(d.name);
+  if (!is_name(table.name)) return damaged("a table has no name");
+  if (d.column_count == 0 || d.column_count > kColumnsMax)
+    return damaged("a table's columns are too many or none");
+  if (!lies_within(file, d.columns_offset, std::uint64_t{d.column_count} * header.column_bytes))
+    return damaged("a table's columns lie outside of the file");
+  if (d.row_bytes < sizeof(RowHeader) || d.row_bytes % kNumberBytes != 0 ||
+      !lies_within(file, d.rows_offset, std::uint64_t{d.row_bytes} * d.row_count))
+    return damaged("a table's rows lie outside of the file");
+  const std::uint64_t count = std::uint64_t{d.column_count} * d.row_count;
+  if (count > values) return damaged("the tables have too many values");
+  values -= count;
+  std::vector<Place> places;
+  for (std::uint32_t i = 0; i < d.column_count; ++i) {
+    const auto column =
+        load<ColumnDescriptor>(file, d.columns_offset + std::uint64_t{i} * header.column_bytes);
+    auto decoded = decode_column(column, d.row_bytes);
+    if (!decoded) return tl::unexpected(decoded.error());
+    table.columns.push_back(std::move(*decoded));
+    places.push_back({column.offset, column.bytes});
+  }
+  for (std::uint32_t i = 0; i < d.row_count; ++i) {
+    const std::uint64_t at = d.rows_offset + std::uint64_t{i} * d.row_bytes;
+    const auto row = load<RowHeader>(file, at);
+    if (row.in_use == 0) continue;
+    table.rows.push_back(decode_row(file.subspan(at, d.row_bytes), table, places));
+    const bool is_later = !later.empty();
+    table.rows.back().is_consistent =
+        row.sequence % 2 == 0 && (!is_later || load<RowHeader>(later, at).sequence == row.sequence);
+  }
+  return table;
+}
+
+Result<FileHeader> decode_header(Bytes file) {
+  if (file.size() < sizeof(FileHeader)) return damaged("the file is too short");
+  const auto header = load<FileHeader>(file, 0);
+  if (header.magic != kMagic) return damaged("the file does not begin as an engine's");
+  if (header.layout_version != kLayoutVersion) {
+    return base::fail(Status::unsupported, "read an engine's file",
+                      base::format("its layout is {}, and this release knows {}",
+                                   header.layout_version, kLayoutVersion),
+                      "use the spinwire-stat of the engine's release");
+  }
+  if (header.file_bytes > file.size()) return damaged("the end of the file is missing");
+  if (header.table_count > kTablesMax || header.table_bytes < sizeof(TableDescriptor) ||
+      header.column_bytes < sizeof(ColumnDescriptor) ||
+      !lies_within(file, header.tables_offset,
+                   std::uint64_t{header.table_count} * header.table_bytes))
+    return damaged("the tables lie outside of the file");
+  return header;
+}
+
+/// What the file holds now.
+Result<std::vector<std::byte>> read_bytes(int fd) {
+  constexpr const char* kAsked = "read an engine's file";
+  struct stat about {};
+  if (::fstat(fd, &about) != 0)
+    return base::fail_errno(Status::system, kAsked, "fstat", errno, "try again");
+  if (about.st_size < 0 || static_cast<std::uint64_t>(about.st_size) > kFileMax)
+    return damaged("the file is too long");
+  std::vector<std::byte> bytes(static_cast<std::size_t>(about.st_size));
+  std::size_t size = 0;
+  while (size < bytes.size()) {
+    const ssize_t got =
+        ::pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(size));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return base::fail_errno(Status::system, kAsked, "pread", errno, "try again");
+    if (got == 0) break;
+    size += static_cast<std::size_t>(got);
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+Nanoseconds read_clock(clockid_t clock) noexcept {
+  timespec now{};
+  (void)::clock_gettime(clock, &now);
+  return std::chrono::seconds(now.tv_sec) + Nanoseconds(now.tv_nsec);
+}
+
+/// Takes over rows of a later reading for those that the engine was writing. Both readings are of
+/// the same layout unless the file is hostile.
+void adopt_consistent_rows(EngineReading& reading, EngineReading&& later) {
+  for (std::size_t t = 0; t < std::min(reading.tables.size(), later.tables.size()); ++t) {
+    std::vector<MetricRow>& rows = reading.tables[t].rows;
+    std::vector<MetricRow>& others = later.tables[t].rows;
+    const bool is_same = rows.size() == others.size() &&
+                         reading.tables[t].columns.size() == later.tables[t].columns.size();
+    for (std::size_t i = 0; is_same && i < rows.size(); ++i) {
+      if (!rows[i].is_consistent && others[i].is_consistent) rows[i] = std::move(others[i]);
+    }
+  }
+}
+
+bool is_consistent(const EngineReading& reading) noexcept {
+  return std::all_of(reading.tables.begin(), reading.tables.end(), [](const MetricTable& table) {
+    return std::all_of(table.rows.begin(), table.rows.end(),
+                       [](const MetricRow& row) { return row.is_consistent; });
+  });
+}
+
+/// Reads until each row was whole once, or many times.
+Result<EngineReading> read_rows(int fd) {
+  constexpr int kReadings = 16;
+  auto bytes = read_bytes(fd);
+  if (!bytes) return tl::unexpected(bytes.error());
+  Result<EngineReading> reading = tl::unexpected(Error{});
+  for (int i = 0; i < kReadings; ++i) {
+    auto later = read_bytes(fd);
+    if (!later) return tl::unexpected(later.error());
+    if (later->size() != bytes->size()) return damaged("the file's length changes");
+    auto next = decode_engine(*bytes, *later);
+    if (!next) return next;
+    if (reading) {
+      adopt_consistent_rows(*reading, std::move(*next));
+    } else {
+      reading = std::move(next);
+    }
+    if (is_consistent(*reading)) break;
+    bytes = std::move(later);
+  }
+  return reading;
+}
+
+void set_times(EngineReading& reading) {
+  reading.read_at = read_clock(CLOCK_MONOTONIC);
+  const MetricTable* const engine = reading.find("engine");
+  if (engine == nullptr || engine->rows.empty()) return;
+  constexpr std::uint64_t kPositive = ~std::uint64_t{0} >> 1;
+  const auto nanoseconds = [&](std::string_view column) {
+    const std::size_t i = engine->find(column);
+    return i < engine->columns.size() ? Nanoseconds(static_cast<std::int64_t>(
+                                            engine->rows[0].values[i].number & kPositive))
+                                      : Nanoseconds(0);
+  };
+  reading.written_at = nanoseconds("spinwire_written_timestamp_seconds");
+  const Nanoseconds uptime = nanoseconds("spinwire_written_monotonic_seconds");
+  if (reading.file.is_alive && uptime.count() > 0 && uptime < reading.read_at)
+    reading.since_written = reading.read_at - uptime;
+}
+
+}  // namespace
+}  // namespace observe
+
+std::string_view to_string(MetricKind kind) noexcept {
+  constexpr std::array<std::string_view, 4> kNames = {"counter", "gauge", "label", "state"};
+  const auto i = static_cast<std::size_t>(kind);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+std::vector<Metric> metrics() {
+  std::vector<Metric> all;
+  for (std::size_t i = 0; i < observe::kTables; ++i) {
+    const observe::TableColumns& table = observe::table_columns(static_cast<observe::Table>(i));
+    for (const observe::Column& column : table.columns)
+      all.push_back({table.name, column.name, column.unit, column.help, column.kind});
+  }
+  return all;
+}
+
+std::size_t MetricTable::find(std::string_view column) const noexcept {
+  const auto found = std::find_if(columns.begin(), columns.end(),
+                                  [&](const MetricColumn& each) { return each.name == column; });
+  return static_cast<std::size_t>(found - columns.begin());
+}
+
+double MetricTable::number(const MetricRow& row, std::string_view column) const noexcept {
+  const std::size_t i = find(column);
+  return i < row.values.size() && i < columns.size()
+             ? static_cast<double>(row.values[i].number) / columns[i].per_unit
+             : 0.0;
+}
+
+std::string_view MetricTable::text(const MetricRow& row, std::string_view column) const noexcept {
+  const std::size_t i = find(column);
+  return i < row.values.size() ? std::string_view(row.values[i].text) : std::string_view();
+}
+
+const MetricTable* EngineReading::find(std::string_view table) const noexcept {
+  const auto found = std::find_if(tables.begin(), tables.end(),
+                                  [&](const MetricTable& each) { return each.name == table; });
+  return found != tables.end() ? &*found : nullptr;
+}
+
+Result<EngineReading> decode_engine(std::span<const std::byte> bytes,
+                                    std::span<const std::byte> later) {
+  using namespace observe;  // NOLINT: the decoder
+  return base::no_throw("read an engine's file", [&]() -> Result<EngineReading> {
+    if (!later.empty() && later.size() != bytes.size()) return damaged("the file's length changes");
+    const auto header = decode_header(bytes);
+    if (!header) return tl::unexpected(header.error());
+    EngineReading reading;
+    reading.file.pid = header->pid;
+    reading.file.engine = header->engine;
+    reading.release = text_of(header->release);
+    reading.program = text_of(header->program);
+    reading.device = text_of(header->device);
+    reading.opened_at = Nanoseconds(header->opened_ns);
+    std::uint64_t values = kValuesMax;
+    for (std::uint32_t i = 0; i < header->table_count; ++i) {
+      const auto table = load<TableDescriptor>(
+          bytes, header->tables_offset + std::uint64_t{i} * header->table_bytes);
+      if (table.kind != kRowTable) continue;
+      auto decoded = decode_table(bytes, later, *header, table, values);
+      if (!decoded) return tl::unexpected(decoded.error());
+      reading.tables.push_back(std::move(*decoded));
+    }
+    return reading;
+  });
+}
+
+Result<EngineReading> read_engine(const EngineFile& file) {
+  return base::no_throw("read an engine's file", [&]() -> Result<EngineReading> {
+    const base::UniqueFd fd(observe::open_file(file.path));
+    if (!fd) {
+      const int error = errno;
+      const Status why = error == ENOENT                    ? Status::not_connected
+                         : error == ELOOP || error == EPERM ? Status::invalid_argument
+                                                            : Status::system;
+      return base::fail_errno(why, base::format("read an engine's file {}", file.path), "open",
+                              error, "give a regular file of your own");
+    }
+    auto reading = observe::read_rows(fd.get());
+    if (!reading) return reading;
+    reading->file.path = file.path;
+    reading->file.is_alive = observe::is_locked(fd.get());
+    observe::set_times(*reading);
+    return reading;
+  });
+}
+
+}  // namespace spinwire

@@ -1,0 +1,216 @@
+#include "observe/page_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "observe/engine_paths.h"
+#include "observe/page_layout.h"
+#include "spinwire/version.h"
+
+namespace spinwire::observe {
+namespace {
+
+constexpr const char* kRemedy =
+    "give observability.directory a folder of a file system in memory, or make it empty";
+
+constexpr std::size_t align_line(std::size_t bytes) noexcept {
+  constexpr std::size_t kLine = 64;
+  return (bytes + kLine - 1) & ~(kLine - 1);
+}
+
+template <std::size_t N>
+void copy_text(std::array<char, N>& to, std::string_view from) noexcept {
+  std::memcpy(to.data(), from.data(), std::min(from.size(), N - 1));
+}
+
+/// An unnamed file of the folder with all blocks allocated, locked for as long as it is mapped.
+Result<base::UniqueFd> make_file(const std::string& directory, std::size_t size) {
+  const std::string asked = base::format("make the engine's file in {}", directory);
+  // Above this limit the kernel would send SIGXFSZ, not just refuse.
+  rlimit largest{};
+  if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && size > largest.rlim_cur) {
+    return base::fail(
+        Status::limit, asked,
+        base::format("it takes {} bytes, and files are limited to {}", size, largest.rlim_cur),
+        "raise the limit of file size (ulimit -f), or lower observability.rows");
+  }
+  // Mode 0400 refuses other processes of the user that would write or truncate the file by mistake.
+  base::UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0400));
+  if (!fd) return base::fail_errno(Status::system, asked, "open(O_TMPFILE)", errno, kRemedy);
+  int result = 0;
+  do {
+    result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(size));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) return base::fail_errno(Status::no_memory, asked, "fallocate", errno, kRemedy);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
+    return base::fail_errno(Status::system, asked, "flock", errno, kRemedy);
+  return fd;
+}
+
+/// Gives the file a name that no other has. Never replaces a file.
+/// Stores the number of the engine, by which the name differs, in the header first.
+Result<std::string> name_file(int fd, const std::string& directory, FileHeader& header) {
+  static std::atomic<std::uint32_t> next_engine{0};
+  constexpr int kTries = 1000;  // files of dead processes with our number
+  const std::string from = fmt::format("/proc/self/fd/{}", fd);
+  for (int i = 0; i < kTries; ++i) {
+    header.engine = next_engine.fetch_add(1, std::memory_order_relaxed);
+    std::string path = directory + '/' + file_name(::geteuid(), header.pid, header.engine);
+    if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0)
+      return path;
+    if (errno != EEXIST) break;
+  }
+  return base::fail_errno(Status::system, base::format("name the engine's file in {}", directory),
+                          "linkat", errno, kRemedy);
+}
+
+std::string program_name() {
+  const base::UniqueFd fd(::open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
+  std::array<char, 64> bytes{};
+  const ssize_t got = fd ? ::read(fd.get(), bytes.data(), bytes.size()) : 0;
+  std::string_view text(bytes.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  return std::string(text);
+}
+
+std::atomic_ref<std::uint64_t> word(std::byte* at) noexcept {
+  return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(at));
+}
+
+}  // namespace
+
+void PageFile::lay_out(const PageFileOptions& options) {
+  std::size_t columns = 0;
+  for (std::size_t i = 0; i < kTables; ++i)
+    columns += table_columns(static_cast<Table>(i)).columns.size();
+  std::size_t at = align_line(sizeof(FileHeader) + kTables * sizeof(TableDescriptor) +
+                              columns * sizeof(ColumnDescriptor));
+  for (std::size_t i = 0; i < kTables; ++i) {
+    const std::size_t row_bytes = table_columns(static_cast<Table>(i)).row_bytes;
+    places_[i] = {at, row_bytes, options.rows[i]};
+    at = align_line(at + row_bytes * options.rows[i]);
+  }
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  size_ = (at + page - 1) & ~(page - 1);
+}
+
+FileHeader PageFile::describe(const PageFileOptions& options) {
+  FileHeader header;
+  header.file_bytes = size_;
+  header.pid = static_cast<std::uint32_t>(::getpid());
+  header.process_start = process_start();
+  header.opened_ns =
+      std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  header.ticks_per_ns = options.ticks_per_ns;
+  header.opened_tick = options.opened_tick;
+  header.table_count = kTables;
+  header.table_bytes = sizeof(TableDescriptor);
+  header.column_bytes = sizeof(ColumnDescriptor);
+  header.tables_offset = sizeof(FileHeader);
+  copy_text(header.release, version());
+  copy_text(header.program, program_name());
+  copy_text(header.device, options.device);
+  std::size_t at = sizeof header + kTables * sizeof(TableDescriptor);
+  for (std::size_t i = 0; i < kTables; ++i) {
+    const TableColumns& shape = table_columns(static_cast<Table>(i));
+    TableDescriptor table;
+    copy_text(table.name, shape.name);
+    table.column_count = static_cast<std::uint32_t>(shape.columns.size());
+    table.columns_offset = at;
+    table.rows_offset = places_[i].offset;
+    table.row_bytes = static_cast<std::uint32_t>(places_[i].row_bytes);
+    table.row_count = places_[i].rows;
+    std::memcpy(data_ + sizeof header + i * sizeof table, &table, sizeof table);
+    std::uint32_t offset = sizeof(RowHeader);
+    for (const Column& each : shape.columns) {
+      ColumnDescriptor column;
+      copy_text(column.name, each.name);
+      copy_text(column.unit, each.unit);
+      copy_text(column.help, each.help);
+      column.kind = static_cast<std::uint32_t>(each.kind);
+      column.per_unit = each.per_unit;
+      column.offset = offset;
+      column.bytes = each.bytes;
+      std::memcpy(data_ + at, &column, sizeof column);
+      at += sizeof column;
+      offset += each.bytes;
+    }
+  }
+  return header;
+}
+
+Result<PageFile> PageFile::create(const PageFileOptions& options) {
+  return base::no_throw("make the engine's file", [&]() -> Result<PageFile> {
+    (void)remove_dead_engines(kDeadFilesKept, options.directory);
+    PageFile file;
+    file.lay_out(options);
+    auto fd = make_file(options.directory, file.size_);
+    if (!fd) return tl::unexpected(fd.error());
+    void* const data =
+        ::mmap(nullptr, file.size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
+    if (data == MAP_FAILED) {
+      return base::fail_errno(Status::no_memory, "map the engine's file", "mmap", errno, kRemedy);
+    }
+    file.data_ = static_cast<std::byte*>(data);
+    // The mapping holds the lock. A child that had it, too, would keep a dead engine alive.
+    if (::madvise(data, file.size_, MADV_DONTFORK) != 0) {
+      return base::fail_errno(Status::system, "keep the engine's file from children",
+                              "madvise(MADV_DONTFORK)", errno, kRemedy);
+    }
+    auto path = name_file(fd->get(), options.directory,
+                          *new (file.data_) FileHeader(file.describe(options)));
+    if (!path) return tl::unexpected(path.error());
+    file.path_ = std::move(*path);
+    return file;
+  });
+}
+
+PageFile& PageFile::operator=(PageFile&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = std::exchange(other.size_, 0);
+  places_ = other.places_;
+  sequence_ = other.sequence_;
+  path_ = std::exchange(other.path_, {});
+  return *this;
+}
+
+void PageFile::close() noexcept {
+  if (data_ == nullptr) return;
+  if (!path_.empty()) (void)::unlink(path_.c_str());
+  (void)::munmap(std::exchange(data_, nullptr), size_);
+}
+
+void PageFile::write_row(Table table, std::uint32_t index, bool in_use,
+                         std::span<const std::uint64_t> words) noexcept {
+  const Place& where = place(table);
+  std::byte* const at = data_ + where.offset + index * where.row_bytes;
+  // Each write to the file has an even number of its own, by which readers see that a row changed.
+  word(at).store(sequence_ + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  word(at + offsetof(RowHeader, in_use)).store(in_use ? 1 : 0, std::memory_order_relaxed);
+  std::byte* value = at + sizeof(RowHeader);
+  for (const std::uint64_t each : words) {
+    word(value).store(each, std::memory_order_relaxed);
+    value += sizeof each;
+  }
+  word(at).store(sequence_ += 2, std::memory_order_release);
+}
+
+}  // namespace spinwire::observe

@@ -1,0 +1,71 @@
+// The file of an engine: a header, descriptors of tables and columns, and the rows. All numbers are
+// little-endian. Readers use the sizes and offsets in the file, so that a later release can add
+// fields, columns and tables. They skip tables of a kind that they do not know.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace spinwire::observe {
+
+inline constexpr std::uint64_t kMagic = 0x3154415453575053;  // "SPWSTAT1"
+inline constexpr std::uint32_t kLayoutVersion = 1;
+
+/// TableDescriptor::kind.
+inline constexpr std::uint32_t kRowTable = 1;
+
+struct FileHeader {
+  std::uint64_t magic = kMagic;
+  std::uint32_t layout_version = kLayoutVersion;
+  std::uint32_t header_bytes = sizeof(FileHeader);
+  std::uint64_t file_bytes = 0;
+  std::uint32_t pid = 0;
+  std::uint32_t engine = 0;
+  std::uint64_t process_start = 0;  ///< field 22 of /proc/PID/stat; 0: unknown
+  std::int64_t opened_ns = 0;       ///< since the Unix epoch
+  double ticks_per_ns = 0;          ///< of the engine's clock, which all ticks are of
+  std::uint64_t opened_tick = 0;
+  std::uint32_t table_count = 0;
+  std::uint32_t table_bytes = 0;   ///< of a TableDescriptor
+  std::uint32_t column_bytes = 0;  ///< of a ColumnDescriptor
+  std::uint32_t tables_offset = 0;
+  std::array<char, 32> release{};
+  std::array<char, 64> program{};
+  std::array<char, 64> device{};
+};
+static_assert(sizeof(FileHeader) == 240);
+
+struct TableDescriptor {
+  std::array<char, 32> name{};
+  std::uint32_t kind = kRowTable;
+  std::uint32_t column_count = 0;
+  std::uint64_t columns_offset = 0;
+  std::uint64_t rows_offset = 0;
+  std::uint32_t row_bytes = 0;
+  std::uint32_t row_count = 0;
+};
+static_assert(sizeof(TableDescriptor) == 64);
+
+struct ColumnDescriptor {
+  std::array<char, 72> name{};
+  std::array<char, 16> unit{};
+  std::array<char, 160> help{};
+  std::uint32_t kind = 0;      ///< MetricKind
+  std::uint32_t per_unit = 1;  ///< a stored number of one unit
+  std::uint32_t offset = 0;    ///< in the row
+  std::uint32_t bytes = 0;     ///< 8, or the length of a text, padded with zeroes
+};
+static_assert(sizeof(ColumnDescriptor) == 264);
+
+/// The first words of a row; its columns follow.
+struct RowHeader {
+  std::uint64_t sequence = 0;  ///< odd while the row is being written
+  std::uint64_t in_use = 0;    ///< 0: the row has no subject
+};
+static_assert(sizeof(RowHeader) == 16);
+
+/// No file is longer.
+inline constexpr std::size_t kFileMax = std::size_t{128} << 20;
+
+}  // namespace spinwire::observe

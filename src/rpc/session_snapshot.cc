@@ -1,0 +1,67 @@
+#include "rpc/session_snapshot.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "agent/agent.h"
+#include "rpc/client_session.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+namespace {
+
+/// Of a session whose calls all travel over its connection.
+SessionBlocker blocker_on_connection(const Rpc& r, const ClientSession& c) noexcept {
+  const agent::Agent* const agent = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
+  if (agent == nullptr) return SessionBlocker::connection;
+  const Blocker blocker = agent::snapshot(r.context, *agent).blocked_by;
+  // Windows only matter for requests above the eager limit.
+  if (blocker != Blocker::nothing && blocker != Blocker::windows) return SessionBlocker::connection;
+  const bool is_full =
+      static_cast<std::uint32_t>(std::popcount(c.connection->active)) >= c.connection->window;
+  return is_full ? SessionBlocker::window : SessionBlocker::nothing;
+}
+
+/// Whether no receive is left for the reply of a further call. Posts none.
+bool lacks_receives(const Rpc& r) noexcept { return r.reserved_receives >= r.receive_budget; }
+
+SessionBlocker blocker_of(const Rpc& r, const ClientSession& c) noexcept {
+  if (state_of(c) != SessionState::ready) return SessionBlocker::not_ready;
+  if (uses_connection(c)) return blocker_on_connection(r, c);
+  if (c.in_flight >= c.window) return SessionBlocker::window;
+  if (c.in_flight >= c.server_window) return SessionBlocker::server_window;
+  if (c.in_flight >= c.send_window) return SessionBlocker::congestion;
+  if (r.port->full()) return SessionBlocker::send_queue;
+  return lacks_receives(r) ? SessionBlocker::receives : SessionBlocker::nothing;
+}
+
+}  // namespace
+
+SessionSnapshot snapshot(const Rpc& r, const ClientSession& c) noexcept {
+  const Clock& clock = r.context.clock;
+  SessionSnapshot now;
+  now.state = state_of(c);
+  now.blocked_by = blocker_of(r, c);
+  const std::uint64_t heard = last_heard_from(c);
+  if (heard != 0 && heard < r.context.now)
+    now.since_last_heard = clock.duration(r.context.now - heard);
+  now.calls = c.last_call_id;
+  now.in_flight = c.in_flight;
+  now.backlog = c.backlog_count;
+  now.backlog_full = is_backlog_full(r, c, c.backlog_count);
+  if (c.connection != nullptr) {
+    now.long_calls = static_cast<std::uint32_t>(std::popcount(c.connection->active));
+    now.backlog += c.connection->backlog_count;
+    if (uses_connection(c)) now.backlog_full = is_backlog_full(r, c, c.connection->backlog_count);
+  }
+  now.window = c.window;
+  now.server_window = c.server_window;
+  if (c.congestion.max_cwnd != 0)
+    now.congestion_window = std::max(1u, c.congestion.cwnd / kCwndPerCall);
+  now.retransmissions = c.retransmissions;
+  now.srtt = clock.duration(c.srtt);
+  now.rto = clock.duration(c.rto);
+  return now;
+}
+
+}  // namespace spinwire::rpc

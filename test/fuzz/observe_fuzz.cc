@@ -1,0 +1,92 @@
+// The file of an engine, as spinwire-stat reads it.
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "fuzz/fuzz.h"
+#include "observe/page_layout.h"
+#include "spinwire/observe.h"
+
+namespace fuzz {
+
+using namespace spinwire;
+
+void run(std::span<const std::byte> data) {
+  // The first half is the file, the second what it held later.
+  const Bytes whole = alone(data);
+  const Bytes first = alone(data.first(data.size() / 2));
+  const Bytes later = alone(data.last(data.size() / 2));
+  for (const auto& reading : {decode_engine(whole), decode_engine(first, later)}) {
+    if (!reading) {
+      expect(reading.error().status == Status::invalid_argument ||
+                 reading.error().status == Status::unsupported,
+             "status of a refusal");
+      continue;
+    }
+    expect(printable(reading->device) && printable(reading->program), "texts of a file");
+    for (const MetricTable& table : reading->tables) {
+      expect(table.find(table.columns.front().name) == 0, "a column is found by its name");
+      for (const MetricRow& row : table.rows) {
+        expect(row.values.size() == table.columns.size(), "a row has a value for each column");
+        for (const MetricValue& value : row.values) expect(printable(value.text), "text of a row");
+      }
+    }
+  }
+}
+
+namespace {
+
+/// A file with one table, which has a counter, a text and two rows.
+Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
+  using observe::ColumnDescriptor;
+  using observe::FileHeader;
+  using observe::TableDescriptor;
+  FileHeader header;
+  header.layout_version = layout;
+  header.table_count = 1;
+  header.table_bytes = sizeof(TableDescriptor);
+  header.column_bytes = sizeof(ColumnDescriptor);
+  header.tables_offset = sizeof(FileHeader);
+  std::memcpy(header.device.data(), "softverbs", 9);
+  TableDescriptor table;
+  std::memcpy(table.name.data(), "engine", 6);
+  table.column_count = 2;
+  table.columns_offset = sizeof header + sizeof table;
+  table.rows_offset = table.columns_offset + 2 * sizeof(ColumnDescriptor);
+  table.row_bytes = 40;
+  table.row_count = 2;
+  std::array<ColumnDescriptor, 2> columns;
+  std::memcpy(columns[0].name.data(), "spinwire_polls_total", 20);
+  columns[0].offset = 16;
+  columns[0].bytes = 8;
+  std::memcpy(columns[1].name.data(), "peer", 4);
+  columns[1].kind = static_cast<std::uint32_t>(MetricKind::label);
+  columns[1].offset = 24;
+  columns[1].bytes = 16;
+  const std::array<std::uint64_t, 10> rows = {2, 1, 7, 0x4141, 0x4242, 4, 1, 8, 0x4343, 0};
+  header.file_bytes = table.rows_offset + sizeof rows;
+  Bytes file;
+  const auto append = [&](const auto& part) {
+    const auto bytes = std::as_bytes(std::span(&part, 1));
+    file.insert(file.end(), bytes.begin(), bytes.end());
+  };
+  append(header);
+  append(table);
+  append(columns);
+  append(rows);
+  return file;
+}
+
+}  // namespace
+
+void sow(Seeds& seeds) {
+  const Bytes file = small_file();
+  seeds.add({file});
+  seeds.add({file, file});
+  Bytes later = file;
+  later[later.size() - 40] = std::byte{6};
+  seeds.add({file, later});
+  seeds.add({small_file(9)});
+}
+
+}  // namespace fuzz
