@@ -1,0 +1,462 @@
+// spinwire-stat, as a user runs it: beside a process with engines, and after that was killed.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <termios.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/harness.h"
+#include "observe/engine_folder.h"
+#include "tools/programs.h"
+
+namespace stat_test {
+namespace {
+
+using observe_test::EngineFolder;
+using tools_test::Outcome;
+using tools_test::Program;
+using tools_test::Words;
+
+/// Whether the text is one JSON value and nothing else.
+class Json {
+ public:
+  static bool is_valid(std::string_view text) {
+    Json json(text);
+    const bool value = json.value();
+    json.space();
+    return value && json.rest_.empty();
+  }
+
+ private:
+  explicit Json(std::string_view text) : rest_(text) {}
+  void space() {
+    while (!rest_.empty() && std::strchr(" \t\r\n", rest_.front()) != nullptr)
+      rest_.remove_prefix(1);
+  }
+  bool take(std::string_view what) {
+    space();
+    if (!rest_.starts_with(what)) return false;
+    rest_.remove_prefix(what.size());
+    return true;
+  }
+  bool string() {
+    if (!take("\"")) return false;
+    while (!rest_.empty() && rest_.front() != '"') {
+      if (static_cast<unsigned char>(rest_.front()) < 0x20) return false;
+      const bool escape = rest_.front() == '\\';
+      if (escape && (rest_.size() < 2 || std::strchr("\"\\/bfnrtu", rest_[1]) == nullptr))
+        return false;
+      rest_.remove_prefix(escape ? 2 : 1);
+    }
+    return take("\"");
+  }
+  bool digits() {
+    const std::size_t count = std::min(rest_.find_first_not_of("0123456789"), rest_.size());
+    rest_.remove_prefix(count);
+    return count != 0;
+  }
+  bool number() {
+    (void)take("-");
+    if (!digits()) return false;
+    if (rest_.starts_with('.')) {
+      rest_.remove_prefix(1);
+      if (!digits()) return false;
+    }
+    if (!rest_.starts_with('e') && !rest_.starts_with('E')) return true;
+    rest_.remove_prefix(1);
+    if (rest_.starts_with('+') || rest_.starts_with('-')) rest_.remove_prefix(1);
+    return digits();
+  }
+  template <typename Member>
+  bool members(std::string_view end, Member&& member) {
+    if (take(end)) return true;
+    do {
+      if (!member()) return false;
+    } while (take(","));
+    return take(end);
+  }
+  bool value() {
+    if (take("{")) return members("}", [&] { return string() && take(":") && value(); });
+    if (take("[")) return members("]", [&] { return value(); });
+    if (take("true") || take("false") || take("null")) return true;
+    space();
+    return rest_.starts_with('"') ? string() : number();
+  }
+
+  std::string_view rest_;
+};
+
+/// Checks a text by the specification of Prometheus' format, version 0.0.4. Returns the samples.
+class PrometheusText {
+ public:
+  explicit PrometheusText(const std::string& text) {
+    EXPECT_TRUE(text.empty() || text.back() == '\n');
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      rest_ = line;
+      const bool good = line.starts_with('#') ? comment() : sample(line);
+      EXPECT_TRUE(good) << line;
+    }
+  }
+  [[nodiscard]] std::size_t count(const std::string& name) const {
+    const auto found = counts_.find(name);
+    return found != counts_.end() ? found->second : 0;
+  }
+
+ private:
+  bool take(std::string_view what) {
+    if (!rest_.starts_with(what)) return false;
+    rest_.remove_prefix(what.size());
+    return true;
+  }
+  /// [a-zA-Z_:][a-zA-Z0-9_:]*
+  std::string name() {
+    std::size_t end = 0;
+    while (end < rest_.size() &&
+           (std::isalpha(static_cast<unsigned char>(rest_[end])) != 0 || rest_[end] == '_' ||
+            rest_[end] == ':' ||
+            (end != 0 && std::isdigit(static_cast<unsigned char>(rest_[end])) != 0)))
+      ++end;
+    std::string taken(rest_.substr(0, end));
+    rest_.remove_prefix(end);
+    return taken;
+  }
+  /// HELP and TYPE come once for each metric, before its samples.
+  bool comment() {
+    const bool is_help = take("# HELP ");
+    if (!is_help && !take("# TYPE ")) return true;
+    const std::string metric = name();
+    if (metric.empty() || !take(" ") || counts_.contains(metric)) return false;
+    if (is_help) {
+      for (std::size_t i = 0; i < rest_.size(); ++i) {
+        if (rest_[i] == '\\' && (++i == rest_.size() || (rest_[i] != '\\' && rest_[i] != 'n')))
+          return false;
+      }
+      return helped_.insert(metric).second;
+    }
+    type_of_ = metric;
+    return (rest_ == "counter" || rest_ == "gauge") && typed_.insert(metric).second;
+  }
+  bool labels() {
+    if (!take("{")) return true;
+    std::set<std::string> names;
+    while (!take("}")) {
+      const std::string label = name();
+      if (label.empty() || label.find(':') != std::string::npos || !names.insert(label).second ||
+          !take("=\""))
+        return false;
+      while (!rest_.empty() && rest_.front() != '"') {
+        const bool escape = rest_.front() == '\\';
+        if (escape && (rest_.size() < 2 || std::strchr("\\\"n", rest_[1]) == nullptr)) return false;
+        rest_.remove_prefix(escape ? 2 : 1);
+      }
+      if (!take("\"")) return false;
+      (void)take(",");
+    }
+    return true;
+  }
+  /// The samples of a metric come together, and each set of labels once.
+  bool sample(const std::string& line) {
+    const std::string metric = name();
+    if (metric.empty() || metric != type_of_ || !helped_.contains(metric) || !labels() ||
+        !take(" "))
+      return false;
+    if (!series_.insert(line.substr(0, line.size() - rest_.size())).second) return false;
+    ++counts_[metric];
+    char* end = nullptr;
+    const std::string value(rest_);
+    (void)std::strtod(value.c_str(), &end);
+    return !value.empty() && *end == '\0';
+  }
+
+  std::string_view rest_;
+  std::string type_of_;
+  std::set<std::string> helped_;
+  std::set<std::string> typed_;
+  std::set<std::string> series_;
+  std::map<std::string, std::size_t> counts_;
+};
+
+/// A process with two connected engines, whose client has used up its credit, until it is killed.
+class Blocked {
+ public:
+  Blocked()
+      : child_([&](int, int out) {
+          spinwire::Config config = engine_test::small_config();
+          config.observability.directory = folder_.path();
+          config.connections.peer_timeout = std::chrono::hours(1);  // the server is silent
+          engine_test::Pair p(config);
+          const spinwire::Buffer b = p.client.filled(8, 1);
+          const std::string server = p.server.listener.address();
+          while (p.ends.client.send(b) == spinwire::Status::ok) {
+          }
+          engine_test::write_line(out, server);
+          // The server's application does not poll any more.
+          for (;;) (void)p.client.poll();
+          return 0;
+        }),
+        pid_(child_.pid()),
+        server_(child_.line()) {
+    // Until the client has written that it is blocked.
+    const bool shown =
+        engine_test::until({}, [&] { return stat({"--once"}).find(kCause) != std::string::npos; });
+    EXPECT_TRUE(shown) << stat({"--once"});
+  }
+  [[nodiscard]] Words words(const Words& more, bool with_pid = true) const {
+    Words all{"--directory", folder_.path()};
+    if (with_pid) all.push_back(std::to_string(pid_));
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  /// What spinwire-stat writes about the client's engine.
+  [[nodiscard]] std::string stat(Words more) const {
+    more.push_back("--engine");
+    more.push_back(std::to_string(client_engine()));
+    const Outcome ran = tools_test::run("spinwire-stat", words(more));
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return ran.out;
+  }
+  /// The second engine of the process.
+  [[nodiscard]] std::uint32_t client_engine() const { return folder_.engines().at(1).engine; }
+  void kill() { child_.kill(SIGKILL); }
+  [[nodiscard]] const EngineFolder& folder() const { return folder_; }
+  [[nodiscard]] const std::string& server() const { return server_; }
+
+  static constexpr std::string_view kCause = "credit used up";
+
+ private:
+  EngineFolder folder_;
+  engine_test::Child child_;
+  pid_t pid_;
+  std::string server_;
+};
+
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(ToolsStat, NamesTheCauseOnItsFirstScreen) {
+  const Blocked blocked;
+  const std::string screen = blocked.stat({"--once"});
+  EXPECT_TRUE(has(screen, blocked.server())) << screen;
+  EXPECT_TRUE(has(screen, "blocked") || has(screen, "BLOCKED BY")) << screen;
+  EXPECT_LT(screen.find(Blocked::kCause), screen.find("CONNECTION")) << "causes come first";
+  const std::string other = blocked.stat({"--once", "--peer", "no such peer"});
+  EXPECT_FALSE(has(other, Blocked::kCause)) << other;
+  const Outcome list = tools_test::run("spinwire-stat", blocked.words({}, false));
+  EXPECT_EQ(list.code, 0) << list.err;
+  EXPECT_TRUE(has(list.out, Blocked::kCause)) << list.out;
+  const Outcome all = tools_test::run("spinwire-stat", {"--list"});
+  EXPECT_TRUE(has(all.out, "spinwire_connection_blocked_by")) << all.out;
+}
+
+TEST(ToolsStat, WritesJson) {
+  const Blocked blocked;
+  for (const Words& words : {Words{"--json"}, Words{"--json", "--list"}}) {
+    const Outcome json = tools_test::run("spinwire-stat", blocked.words(words, false));
+    EXPECT_EQ(json.code, 0) << json.err;
+    EXPECT_TRUE(Json::is_valid(json.out)) << json.out;
+  }
+  const std::string text = blocked.stat({"--json"});
+  EXPECT_TRUE(has(text, "\"spinwire_connection_blocked_by\":\"credit\"")) << text;
+  EXPECT_TRUE(has(text, "\"alive\":true")) << text;
+  EXPECT_FALSE(Json::is_valid("{\"a\":1,}"));
+  EXPECT_FALSE(Json::is_valid("{} x"));
+}
+
+TEST(ToolsStat, WritesPrometheusText) {
+  const Blocked blocked;
+  const Outcome out = tools_test::run("spinwire-stat", blocked.words({"--prometheus"}, false));
+  EXPECT_EQ(out.code, 0) << out.err;
+  const PrometheusText text(out.out);
+  EXPECT_EQ(text.count("spinwire_up"), 2u);
+  EXPECT_EQ(text.count("spinwire_polls_total"), 2u);
+  EXPECT_EQ(text.count("spinwire_pool_bytes"), 8u);
+  EXPECT_GE(text.count("spinwire_connection_messages_sent_total"), 1u);
+  for (const spinwire::Metric& metric : spinwire::metrics()) {
+    if (metric.table != "engine") continue;
+    EXPECT_EQ(text.count(std::string(metric.name)), 2u) << metric.name;
+  }
+  const tools_test::Folder folder;
+  const std::string file = folder / "metrics.prom";
+  const Outcome wrote =
+      tools_test::run("spinwire-stat", blocked.words({"--prometheus", "--output", file}, false));
+  EXPECT_EQ(wrote.code, 0) << wrote.err;
+  EXPECT_EQ(PrometheusText(tools_test::read_file(file)).count("spinwire_up"), 2u);
+  EXPECT_EQ(folder.files(), 1u);
+}
+
+/// What a server on loopback answers.
+std::string ask(std::uint16_t port, const std::string& request) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  EXPECT_EQ(::write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  std::array<char, 4096> bytes{};
+  for (ssize_t got = 0; (got = ::read(fd, bytes.data(), bytes.size())) > 0;)
+    answer.append(bytes.data(), static_cast<std::size_t>(got));
+  ::close(fd);
+  return answer;
+}
+
+TEST(ToolsStat, ServesPrometheusOnLoopback) {
+  const Blocked blocked;
+  Words words{tools_test::bin() + "/spinwire-stat"};
+  for (const std::string& word : blocked.words({"--serve", "127.0.0.1:0"}, false))
+    words.push_back(word);
+  Program server(words);
+  const std::string address = server.wait_for("serving http://127.0.0.1:");
+  const auto port = static_cast<std::uint16_t>(std::stoi(address));
+  const std::string answer = ask(port, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
+  const std::size_t body = answer.find("\r\n\r\n");
+  ASSERT_NE(body, std::string::npos);
+  EXPECT_TRUE(has(answer, "Content-Length: " + std::to_string(answer.size() - body - 4)));
+  EXPECT_EQ(PrometheusText(answer.substr(body + 4)).count("spinwire_up"), 2u);
+  EXPECT_TRUE(ask(port, "GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+  EXPECT_TRUE(ask(port, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+  for (const char* other : {"0.0.0.0:0", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:x", "[::]:0"})
+    EXPECT_EQ(tools_test::run("spinwire-stat", {"--serve", other}).code, 1) << other;
+}
+
+/// A program in a terminal of its own, whose screen is kept as text.
+class InTerminal {
+ public:
+  explicit InTerminal(Words words) {
+    master_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    EXPECT_EQ(::grantpt(master_), 0);
+    EXPECT_EQ(::unlockpt(master_), 0);
+    const winsize size{20, 100, 0, 0};
+    EXPECT_EQ(::ioctl(master_, TIOCSWINSZ, &size), 0);
+    const std::string terminal = ::ptsname(master_);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::setsid();
+      const int fd = ::open(terminal.c_str(), O_RDWR);
+      for (int i = 0; i < 3; ++i) ::dup2(fd, i);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+  }
+  InTerminal(const InTerminal&) = delete;
+  InTerminal& operator=(const InTerminal&) = delete;
+  ~InTerminal() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    ::close(master_);
+  }
+  /// Reads until the program has written this so often.
+  bool wait_for(std::string_view what, std::size_t times) {
+    return engine_test::until({}, [&] {
+      read_some();
+      std::size_t found = 0;
+      for (std::size_t at = text_.find(what); at != std::string::npos;
+           at = text_.find(what, at + 1))
+        ++found;
+      return found >= times;
+    });
+  }
+  void press(char key) const { EXPECT_EQ(::write(master_, &key, 1), 1); }
+  int wait() {
+    int status = 0;
+    EXPECT_TRUE(engine_test::until({}, [&] {
+      read_some();
+      return ::waitpid(pid_, &status, WNOHANG) == pid_;
+    }));
+    pid_ = -1;
+    read_some();
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+  [[nodiscard]] tcflag_t local_modes() const {
+    termios modes{};
+    EXPECT_EQ(::tcgetattr(master_, &modes), 0);
+    return modes.c_lflag;
+  }
+
+ private:
+  void read_some() {
+    pollfd polled{master_, POLLIN, 0};
+    if (::poll(&polled, 1, 20) <= 0) return;
+    std::array<char, 4096> bytes{};
+    const ssize_t got = ::read(master_, bytes.data(), bytes.size());
+    if (got > 0) text_.append(bytes.data(), static_cast<std::size_t>(got));
+  }
+
+  int master_ = -1;
+  pid_t pid_ = -1;
+  std::string text_;
+};
+
+TEST(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
+  const Blocked blocked;
+  Words words{tools_test::bin() + "/spinwire-stat"};
+  for (const std::string& word :
+       blocked.words({"--interval", "0.05", "--engine", std::to_string(blocked.client_engine())}))
+    words.push_back(word);
+  InTerminal terminal(words);
+  ASSERT_TRUE(terminal.wait_for(Blocked::kCause, 3)) << terminal.text();
+  EXPECT_EQ(terminal.local_modes() & ECHO, 0u) << "keys are not shown";
+  terminal.press('q');
+  EXPECT_EQ(terminal.wait(), 0);
+  const std::string& text = terminal.text();
+  EXPECT_TRUE(text.starts_with("\x1b[?1049h")) << "the alternate screen";
+  EXPECT_TRUE(has(text, "\x1b[?1049l")) << "the screen as it was before";
+  EXPECT_NE(terminal.local_modes() & ECHO, 0u);
+  // No screen is higher or wider than the terminal.
+  std::size_t at = text.find("\x1b[H");
+  for (std::size_t next = 0; at != std::string::npos; at = next) {
+    next = text.find("\x1b[H", at + 1);
+    const std::string screen = text.substr(at + 3, next - at - 3);
+    EXPECT_LT(std::count(screen.begin(), screen.end(), '\n'), 20) << screen;
+    std::istringstream lines(screen.substr(0, screen.find("\x1b[J")));
+    for (std::string line; std::getline(lines, line);)
+      EXPECT_LE(line.substr(0, line.find('\x1b')).size(), 100u) << line;
+  }
+}
+
+TEST(ToolsStat, ReadsWhatAKilledProcessLeft) {
+  Blocked blocked;
+  blocked.kill();
+  EXPECT_EQ(blocked.folder().files(), 2u);
+  const std::string screen = blocked.stat({"--once"});
+  EXPECT_TRUE(has(screen, "the process has died")) << screen;
+  EXPECT_TRUE(has(screen, Blocked::kCause)) << screen;
+  const Outcome text = tools_test::run("spinwire-stat", blocked.words({"--prometheus"}, false));
+  EXPECT_EQ(PrometheusText(text.out).count("spinwire_up"), 2u);
+  EXPECT_EQ(PrometheusText(text.out).count("spinwire_polls_total"), 0u);
+  const Outcome clean = tools_test::run("spinwire-stat", blocked.words({"--clean"}, false));
+  EXPECT_EQ(clean.code, 0) << clean.err;
+  EXPECT_TRUE(has(clean.out, "removed 2 ")) << clean.out;
+  EXPECT_EQ(blocked.folder().files(), 0u);
+  EXPECT_EQ(tools_test::run("spinwire-stat", blocked.words({"--once"})).code, 1);
+}
+
+}  // namespace
+}  // namespace stat_test

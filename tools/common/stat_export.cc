@@ -1,0 +1,200 @@
+// The machine-readable forms of spinwire-stat.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/stat_findings.h"
+#include "common/stat_report.h"
+
+namespace spinwire::tools {
+namespace {
+
+/// A JSON string. Texts of readings are printable ASCII; paths may be anything.
+std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      out += c;
+    }
+  }
+  return out += '"';
+}
+
+/// The value of a counter or gauge in its unit.
+std::string number_text(const MetricColumn& column, const MetricValue& value) {
+  if (column.per_unit == 1) return fmt::format("{}", value.number);
+  return fmt::format("{}", static_cast<double>(value.number) / column.per_unit);
+}
+
+bool is_number(const MetricColumn& column) {
+  return column.kind == MetricKind::counter || column.kind == MetricKind::gauge;
+}
+
+/// Joins texts by commas.
+class List {
+ public:
+  void add(std::string_view text) {
+    if (!text_.empty()) text_ += ',';
+    text_ += text;
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+std::string json_row(const MetricTable& table, const MetricRow& row) {
+  List members;
+  std::set<std::string_view> names;  // a damaged file may have a name twice
+  for (std::size_t i = 0; i < table.columns.size(); ++i) {
+    const MetricColumn& column = table.columns[i];
+    if (!names.insert(column.name).second) continue;
+    members.add(fmt::format(
+        "{}:{}", json_string(column.name),
+        is_number(column) ? number_text(column, row.values[i]) : json_string(row.values[i].text)));
+  }
+  if (!row.is_consistent) members.add("\"consistent\":false");
+  return fmt::format("{{{}}}", members.text());
+}
+
+std::string json_engine(const EngineReading& reading) {
+  List tables;
+  std::set<std::string_view> names;
+  for (const MetricTable& table : reading.tables) {
+    if (!names.insert(table.name).second) continue;
+    List rows;
+    for (const MetricRow& row : table.rows) rows.add(json_row(table, row));
+    tables.add(fmt::format("{}:[{}]", json_string(table.name), rows.text()));
+  }
+  List causes;
+  for (const std::string& found : findings(reading, nullptr, {})) causes.add(json_string(found));
+  return fmt::format(
+      "{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"device\":{},\"release\":{},"
+      "\"file\":{},\"opened_at\":{:.6f},\"written_at\":{:.6f},\"since_written\":{:.6f},"
+      "\"findings\":[{}],\"tables\":{{{}}}}}",
+      reading.file.pid, reading.file.engine, reading.file.is_alive, json_string(reading.program),
+      json_string(reading.device), json_string(reading.release), json_string(reading.file.path),
+      to_seconds(reading.opened_at), to_seconds(reading.written_at),
+      to_seconds(reading.since_written), causes.text(), tables.text());
+}
+
+/// A label's value in Prometheus' text format.
+std::string escaped(std::string_view text, bool quotes) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || (quotes && c == '"')) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+/// The samples of all engines, with those of a metric together, as the format demands.
+class Prometheus {
+ public:
+  void add_engine(const EngineReading& reading) {
+    engine_ = fmt::format("pid=\"{}\",engine=\"{}\",program=\"{}\"", reading.file.pid,
+                          reading.file.engine, escaped(reading.program, true));
+    family("spinwire_up", "gauge", "1: the engine's process runs; 0: it has died")
+        .append(sample("spinwire_up", {}, reading.file.is_alive ? "1" : "0"));
+    if (!reading.file.is_alive) return;
+    for (const MetricTable& table : reading.tables) {
+      for (const MetricRow& row : table.rows) add_row(table, row);
+    }
+  }
+  [[nodiscard]] std::string text() const {
+    std::string all;
+    for (const Family& each : families_) all += each.head + each.samples;
+    return all;
+  }
+
+ private:
+  struct Family {
+    std::string name;
+    std::string type;
+    std::string head;
+    std::string samples;
+  };
+
+  std::string& family(const std::string& name, std::string_view type, std::string_view help) {
+    const auto found = std::find_if(families_.begin(), families_.end(),
+                                    [&](const Family& each) { return each.name == name; });
+    if (found != families_.end()) return found->samples;
+    families_.push_back(
+        {name,
+         std::string(type),
+         fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name, escaped(help, false), type),
+         {}});
+    return families_.back().samples;
+  }
+  [[nodiscard]] std::string sample(const std::string& name, std::string_view labels,
+                                   std::string_view value) const {
+    return fmt::format("{}{{{}{}}} {}\n", name, engine_, labels, value);
+  }
+  static std::string labels_of(const MetricTable& table, const MetricRow& row) {
+    std::string labels;
+    std::set<std::string_view> names = {"pid", "engine", "program", "state"};
+    for (std::size_t i = 0; i < table.columns.size(); ++i) {
+      const MetricColumn& column = table.columns[i];
+      if (column.kind != MetricKind::label || !names.insert(column.name).second) continue;
+      labels += fmt::format(",{}=\"{}\"", column.name, escaped(row.values[i].text, true));
+    }
+    return labels;
+  }
+  void add_row(const MetricTable& table, const MetricRow& row) {
+    const std::string labels = labels_of(table, row);
+    for (std::size_t i = 0; i < table.columns.size(); ++i) {
+      const MetricColumn& column = table.columns[i];
+      if (column.kind == MetricKind::label) continue;
+      if (is_number(column)) {
+        family(column.name, to_string(column.kind), column.help)
+            .append(sample(column.name, labels, number_text(column, row.values[i])));
+      } else {
+        // The state is a label of a sample that is 1.
+        family(column.name, "gauge", column.help + " (label state)")
+            .append(sample(
+                column.name,
+                fmt::format("{},state=\"{}\"", labels, escaped(row.values[i].text, true)), "1"));
+      }
+    }
+  }
+
+  std::string engine_;  ///< labels of the engine that is being added
+  std::vector<Family> families_;
+};
+
+}  // namespace
+
+std::string json_text(std::span<const EngineReading> readings) {
+  List engines;
+  for (const EngineReading& reading : readings) engines.add(json_engine(reading));
+  return fmt::format("{{\"engines\":[{}]}}\n", engines.text());
+}
+
+std::string prometheus_text(std::span<const EngineReading> readings) {
+  Prometheus all;
+  for (const EngineReading& reading : readings) all.add_engine(reading);
+  return all.text();
+}
+
+std::string metrics_json() {
+  List list;
+  for (const Metric& metric : metrics()) {
+    list.add(fmt::format("{{\"table\":{},\"name\":{},\"kind\":{},\"unit\":{},\"help\":{}}}",
+                         json_string(metric.table), json_string(metric.name),
+                         json_string(to_string(metric.kind)), json_string(metric.unit),
+                         json_string(metric.help)));
+  }
+  return fmt::format("{{\"metrics\":[{}]}}\n", list.text());
+}
+
+}  // namespace spinwire::tools

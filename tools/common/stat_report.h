@@ -1,0 +1,33 @@
+// What spinwire-stat shows of an engine: a screen of text, JSON, or Prometheus' text format.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "spinwire/observe.h"
+
+namespace spinwire::tools {
+
+struct ScreenOptions {
+  std::string_view peer;  ///< only rows whose peer contains it
+  std::size_t lines = 0;  ///< at most; 0: all
+  std::size_t width = 0;  ///< columns of the terminal; 0: any
+};
+/// Causes of trouble first, then counters with rates, pools, connections and sessions. Rates are
+/// those since `earlier`, which may be null.
+std::string screen_text(const EngineReading& reading, const EngineReading* earlier,
+                        const ScreenOptions& options);
+/// A line for each engine.
+std::string list_text(std::span<const EngineReading> readings);
+
+/// {"engines":[...]}, with all tables and the findings.
+std::string json_text(std::span<const EngineReading> readings);
+/// Version 0.0.4 of the format. Of dead engines it only has spinwire_up.
+std::string prometheus_text(std::span<const EngineReading> readings);
+/// All metrics of this release.
+std::string metrics_text();
+std::string metrics_json();
+
+}  // namespace spinwire::tools

@@ -1,0 +1,231 @@
+// The text forms of spinwire-stat.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <iterator>
+#include <sstream>
+#include <vector>
+
+#include "common/stat_findings.h"
+#include "common/stat_report.h"
+
+namespace spinwire::tools {
+namespace {
+
+/// A count or a rate in at most seven columns.
+std::string short_number(double value) {
+  constexpr std::array<const char*, 5> kUnits = {"", "k", "M", "G", "T"};
+  std::size_t unit = 0;
+  while (value >= 10000 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return value >= 100 || value == static_cast<double>(static_cast<long long>(value))
+             ? fmt::format("{:.0f}{}", value, kUnits[unit])
+             : fmt::format("{:.1f}{}", value, kUnits[unit]);
+}
+
+/// Lines of a screen, cut to its width.
+class Screen {
+ public:
+  explicit Screen(const ScreenOptions& options) : options_(options) {}
+  template <typename... Args>
+  void line(fmt::format_string<Args...> format, Args&&... args) {
+    if (options_.lines != 0 && count_ == options_.lines) return;
+    std::string text = fmt::format(format, std::forward<Args>(args)...);
+    if (options_.width != 0 && text.size() > options_.width) text.resize(options_.width);
+    while (text.ends_with(' ')) text.pop_back();
+    text_ += text;
+    text_ += '\n';
+    ++count_;
+  }
+  [[nodiscard]] std::string take() { return std::move(text_); }
+
+ private:
+  ScreenOptions options_;
+  std::string text_;
+  std::size_t count_ = 0;
+};
+
+std::string_view state_of(const EngineReading& reading) {
+  if (!reading.file.is_alive) return "dead";
+  return to_seconds(reading.since_written) > 1 ? "not polled" : "running";
+}
+
+Nanoseconds uptime(const EngineReading& reading) {
+  return std::max(reading.written_at - reading.opened_at, Nanoseconds(0));
+}
+
+void show_engine(Screen& screen, const EngineReading& reading, const EngineReading* earlier) {
+  screen.line("spinwire-stat  {}  pid {}  engine {}  {}  device {}  up {}  release {}",
+              reading.program, reading.file.pid, reading.file.engine, state_of(reading),
+              reading.device, time_text(to_seconds(uptime(reading) + reading.since_written)),
+              reading.release);
+  const MetricTable* const table = reading.find("engine");
+  if (table == nullptr || table->rows.empty()) return;
+  const Subject engine{table, table->rows.data()};
+  const auto value = [&](std::string_view column) { return short_number(engine.number(column)); };
+  const auto per_second = [&](std::string_view column) {
+    return short_number(rate(engine, column, reading, earlier));
+  };
+  screen.line(
+      "per second: polls {}  sent {}  received {}  calls {}  replies {}  served {}  resent {}",
+      per_second("spinwire_polls_total"), per_second("spinwire_messages_sent_total"),
+      per_second("spinwire_messages_received_total"), per_second("spinwire_rpc_calls_total"),
+      per_second("spinwire_rpc_replies_total"), per_second("spinwire_rpc_served_total"),
+      per_second("spinwire_rpc_retransmitted_requests_total"));
+  screen.line(
+      "now: connections {}  operations {}  receives {}  sessions {}  served {}  lost {}  refused "
+      "{}",
+      value("spinwire_connections"), value("spinwire_operations"), value("spinwire_receives"),
+      value("spinwire_rpc_sessions"), value("spinwire_rpc_served_sessions"),
+      value("spinwire_peers_lost_total"), value("spinwire_handshakes_refused_total"));
+}
+
+void show_pools(Screen& screen, const EngineReading& reading) {
+  const MetricTable* const pools = reading.find("pool");
+  if (pools == nullptr) return;
+  std::string text = "pools:";
+  for (const MetricRow& row : pools->rows) {
+    const Subject pool{pools, &row};
+    constexpr double kMega = 1 << 20;
+    text += fmt::format("  {} {:.0f} of {:.0f} MiB unused, {} blocks", pool.text("pool"),
+                        pool.number("spinwire_pool_free_bytes") / kMega,
+                        pool.number("spinwire_pool_bytes") / kMega,
+                        short_number(pool.number("spinwire_pool_blocks_used")));
+    if (const double refused = pool.number("spinwire_pool_refusals_total"); refused != 0)
+      text += fmt::format(", {} refused", short_number(refused));
+  }
+  screen.line("{}", text);
+}
+
+void show_findings(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+                   std::string_view peer) {
+  const std::vector<std::string> found = findings(reading, earlier, peer);
+  if (found.empty()) return screen.line("nothing is blocked");
+  // The tables below have all rows; this part leaves room for them.
+  constexpr std::size_t kMost = 12;
+  for (std::size_t i = 0; i < std::min(kMost, found.size()); ++i) screen.line("! {}", found[i]);
+  if (found.size() > kMost) screen.line("! and {} more", found.size() - kMost);
+}
+
+std::string blocker_text(const Subject& s, const std::string& prefix) {
+  const std::string_view blocker = s.text(prefix + "blocked_by");
+  return blocker == "nothing" ? "-" : std::string(blocker);
+}
+
+void show_connections(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+                      std::string_view peer) {
+  const std::vector<Subject> rows = subjects_of(reading, "connection", peer);
+  if (rows.empty()) return;
+  screen.line("{:<12} {:<24} {:<10} {:<10} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}", "CONNECTION",
+              "PEER", "STATE", "BLOCKED BY", "FOR", "HEARD", "OUT", "CREDIT", "SENT/s", "RECV/s",
+              "BYTES/s");
+  for (const Subject& s : rows) {
+    const auto per_second = [&](std::string_view column) {
+      return rate(s, column, reading, earlier);
+    };
+    screen.line("{:<12} {:<24} {:<10} {:<10} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
+                s.text("connection"), s.text("peer"), s.text("spinwire_connection_state"),
+                blocker_text(s, "spinwire_connection_"),
+                time_text(s.number("spinwire_connection_blocked_seconds")),
+                time_text(s.number("spinwire_connection_last_heard_seconds")),
+                short_number(s.number("spinwire_connection_outstanding")),
+                short_number(s.number("spinwire_connection_send_credits")),
+                short_number(per_second("spinwire_connection_messages_sent_total")),
+                short_number(per_second("spinwire_connection_messages_received_total")),
+                short_number(per_second("spinwire_connection_sent_bytes_total") +
+                             per_second("spinwire_connection_received_bytes_total") +
+                             per_second("spinwire_connection_written_bytes_total") +
+                             per_second("spinwire_connection_read_bytes_total")));
+  }
+}
+
+void show_sessions(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+                   std::string_view peer) {
+  const std::vector<Subject> rows = subjects_of(reading, "session", peer);
+  if (rows.empty()) return;
+  screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
+              "SESSION", "SERVER", "STATE", "BLOCKED BY", "FOR", "HEARD", "CALLS", "WAITING",
+              "SRTT", "CWND", "CALLS/s", "RESENT/s");
+  for (const Subject& s : rows) {
+    screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
+                s.text("session"), s.text("peer"), s.text("spinwire_session_state"),
+                blocker_text(s, "spinwire_session_"),
+                time_text(s.number("spinwire_session_blocked_seconds")),
+                time_text(s.number("spinwire_session_last_heard_seconds")),
+                short_number(s.number("spinwire_session_in_flight") +
+                             s.number("spinwire_session_long_calls")),
+                short_number(s.number("spinwire_session_backlog")),
+                time_text(s.number("spinwire_session_srtt_seconds")),
+                short_number(s.number("spinwire_session_congestion_window")),
+                short_number(rate(s, "spinwire_session_calls_total", reading, earlier)),
+                short_number(rate(s, "spinwire_session_retransmissions_total", reading, earlier)));
+  }
+}
+
+void show_served(Screen& screen, const EngineReading& reading, std::string_view peer) {
+  const std::vector<Subject> rows = subjects_of(reading, "served_session", peer);
+  if (rows.empty()) return;
+  screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", "SERVED", "CLIENT", "CALLS", "WINDOW", "HEARD",
+              "KEY");
+  for (const Subject& s : rows) {
+    screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", s.text("session"), s.text("peer"),
+                short_number(s.number("spinwire_served_session_calls")),
+                short_number(s.number("spinwire_served_session_window")),
+                time_text(s.number("spinwire_served_session_last_heard_seconds")), s.text("key"));
+  }
+}
+
+}  // namespace
+
+std::string screen_text(const EngineReading& reading, const EngineReading* earlier,
+                        const ScreenOptions& options) {
+  Screen screen(options);
+  show_engine(screen, reading, earlier);
+  show_findings(screen, reading, earlier, options.peer);
+  show_pools(screen, reading);
+  show_connections(screen, reading, earlier, options.peer);
+  show_sessions(screen, reading, earlier, options.peer);
+  show_served(screen, reading, options.peer);
+  return screen.take();
+}
+
+std::string list_text(std::span<const EngineReading> readings) {
+  Screen screen({});
+  screen.line("{:>8} {:>6} {:<10} {:<16} {:<12} {:>8} {:>11} {:>8} {:>8}  {}", "PID", "ENGINE",
+              "STATE", "PROGRAM", "DEVICE", "UP", "CONNECTIONS", "SESSIONS", "SERVED",
+              "FIRST CAUSE");
+  for (const EngineReading& reading : readings) {
+    const MetricTable* const table = reading.find("engine");
+    const auto value = [&](std::string_view column) {
+      return table != nullptr && !table->rows.empty()
+                 ? short_number(table->number(table->rows[0], column))
+                 : std::string("?");
+    };
+    const std::vector<std::string> found = findings(reading, nullptr, {});
+    // The column before says that an engine is dead.
+    const std::string cause = found.empty()                                ? "-"
+                              : found.size() > 1 && !reading.file.is_alive ? found[1]
+                                                                           : found[0];
+    screen.line("{:>8} {:>6} {:<10} {:<16} {:<12} {:>8} {:>11} {:>8} {:>8}  {}", reading.file.pid,
+                reading.file.engine, state_of(reading), reading.program, reading.device,
+                time_text(to_seconds(uptime(reading))), value("spinwire_connections"),
+                value("spinwire_rpc_sessions"), value("spinwire_rpc_served_sessions"), cause);
+  }
+  return screen.take();
+}
+
+std::string metrics_text() {
+  std::string text;
+  for (const Metric& metric : metrics()) {
+    text +=
+        fmt::format("{:<14} {:<52} {:<7} {:<7} {}\n", metric.table, metric.name,
+                    to_string(metric.kind), metric.unit.empty() ? "-" : metric.unit, metric.help);
+  }
+  return text;
+}
+
+}  // namespace spinwire::tools
