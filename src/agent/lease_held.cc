@@ -151,7 +151,8 @@ Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& le
     return Status::lease_expired;
   if (h->agent != &a) return Status::invalid_argument;
   const RemoteRegion& whole = h->region;
-  if (leased.length == 0 || leased.address < whole.address || leased.length > whole.length ||
+  // A write with immediate may be empty; check_request() refuses all other empty operations.
+  if (leased.address < whole.address || leased.length > whole.length ||
       leased.address - whole.address > whole.length - leased.length)
     return Status::out_of_bounds;
   real = {leased.address, leased.length, whole.rkey, whole.access};

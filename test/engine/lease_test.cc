@@ -173,6 +173,38 @@ TEST_P(EngineLeases, PartsHaveBoundsAndAConnection) {
   t.finish(b);
 }
 
+TEST_P(EngineLeases, ANoticeNeedsNoBytes) {
+  Leases t(GetParam());
+  RemoteMemory memory = t.request(64);
+  ASSERT_TRUE(memory);
+  std::vector<std::uint32_t> notices;
+  t.server.on_message = [&](Connection, Message& m) {
+    EXPECT_TRUE(m.is_write());
+    EXPECT_EQ(m.size(), 0u);
+    notices.push_back(m.immediate().value_or(0));
+  };
+  Buffer b = t.client.filled(64, 1);
+  Connection& c = t.ends.client;
+  BufferSlice none = b.slice(0, 0);
+  // At the end, too, where a part without bytes begins behind the last one.
+  EXPECT_EQ(c.write_with_imm(none, memory.slice(0, 0), 1), Status::ok);
+  EXPECT_EQ(c.write_with_imm(none, memory.slice(64, 0), 2), Status::ok);
+  EXPECT_EQ(c.write_with_imm(none, memory.slice(8, 8), 3), Status::ok);
+  ASSERT_TRUE(t.until([&] { return notices.size() == 3; }));
+  EXPECT_EQ(notices, (std::vector<std::uint32_t>{1, 2, 3}));
+  // Nothing else may be empty.
+  EXPECT_EQ(c.write_with_imm(b.slice(0, 1), memory.slice(0, 0), 4), Status::out_of_bounds);
+  EXPECT_EQ(c.write(none, memory.slice(0, 0)), Status::out_of_bounds);
+  EXPECT_EQ(c.read(none, memory.slice(0, 0)), Status::out_of_bounds);
+  EXPECT_EQ(c.read(b.slice(0, 8), memory.slice(0, 0)), Status::out_of_bounds);
+  EXPECT_NE(c.fetch_add(memory.slice(0, 0), 1), Status::ok);
+  EXPECT_EQ(t.read(memory.region()), zeroes(64));
+  memory.release();
+  t.server.on_message = nullptr;
+  none = {};
+  t.finish(b);
+}
+
 TEST_P(EngineLeases, AtomicsOnALeaseWork) {
   Leases t(GetParam());
   if (!t.client.engine.device().atomics) GTEST_SKIP() << "the device has no atomics";
