@@ -1,7 +1,9 @@
 // What a loop does in a turn without work: spin, pause, yield the processor, or sleep.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "spinwire/clock.h"
 #include "spinwire/engine.h"
@@ -31,7 +33,7 @@ struct IdlerOptions {
 ///   Idler idler;
 ///   while (running) idler.idle(engine, engine.poll());
 ///
-/// An Idler belongs to one loop. With several engines, sleep by Engine::arm() and Engine::fd().
+/// An Idler belongs to one loop. A loop with several engines calls turn() instead.
 class SPINWIRE_API Idler {
  public:
   Idler() noexcept = default;
@@ -52,10 +54,26 @@ class SPINWIRE_API Idler {
     }
     return idle_turn(engine, work);
   }
+  /// Most engines of turn().
+  static constexpr std::size_t kMostEngines = 16;
+  /// A whole turn of a loop with several engines: polls each of them, and does what idle() does if
+  /// none had work. IdleStrategy::wait sleeps until one of them has something to do:
+  ///
+  ///   Engine* const engines[] = {&inside, &outside};
+  ///   while (running) idler.turn(engines);
+  ///
+  /// With a manual clock, IdleStrategy::wait does what `yield` does. Answers ok; the Status of a
+  /// poll() that failed; and:
+  ///   invalid_argument  more than kMostEngines
+  ///   system            the operating system refused a sleep
+  /// Hot, unless it sleeps.
+  Status turn(std::span<Engine* const> engines) noexcept;
   [[nodiscard]] const IdlerOptions& options() const noexcept { return options_; }
 
  private:
   Status idle_turn(Engine& engine, int work) noexcept;
+  bool pause_or_yield() noexcept;
+  [[nodiscard]] Status sleep(std::span<Engine* const> engines) const noexcept;
 
   IdlerOptions options_;
   std::uint32_t turns_ = 0;  ///< without work

@@ -1,5 +1,11 @@
 // Public API of waiting: Engine::wait() and its like, timers, Idler.
+#include <errno.h>
+#include <poll.h>
 #include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
 
 #include "base/error.h"
 #include "base/internals.h"
@@ -97,22 +103,64 @@ std::uint64_t completions_of(const Engine& engine) noexcept {
 
 }  // namespace
 
-Status Idler::idle_turn(Engine& engine, int work) noexcept {
-  if (work < 0) return static_cast<Status>(-work);
-  if (options_.strategy == IdleStrategy::spin) return Status::ok;
+/// What a turn without work does, unless it sleeps: then false.
+bool Idler::pause_or_yield() noexcept {
+  if (options_.strategy == IdleStrategy::spin) return true;
   if (options_.strategy == IdleStrategy::pause || turns_ < options_.pauses) {
     ++turns_;
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
-    return Status::ok;
+    return true;
   }
-  if (options_.strategy == IdleStrategy::yield) return ::sched_yield(), Status::ok;
+  if (options_.strategy == IdleStrategy::wait) return false;
+  return ::sched_yield(), true;
+}
+
+Status Idler::idle_turn(Engine& engine, int work) noexcept {
+  if (work < 0) return static_cast<Status>(-work);
+  if (pause_or_yield()) return Status::ok;
   const std::uint64_t before = completions_of(engine);
   const Status status = engine.wait(options_.timeout);
   if (completions_of(engine) != before) turns_ = 0;  // wait() has polled, too
   if (status == Status::limit || status == Status::no_memory) return ::sched_yield(), Status::ok;
   return status == Status::timed_out ? Status::ok : status;
+}
+
+Status Idler::turn(std::span<Engine* const> engines) noexcept {
+  if (engines.size() > kMostEngines) return Status::invalid_argument;
+  bool has_work = false;
+  for (Engine* const engine : engines) {
+    const int events = engine->poll();
+    if (events < 0) [[unlikely]]
+      return static_cast<Status>(-events);
+    has_work |= events > 0;
+  }
+  if (has_work) turns_ = 0;
+  return has_work || pause_or_yield() ? Status::ok : sleep(engines);
+}
+
+/// Sleeps if no engine has anything to do. An engine that has may use the others in its callbacks,
+/// so all of them are polled again then.
+Status Idler::sleep(std::span<Engine* const> engines) const noexcept {
+  std::array<pollfd, kMostEngines> sets{};
+  std::size_t count = 0;
+  for (Engine* const engine : engines) {
+    const Result<int> fd = engine->fd();
+    const bool is_exhausted =
+        !fd && (fd.error().status == Status::limit || fd.error().status == Status::no_memory);
+    if (is_exhausted || engine->clock().is_manual()) return ::sched_yield(), Status::ok;
+    if (!fd) return fd.error().status;
+    if (!engine->arm()) return Status::ok;
+    sets[count++] = {*fd, POLLIN, 0};
+  }
+  Nanoseconds limit = std::max(options_.timeout, Nanoseconds(0));
+  for (const Engine* const engine : engines) limit = std::min(limit, engine->next_deadline());
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec time{static_cast<time_t>(seconds.count()),
+                      static_cast<long>((limit - seconds).count())};
+  if (::ppoll(sets.data(), count, &time, nullptr) >= 0 || errno == EINTR) return Status::ok;
+  return Status::system;
 }
 
 }  // namespace spinwire
