@@ -233,8 +233,8 @@ inline double expect_report(std::map<std::string, std::string>& result, const st
 class Tools : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name :
-         {"spinwire-perf", "echo", "file-push", "tour", "kv-store", "market-feed"}) {
+    for (const char* name : {"spinwire-perf", "echo", "file-push", "tour", "kv-store",
+                             "market-feed", "gateway", "replicated-log", "log-client"}) {
       if (!std::filesystem::exists(bin() + "/" + name)) {
         FAIL() << bin() << "/" << name << " is not built: run make first";
       }

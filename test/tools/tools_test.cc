@@ -18,8 +18,8 @@ namespace tools_test {
 // ---- command lines ----------------------------------------------------------------------------
 
 TEST_F(Tools, HelpGoesToStdout) {
-  for (const char* name :
-       {"spinwire-perf", "echo", "file-push", "tour", "kv-store", "market-feed"}) {
+  for (const char* name : {"spinwire-perf", "echo", "file-push", "tour", "kv-store", "market-feed",
+                           "gateway", "replicated-log", "log-client"}) {
     const Outcome o = run(name, {"--help"});
     EXPECT_EQ(o.code, 0) << name;
     EXPECT_NE(o.out.find("Usage: " + std::string(name)), std::string::npos) << o.out;
@@ -56,6 +56,13 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"kv-store", {"delete"}},
       {"kv-store", {"get", ""}},
       {"market-feed", {"--count", "0"}},
+      {"gateway", {}},
+      {"gateway", {"serve", "127.0.0.1:0"}},
+      {"gateway", {"demo", "--idle", "sleep"}},
+      {"replicated-log", {"--id", "0", "--file", "log"}},
+      {"replicated-log", {"--id", "3", "--file", "log", "--nodes", "a,b,c"}},
+      {"log-client", {"append"}},
+      {"log-client", {"read"}},
       {"market-feed", {"--cpu", "0"}},
       {"market-feed", {"strategy", "--cpu", "0,1"}},
       {"spinwire-perf", {"lat", "--count", "-1", "--one-thread"}},

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make nightly`: what takes hours. Each stage prints its figures; the first that fails ends the run.
 # The last line is "N passed, N failed". Shorter, for a try: `make nightly SIM_RUNS=1000 FUZZ_SECONDS=10
-# KILLS=50 SOFTROCE_KILLS=10 SOAK_SECONDS=60 REPEATS=1 VERIFIES=0`.
+# KILLS=50 RESTARTS=5 SOFTROCE_KILLS=10 SOAK_SECONDS=60 REPEATS=1 VERIFIES=0`.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
@@ -43,6 +43,8 @@ stage build "${make[@]}" everything fuzzers
 stage sim "${make[@]}" sim RUNS="${SIM_RUNS:-200000}" JOBS=2
 SPINWIRE_TEST_KILLS=${KILLS:-1000} test_stage kills \
   "${make[@]}" check-tests FILTER='SlowKill*' TEST_TIMEOUT=7200
+SPINWIRE_TEST_RESTARTS=${RESTARTS:-100} test_stage restarts \
+  "${make[@]}" check-tests FILTER='SlowRollingRestart.*' TEST_TIMEOUT=7200
 if has_softroce; then
   SOFTROCE_KILLS=${SOFTROCE_KILLS:-200} test_stage softroce-kills \
     "${make[@]}" test-softroce FILTER=SurvivesKills TEST_TIMEOUT=7200

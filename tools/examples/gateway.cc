@@ -1,0 +1,373 @@
+// A trading gateway with a hot standby.
+//
+//   gateway demo                          all of the following; the first gateway dies half-way
+//   gateway exchange ADDRESS              fills orders
+//   gateway serve ADDRESS EXCHANGE        checks orders, and passes them on to the exchange
+//   gateway trade GATEWAY GATEWAY         places orders
+//
+//             inside: this host           outside: another network, with a key
+//   trader  ── order: a call ──►  gateway  ── order: a call ──►  exchange
+//                                 both     ◄── positions: messages ──
+//
+// A gateway has two engines, which one loop drives: inside for traders, and outside for the
+// exchange. Each gateway knows the positions of all accounts, whichever gateway an order took, so
+// the second one can stand in for the first at any time. A trader whose gateway is lost goes on to
+// the other one. Whether the order under way was filled is not known then; the trader repeats it
+// under its number, and the exchange fills a number once.
+//
+// Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
+// that wait for room (on_writable), a sleep (Idler, timers).
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/child.h"
+#include "common/cli.h"
+#include "common/values.h"
+#include "spinwire/spinwire.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+using namespace std::chrono_literals;
+using tools::bytes_of;
+using tools::decode;
+using tools::fail;
+using tools::Failure;
+using tools::must;
+
+struct Options {
+  std::vector<std::string> addresses;  // ours, then the peer's; of a trader, the gateways'
+  std::string key_file;
+  IdleStrategy idle = IdleStrategy::wait;
+  std::int64_t limit = 1'000'000;  // of a position
+  std::uint64_t count = 2000;      // orders
+};
+
+constexpr Method kOrder = 1;
+struct Order {
+  std::uint64_t account;
+  std::uint64_t number;  // 1, 2, 3, … of the account
+  std::int64_t quantity;
+};
+struct Fill {
+  std::uint64_t number;
+  std::int64_t quantity;  // 0: the gateway's limit forbids the order
+  std::int64_t position;  // of the account, with this order
+};
+/// Sent to all gateways after each fill.
+struct Position {
+  std::uint64_t account;
+  std::int64_t quantity;
+};
+
+Engine open_engine(const std::string& key_file = {}) {
+  Config config = must(Config::load());
+  config.engine.control = ControlMode::automatic;
+  // A peer that is silent for half a second is lost.
+  config.connections.keepalive_interval = 100ms;
+  config.connections.peer_timeout = 500ms;
+  if (!key_file.empty()) config.security.key_file = key_file;
+  return must(Engine::open(config));
+}
+
+constexpr Reconnect kForEver{.attempts = ~0u, .first_delay = 5ms, .max_delay = 100ms};
+
+// ---- the exchange -----------------------------------------------------------------------------
+
+class Exchange {
+ public:
+  explicit Exchange(const Options& o) : engine_(open_engine(o.key_file)) {
+    must(engine_.serve(kOrder, [this](Request& r) { on_order(r); }));
+    ListenOptions listen;
+    listen.handlers.on_ready = [this](Connection gateway) {
+      gateways_.push_back(gateway);
+      publish(gateway);
+    };
+    listen.handlers.on_closed = [this](Connection c, const Error&) { std::erase(gateways_, c); };
+    listen.handlers.on_writable = [this](Connection gateway) { publish(gateway); };
+    listener_ = must(engine_.listen(o.addresses.at(0), listen));
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  ~Exchange() { engine_ = Engine(); }  // runs callbacks, so it happens while all members exist
+
+  [[nodiscard]] std::string address() const { return listener_.address(); }
+  void run() {
+    Idler idler;
+    while (!tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+  }
+
+ private:
+  void on_order(Request& request) {
+    Order order{};
+    if (!decode(request.bytes(), order)) return (void)request.refuse("this is no order");
+    Fill& last = fills_[order.account];
+    if (order.number == last.number + 1) {
+      last = {order.number, order.quantity, last.position + order.quantity};
+      for (Connection& gateway : gateways_) publish(gateway);
+    } else if (order.number != last.number) {
+      return (void)request.refuse("the number is out of order");
+    }
+    (void)request.reply(bytes_of(last));
+  }
+
+  /// Sends all positions. They are whole, not changes: without room now, on_writable sends the
+  /// positions of that time.
+  void publish(Connection& gateway) {
+    for (const auto& [account, fill] : fills_) {
+      if (gateway.send_copy(bytes_of(Position{account, fill.position})) != Status::ok) return;
+    }
+  }
+
+  std::map<std::uint64_t, Fill> fills_;  // the last of each account
+  std::vector<Connection> gateways_;
+  Engine engine_;
+  Listener listener_;
+};
+
+// ---- a gateway --------------------------------------------------------------------------------
+
+class Gateway {
+ public:
+  explicit Gateway(const Options& o)
+      : options_(o), outside_(open_engine(o.key_file)), inside_(open_engine()) {
+    ConnectOptions connect;
+    connect.reconnect = kForEver;
+    connect.handlers.on_message = [this](Connection, Message& m) {
+      Position position{};
+      if (decode(m.bytes(), position)) positions_[position.account] = position.quantity;
+    };
+    feed_ = must(outside_.connect(o.addresses.at(1), connect));
+    SessionOptions session;
+    session.reconnect = kForEver;
+    // An order does not wait for an exchange that is away: its price would be old.
+    session.when_not_ready = WhenNotReady::fail;
+    exchange_ = must(outside_.open_session(o.addresses.at(1), session));
+
+    must(inside_.serve(kOrder, [this](Request& r) { on_order(r); }));
+    listener_ = must(inside_.listen(o.addresses.at(0), {}));
+    must(inside_.every(100ms, [this] { orders_left_ = kMostOrders; }));
+  }
+  Gateway(const Gateway&) = delete;
+  Gateway& operator=(const Gateway&) = delete;
+  ~Gateway() {
+    inside_ = Engine();
+    outside_ = Engine();
+  }
+
+  [[nodiscard]] std::string address() const { return listener_.address(); }
+  void run() {
+    Engine* const engines[] = {&inside_, &outside_};
+    Idler idler(options_.idle);
+    while (!tools::stop_requested()) must(idler.turn(engines));
+    // Orders under way are answered. Traders go on to the other gateway.
+    must(inside_.drain(1s));
+    while (!inside_.drained()) must(idler.turn(engines));
+  }
+
+ private:
+  static constexpr std::uint32_t kMostOrders = 10'000;  // in 100 ms
+
+  void on_order(Request& request) {
+    Order order{};
+    if (!decode(request.bytes(), order)) return (void)request.refuse("this is no order");
+    if (!feed_.ready()) return (void)request.refuse("the positions are not known");
+    if (orders_left_ == 0) return (void)request.refuse("too many orders");
+    --orders_left_;
+    const std::int64_t position = positions_[order.account];
+    if (std::abs(position + order.quantity) > options_.limit)
+      return (void)request.reply(bytes_of(Fill{order.number, 0, position}));
+    const PendingCall trader = request.defer();
+    // The trader may have given up; then reply() and refuse() do nothing.
+    const auto done = [trader](Reply& fill) {
+      if (fill.status() == Status::ok) return (void)trader.reply(fill.bytes());
+      (void)trader.refuse(to_string(fill.status()));
+    };
+    const Status status = exchange_.call(kOrder, bytes_of(order), done, {.timeout = 100ms});
+    if (status != Status::ok) (void)trader.refuse(to_string(status));
+  }
+
+  Options options_;
+  std::uint32_t orders_left_ = kMostOrders;
+  std::map<std::uint64_t, std::int64_t> positions_;
+  Engine outside_;
+  Connection feed_;
+  Session exchange_;
+  Engine inside_;
+  Listener listener_;
+};
+
+// ---- a trader ---------------------------------------------------------------------------------
+
+class Trader {
+ public:
+  explicit Trader(const Options& o) : options_(o), engine_(open_engine()) {
+    SessionOptions session;
+    session.alternatives = {o.addresses.begin() + 1, o.addresses.end()};
+    session.reconnect = kForEver;
+    session.timeout = 500ms;
+    session.on_ready = [](Session s) {
+      fmt::print("trading through {}\n", s.peer());
+      std::fflush(stdout);
+    };
+    session.on_interrupted = [this](Session, const Error&) { ++losses_; };
+    gateway_ = must(engine_.open_session(o.addresses.at(0), session));
+    must(engine_.every(500us, [this] { on_tick(); }));
+    last_fill_ = engine_.clock().now();
+  }
+  Trader(const Trader&) = delete;
+  Trader& operator=(const Trader&) = delete;
+  ~Trader() { engine_ = Engine(); }
+
+  /// Runs until so many orders are filled.
+  void run(std::uint64_t count) {
+    Idler idler;
+    while (filled_ < count && fault_.empty() && !tools::stop_requested())
+      must(idler.idle(engine_, engine_.poll()));
+    if (!fault_.empty()) throw Failure(fault_);
+    if (filled_ < count) throw Failure("interrupted");
+  }
+  void report() const {
+    fmt::print("{} orders in {} calls, each filled once; {} gateways lost, longest gap {} ms\n",
+               filled_, calls_, losses_, longest_gap_ / 1ms);
+  }
+
+ private:
+  /// Places the next order, or again the one that may not have been filled.
+  void on_tick() {
+    if (is_under_way_ || filled_ == options_.count) return;
+    const Order order{kAccount, filled_ + 1, 1};
+    const auto done = [this](Reply& reply) { on_fill(reply); };
+    is_under_way_ = gateway_.call(kOrder, bytes_of(order), done, {.timeout = 300ms}) == Status::ok;
+    calls_ += is_under_way_ ? 1 : 0;
+  }
+
+  void on_fill(const Reply& reply) {
+    is_under_way_ = false;
+    Fill fill{};
+    if (reply.status() != Status::ok) return;
+    if (!decode(reply.bytes(), fill) || fill.number != filled_ + 1)
+      fault_ = "a fill of another order";
+    else if (fill.quantity == 0)
+      fault_ = fmt::format("order {} exceeds the gateway's limit", fill.number);
+    else if (fill.position != static_cast<std::int64_t>(fill.number))
+      fault_ = fmt::format("after {} orders, the position is {}", fill.number, fill.position);
+    ++filled_;
+    const std::uint64_t now = engine_.clock().now();
+    longest_gap_ = std::max(longest_gap_, engine_.clock().duration(now - last_fill_));
+    last_fill_ = now;
+  }
+
+  static constexpr std::uint64_t kAccount = 7;
+
+  Options options_;
+  std::string fault_;
+  bool is_under_way_ = false;
+  std::uint64_t filled_ = 0;
+  std::uint64_t calls_ = 0;
+  std::uint64_t losses_ = 0;
+  std::uint64_t last_fill_ = 0;
+  Nanoseconds longest_gap_{0};
+  Engine engine_;
+  Session gateway_;
+};
+
+// ---- the programs -----------------------------------------------------------------------------
+
+/// No exception may leave a child process.
+template <typename Work>
+int guarded(const Work& work) {
+  try {
+    work();
+    return tools::kDone;
+  } catch (const Failure& failure) {
+    return fail(failure.what());
+  }
+}
+
+template <typename Server>
+int serve(const Options& o, int announce) {
+  return guarded([&] {
+    const auto server = std::make_unique<Server>(o);
+    tools::announce_address(announce, server->address());
+    server->run();
+  });
+}
+
+/// Forks, so it comes before this process opens an engine.
+template <typename Server>
+tools::ServerChild start(const Options& o) {
+  return must(tools::ServerChild::start([&o](int announce) { return serve<Server>(o, announce); }));
+}
+
+void trade(const Options& o) {
+  const auto trader = std::make_unique<Trader>(o);
+  trader->run(o.count);
+  trader->report();
+}
+
+void demo(Options o) {
+  o.addresses = {"127.0.0.1:0"};
+  const tools::ServerChild exchange = start<Exchange>(o);
+  o.addresses.push_back(exchange.address());
+  std::optional<tools::ServerChild> first = start<Gateway>(o);
+  const tools::ServerChild standby = start<Gateway>(o);
+  o.addresses = {first->address(), standby.address()};
+  const auto trader = std::make_unique<Trader>(o);
+  trader->run(o.count / 2);
+  first.reset();  // killed
+  trader->run(o.count);
+  trader->report();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("gateway");
+  tools::log_errors_to_stderr();
+  tools::catch_stop_signals();
+
+  CLI::App app("A trading gateway with a hot standby.", "gateway");
+  app.require_subcommand(1);
+  Options o;
+  CLI::App* demo_ = app.add_subcommand("demo", "run an exchange, two gateways and a trader");
+  CLI::App* exchange = app.add_subcommand("exchange", "fill orders, until interrupted");
+  CLI::App* gateway = app.add_subcommand("serve", "pass orders on, until interrupted");
+  CLI::App* trader = app.add_subcommand("trade", "place orders");
+  exchange->add_option("address", o.addresses, "a.b.c.d:port")->expected(1)->required();
+  gateway->add_option("addresses", o.addresses, "our address and the exchange's")
+      ->expected(2)
+      ->required();
+  trader->add_option("gateways", o.addresses, "addresses of the gateways")
+      ->expected(1, 8)
+      ->required();
+  for (CLI::App* one : {demo_, exchange, gateway})
+    one->add_option("--key-file", o.key_file, "keys of the exchange and its gateways");
+  for (CLI::App* one : {demo_, gateway}) {
+    one->add_option("--limit", o.limit, "of a position")->capture_default_str();
+    one->add_option("--idle", o.idle, "what a gateway does without work: spin, pause, yield, wait")
+        ->transform(CLI::CheckedTransformer(
+            std::map<std::string, IdleStrategy>{{"spin", IdleStrategy::spin},
+                                                {"pause", IdleStrategy::pause},
+                                                {"yield", IdleStrategy::yield},
+                                                {"wait", IdleStrategy::wait}}));
+  }
+  for (CLI::App* one : {demo_, trader})
+    one->add_option("-n,--count", o.count, "orders")
+        ->check(CLI::Range(tools::kOne, tools::kMostCount))
+        ->capture_default_str();
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (*exchange) return serve<Exchange>(o, -1);
+  if (*gateway) return serve<Gateway>(o, -1);
+  return guarded([&] { *trader ? trade(o) : demo(o); });
+}

@@ -1,0 +1,398 @@
+// A log on three nodes, which survives the loss of any one of them.
+//
+//   nodes=127.0.0.1:7101,127.0.0.1:7102,127.0.0.1:7103
+//   for i in 0 1 2; do replicated-log --id $i --nodes $nodes --file /dev/shm/log.$i & done
+//   log-client append --nodes $nodes --count 1000
+//   log-client read 127.0.0.1:7102
+//
+// One node leads. It appends what clients send to its own log, and writes it into the logs of the
+// other nodes, by one-sided writes with a notice. Each node's log is memory that it leases to the
+// leader. The lease is the node's vote, and its end is what keeps an old leader out:
+//
+//   - A candidate asks its peers for their logs, in an epoch that is newer than all it has seen.
+//     A node leases its log for one epoch at a time, and never again for an older one.
+//   - With the logs of a majority, its own included, the candidate leads. Before, it reads what its
+//     own log lacks of the best log among them (the one with the newest epoch at its end, then the
+//     longest). An old leader cannot write there any more: its lease has ended, by its time, its
+//     connection or its release, and the device refuses later writes.
+//   - The leader appends a record of its own. A record is committed when that one and the record
+//     itself are on a majority. Only then is its client answered.
+//   - A node whose log nobody leases any more becomes a candidate after a random time.
+//
+// What it promises: a record whose call was answered is at its index for ever, on a majority of the
+// files, although nodes are restarted, killed, stopped and continued at any time. A record is
+// appended once, however often its client repeats the call.
+//
+// What it does not: survive two lost files, or a power failure (the files are written by the kernel
+// when it likes; on adapters they must be on tmpfs or persistent memory). A record whose call
+// failed may have been appended. A read may miss the newest records. The log is not compacted, and
+// the nodes are always the same three.
+//
+// Note that this program has no loop that connects, no queue of things to send, and no sleep: see
+// Reconnect, on_writable, Idler and drain.
+#include "examples/replicated_log.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "common/cli.h"
+
+namespace {
+
+using namespace spinwire;        // NOLINT: a program of one file
+using namespace replicated_log;  // NOLINT
+using namespace std::chrono_literals;
+using tools::bytes_of;
+using tools::decode;
+using tools::fail;
+using tools::must;
+
+constexpr Nanoseconds kTick = 20ms;
+constexpr Nanoseconds kLease = 300ms;          // renewed at each tick
+constexpr std::uint64_t kMostAtOnce = 16'384;  // records of one write
+constexpr std::uint64_t kLeadersOwn = 4096;    // records that clients leave free
+
+struct Options {
+  std::uint32_t id = 0;
+  std::vector<std::string> nodes;
+  std::string file;
+  std::string journal;
+  std::uint64_t records = 1u << 20;
+};
+
+/// A message between nodes.
+struct Vote {
+  /// A candidate asks for a log, and so does a leader that lacks the peer's.
+  enum Kind : std::uint64_t { ask, ask_as_leader, grant, refuse } kind;
+  std::uint64_t epoch;
+  // Of a grant: what the log has.
+  std::uint64_t committed;
+  std::uint64_t size;
+  std::uint64_t last_epoch;
+};
+
+Config settings() {
+  Config config = must(Config::load());
+  config.engine.control = ControlMode::automatic;
+  // A node that is silent for half a second is replaced.
+  config.connections.keepalive_interval = 100ms;
+  config.connections.peer_timeout = 500ms;
+  config.queue_pair.ack_timeout = 8;  // 1 ms: a lease ends soon after its time
+  return config;
+}
+
+class Node {
+ public:
+  explicit Node(const Options& o)
+      : id_(o.id),
+        nodes_(o.nodes.size()),
+        log_(o.file, o.records),
+        random_(std::random_device()()) {
+    if (!o.journal.empty())
+      journal_ = ::open(o.journal.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    engine_ = must(Engine::open(settings()));
+    memory_ = must(engine_.register_memory(std::as_writable_bytes(log_.records()), Access::local));
+    must(engine_.serve(kAppend, [this](Request& r) { on_append(r); }));
+    must(engine_.serve(kRead, [this](Request& r) { on_read(r); }));
+    ListenOptions listen;
+    listen.handlers.on_message = [this](Connection c, Message& m) { on_leaders_message(c, m); };
+    listen.handlers.on_returned = [this](Connection, const Returned& r) { on_returned(r); };
+    listener_ = must(engine_.listen(o.nodes.at(id_), listen));
+    for (std::size_t i = 0; i != nodes_; ++i) {
+      if (i != id_) connect(peers_.emplace_back(), o.nodes[i]);
+    }
+    must(engine_.every(kTick, [this] { on_tick(); }));
+    wait_for_leader();
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  ~Node() { engine_ = Engine(); }  // runs callbacks, so it happens while all members exist
+
+  int run() {
+    Idler idler;
+    while (!tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    // The leader answers the calls under way. Then the peers and clients go elsewhere for a time.
+    must(engine_.drain(2s, {.retry_after = 50ms}));
+    while (!engine_.drained()) must(idler.idle(engine_, engine_.poll()));
+    return tools::kDone;
+  }
+
+ private:
+  enum class Role { follower, candidate, recovering, leader };
+  /// Another node, and its log while we have it.
+  struct Peer {
+    Connection connection;
+    RemoteMemory log;
+    Vote grant{};
+    std::uint64_t sent = 0;    // records that are written to it or under way
+    std::uint64_t stored = 0;  // records that have been written
+  };
+
+  void connect(Peer& peer, const std::string& address) {
+    ConnectOptions options;
+    options.reconnect = {.attempts = ~0u, .first_delay = 5ms, .max_delay = 50ms};
+    options.timeout = 500ms;
+    options.handlers.on_message = [this, &peer](Connection, Message& m) { on_vote(peer, m); };
+    options.handlers.on_lease = [this, &peer](Connection, RemoteMemory& m) { on_lease(peer, m); };
+    options.handlers.on_writable = [this, &peer](Connection) { replicate(peer); };
+    peer.connection = must(engine_.connect(address, options));
+  }
+
+  // ---- as a follower ----
+
+  void wait_for_leader() { ticks_left_ = static_cast<std::int64_t>(25 + random_() % 15); }
+
+  void wait_for_others() { ticks_left_ = static_cast<std::int64_t>(1 + random_() % 8); }
+
+  /// A candidate asks for our log, or a leader has written to it.
+  void on_leaders_message(Connection from, const Message& m) {
+    if (m.is_write()) return log_.set_committed(m.immediate().value_or(0));
+    Vote vote{};
+    if (!decode(m.bytes(), vote) || engine_.draining()) return;
+    if (lease_ || is_reading_ || role_ == Role::recovering || role_ == Role::leader) return;
+    // Of two candidates the newer one goes first, but a leader stays.
+    const std::uint64_t least =
+        vote.kind == Vote::ask ? std::max(log_.epoch(), epoch_) : log_.epoch();
+    if (vote.epoch < least)
+      return (void)from.send_copy(bytes_of(Vote{Vote::refuse, least, 0, 0, 0}));
+    // From here on no older leader is let in, and our own candidacy is over.
+    role_ = Role::follower;
+    epoch_ = 0;
+    log_.set_epoch(vote.epoch);
+    log_.extend();
+    const Vote grant{Vote::grant, vote.epoch, log_.committed(), log_.size(), log_.last_epoch()};
+    if (from.send_copy(bytes_of(grant)) != Status::ok) return;  // the candidate asks again
+    const LeaseOptions lease{.duration = kLease, .tag = vote.epoch};
+    (void)from.lease(memory_.slice(), lease, {}, &lease_);  // likewise
+  }
+
+  /// Nobody can write to our log any more.
+  void on_returned(const Returned& returned) {
+    if (returned.lease != lease_) return;
+    lease_ = {};
+    wait_for_others();
+  }
+
+  void on_tick() {
+    if (role_ == Role::follower) {
+      if (lease_ || is_reading_ || engine_.draining() || --ticks_left_ > 0) return;
+      role_ = Role::candidate;
+      epoch_ = next_epoch();
+    }
+    bool has_log = false;
+    for (Peer& peer : peers_) {
+      if (peer.log && peer.log.time_left() == 0ns) peer.log.release();
+      has_log |= static_cast<bool>(peer.log);
+    }
+    if (role_ != Role::candidate && !has_log) return step_down();
+    for (Peer& peer : peers_) {
+      // What fails is done at the next tick.
+      if (!peer.log) {
+        const auto kind = role_ == Role::candidate ? Vote::ask : Vote::ask_as_leader;
+        (void)peer.connection.send_copy(bytes_of(Vote{kind, epoch_, 0, 0, 0}));
+      } else {
+        (void)peer.log.renew(kLease);
+        replicate(peer, true);
+      }
+    }
+  }
+
+  // ---- as a candidate ----
+
+  /// The next epoch that is ours: epochs of different nodes differ.
+  std::uint64_t next_epoch() {
+    seen_ = std::max(seen_, log_.epoch());
+    return (seen_ / nodes_ + 1) * nodes_ + id_;
+  }
+
+  void on_vote(Peer& peer, const Message& m) {
+    Vote vote{};
+    if (!decode(m.bytes(), vote) || role_ == Role::follower) return;
+    if (vote.kind == Vote::grant) {
+      peer.grant = vote;
+    } else if (vote.kind == Vote::refuse && vote.epoch > epoch_) {
+      seen_ = std::max(seen_, vote.epoch);
+      step_down();
+    }
+  }
+
+  void on_lease(Peer& peer, RemoteMemory& log) {
+    // A lease that we do not take goes back at once.
+    if (role_ == Role::follower || log.tag() != epoch_ || peer.grant.epoch != epoch_) return;
+    peer.log = std::move(log);
+    const Vote grant = std::exchange(peer.grant, {});
+    peer.sent = grant.committed;
+    peer.stored = 0;
+    if (role_ == Role::candidate) recover(peer, grant);
+    if (role_ == Role::leader) replicate(peer);
+  }
+
+  /// We have a majority: two of three. Nobody writes to these two logs but us.
+  void recover(Peer& peer, const Vote& other) {
+    role_ = Role::recovering;
+    log_.set_epoch(epoch_);
+    log_.extend();
+    if (std::pair(other.last_epoch, other.size) <= std::pair(log_.last_epoch(), log_.size()))
+      return lead();
+    const std::size_t from = log_.committed() * sizeof(Record);
+    const std::size_t bytes = other.size * sizeof(Record) - from;
+    const auto done = [this](const Completion& c) {
+      is_reading_ = false;
+      if (role_ != Role::recovering) return;
+      c.status == Status::ok ? lead() : step_down();
+    };
+    is_reading_ = peer.connection.read(memory_.slice(from, bytes), peer.log.slice(from, bytes),
+                                       done) == Status::ok;
+    if (!is_reading_) step_down();
+  }
+
+  // ---- as the leader ----
+
+  void lead() {
+    role_ = Role::leader;
+    log_.extend();
+    clients_.clear();
+    for (std::uint64_t i = 0; i != log_.size(); ++i)
+      clients_[log_.records()[i].client] = {log_.records()[i].number, i};
+    if (log_.size() == log_.records().size()) return step_down();
+    first_ = log_.size();
+    log_.append(epoch_, 0, epoch_, {});
+    for (Peer& peer : peers_) replicate(peer);
+  }
+
+  void step_down() {
+    role_ = Role::follower;
+    epoch_ = 0;
+    wait_for_others();
+    for (Peer& peer : peers_) peer.log.release();
+    for (auto& [index, call] : calls_) (void)call.refuse("no longer the leader");
+    calls_.clear();
+  }
+
+  /// Writes to the peer's log what it lacks; with `is_due`, a notice at least. What finds no room
+  /// now goes when the connection is writable again.
+  void replicate(Peer& peer, bool is_due = false) {
+    while (role_ == Role::leader && peer.log && (is_due || peer.sent != log_.size())) {
+      const std::uint64_t end = std::min(log_.size(), peer.sent + kMostAtOnce);
+      const std::size_t from = peer.sent * sizeof(Record);
+      const std::size_t bytes = end * sizeof(Record) - from;
+      const auto committed = static_cast<std::uint32_t>(std::min(log_.committed(), end));
+      const auto done = [this, &peer, end, epoch = epoch_](const Completion& c) {
+        if (c.status == Status::ok && role_ == Role::leader && epoch == epoch_)
+          on_stored(peer, end);
+      };
+      if (peer.connection.write_with_imm(memory_.slice(from, bytes), peer.log.slice(from, bytes),
+                                         committed, done) != Status::ok)
+        return;
+      peer.sent = end;
+      is_due = false;
+    }
+  }
+
+  /// The peer's file has the first `count` records.
+  void on_stored(Peer& peer, std::uint64_t count) {
+    peer.stored = std::max(peer.stored, count);
+    // With us, one peer is a majority. Records of earlier epochs count with the first of ours.
+    if (peer.stored <= first_) return;
+    log_.set_committed(peer.stored);
+    while (!calls_.empty() && calls_.begin()->first < log_.committed()) {
+      (void)calls_.begin()->second.reply(bytes_of(calls_.begin()->first));
+      calls_.erase(calls_.begin());
+    }
+  }
+
+  // ---- for clients ----
+
+  void on_append(Request& request) {
+    Append append{};
+    if (!decode(request.bytes(), append)) return (void)request.refuse("this is no record");
+    if (journal_ >= 0 && ::write(journal_, &append, offsetof(Append, text)) < 0)
+      return (void)request.refuse("the journal is not written");
+    if (role_ != Role::leader) {
+      // The client's session goes on to the next node.
+      (void)request.session().close({GoodbyeReason::overloaded, kTick});
+      return (void)request.refuse("this node does not lead");
+    }
+    Appended& last = clients_[append.client];
+    if (append.number == last.number + 1) {
+      if (log_.size() + kLeadersOwn >= log_.records().size())
+        return (void)request.refuse("the log is full");
+      last = {append.number, log_.size()};
+      log_.append(epoch_, append.client, append.number, append.text);
+      for (Peer& peer : peers_) replicate(peer);
+    } else if (append.number != last.number) {
+      return (void)request.refuse("the number is out of order");
+    }
+    if (last.index < log_.committed()) return (void)request.reply(bytes_of(last.index));
+    calls_.emplace(last.index, request.defer());
+  }
+
+  void on_read(Request& request) {
+    Read read{};
+    if (!decode(request.bytes(), read)) return (void)request.refuse("this is no read");
+    const std::uint64_t from = std::min(read.from, log_.committed());
+    const std::uint64_t count =
+        std::min<std::uint64_t>(log_.committed() - from, request.max_reply() / sizeof(Record));
+    (void)request.reply(std::as_bytes(log_.records().subspan(from, count)));
+  }
+
+  struct Appended {
+    std::uint64_t number = 0;
+    std::uint64_t index = 0;
+  };
+
+  // Declared before the engine, whose destructor still runs callbacks.
+  std::size_t id_;
+  std::size_t nodes_;
+  Log log_;
+  std::mt19937_64 random_;
+  int journal_ = -1;
+  Role role_ = Role::follower;
+  LeaseId lease_;                // of our log to the leader
+  bool is_reading_ = false;      // from a peer's log into ours
+  std::int64_t ticks_left_ = 0;  // until a follower without a leader becomes a candidate
+  std::uint64_t seen_ = 0;       // the newest epoch that we have heard of
+  std::uint64_t epoch_ = 0;      // that we lead, or want to; else 0
+  std::uint64_t first_ = 0;      // record of this epoch
+  std::map<std::uint64_t, Appended> clients_;        // their last records
+  std::multimap<std::uint64_t, PendingCall> calls_;  // by the record that they wait for
+  std::deque<Peer> peers_;
+  MemoryRegion memory_;  // the log's
+  Engine engine_;
+  Listener listener_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("replicated-log");
+  tools::log_to_stderr();
+  tools::catch_stop_signals();
+
+  CLI::App app("A node of a replicated log; see the head of its source.", "replicated-log");
+  Options o;
+  app.add_option("--nodes", o.nodes, "addresses of the three nodes: a.b.c.d:port,…")
+      ->delimiter(',')
+      ->expected(3)
+      ->required();
+  app.add_option("--id", o.id, "which of the nodes this is")->check(CLI::Range(0, 2))->required();
+  app.add_option("--file", o.file, "holds this node's log")->required();
+  app.add_option("--records", o.records, "that the log takes; the same at all nodes")
+      ->check(CLI::Range(std::uint64_t{8192}, std::uint64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--journal", o.journal, "a file to which each call that runs here is added");
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  try {
+    const auto node = std::make_unique<Node>(o);
+    return node->run();
+  } catch (const Failure& failure) {
+    return fail(failure.what());
+  }
+}
