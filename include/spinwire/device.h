@@ -59,11 +59,11 @@ struct DeviceInfo {
   std::uint32_t own_receives = 0;     ///< receives of each connection's own queue, if not shared
   /// What register_memory() and expose() may be given.
   MemoryFlags memory_flags = MemoryFlags::none;
-  std::uint32_t max_sge = 0;     ///< scatter/gather elements of a work request
-  bool memory_windows = false;   ///< type 2B windows
-  bool datagrams = false;        ///< unreliable datagrams, which remote calls use
-  bool atomics = false;          ///< atomic at least against other work of this device
-  bool single_threaded = false;  ///< the device omits its locks for us
+  std::uint32_t max_sge = 0;                ///< scatter/gather elements of a work request
+  bool memory_windows = false;              ///< type 2B windows
+  bool datagrams = false;                   ///< unreliable datagrams, which remote calls use
+  bool atomics = false;                     ///< atomic at least against other work of this device
+  bool single_threaded = false;             ///< the device omits its locks for us
   std::vector<DeviceCandidate> candidates;  ///< all that were examined, including the chosen one
 };
 

@@ -56,8 +56,8 @@ struct DeviceOptions {
                                       ///< domain
   std::uint32_t send_depth = 0;       ///< of each queue pair
   std::uint32_t inline_bytes = 0;     ///< wanted; fewer will do
-  std::uint32_t initiator_depth = 128;  ///< wanted; fewer will do
-  std::uint32_t responder_depth = 128;  ///< wanted; fewer will do
+  std::uint32_t initiator_depth = 128;          ///< wanted; fewer will do
+  std::uint32_t responder_depth = 128;          ///< wanted; fewer will do
   std::uint32_t send_elements = kSendElements;  ///< of a send work request; wanted
   std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
