@@ -161,7 +161,7 @@ void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   actor.cut_off_at = kNeverGood;
   hosts_[actor.host].left_at = sim_.now();
   if (!actor.is_retired) {
-    // Whoever was about to be refused finds nobody.
+    // Peers that were about to be refused find no listener.
     const auto loses = [&](SimPath& p) {
       const bool is_up = p.ready && !p.interrupted;
       p.troubled = p.troubled || (!p.over && !is_up && p.may_reach(actor.host));
