@@ -44,6 +44,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kNodes = 3;
 constexpr auto kStop = 3s;
+constexpr auto kAlone = 200ms;  // less than a lease
 
 /// A program whose output goes to files.
 class Process {
@@ -132,8 +133,8 @@ class Cluster {
         folder_ / ("node." + std::to_string(i)));
   }
   /// A node to disturb: the leader half the time.
-  std::size_t choose() {
-    if (random_() % 2 != 0) return random_() % kNodes;
+  std::size_t choose() { return random_() % 2 != 0 ? random_() % kNodes : leader(); }
+  [[nodiscard]] std::size_t leader() const {
     std::uint64_t epoch = 0;
     for (std::size_t i = 0; i != kNodes; ++i) epoch = std::max(epoch, head(i).epoch);
     return epoch % kNodes;
@@ -192,6 +193,19 @@ class Cluster {
 
 enum class Event { restart, kill, stop };
 
+/// Kills a node after the others have stopped for a time: what it answers meanwhile, nobody else
+/// has.
+void kill_alone(Cluster& nodes, std::size_t i) {
+  const std::array others{(i + 1) % kNodes, (i + 2) % kNodes};
+  for (const std::size_t other : others) nodes[other].signal(SIGSTOP);
+  const auto end = std::chrono::steady_clock::now() + kAlone;
+  EXPECT_TRUE(eventually([&] { return std::chrono::steady_clock::now() >= end; }));
+  nodes[i].signal(SIGKILL);
+  EXPECT_EQ(nodes[i].end(), -SIGKILL) << nodes.errors();
+  for (const std::size_t other : others) nodes[other].signal(SIGCONT);
+  nodes.start(i);
+}
+
 void disturb(Cluster& nodes, Event event) {
   const std::size_t i = nodes.choose();
   std::vector<std::size_t> victims{i};
@@ -204,6 +218,7 @@ void disturb(Cluster& nodes, Event event) {
       EXPECT_EQ(nodes[i].end(), 0) << nodes.errors();
       return nodes.start(i);
     case Event::kill:
+      if (nodes.random()() % 3 == 0) return kill_alone(nodes, nodes.leader());
       // One time in three a majority dies at once.
       for (const std::size_t v : victims) nodes[v].signal(SIGKILL);
       for (const std::size_t v : victims) {
