@@ -269,7 +269,7 @@ TEST(ObservePageFile, ARowThatChangesMeanwhileIsNotConsistent) {
 }
 
 /// A reader never sees half of a row, however fast the rows change.
-TEST(ThreadsObservePageFile, ReadersSeeWholeRows) {
+TEST(ObservePageFile, ReadersSeeWholeRows) {
   const EngineFolder folder;
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
