@@ -9,6 +9,9 @@
 
 namespace tools_test {
 
+/// The folder of the adapter's port.
+inline const std::string kPort = "sys/class/infiniband/mlx5_0/ports/1/";
+
 /// A host with one RoCE adapter and nothing to mend. Tests plant faults.
 class DoctorHost {
  public:

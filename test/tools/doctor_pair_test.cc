@@ -16,7 +16,6 @@
 namespace tools_test {
 namespace {
 
-const std::string kPort = "sys/class/infiniband/mlx5_0/ports/1/";
 
 /// A doctor that serves on a free port of loopback.
 class Serving {

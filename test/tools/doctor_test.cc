@@ -14,7 +14,6 @@
 namespace tools_test {
 namespace {
 
-const std::string kPort = "sys/class/infiniband/mlx5_0/ports/1/";
 const std::string kPages = "sys/kernel/mm/hugepages/hugepages-2048kB/";
 const std::string kCpu = "sys/devices/system/cpu/";
 
