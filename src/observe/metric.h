@@ -89,7 +89,7 @@ std::uint64_t* fill(std::uint64_t* at, const ColumnOf<T> (&columns)[N], const T&
     }
     const std::string_view value = column.text(record);
     std::memset(at, 0, column.bytes);
-    std::memcpy(at, value.data(), std::min<std::size_t>(value.size(), column.bytes));
+    value.copy(reinterpret_cast<char*>(at), column.bytes);
     at += column.bytes / kNumberBytes;
   }
   return at;

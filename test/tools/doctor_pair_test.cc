@@ -16,7 +16,6 @@
 namespace tools_test {
 namespace {
 
-
 /// A doctor that serves on a free port of loopback.
 class Serving {
  public:
