@@ -180,9 +180,9 @@ class SPINWIRE_API Connection {
   ///   would_block       no room in the send queue or the operations
   ///   limit             more parts than max_send_sge(); the first time, the log says how many
   ///   out_of_bounds     no parts, a part without bytes, or all parts together more than `remote`
-  ///                     has or more than 1 GiB
+  ///                     has or more than DeviceInfo::max_operation_bytes
   ///   remote_access     `remote` does not allow writing
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  a part is memory of another engine, or memory that the connection's own
   ///                     domain cannot use; or `remote` is part of another connection's lease
   ///   not_connected     not ready
@@ -203,10 +203,10 @@ class SPINWIRE_API Connection {
   ///                     operations; see ConnectionHandlers::on_writable
   ///   limit             more parts than max_send_sge(); the first time, the log says how many
   ///   out_of_bounds     no parts, a part without bytes, or all parts together more than `remote`
-  ///                     has or more than 1 GiB
+  ///                     has or more than DeviceInfo::max_operation_bytes
   ///   message_too_long  a notice above max_message() or connections.eager_bytes
   ///   remote_access     `remote` does not allow writing
-  ///   lease_expired     `remote` is part of a lease that is over
+  ///   lease_expired     `remote` is part of a lease that is over, or its deadline has passed
   ///   invalid_argument  a part is memory of another engine, or memory that the connection's own
   ///                     domain cannot use; or `remote` is part of another connection's lease
   ///   no_buffer         the send pool has no block for a notice of more than 56 bytes
@@ -385,9 +385,8 @@ class SPINWIRE_API Connection {
   /// messages that are sent until then (queue_pair.ack_timeout and retry_count). Set-up. Errors:
   ///   invalid_argument  not prepared, or joined already
   ///   protocol          a value that no endpoint can have
-  ///   unauthenticated   we have a key, and the endpoint does not prove it, was altered, is our
-  ///   own,
-  ///                     or does not answer ours; see Config::Security
+  ///   unauthenticated   we have a key, and the endpoint is our own, was altered, or proves no key
+  ///                     or another handshake's; see Config::Security
   ///   unsupported       the two endpoints do not fit together
   ///   not_connected     closing
   [[nodiscard]] Result<void> join(const Endpoint& peer);
@@ -413,9 +412,8 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
   ///                     that cannot be registered, or of another engine; zero-based memory that
   ///                     does not begin at a page
-  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
-  ///   not
-  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that
+  ///                     DeviceInfo::memory_flags lacks, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
@@ -509,9 +507,8 @@ class SPINWIRE_API Connection {
   /// Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that the settings leave out; memory
   ///                     that cannot be registered; MemoryFlags::zero_based
-  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
-  ///   not
-  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that
+  ///                     DeviceInfo::memory_flags lacks, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed

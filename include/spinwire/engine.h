@@ -467,9 +467,8 @@ class SPINWIRE_API Engine {
   /// its polls wait; it reaches memory of the pools. Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
   ///                     memory that cannot be registered; MemoryFlags::zero_based
-  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
-  ///   not
-  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that
+  ///                     DeviceInfo::memory_flags lacks, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed
@@ -480,9 +479,8 @@ class SPINWIRE_API Engine {
   ///   invalid_argument  no bytes; no remote rights, or some that queue_pair.access leaves out;
   ///                     memory that cannot be registered, or of another engine; zero-based memory
   ///                     that does not begin at a page
-  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that is
-  ///   not
-  ///                     in DeviceInfo::memory_flags, except relaxed_ordering
+  ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that
+  ///                     DeviceInfo::memory_flags lacks, except relaxed_ordering
   ///   limit             no more registrations
   ///   no_memory         the registration failed
   ///   system            the registration failed

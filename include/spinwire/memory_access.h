@@ -16,7 +16,7 @@
 #include "spinwire/export.h"
 
 /// Whether accesses are checked where the caller does not say: in builds without NDEBUG, like
-/// assert(). Without the check, an access costs nothing.
+/// assert(). Without the check, an access costs nothing. Define it alike in all files of a program.
 #ifndef SPINWIRE_CHECK_ACCESS
 #ifdef NDEBUG
 #define SPINWIRE_CHECK_ACCESS false

@@ -466,7 +466,7 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
   AgentList flush_queue;            ///< with deferred operations
   AgentList end_of_poll_list;       ///< with credit, control messages, receives or callbacks due
-  /// Agents with operations that have run without a completion, and end in the next poll.
+  /// Agents with operations that have run without a completion, and end in this poll or the next.
   base::RoundQueue<next_that_ran> ran_agents;
   std::byte* staging = nullptr;  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;

@@ -158,12 +158,12 @@ bool sent_directly(EngineContext& ctx, Agent& a, const Gathered& r, std::uint32_
   return !r.defer && send_direct_gathered_recorded(ctx, a, list, bytes, r.done);
 }
 
-/// Checks the target of a WRITE, and fills in the key of a lease.
+/// Checks the target of a WRITE, and fills in its key.
 Status find_target(EngineContext& ctx, const Agent& a, std::uint32_t bytes,
                    RemoteRegion& remote) noexcept {
-  if (remote.rkey == 0 && remote.lease != 0) {
+  if (needs_key(remote)) {
     RemoteRegion real;
-    if (const Status status = resolve_leased(ctx, a, remote, real); status != Status::ok)
+    if (const Status status = resolve_key(ctx, a, remote, real); status != Status::ok)
       return status;
     remote = real;
   }

@@ -251,13 +251,13 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
   for (LeaseHeld& h : a.leases.held) {
     if (h.peer_id != call.lease || h.state != LeaseHeld::State::held) continue;
-    const LeaseCallback auto_ended = take_auto_renewal(h);
     if (h.call_pending) {
       LeaseReply reply = make_reply(LeaseVerdict::over);
       const std::uint32_t id = h.id;
       end_call(ctx, h, reply);
       if (h.id != id || h.state != LeaseHeld::State::held) return;  // the callback returned it
     }
+    const LeaseCallback auto_ended = take_auto_renewal(h);
     release_lease(ctx, h);
     LeaseReply reply = make_reply(LeaseVerdict::over);
     if (auto_ended) auto_ended(reply);
@@ -309,6 +309,7 @@ Status auto_renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
   if (status != Status::ok && status != Status::would_block) return status;
   h.auto_time = time;
   h.on_auto_end = on_end;
+  h.auto_pending = false;  // the answer to a request of an earlier call does not end this one
   schedule_auto_renewal(ctx, h);
   return Status::ok;
 }

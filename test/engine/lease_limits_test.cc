@@ -267,12 +267,21 @@ TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
   EXPECT_GE(whole, std::chrono::milliseconds(97));
   EXPECT_EQ(t.read(*came), filled(64, 3));
   EXPECT_EQ(t.write(came->slice(8, 8), 6), Status::ok);
+  Buffer gathered = t.client.filled(16, 9);
+  const std::array parts{gathered.slice(0, 8), gathered.slice(8, 8)};
+  ASSERT_EQ(t.ends.client.write(parts, came->slice(16, 16)), Status::ok);
+  ASSERT_EQ(t.ends.client.write_and_send(gathered, came->slice(32, 16), {}), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.ends.client.stats().outstanding == 0; }));
+  EXPECT_TRUE(Node::holds(b.slice(16, 16).bytes(), 9));
+  EXPECT_TRUE(Node::holds(b.slice(32, 16).bytes(), 9));
   t.now += static_cast<std::uint64_t>(whole.count()) - 1;
   EXPECT_EQ(t.ends.client.time_left(*came), Nanoseconds{1});
   EXPECT_EQ(t.write(came->slice(0, 8), 7), Status::ok) << "the last nanosecond";
   t.now += 1;
   EXPECT_EQ(t.ends.client.time_left(*came), Nanoseconds{0});
   EXPECT_EQ(t.write(*came, 8), Status::lease_expired);
+  EXPECT_EQ(t.ends.client.write(parts, came->slice(16, 16)), Status::lease_expired);
+  EXPECT_EQ(t.ends.client.write_and_send(gathered, *came, {}), Status::lease_expired);
   Buffer mine = t.client.filled(8, 1);
   EXPECT_EQ(t.ends.client.read(mine, came->slice(0, 8)), Status::lease_expired);
   EXPECT_EQ(t.ends.client.write_with_imm(mine, came->slice(0, 8), 1), Status::lease_expired);
@@ -284,7 +293,7 @@ TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
   EXPECT_TRUE(Node::holds(b.slice(0, 8).bytes(), 7));
   EXPECT_EQ(t.read(*t.ends.client.import_token(*t.ends.server.token(*region))).size(), 64u);
   EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
-  t.finish(b, mine);
+  t.finish(b, mine, gathered);
 }
 
 TEST(EngineTokens, TheTimeIsChecked) {

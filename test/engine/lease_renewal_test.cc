@@ -135,6 +135,48 @@ TEST(EngineLeaseRenewal, ARecallEndsItWhileARequestIsUnderWay) {
   t.finish(b);
 }
 
+TEST(EngineLeaseRenewal, TheAnswerToAnEarlierCallsRequestDoesNotEndIt) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the peer acts only when it is polled";
+  Config c = lease_config();
+  c.leases.max_duration = 500ms;
+  Renewed t(c);
+  ASSERT_EQ(t.renew(600ms), Status::ok);  // the owner will refuse that
+  t.settle();
+  Timed::now += static_cast<std::uint64_t>(kTime.count()) / 2;
+  for (int i = 0; i < 4; ++i) (void)t.client.poll();  // asks
+  EXPECT_EQ(t.memory.give_back(), Status::would_block) << "no request is under way";
+  ASSERT_EQ(t.renew(kTime), Status::ok);
+  t.pass_leases(3);
+  EXPECT_TRUE(t.reports.empty());
+  EXPECT_GT(t.memory.time_left(), Nanoseconds(0));
+  t.memory.release();
+  t.finish();
+}
+
+TEST(EngineLeaseRenewal, ARecallEndsOneThatTheCallbackOfARenewalStarts) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the peer acts only when it is polled";
+  Timed t(By::window);
+  Buffer b = t.server.filled(64, 3);
+  LeaseId id;
+  ASSERT_EQ(t.ends.server.lease(b, short_lease(), {}, &id), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
+  t.settle();
+  std::vector<Status> reports;
+  Status started = Status::would_block;
+  const auto renewed = [&](LeaseReply&) {
+    started = t.leased[0].auto_renew(kTime, [&](LeaseReply& r) { reports.push_back(r.status); });
+  };
+  ASSERT_EQ(t.leased[0].renew(kTime, renewed), Status::ok);
+  ASSERT_EQ(t.ends.server.recall(id), Status::ok);
+  for (int i = 0; i < 4; ++i) (void)t.server.poll();  // the recall goes out before the answer
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+  t.settle();
+  ASSERT_EQ(started, Status::ok);
+  EXPECT_EQ(reports, std::vector{Status::lease_expired});
+  EXPECT_TRUE(t.ends.client.ready());
+  t.finish(b);
+}
+
 TEST(EngineLeaseRenewal, TheConnectionsEndEndsIt) {
   Renewed t;
   t.pass_leases(2);
