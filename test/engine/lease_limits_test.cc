@@ -268,7 +268,7 @@ TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
   EXPECT_EQ(t.read(*came), filled(64, 3));
   EXPECT_EQ(t.write(came->slice(8, 8), 6), Status::ok);
   Buffer gathered = t.client.filled(16, 9);
-  const std::array parts{gathered.slice(0, 8), gathered.slice(8, 8)};
+  std::vector parts{gathered.slice(0, 8), gathered.slice(8, 8)};
   ASSERT_EQ(t.ends.client.write(parts, came->slice(16, 16)), Status::ok);
   ASSERT_EQ(t.ends.client.write_and_send(gathered, came->slice(32, 16), {}), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.ends.client.stats().outstanding == 0; }));
@@ -293,6 +293,7 @@ TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
   EXPECT_TRUE(Node::holds(b.slice(0, 8).bytes(), 7));
   EXPECT_EQ(t.read(*t.ends.client.import_token(*t.ends.server.token(*region))).size(), 64u);
   EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
+  parts.clear();
   t.finish(b, mine, gathered);
 }
 

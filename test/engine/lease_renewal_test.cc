@@ -146,6 +146,7 @@ TEST(EngineLeaseRenewal, TheAnswerToAnEarlierCallsRequestDoesNotEndIt) {
   for (int i = 0; i < 4; ++i) (void)t.client.poll();  // asks
   EXPECT_EQ(t.memory.give_back(), Status::would_block) << "no request is under way";
   ASSERT_EQ(t.renew(kTime), Status::ok);
+  t.settle();  // the refusal comes
   t.pass_leases(3);
   EXPECT_TRUE(t.reports.empty());
   EXPECT_GT(t.memory.time_left(), Nanoseconds(0));
