@@ -71,7 +71,8 @@ void show_engine(Screen& screen, const EngineReading& reading, const EngineReadi
     return short_number(rate(engine, column, reading, earlier));
   };
   screen.line(
-      "per second: polls {}  sent {}  received {}  calls {}  replies {}  served {}  retransmitted {}",
+      "per second: polls {}  sent {}  received {}  calls {}  replies {}  served {}  retransmitted "
+      "{}",
       per_second("spinwire_polls_total"), per_second("spinwire_messages_sent_total"),
       per_second("spinwire_messages_received_total"), per_second("spinwire_rpc_calls_total"),
       per_second("spinwire_rpc_replies_total"), per_second("spinwire_rpc_served_total"),
