@@ -21,6 +21,11 @@ void drop_callbacks(Records& records) noexcept {
   for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).done = nullptr;
 }
 
+/// Of automatic renewals.
+void drop_renewals(LeaseRecords<LeaseHeld>& records) noexcept {
+  for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).on_auto_end = nullptr;
+}
+
 }  // namespace
 
 void abort(EngineContext& ctx) noexcept {
@@ -28,6 +33,7 @@ void abort(EngineContext& ctx) noexcept {
   drop_callbacks(ctx.rendezvous->sends);
   drop_callbacks(ctx.leases->granted);
   drop_callbacks(ctx.leases->held);
+  drop_renewals(ctx.leases->held);
   for (std::uint32_t i = 0; i < ctx.agents.capacity(); ++i) {
     if (!ctx.agents.in_use(i)) continue;
     Agent& a = ctx.agents.at(i);

@@ -1,6 +1,8 @@
 // Leases that the engine renews by itself.
 #include <gtest/gtest.h>
 
+#include "base/internals.h"
+#include "engine/engine_core.h"
 #include "engine/lease_ends.h"
 #include "engine/zero_cost.h"
 
@@ -71,6 +73,13 @@ TEST(EngineLeaseRenewal, IsMadeWhenHalfOfTheTimeIsOver) {
   EXPECT_EQ(t.memory.time_left(), kTime - guard);
   t.memory.release();
   t.finish();
+}
+
+TEST(EngineLeaseRenewal, AnEngineThatDiesReportsNothing) {
+  Renewed t;
+  spinwire::detail::core_of(t.client.engine)->abort();
+  t.client.engine = Engine();
+  EXPECT_TRUE(t.reports.empty());
 }
 
 TEST(EngineLeaseRenewal, TheOwnerMayRefuse) {
