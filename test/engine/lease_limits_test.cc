@@ -1,5 +1,6 @@
 // Which lease calls are refused and why, and the keys of leased and exposed memory.
 #include "engine/lease_ends.h"
+#include "wire/region_token.h"
 
 namespace lease_limits_test {
 namespace {
@@ -295,6 +296,38 @@ TEST(EngineTokens, AreUsableUntilTheirDeadlineLessTheGuard) {
   EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
   parts.clear();
   t.finish(b, mine, gathered);
+}
+
+TEST(EngineTokens, AForgedDeadlineLastsNoLongerThanATokenCan) {
+  for (const bool is_timed : {false, true}) {
+    std::uint64_t ticks = 1'000'000'000;
+    Leases t(lease_config(), is_timed ? &ticks : nullptr);
+    Buffer b = t.server.filled(64, 3);
+    const auto region = t.ends.server.expose(b.slice(), Access::remote_read);
+    ASSERT_TRUE(region);
+    const auto sound = t.ends.server.token(*region, std::chrono::hours(24));
+    ASSERT_TRUE(sound);
+    spinwire::wire::Token token;
+    ASSERT_TRUE(spinwire::wire::decode(*sound, token));
+    const std::uint64_t latest = token.deadline;
+    constexpr std::uint64_t kMostMilliseconds = 9'223'372'036'854;  // as nanoseconds in 63 bits
+    for (const std::uint64_t deadline :
+         {latest + 100'000, kMostMilliseconds, kMostMilliseconds + 1, 2 * kMostMilliseconds,
+          std::uint64_t{18'446'744'073'710 + 60'000}, spinwire::wire::kLatestTokenDeadline}) {
+      SCOPED_TRACE(deadline);
+      token.deadline = deadline;
+      const auto came = t.ends.client.import_token(spinwire::wire::encode(token));
+      ASSERT_TRUE(came) << came.error().message();
+      EXPECT_LE(t.ends.client.time_left(*came), Nanoseconds{std::chrono::hours(24)});
+      EXPECT_GT(t.ends.client.time_left(*came), Nanoseconds{std::chrono::hours(23)});
+      EXPECT_EQ(t.read(*came), filled(64, 3));
+    }
+    token.deadline = 1;  // long ago
+    EXPECT_EQ(t.ends.client.import_token(spinwire::wire::encode(token)).error().status,
+              Status::lease_expired);
+    EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
+    t.finish(b);
+  }
 }
 
 TEST(EngineTokens, TheTimeIsChecked) {

@@ -193,11 +193,15 @@ Result<RegionToken> make_token(const engine::Located& found, const RemoteRegion&
                     "give what expose() or register_memory() answered");
 }
 
-/// How long operations may start on a region with this deadline; 0 if no longer.
+/// How long operations may start on a region with this deadline; 0 if no longer. A peer may write
+/// any deadline: no later one counts than a token can have.
 Nanoseconds usable_until(const agent::EngineContext& ctx, std::uint64_t deadline) noexcept {
-  const Nanoseconds left = static_cast<std::int64_t>(deadline) * kMillisecond -
-                           token_time(ctx.clock) - ctx.config.leases.guard;
-  return std::max(left, Nanoseconds{0});
+  const Nanoseconds now = token_time(ctx.clock);
+  const Nanoseconds guard = ctx.config.leases.guard;
+  const std::int64_t milliseconds = static_cast<std::int64_t>(deadline) - now / kMillisecond;
+  if (milliseconds > (kLongestToken + guard) / kMillisecond) return kLongestToken;
+  const Nanoseconds left = milliseconds * kMillisecond - now % kMillisecond - guard;
+  return std::clamp(left, Nanoseconds{0}, kLongestToken);
 }
 
 }  // namespace
