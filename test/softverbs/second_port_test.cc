@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "softverbs/fault_link.h"
+#include "softverbs/faults/fault_layer.h"
 #include "softverbs/rc_link.h"
 
 namespace softverbs_test::second_port {
@@ -190,6 +191,54 @@ TEST(SoftverbsPorts, APortThatGoesDownTakesItsConnectionsAlone) {
   while (sv::get_async_event(a.context, &event) == 0 && event.event_type != IBV_EVENT_PORT_ACTIVE) {
   }
   EXPECT_EQ(event.event_type, IBV_EVENT_PORT_ACTIVE);
+}
+
+// A GID of either port names the peer, whichever port a connection uses.
+TEST(SoftverbsPorts, EitherGidNamesAPeerWhoseLinkIsCut) {
+  for (const std::uint8_t named : kBothPorts) {
+    SCOPED_TRACE(int{named});
+    Ports t(1, 2);
+    ASSERT_EQ(sv::set_link(t.a.context, gid_at(t.b, named), sv::LinkState::down), 0);
+    ASSERT_EQ(t.b.post_recv(7, 4096, 64), 0);
+    ASSERT_EQ(Send(1, t.a.sge(0, 64)).post(t.qa), 0);
+    ibv_wc ended{};
+    bool has_ended = false;
+    std::uint32_t received = 0;
+    const auto step = [&] {
+      ibv_wc wc{};
+      received += t.b.poll(wc) ? 1 : 0;
+      has_ended = has_ended || t.a.poll(ended);
+      sv::control_device(t.a.context);
+    };
+    ASSERT_TRUE(until(step, [&] { return has_ended; }));
+    EXPECT_EQ(ended.status, IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(received, 0u);
+    // The other GID restores it.
+    const auto other = static_cast<std::uint8_t>(3 - named);
+    ASSERT_EQ(sv::set_link(t.a.context, gid_at(t.b, other), sv::LinkState::up), 0);
+    EXPECT_FALSE(sv::is_down(*t.a.internals().faults, gid_at(t.b, 1)));
+  }
+}
+
+TEST(SoftverbsPorts, EitherGidNamesAPeerThatHasAPlan) {
+  for (const std::uint8_t named : kBothPorts) {
+    SCOPED_TRACE(int{named});
+    Ports t(1, 2);
+    sv::FaultPlan plan;
+    plan.delay_min = plan.delay_max = std::chrono::hours(1);
+    ASSERT_TRUE(sv::set_faults(t.a.context, gid_at(t.b, named), plan));
+    ASSERT_EQ(t.b.post_recv(7, 4096, 64), 0);
+    ASSERT_EQ(Send(1, t.a.sge(0, 64)).post(t.qa), 0);
+    ibv_wc wc{};
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_FALSE(t.a.poll(wc));
+      EXPECT_FALSE(t.b.poll(wc)) << "the message is delayed";
+    }
+    // The other GID's plan replaces it.
+    const auto other = static_cast<std::uint8_t>(3 - named);
+    ASSERT_TRUE(sv::set_faults(t.a.context, gid_at(t.b, other), sv::FaultPlan{}));
+    EXPECT_EQ(t.a.internals().faults->peer_plans.size(), 1u);
+  }
 }
 
 }  // namespace

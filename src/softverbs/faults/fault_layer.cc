@@ -253,14 +253,15 @@ Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPl
       if (auto made = apply(c, {}); !made) return made;
     }
     auto& plans = c.faults->peer_plans;
+    const ibv_gid own = own_gid(peer);  // that of any port names the peer
     auto found = std::find_if(plans.begin(), plans.end(),
-                              [&](const PeerPlan& each) { return same_gid(each.peer, peer); });
+                              [&](const PeerPlan& each) { return same_gid(each.peer, own); });
     if (found == plans.end() && plans.size() == kMaxLanes) {
       return base::fail(Status::limit, "set a fault plan for a peer",
                         base::format("{} peers have plans", plans.size()),
                         "set a plan for the context, or call clear_faults()");
     }
-    if (found == plans.end()) found = plans.insert(plans.end(), {peer, {}});
+    if (found == plans.end()) found = plans.insert(plans.end(), {own, {}});
     found->plan = plan;
     found->plan.seed = c.faults->plan.seed;
     return {};

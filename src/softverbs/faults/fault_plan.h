@@ -100,9 +100,9 @@ enum class LinkState : std::uint8_t { up, down };
 /// Sets or replaces the context's plan. Work requests posted before keep their faults; the count of
 /// work requests starts again. Errors: invalid_argument naming the field; no_memory.
 Result<void> set_faults(ibv_context* context, const FaultPlan& plan);
-/// Sets the probabilities and delays of work requests to a peer; all else, the seed included, comes
-/// from the context's plan. A context without a plan gets the default one. Errors: invalid_argument
-/// naming the field; no_memory; limit above 4096 such peers.
+/// Sets the probabilities and delays of work requests to a peer, named by the GID of either port;
+/// all else, the seed included, comes from the context's plan. A context without a plan gets the
+/// default one. Errors: invalid_argument naming the field; no_memory; limit above 4096 such peers.
 Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPlan& plan);
 /// Removes the plan: restores all links, and sends all held work at once.
 void clear_faults(ibv_context* context) noexcept;
@@ -126,7 +126,7 @@ void clear_faults(ibv_context* context) noexcept;
 ///
 /// The link of one connection. EINVAL for a datagram queue pair or one that is not connected.
 int set_link(ibv_qp* qp, LinkState state) noexcept;
-/// All present and later traffic between the context and the one with this GID.
+/// All present and later traffic between the context and the one with this GID, of either port.
 int set_link(ibv_context* context, const ibv_gid& peer, LinkState state) noexcept;
 /// All traffic between the context and any other.
 int set_links(ibv_context* context, LinkState state) noexcept;

@@ -111,10 +111,11 @@ int set_link(ibv_qp* base, LinkState state) noexcept {
 int set_link(ibv_context* context, const ibv_gid& peer, LinkState state) noexcept {
   Faults* f = layer_of(context);
   if (f == nullptr) return ENOMEM;
-  std::erase_if(f->peers_down, [&](const ibv_gid& gid) { return same_gid(gid, peer); });
+  const ibv_gid own = own_gid(peer);  // that of any port names the peer
+  std::erase_if(f->peers_down, [&](const ibv_gid& gid) { return same_gid(gid, own); });
   if (state == LinkState::down) {
     try {
-      f->peers_down.push_back(peer);
+      f->peers_down.push_back(own);
     } catch (const std::bad_alloc&) {
       return ENOMEM;
     }
