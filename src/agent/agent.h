@@ -221,7 +221,8 @@ inline void on_awake(EngineContext& ctx) noexcept {
   if (ctx.sleeps_for_credit != 0) --ctx.sleeps_for_credit;
 }
 /// The part of a control step that looks for missing blocks and lost peers, before set-up steps.
-void run_upkeep(EngineContext& ctx) noexcept;
+/// Returns the number of operations that ended.
+std::uint32_t run_upkeep(EngineContext& ctx) noexcept;
 /// A receive ended with an error at the device. Cold.
 void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept;
 /// An operation ended with an error at the device. Cold.

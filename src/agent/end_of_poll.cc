@@ -45,10 +45,12 @@ bool awaits_unannounced(const EngineContext& ctx) noexcept {
          !ctx.rendezvous->buffer_waiters.empty() || has_setup_work(ctx) || has_lease_work(ctx);
 }
 
-void run_upkeep(EngineContext& ctx) noexcept {
-  if (ctx.receive_shortage != 0 || !ctx.room_waiters.empty()) run_deferred_work(ctx);
+std::uint32_t run_upkeep(EngineContext& ctx) noexcept {
+  const bool has_work = ctx.receive_shortage != 0 || !ctx.room_waiters.empty();
+  const std::uint32_t ended = has_work ? run_deferred_work(ctx) : 0;
   renew_spare_blocks(ctx);
   end_lost_connections(ctx);
+  return ended;
 }
 
 }  // namespace spinwire::agent

@@ -61,7 +61,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
     context.device->provider().control(context.device->context());
   control.poll();
   device_watch.step(now);
-  agent::run_upkeep(context);
+  std::uint32_t ended = agent::run_upkeep(context);
   bool verb = advance_agents();
   const agent::LeaseWork leases = agent::advance_leases(context, !verb);
   verb = verb || leases == agent::LeaseWork::verb;
@@ -84,7 +84,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   drain.step(now);
   publisher.step(*this);
   // Operations that callbacks have deferred are posted with this poll.
-  if (agent::has_deferred_work(context)) agent::run_deferred_work(context);
+  if (agent::has_deferred_work(context)) ended += agent::run_deferred_work(context);
   schedule.has_more_work =
       control.can_go_on() ||
       (has_progress && (agent::has_lease_work(context) || context.registrations->pending() != 0));
@@ -94,7 +94,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
                     (leases != agent::LeaseWork::none && agent::has_lease_work(context));
   if (schedule.next_control != engine::PollSchedule::kNever)
     schedule.next_control = more ? now : now + schedule.control_interval;
-  return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
+  return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u) + ended;
 }
 
 std::uint64_t EngineCore::next_timer_step() const noexcept {

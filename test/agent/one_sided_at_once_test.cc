@@ -87,6 +87,19 @@ TEST_F(EngineOneSidedAtOnce, CallBackInTheNextPollWhichCountsThem) {
   EXPECT_EQ(t.client.engine.stats().operations, 0u);
 }
 
+TEST_F(EngineOneSidedAtOnce, APollCountsThoseThatEndInItsControlStep) {
+  Nodes t;
+  // A timer's callback runs in the control step, which posts what it defers.
+  ASSERT_TRUE(t.client.engine.after(0ns, [&] { t.write(1); }));
+  int events = 0;
+  ASSERT_TRUE(engine_test::until({}, [&] {
+    events = t.client.engine.poll();
+    return !t.ended.empty();
+  }));
+  EXPECT_GE(events, 2) << "the timer, and the WRITE";
+  t.audit();
+}
+
 TEST_F(EngineOneSidedAtOnce, TheEngineDoesNotSleepBeforeTheirCallbacks) {
   Nodes t;
   for (int i = 0; i < 1000; ++i) (void)t.client.poll();
