@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
@@ -64,7 +65,7 @@ bool copy_private_memory(Peer& peer, std::uint64_t address, const ibv_sge* sges,
   const int memory = peer.process->memory.get();
   ScatterCursor local(sges, count);
   while (length != 0) {
-    const ScatterCursor::Piece piece = local.next(length);
+    const ScatterCursor::Piece piece = local.next(std::min(length, kMostPerCall));
     if (piece.length == 0) return errno = EINVAL, false;
     const auto there = static_cast<off_t>(address);
     const ssize_t n = direction == Copy::to_peer ? ::pwrite(memory, piece.data, piece.length, there)

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -125,7 +126,7 @@ bool copy_guarded(std::byte* there, const ibv_sge* sges, std::uint32_t count, st
                   Copy direction) noexcept {
   ScatterCursor local(sges, count);
   while (length != 0) {
-    const ScatterCursor::Piece piece = local.next(length);
+    const ScatterCursor::Piece piece = local.next(std::min(length, kMostPerCall));
     if (piece.length == 0) return errno = EINVAL, false;
     const iovec ours{piece.data, piece.length};
     const iovec theirs{there, piece.length};

@@ -44,6 +44,9 @@ inline void end_access(Peer& peer) noexcept {
   peer.out.access_serial->store(++peer.out.own_access_serial, std::memory_order_release);
 }
 
+/// The most bytes that one system call is asked to copy: Linux copies at most 0x7ffff000.
+inline constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
+
 enum class Copy : std::uint8_t { to_peer, from_peer };
 /// Copies between local elements and the peer's bytes. False and errno on failure (ESRCH: the
 /// peer's process is gone).
