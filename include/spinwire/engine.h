@@ -444,7 +444,7 @@ class SPINWIRE_API Engine {
   ///   invalid_argument  a time-out below 0 or above 24 h, or retry_after below 0 or above
   ///                     kMaxRetryAfter
   [[nodiscard]] Result<void> drain(Nanoseconds timeout, const DrainOptions& options = {});
-  /// Whether a drain is under way.
+  /// Whether a drain is under way. False once drained(): a loop that begins one asks both.
   [[nodiscard]] bool draining() const noexcept;
   /// Whether a drain is over. Its last connections may still be closing if the time was short.
   [[nodiscard]] bool drained() const noexcept;
