@@ -211,7 +211,7 @@ inline std::uint32_t end_poll(EngineContext& ctx) noexcept {
 }
 /// Whether callbacks run in the next poll, whatever it finds.
 [[nodiscard]] inline bool has_callbacks_due(const EngineContext& ctx) noexcept {
-  return !ctx.cancellations.empty();
+  return !ctx.cancellations.empty() || !ctx.ran_agents.empty();
 }
 /// Whether something is awaited that no event announces: credit that a peer stores or writes,
 /// receives, blocks, and steps that the device or a peer delays.

@@ -90,6 +90,9 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
 
   // In wait.cc.
   bool arm() noexcept;
+  /// Whether what arm() has answered, true, still holds, although the engine was used since. Polls
+  /// nothing, but posts deferred operations. If not, a poll is due.
+  [[nodiscard]] bool stays_armed() noexcept;
   Status wait(Nanoseconds timeout) noexcept;
   [[nodiscard]] Nanoseconds next_deadline() const noexcept;
   /// Errors: limit, no_memory, system.
@@ -166,6 +169,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   bool end_sleep() noexcept;
   void step_now() noexcept;
   [[nodiscard]] bool awaits_unannounced() noexcept;
+  [[nodiscard]] bool has_callbacks_due() const noexcept;
   [[nodiscard]] std::uint64_t sleep_deadline(std::uint64_t now, bool is_brief) noexcept;
   bool advance_agents() noexcept;
   /// Reports the end of a connection, and frees its record unless it is made again.

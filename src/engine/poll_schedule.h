@@ -14,6 +14,7 @@ struct PollSchedule {
 
   // Of the last arm(): see wait.cc.
   bool is_armed = false;          ///< the engine may be asleep
+  bool is_brief = false;          ///< and something is awaited that wakes nobody
   bool is_sleep_refused = false;  ///< the last arm() could not open what wakes the engine
   /// Polls that may yet find what has ended a sleep: softverbs wakes its lanes in the first of
   /// them. Each takes a control step.

@@ -49,6 +49,11 @@ bool EngineCore::awaits_unannounced() noexcept {
          (calls != nullptr && rpc::awaits_unannounced(*calls));
 }
 
+/// Whether callbacks run in the next poll, whatever it finds.
+bool EngineCore::has_callbacks_due() const noexcept {
+  return agent::has_callbacks_due(context) || (calls != nullptr && rpc::has_callbacks_due(*calls));
+}
+
 /// The tick at which the sleep ends that begins now.
 std::uint64_t EngineCore::sleep_deadline(std::uint64_t now, bool is_brief) noexcept {
   const std::uint64_t longest = now + context.clock.ticks(kLongestSleep);
@@ -84,14 +89,13 @@ bool EngineCore::prepare_sleep() noexcept {
     if (events != 0 || slot.target == nullptr) return false;
     if (schedule.has_more_work) return step_now(), false;
     (void)flush();
-    if (agent::has_callbacks_due(context) || (calls != nullptr && rpc::has_callbacks_due(*calls)))
-      return false;
+    if (has_callbacks_due()) return false;
     const verbs::Armed armed = provider.arm != nullptr ? provider.arm(cq) : verbs::Armed::brief;
     if (armed == verbs::Armed::poll_again) continue;
     if (armed == verbs::Armed::work) return step_now(), false;
     const std::uint64_t now = context.clock.now_from(context.now);
-    schedule.sleep_deadline =
-        sleep_deadline(now, awaits_unannounced() || armed == verbs::Armed::brief);
+    schedule.is_brief = awaits_unannounced() || armed == verbs::Armed::brief;
+    schedule.sleep_deadline = sleep_deadline(now, schedule.is_brief);
     schedule.is_armed = true;
     // The first poll after the sleep handles what the wake set reports.
     step_now();
@@ -103,6 +107,16 @@ bool EngineCore::prepare_sleep() noexcept {
     return false;
   }
   return false;
+}
+
+bool EngineCore::stays_armed() noexcept {
+  if (!schedule.is_armed || !guard.may_enter()) return false;
+  (void)flush();
+  if (has_callbacks_due()) return false;
+  const verbs::Provider& provider = context.device->provider();
+  const verbs::Armed armed = provider.arm != nullptr ? provider.arm(cq) : verbs::Armed::brief;
+  if (armed == verbs::Armed::poll_again || armed == verbs::Armed::work) return false;
+  return schedule.is_brief || (armed == verbs::Armed::yes && !awaits_unannounced());
 }
 
 /// Returns whether the engine was armed.

@@ -154,6 +154,11 @@ Status Idler::sleep(std::span<Engine* const> engines) const noexcept {
     if (!engine->arm()) return Status::ok;
     sets[count++] = {*fd, POLLIN, 0};
   }
+  // Each arm() has polled, and its callbacks may have used the engines that were armed before.
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    EngineCore* const core = detail::core_of(*engines[i]);
+    if (core == nullptr || !core->stays_armed()) return Status::ok;
+  }
   Nanoseconds limit = std::max(options_.timeout, Nanoseconds(0));
   for (const Engine* const engine : engines) limit = std::min(limit, engine->next_deadline());
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
