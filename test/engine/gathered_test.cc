@@ -377,7 +377,10 @@ TEST_P(EngineGathered, AreFlushedOnceWhenTheConnectionEnds) {
   // The engine posts what is deferred, so the device may have some of them.
   EXPECT_EQ(t.client.tally.ended(Status::flushed) + t.client.tally.ended(Status::ok),
             t.client.tally.completed);
-  EXPECT_GT(t.client.tally.ended(Status::flushed), 2u);
+  // An adapter may end all of them before.
+  if (on_softverbs()) {
+    EXPECT_GT(t.client.tally.ended(Status::flushed), 2u);
+  }
 }
 
 TEST_P(EngineGathered, AFailedWriteKeepsItsNoticeBack) {
