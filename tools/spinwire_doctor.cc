@@ -43,7 +43,7 @@ int examine(const Options& options) {
   if (const auto good = config->check(); !good) return fail(good.error());
   const doctor::Host host(options.root);
   const doctor::Subject subject(host, *config, given);
-  const Config measuring = doctor::measuring_config(*config, given);
+  const Config measuring = doctor::measuring_config(*config, !given || options.serves);
   std::string name;
   int port = doctor::kLinkPort;
   if ((options.serves || !options.peer.empty()) &&
@@ -116,7 +116,9 @@ int main(int argc, char** argv) {
   CLI::Option* const serves =
       app.add_option(
              "--serve", options.address,
-             "serve doctors of other hosts at ADDRESS[:PORT]; this host's alone without one")
+             "serve doctors of other hosts at ADDRESS[:PORT]; this host's alone without one. Tells "
+             "every host that reaches the port this host's kernel, versions and ports, also with a "
+             "key; serve only while you compare")
           ->expected(0, 1);
   app.add_flag("--json", options.json, "print all findings as JSON");
   app.add_flag("-a,--all", options.all, "also print what is in order");

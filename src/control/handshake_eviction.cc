@@ -4,8 +4,8 @@
 // /64) that holds the most. While a source holds more than a quarter, only its peers give way,
 // though they may have to be silent for a little longer first: a slow client of another source
 // stays. A handshake that waits for this engine's own verbs never gives way. With a key, a peer
-// that has proved it does not give way to a new one, which has proved nothing; its time-out ends
-// it.
+// that has proved it does not give way to one that has proved nothing; its time-out ends it. A
+// half-open connection, and a request through rdma_cm, may give way to another proved peer.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.

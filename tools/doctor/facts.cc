@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 
 #include "doctor/plan.h"
@@ -66,14 +65,17 @@ struct Comparison {
   }
 
   void compare_mtu() const {
-    const std::string here = fact(ours, "port.netdev_mtu");
-    const std::string there = fact(theirs, "port.netdev_mtu");
-    const bool ours_is_less = std::atoi(here.c_str()) < std::atoi(there.c_str());
-    const Facts& lower = ours_is_less ? ours : theirs;
+    constexpr std::uint32_t kMostMtu = 65536;
+    // The texts of the peer do not go into the command: it is to be run as root.
+    const auto here = number_fact(ours, "port.netdev_mtu", kMostMtu);
+    const auto there = number_fact(theirs, "port.netdev_mtu", kMostMtu);
+    const bool ours_is_less = here < there;
     const std::string remedy =
-        fmt::format("{}: ip link set dev {} mtu {}", ours_is_less ? "here" : "there",
-                    fact(lower, "port.netdev").empty() ? "INTERFACE" : fact(lower, "port.netdev"),
-                    ours_is_less ? there : here);
+        here && there
+            ? fmt::format("{}: ip link set dev {} mtu {}", ours_is_less ? "here" : "there",
+                          interface_fact(ours_is_less ? ours : theirs, "port.netdev"),
+                          std::max(*here, *there))
+            : "";
     compare("mtu", "port.netdev_mtu", Severity::warning,
             "long packets of one host are lost on the way or at the other", remedy);
     compare("mtu", "port.active_mtu", Severity::warning,
@@ -133,9 +135,9 @@ void compare_facts(const Facts& ours, const Facts& theirs, Findings& findings) {
   pair.compare_gids();
 }
 
-Config measuring_config(const Config& config, bool settings_given) {
+Config measuring_config(const Config& config, bool is_small) {
   Config measuring = config;
-  if (!settings_given) {
+  if (is_small) {
     if (const auto small = plan(Demand{})) measuring = *small;
     measuring.device = config.device;
     measuring.security = config.security;

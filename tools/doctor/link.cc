@@ -132,6 +132,27 @@ std::string fact(const Facts& facts, std::string_view name) {
   return found == facts.end() ? std::string() : found->second;
 }
 
+std::optional<std::uint32_t> number_fact(const Facts& facts, std::string_view name,
+                                         std::uint32_t most) {
+  const std::string text = fact(facts, name);
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number == 0 || number > most)
+    return std::nullopt;
+  return number;
+}
+
+std::string interface_fact(const Facts& facts, std::string_view name) {
+  constexpr std::string_view kAllowed =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.@-";
+  constexpr std::size_t kLongest = 15;  // IFNAMSIZ without the zero
+  std::string text = fact(facts, name);
+  // A name that begins with '-' would be an option.
+  const bool is_name = !text.empty() && text.size() <= kLongest && text.front() != '-' &&
+                       text.find_first_not_of(kAllowed) == std::string::npos;
+  return is_name ? text : "INTERFACE";
+}
+
 Link::Link(Link&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 Link::~Link() {
   if (fd_ >= 0) ::close(fd_);

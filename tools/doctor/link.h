@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,8 +32,14 @@ using Facts = std::map<std::string, std::string, std::less<>>;
 /// Lines without '=', and more than 200 facts, are left out. Bytes that are not printable become
 /// '?'.
 [[nodiscard]] Facts decode_facts(std::string_view text);
-/// The value, or an empty text.
+/// The value, or an empty text. A peer chooses the texts of its facts, so no command that a user is
+/// told to run has one: use number_fact() and interface_fact() there.
 [[nodiscard]] std::string fact(const Facts& facts, std::string_view name);
+/// A value that is a decimal number of 1 to `most` and nothing else.
+[[nodiscard]] std::optional<std::uint32_t> number_fact(const Facts& facts, std::string_view name,
+                                                       std::uint32_t most);
+/// A value that is a name of a network interface; else "INTERFACE".
+[[nodiscard]] std::string interface_fact(const Facts& facts, std::string_view name);
 
 enum class LinkKind : std::uint16_t { facts = 1, end = 2 };
 

@@ -15,6 +15,7 @@
 namespace spinwire::doctor {
 namespace {
 
+constexpr std::uint32_t kMostPort = 65535;
 constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
 constexpr std::uint32_t kEchoes = 2000;
@@ -228,20 +229,21 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
 
 void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs,
                      Findings& findings) {
-  const std::string port = fact(theirs, "cm.port");
+  const auto port = number_fact(theirs, "cm.port", kMostPort);
   if (engine.device_name() == "softverbs") {
     findings.add("rdma_cm", Severity::ok, "softverbs has no rdma_cm", "Engine::device_name()");
     return;
   }
-  if (port.empty()) {
+  if (!port) {
     findings.add("rdma_cm", Severity::note, "the other host does not listen by rdma_cm",
                  fact(theirs, "cm.error"));
     return;
   }
-  const MeasuredConnection connection(engine, host + ":" + port, Via::rdma_cm);
+  const std::string address = fmt::format("{}:{}", host, *port);
+  const MeasuredConnection connection(engine, address, Via::rdma_cm);
   findings.add("rdma_cm", connection.is_ready() ? Severity::ok : Severity::warning,
                connection.is_ready() ? "a connection by rdma_cm works" : "no connection by rdma_cm",
-               connection.is_ready() ? fmt::format("connect({}:{})", host, port) : connection.why(),
+               connection.is_ready() ? fmt::format("connect({})", address) : connection.why(),
                connection.is_ready() ? "" : "modprobe rdma_ucm, on both hosts");
 }
 
@@ -279,8 +281,8 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
 
 void measure(const Subject& subject, const Config& config, const std::string& host,
              const Facts& theirs, Findings& findings) {
-  const std::string port = fact(theirs, "engine.port");
-  if (port.empty()) {
+  const auto port = number_fact(theirs, "engine.port", kMostPort);
+  if (!port) {
     findings.add("engine", Severity::error, "the other host's engine does not listen",
                  fact(theirs, "engine.error"), "spinwire-doctor, there");
     return;
@@ -299,7 +301,7 @@ void measure(const Subject& subject, const Config& config, const std::string& ho
                  "give both doctors the same --config, with device.name");
     return;
   }
-  const std::string address = host + ":" + port;
+  const std::string address = fmt::format("{}:{}", host, *port);
   measure_connection(subject, *engine, address, findings);
   measure_rdma_cm(*engine, host, theirs, findings);
   measure_datagrams(*engine, address, findings);
@@ -307,7 +309,8 @@ void measure(const Subject& subject, const Config& config, const std::string& ho
 
 Findings examine_pair(const Subject& subject, const Config& config, const std::string& host,
                       int port) {
-  constexpr Link::Limit kLimit{30000};
+  // The doctor there may be serving another one, for a minute at most.
+  constexpr Link::Limit kLimit{90000};
   Findings findings;
   auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
   if (!link) {

@@ -16,9 +16,9 @@ namespace spinwire::doctor {
 /// Adds what differs between two hosts, and what does that matters.
 void compare_facts(const Facts& ours, const Facts& theirs, Findings& findings);
 
-/// The engine that measures: the settings of the file, or small ones without one. A retransmission
-/// then means a lost datagram, not a busy host.
-[[nodiscard]] Config measuring_config(const Config& config, bool settings_given);
+/// The engine that measures: the settings, or, if `is_small`, their device and key with small
+/// pools. A retransmission then means a lost datagram, not a busy host.
+[[nodiscard]] Config measuring_config(const Config& config, bool is_small);
 
 /// Connects our engine to the other doctor's, in each way that both have, and measures. `ours` has
 /// the facts of this host; `theirs` those of the other one, which say where its engine listens.
@@ -29,7 +29,8 @@ void measure(const Subject& subject, const Config& config, const std::string& ho
 [[nodiscard]] Findings examine_pair(const Subject& subject, const Config& config,
                                     const std::string& host, int port);
 
-/// Answers one doctor after the other until a signal. Prints the address. Errors: those of
+/// Answers one doctor after the other until a signal, each for a minute at most. Prints the
+/// address. A peer on the link proves no key, so `config` should be small. Errors: those of
 /// Link::listen().
 [[nodiscard]] Result<void> serve(const Subject& subject, const Config& config,
                                  const std::string& address, int port);
