@@ -6,7 +6,7 @@
 //
 // An engine reads nothing from its file, so what is written there by others does no harm. A process
 // of the same user that makes the file shorter ends the engine's process by SIGBUS, as it could by
-// kill(). The file's mode of 0400 prevents that by mistake.
+// kill(). The file's mode of 0400 prevents that by mistake, except for root.
 #pragma once
 
 #include <cstddef>

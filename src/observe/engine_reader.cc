@@ -1,4 +1,6 @@
 // Reading the files of engines. Every number and text in a file is checked before it is used.
+#include "observe/engine_reader.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,7 +9,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
@@ -29,9 +33,10 @@ constexpr std::size_t kTextMax = 256;
 /// Numbers and texts of all tables.
 constexpr std::uint64_t kValuesMax = std::uint64_t{1} << 22;
 
+constexpr const char* kAsked = "read an engine's file";
+
 tl::unexpected<Error> damaged(const char* found) {
-  return base::fail(Status::invalid_argument, "read an engine's file", found,
-                    "give a file that an engine made");
+  return base::fail(Status::invalid_argument, kAsked, found, "give a file that an engine made");
 }
 
 /// Whether [offset, offset + length) lies in the file.
@@ -72,6 +77,23 @@ struct Place {
   std::uint32_t bytes;
 };
 
+/// Where the rows of a table are.
+struct Rows {
+  std::uint32_t row_bytes = 0;
+  std::vector<Place> columns;     ///< in a row
+  std::vector<std::uint64_t> at;  ///< in the file, by MetricTable::rows
+};
+/// A reading, and where its rows are, by table.
+struct Decoded {
+  EngineReading reading;
+  std::vector<Rows> rows;
+};
+
+/// Whether a row was copied as a whole: `later` is its header when the row had been copied.
+bool is_whole(const RowHeader& header, const RowHeader& later) noexcept {
+  return header.sequence % 2 == 0 && later.sequence == header.sequence;
+}
+
 Result<MetricColumn> decode_column(const ColumnDescriptor& d, std::uint32_t row_bytes) {
   MetricColumn column;
   column.name = text_of(d.name);
@@ -105,9 +127,9 @@ MetricRow decode_row(Bytes row, const MetricTable& table, const std::vector<Plac
   return decoded;
 }
 
-/// Decodes a table. `values` are left for this and further tables.
+/// Decodes a table and where its rows are. `values` are left for this and further tables.
 Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& header,
-                                 const TableDescriptor& d, std::uint64_t& values) {
+                                 const TableDescriptor& d, std::uint64_t& values, Rows& rows) {
   MetricTable table;
   table.name = text_of(d.name);
   if (!is_name(table.name)) return damaged("a table has no name");
@@ -121,23 +143,23 @@ Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& head
   const std::uint64_t count = std::uint64_t{d.column_count} * d.row_count;
   if (count > values) return damaged("the tables have too many values");
   values -= count;
-  std::vector<Place> places;
+  rows.row_bytes = d.row_bytes;
   for (std::uint32_t i = 0; i < d.column_count; ++i) {
     const auto column =
         load<ColumnDescriptor>(file, d.columns_offset + std::uint64_t{i} * header.column_bytes);
     auto decoded = decode_column(column, d.row_bytes);
     if (!decoded) return tl::unexpected(decoded.error());
     table.columns.push_back(std::move(*decoded));
-    places.push_back({column.offset, column.bytes});
+    rows.columns.push_back({column.offset, column.bytes});
   }
   for (std::uint32_t i = 0; i < d.row_count; ++i) {
     const std::uint64_t at = d.rows_offset + std::uint64_t{i} * d.row_bytes;
     const auto row = load<RowHeader>(file, at);
     if (row.in_use == 0) continue;
-    table.rows.push_back(decode_row(file.subspan(at, d.row_bytes), table, places));
-    const bool is_later = !later.empty();
+    table.rows.push_back(decode_row(file.subspan(at, d.row_bytes), table, rows.columns));
     table.rows.back().is_consistent =
-        row.sequence % 2 == 0 && (!is_later || load<RowHeader>(later, at).sequence == row.sequence);
+        is_whole(row, later.empty() ? row : load<RowHeader>(later, at));
+    rows.at.push_back(at);
   }
   return table;
 }
@@ -161,26 +183,52 @@ Result<FileHeader> decode_header(Bytes file) {
   return header;
 }
 
-/// What the file holds now.
-Result<std::vector<std::byte>> read_bytes(int fd) {
-  constexpr const char* kAsked = "read an engine's file";
-  struct stat about {};
-  if (::fstat(fd, &about) != 0)
-    return base::fail_errno(Status::system, kAsked, "fstat", errno, "try again");
-  if (about.st_size < 0 || static_cast<std::uint64_t>(about.st_size) > kFileMax)
-    return damaged("the file is too long");
-  std::vector<std::byte> bytes(static_cast<std::size_t>(about.st_size));
+/// Reads an open file, to its end or until `bytes` are full.
+Result<std::size_t> read_file(int fd, std::span<std::byte> bytes, std::uint64_t offset) {
   std::size_t size = 0;
   while (size < bytes.size()) {
     const ssize_t got =
-        ::pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(size));
+        ::pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(offset + size));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return base::fail_errno(Status::system, kAsked, "pread", errno, "try again");
     if (got == 0) break;
     size += static_cast<std::size_t>(got);
   }
-  bytes.resize(size);
-  return bytes;
+  return size;
+}
+
+/// Errors: system, invalid_argument (the file is too long).
+Result<std::uint64_t> size_of(int fd) {
+  struct stat about {};
+  if (::fstat(fd, &about) != 0)
+    return base::fail_errno(Status::system, kAsked, "fstat", errno, "try again");
+  if (about.st_size < 0 || static_cast<std::uint64_t>(about.st_size) > kFileMax)
+    return damaged("the file is too long");
+  return static_cast<std::uint64_t>(about.st_size);
+}
+
+Result<Decoded> decode_file(Bytes bytes, Bytes later) {
+  if (!later.empty() && later.size() != bytes.size()) return damaged("the file's length changes");
+  const auto header = decode_header(bytes);
+  if (!header) return tl::unexpected(header.error());
+  Decoded all;
+  EngineReading& reading = all.reading;
+  reading.file.pid = header->pid;
+  reading.file.engine = header->engine;
+  reading.release = text_of(header->release);
+  reading.program = text_of(header->program);
+  reading.device = text_of(header->device);
+  reading.opened_at = Nanoseconds(header->opened_ns);
+  std::uint64_t values = kValuesMax;
+  for (std::uint32_t i = 0; i < header->table_count; ++i) {
+    const auto table = load<TableDescriptor>(
+        bytes, header->tables_offset + std::uint64_t{i} * header->table_bytes);
+    if (table.kind != kRowTable) continue;
+    auto decoded = decode_table(bytes, later, *header, table, values, all.rows.emplace_back());
+    if (!decoded) return tl::unexpected(decoded.error());
+    reading.tables.push_back(std::move(*decoded));
+  }
+  return all;
 }
 
 Nanoseconds read_clock(clockid_t clock) noexcept {
@@ -189,48 +237,51 @@ Nanoseconds read_clock(clockid_t clock) noexcept {
   return std::chrono::seconds(now.tv_sec) + Nanoseconds(now.tv_nsec);
 }
 
-/// Takes over rows of a later reading for those that the engine was writing. Both readings are of
-/// the same layout unless the file is hostile.
-void adopt_consistent_rows(EngineReading& reading, EngineReading&& later) {
-  for (std::size_t t = 0; t < std::min(reading.tables.size(), later.tables.size()); ++t) {
-    std::vector<MetricRow>& rows = reading.tables[t].rows;
-    std::vector<MetricRow>& others = later.tables[t].rows;
-    const bool is_same = rows.size() == others.size() &&
-                         reading.tables[t].columns.size() == later.tables[t].columns.size();
-    for (std::size_t i = 0; is_same && i < rows.size(); ++i) {
-      if (!rows[i].is_consistent && others[i].is_consistent) rows[i] = std::move(others[i]);
-    }
-  }
+/// Fills `bytes` from `offset` on. Errors: invalid_argument (the file has become shorter).
+Result<void> read_all(const ReadBytes& read, std::span<std::byte> bytes, std::uint64_t offset) {
+  const auto got = read(bytes, offset);
+  if (!got) return tl::unexpected(got.error());
+  if (*got != bytes.size()) return damaged("the file's length changes");
+  return {};
 }
 
-bool is_consistent(const EngineReading& reading) noexcept {
-  return std::all_of(reading.tables.begin(), reading.tables.end(), [](const MetricTable& table) {
-    return std::all_of(table.rows.begin(), table.rows.end(),
-                       [](const MetricRow& row) { return row.is_consistent; });
-  });
+/// Copies a row anew, and then its header. A row without a subject has no values.
+Result<MetricRow> read_row(const ReadBytes& read, const MetricTable& table, const Rows& rows,
+                           std::uint64_t at) {
+  std::vector<std::byte> row(rows.row_bytes);
+  std::array<std::byte, sizeof(RowHeader)> later{};
+  if (auto good = read_all(read, row, at); !good) return tl::unexpected(good.error());
+  if (auto good = read_all(read, later, at); !good) return tl::unexpected(good.error());
+  const auto header = load<RowHeader>(row, 0);
+  MetricRow decoded;
+  if (header.in_use != 0) decoded = decode_row(row, table, rows.columns);
+  decoded.is_consistent = is_whole(header, load<RowHeader>(later, 0));
+  return decoded;
 }
 
-/// Reads until each row was whole once, or many times.
-Result<EngineReading> read_rows(int fd) {
-  constexpr int kReadings = 16;
-  auto bytes = read_bytes(fd);
-  if (!bytes) return tl::unexpected(bytes.error());
-  Result<EngineReading> reading = tl::unexpected(Error{});
-  for (int i = 0; i < kReadings; ++i) {
-    auto later = read_bytes(fd);
-    if (!later) return tl::unexpected(later.error());
-    if (later->size() != bytes->size()) return damaged("the file's length changes");
-    auto next = decode_engine(*bytes, *later);
-    if (!next) return next;
-    if (reading) {
-      adopt_consistent_rows(*reading, std::move(*next));
-    } else {
-      reading = std::move(next);
+/// Reads the rows of a table anew that are not consistent. Returns whether all are now. `reads` are
+/// left for this and further tables.
+Result<bool> read_torn_rows(const ReadBytes& read, MetricTable& table, Rows& rows,
+                            std::uint32_t& reads) {
+  bool all = true;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < table.rows.size(); ++i) {
+    if (!table.rows[i].is_consistent && reads != 0) {
+      --reads;
+      auto row = read_row(read, table, rows, rows.at[i]);
+      if (!row) return tl::unexpected(row.error());
+      if (row->is_consistent) {
+        if (row->values.empty()) continue;  // the subject has gone
+        table.rows[i] = std::move(*row);
+      }
     }
-    if (is_consistent(*reading)) break;
-    bytes = std::move(later);
+    all = all && table.rows[i].is_consistent;
+    if (kept != i) table.rows[kept] = std::move(table.rows[i]);
+    rows.at[kept++] = rows.at[i];
   }
-  return reading;
+  table.rows.resize(kept);
+  rows.at.resize(kept);
+  return all;
 }
 
 void set_times(EngineReading& reading) {
@@ -251,6 +302,31 @@ void set_times(EngineReading& reading) {
 }
 
 }  // namespace
+
+Result<EngineReading> read_rows(std::uint64_t size, const ReadBytes& read) {
+  constexpr int kReadings = 64;
+  std::uint32_t reads = 1u << 16;  // a hostile file could have all its rows marked
+  std::vector<std::byte> bytes(size);
+  std::vector<std::byte> later(size);
+  for (auto* const copy : {&bytes, &later}) {
+    if (auto good = read_all(read, *copy, 0); !good) return tl::unexpected(good.error());
+  }
+  auto decoded = decode_file(bytes, later);
+  if (!decoded) return tl::unexpected(decoded.error());
+  std::vector<MetricTable>& tables = decoded->reading.tables;
+  bool all = false;
+  for (int i = 0; i < kReadings && !all; ++i) {
+    if (i != 0) std::this_thread::yield();  // the engine may wait for this processor
+    all = true;
+    for (std::size_t t = 0; t < tables.size(); ++t) {
+      const auto consistent = read_torn_rows(read, tables[t], decoded->rows[t], reads);
+      if (!consistent) return tl::unexpected(consistent.error());
+      all = all && *consistent;
+    }
+  }
+  return std::move(decoded->reading);
+}
+
 }  // namespace observe
 
 std::string_view to_string(MetricKind kind) noexcept {
@@ -297,26 +373,9 @@ Result<EngineReading> decode_engine(std::span<const std::byte> bytes,
                                     std::span<const std::byte> later) {
   using namespace observe;  // NOLINT: the decoder
   return base::no_throw("read an engine's file", [&]() -> Result<EngineReading> {
-    if (!later.empty() && later.size() != bytes.size()) return damaged("the file's length changes");
-    const auto header = decode_header(bytes);
-    if (!header) return tl::unexpected(header.error());
-    EngineReading reading;
-    reading.file.pid = header->pid;
-    reading.file.engine = header->engine;
-    reading.release = text_of(header->release);
-    reading.program = text_of(header->program);
-    reading.device = text_of(header->device);
-    reading.opened_at = Nanoseconds(header->opened_ns);
-    std::uint64_t values = kValuesMax;
-    for (std::uint32_t i = 0; i < header->table_count; ++i) {
-      const auto table = load<TableDescriptor>(
-          bytes, header->tables_offset + std::uint64_t{i} * header->table_bytes);
-      if (table.kind != kRowTable) continue;
-      auto decoded = decode_table(bytes, later, *header, table, values);
-      if (!decoded) return tl::unexpected(decoded.error());
-      reading.tables.push_back(std::move(*decoded));
-    }
-    return reading;
+    auto decoded = decode_file(bytes, later);
+    if (!decoded) return tl::unexpected(decoded.error());
+    return std::move(decoded->reading);
   });
 }
 
@@ -331,7 +390,11 @@ Result<EngineReading> read_engine(const EngineFile& file) {
       return base::fail_errno(why, base::format("read an engine's file {}", file.path), "open",
                               error, "give a regular file of your own");
     }
-    auto reading = observe::read_rows(fd.get());
+    const auto size = observe::size_of(fd.get());
+    if (!size) return tl::unexpected(size.error());
+    auto reading = observe::read_rows(*size, [&](std::span<std::byte> bytes, std::uint64_t offset) {
+      return observe::read_file(fd.get(), bytes, offset);
+    });
     if (!reading) return reading;
     reading->file.path = file.path;
     reading->file.is_alive = observe::is_locked(fd.get());

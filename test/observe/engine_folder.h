@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,11 +26,20 @@ using observe::PageFile;
 using observe::PageFileOptions;
 using observe::Table;
 
+/// Tests that need a folder in memory. They are skipped where there is none that can be written.
+class WithEngineFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (::access("/dev/shm", W_OK | X_OK) != 0) GTEST_SKIP() << "/dev/shm cannot be written";
+  }
+};
+
+/// Is made in tests of a WithEngineFolder.
 class EngineFolder {
  public:
   EngineFolder() {
     std::string pattern = "/dev/shm/spinwire-test-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp in /dev/shm");
     path_ = pattern;
   }
   EngineFolder(const EngineFolder&) = delete;

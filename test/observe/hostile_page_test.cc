@@ -57,7 +57,9 @@ Status status_of(std::span<const std::byte> bytes) {
   return reading ? Status::ok : reading.error().status;
 }
 
-TEST(ObserveHostilePage, NumbersOutOfBoundsAreRefused) {
+class ObserveHostilePage : public WithEngineFolder {};
+
+TEST_F(ObserveHostilePage, NumbersOutOfBoundsAreRefused) {
   const Page page;
   ASSERT_EQ(status_of(page.bytes()), Status::ok);
   constexpr std::uint32_t kMany = ~0u;
@@ -94,7 +96,7 @@ TEST(ObserveHostilePage, NumbersOutOfBoundsAreRefused) {
   EXPECT_EQ(status_of(page.with(offsetof(FileHeader, layout_version), 99u)), Status::unsupported);
 }
 
-TEST(ObserveHostilePage, EveryLengthIsRead) {
+TEST_F(ObserveHostilePage, EveryLengthIsRead) {
   const Page page;
   for (std::size_t length = 0; length < page.bytes().size(); length += 37)
     EXPECT_EQ(status_of(std::span(page.bytes()).first(length)), Status::invalid_argument) << length;
@@ -102,7 +104,7 @@ TEST(ObserveHostilePage, EveryLengthIsRead) {
             Status::invalid_argument);
 }
 
-TEST(ObserveHostilePage, OverlappingTablesTakeBoundedMemory) {
+TEST_F(ObserveHostilePage, OverlappingTablesTakeBoundedMemory) {
   const Page page;
   // All tables claim as many rows as fit, each from the same place, and all rows are in use.
   auto changed = page.bytes();
@@ -117,7 +119,7 @@ TEST(ObserveHostilePage, OverlappingTablesTakeBoundedMemory) {
   EXPECT_EQ(status_of(changed), Status::invalid_argument);
 }
 
-TEST(ObserveHostilePage, TextsAreBoundedAndPrintable) {
+TEST_F(ObserveHostilePage, TextsAreBoundedAndPrintable) {
   const Page page;
   auto changed = page.bytes();
   const std::size_t device = offsetof(FileHeader, device);
@@ -129,7 +131,7 @@ TEST(ObserveHostilePage, TextsAreBoundedAndPrintable) {
   for (const char c : reading->device) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
 }
 
-TEST(ObserveHostilePage, FieldsAndTablesOfLaterReleasesAreSkipped) {
+TEST_F(ObserveHostilePage, FieldsAndTablesOfLaterReleasesAreSkipped) {
   const Page page;
   // A table of another kind, whatever else it says.
   auto table = page.get<TableDescriptor>(page.table());
@@ -141,7 +143,7 @@ TEST(ObserveHostilePage, FieldsAndTablesOfLaterReleasesAreSkipped) {
   EXPECT_EQ(reading->find("engine"), nullptr);
 }
 
-TEST(ObserveHostilePage, RandomChangesNeverBreakTheReader) {
+TEST_F(ObserveHostilePage, RandomChangesNeverBreakTheReader) {
   const Page page;
   std::mt19937 random(1);
   const std::size_t described = page.get<TableDescriptor>(page.table()).rows_offset;

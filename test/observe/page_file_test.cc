@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <sstream>
 
 #include "observe/engine_folder.h"
 #include "observe/engine_paths.h"
@@ -34,7 +36,9 @@ mode_t mode_of(const std::string& path) {
   return about.st_mode & 07777u;
 }
 
-TEST(ObservePageFile, DescribesItself) {
+class ObservePageFile : public WithEngineFolder {};
+
+TEST_F(ObservePageFile, DescribesItself) {
   const EngineFolder folder;
   auto file = PageFile::create(options_in(folder));
   ASSERT_TRUE(file) << file.error().message();
@@ -63,7 +67,7 @@ TEST(ObservePageFile, DescribesItself) {
   EXPECT_EQ(folder.read()->find("connection")->rows.size(), 0u);
 }
 
-TEST(ObservePageFile, GoesWithItsEngine) {
+TEST_F(ObservePageFile, GoesWithItsEngine) {
   const EngineFolder folder;
   {
     auto file = PageFile::create(options_in(folder));
@@ -74,7 +78,7 @@ TEST(ObservePageFile, GoesWithItsEngine) {
   EXPECT_EQ(folder.files(), 0u);
 }
 
-TEST(ObservePageFile, FilesOfOneProcessDiffer) {
+TEST_F(ObservePageFile, FilesOfOneProcessDiffer) {
   const EngineFolder folder;
   const auto a = PageFile::create(options_in(folder)), b = PageFile::create(options_in(folder));
   ASSERT_TRUE(a && b);
@@ -83,7 +87,7 @@ TEST(ObservePageFile, FilesOfOneProcessDiffer) {
   EXPECT_NE(engines[0].engine, engines[1].engine);
 }
 
-TEST(ObservePageFile, ReplacesNoFileAndFollowsNoLink) {
+TEST_F(ObservePageFile, ReplacesNoFileAndFollowsNoLink) {
   const EngineFolder folder;
   const auto first = PageFile::create(options_in(folder));
   ASSERT_TRUE(first);
@@ -111,7 +115,7 @@ TEST(ObservePageFile, ReplacesNoFileAndFollowsNoLink) {
   EXPECT_EQ(read_engine(link).error().status, Status::not_connected);
 }
 
-TEST(ObservePageFile, SaysWhyThereIsNone) {
+TEST_F(ObservePageFile, SaysWhyThereIsNone) {
   const EngineFolder folder;
   PageFileOptions options = options_in(folder);
   options.directory = "/proc";  // nothing can be made there
@@ -134,7 +138,7 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-TEST(ObservePageFile, ALimitOfFileSizeIsNoSignal) {
+TEST_F(ObservePageFile, ALimitOfFileSizeIsNoSignal) {
   const EngineFolder folder;
   EXPECT_EQ(in_child([&] {
               const rlimit few{4096, 4096};
@@ -145,7 +149,7 @@ TEST(ObservePageFile, ALimitOfFileSizeIsNoSignal) {
             0);
 }
 
-TEST(ObservePageFile, AllPagesAreAllocatedAtOnce) {
+TEST_F(ObservePageFile, AllPagesAreAllocatedAtOnce) {
   const EngineFolder folder;
   const auto file = PageFile::create(options_in(folder, 1000));
   ASSERT_TRUE(file);
@@ -167,7 +171,7 @@ void die_with_file(const EngineFolder& folder) {
             -SIGKILL);
 }
 
-TEST(ObservePageFile, IsReadAfterTheProcessWasKilled) {
+TEST_F(ObservePageFile, IsReadAfterTheProcessWasKilled) {
   const EngineFolder folder;
   die_with_file(folder);
   const auto reading = folder.read();
@@ -180,7 +184,7 @@ TEST(ObservePageFile, IsReadAfterTheProcessWasKilled) {
   EXPECT_EQ(folder.files(), 0u);
 }
 
-TEST(ObservePageFile, TheNextEngineLeavesTheNewestDeadOnes) {
+TEST_F(ObservePageFile, TheNextEngineLeavesTheNewestDeadOnes) {
   const EngineFolder folder;
   for (std::size_t i = 0; i < observe::kDeadFilesKept + 3; ++i) {
     die_with_file(folder);
@@ -194,7 +198,7 @@ TEST(ObservePageFile, TheNextEngineLeavesTheNewestDeadOnes) {
   EXPECT_TRUE(folder.engines()[0].is_alive);
 }
 
-TEST(ObservePageFile, AForkedChildDoesNotKeepADeadEngineAlive) {
+TEST_F(ObservePageFile, AForkedChildDoesNotKeepADeadEngineAlive) {
   const EngineFolder folder;
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -219,7 +223,7 @@ TEST(ObservePageFile, AForkedChildDoesNotKeepADeadEngineAlive) {
   ::close(ends[1]);
 }
 
-TEST(ObservePageFile, BytesOfOthersChangeNoWrite) {
+TEST_F(ObservePageFile, BytesOfOthersChangeNoWrite) {
   const EngineFolder folder;
   auto file = PageFile::create(options_in(folder));
   ASSERT_TRUE(file);
@@ -241,7 +245,7 @@ TEST(ObservePageFile, BytesOfOthersChangeNoWrite) {
   EXPECT_GT(written, row_bytes - sizeof(observe::RowHeader) - 1);
 }
 
-TEST(ObservePageFile, ARowThatChangesMeanwhileIsNotConsistent) {
+TEST_F(ObservePageFile, ARowThatChangesMeanwhileIsNotConsistent) {
   const EngineFolder folder;
   auto file = PageFile::create(options_in(folder));
   ASSERT_TRUE(file);
@@ -268,8 +272,70 @@ TEST(ObservePageFile, ARowThatChangesMeanwhileIsNotConsistent) {
   EXPECT_FALSE(decode_engine(torn, torn)->find("engine")->rows[0].is_consistent);
 }
 
+/// Takes away the memory of this process's mapping of a file, from `offset` on. False: there is
+/// none.
+bool unmap_from(const std::string& path, std::size_t offset) {
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) return false;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream in(line);
+    std::size_t begin = 0, end = 0;
+    std::string rights, from, device;
+    ino_t inode = 0;
+    char dash = 0;
+    in >> std::hex >> begin >> dash >> end >> rights >> from >> device >> std::dec >> inode;
+    if (inode != about.st_ino) continue;
+    return ::mprotect(reinterpret_cast<void*>(begin + offset), end - begin - offset, PROT_NONE) ==
+           0;
+  }
+  return false;
+}
+
+/// The first row of the connections that begins in a page and ends in a later one, whose offset is
+/// `page`.
+std::uint32_t row_across_pages(const std::string& path, std::size_t& page) {
+  const auto bytes = bytes_of(path);
+  observe::FileHeader header;
+  observe::TableDescriptor table;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  std::memcpy(&table,
+              bytes.data() + header.tables_offset +
+                  static_cast<std::size_t>(Table::connection) * sizeof table,
+              sizeof table);
+  const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::uint32_t row = 0;
+  std::size_t at = table.rows_offset;
+  const auto is_across = [&] {
+    page = (at + table.row_bytes - 1) / page_bytes * page_bytes;
+    return page >= at + sizeof(observe::RowHeader);
+  };
+  for (; !is_across(); at += table.row_bytes) ++row;
+  return row;
+}
+
+TEST_F(ObservePageFile, ARowWhoseWriterDiedHalfWayIsMarked) {
+  const EngineFolder folder;
+  EXPECT_EQ(in_child([&] {
+              auto file = PageFile::create(options_in(folder, 64));
+              if (!file) return 1;
+              std::size_t page = 0;
+              const std::uint32_t row = row_across_pages(file->path(), page);
+              write(*file, Table::connection, row, 1);
+              (void)::signal(SIGSEGV, [](int) { ::_exit(7); });
+              if (!unmap_from(file->path(), page)) return 2;
+              write(*file, Table::connection, row, 2);  // ends in the middle of the row
+              return 3;
+            }),
+            7);
+  const auto reading = folder.read();
+  ASSERT_TRUE(reading) << reading.error().message();
+  ASSERT_EQ(reading->find("connection")->rows.size(), 1u);
+  EXPECT_FALSE(reading->find("connection")->rows[0].is_consistent);
+}
+
 /// A reader never sees half of a row, however fast the rows change.
-TEST(ObservePageFile, ReadersSeeWholeRows) {
+TEST_F(ObservePageFile, ReadersSeeWholeRows) {
   const EngineFolder folder;
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);

@@ -47,7 +47,9 @@ EngineReading find_reading(const EngineFolder& folder, std::string_view table,
   return {};
 }
 
-TEST(ObserveEngine, ShowsCountersPoolsAndConnections) {
+class ObserveEngine : public WithEngineFolder {};
+
+TEST_F(ObserveEngine, ShowsCountersPoolsAndConnections) {
   const EngineFolder folder;
   {
     Pair p(shown_in(folder));
@@ -82,7 +84,7 @@ TEST(ObserveEngine, ShowsCountersPoolsAndConnections) {
   EXPECT_EQ(folder.files(), 0u);
 }
 
-TEST(ObserveEngine, NamesWhatBlocksAConnectionAndForHowLong) {
+TEST_F(ObserveEngine, NamesWhatBlocksAConnectionAndForHowLong) {
   const EngineFolder folder;
   std::uint64_t ticks = 1'000'000'000;
   Pair p(shown_in(folder), &ticks);
@@ -109,7 +111,7 @@ TEST(ObserveEngine, NamesWhatBlocksAConnectionAndForHowLong) {
   EXPECT_EQ(number(reading, "engine", 0, "spinwire_connections_lacking_credit"), 0);
 }
 
-TEST(ObserveEngine, ShowsSessionsOfBothEnds) {
+TEST_F(ObserveEngine, ShowsSessionsOfBothEnds) {
   const EngineFolder folder;
   Calls calls(shown_in(folder, rpc_test::rpc_config()));
   // The first call makes the server reserve receives for the whole window.
@@ -144,7 +146,7 @@ TEST(ObserveEngine, ShowsSessionsOfBothEnds) {
   ASSERT_TRUE(calls.until([&] { return calls.ended[3].times == 1; }));
 }
 
-TEST(ObserveEngine, MoreSubjectsThanRowsAreStillCounted) {
+TEST_F(ObserveEngine, MoreSubjectsThanRowsAreStillCounted) {
   const EngineFolder folder;
   Config config = shown_in(folder);
   config.observability.rows = 2;
@@ -164,7 +166,7 @@ TEST(ObserveEngine, MoreSubjectsThanRowsAreStillCounted) {
   EXPECT_EQ(number(reading, "engine", 0, "spinwire_connections"), 5);
 }
 
-TEST(ObserveEngine, OpensWithoutItsFile) {
+TEST_F(ObserveEngine, OpensWithoutItsFile) {
   static std::string said;
   said.clear();
   set_log([](LogLevel, std::string_view message) { said += message; });
@@ -182,7 +184,7 @@ TEST(ObserveEngine, OpensWithoutItsFile) {
   EXPECT_EQ(said.find("spinwire-stat"), std::string::npos) << said;
 }
 
-TEST(ObserveEngine, OverwrittenFilesDoNoHarm) {
+TEST_F(ObserveEngine, OverwrittenFilesDoNoHarm) {
   const EngineFolder folder;
   Pair p(shown_in(folder));
   for (const EngineFile& file : folder.engines()) {
@@ -198,7 +200,7 @@ TEST(ObserveEngine, OverwrittenFilesDoNoHarm) {
   p.finish();
 }
 
-TEST(ObserveEngine, AKilledProcessLeavesItsLastState) {
+TEST_F(ObserveEngine, AKilledProcessLeavesItsLastState) {
   const EngineFolder folder;
   engine_test::Child child([&](int, int out) {
     Pair p(shown_in(folder));
