@@ -91,9 +91,10 @@ int clean(const Options& options) {
 
 int serve(const Options& options) {
   tools::catch_stop_signals();
-  const auto served = tools::serve_metrics(options.serve, [&] {
+  const auto served = tools::serve_metrics(options.serve, [&]() -> Result<std::string> {
     const auto readings = read_all(options);
-    return readings ? tools::prometheus_text(*readings) : std::string();
+    if (!readings) return tl::unexpected(readings.error());
+    return tools::prometheus_text(*readings);
   });
   return served ? tools::kDone : fail(served.error());
 }
@@ -103,6 +104,11 @@ int fail_without_engine(const Options& options) {
       fmt::format("there is no file of such an engine in {}; without a process, "
                   "spinwire-stat lists all",
                   options.directory));
+}
+
+/// Says why read_one() read nothing.
+int fail_reading(const Options& options, const Error& error) {
+  return error.status == Status::not_connected ? fail_without_engine(options) : fail(error);
 }
 
 /// The engine that the command line names. A process may have several; the first living one counts.
@@ -119,7 +125,7 @@ Result<EngineReading> read_one(const Options& options) {
 /// One screen, with the rates of a fifth of a second unless --interval is given.
 int show_once(const Options& options) {
   const auto first = read_one(options);
-  if (!first) return fail_without_engine(options);
+  if (!first) return fail_reading(options, first.error());
   tools::ScreenOptions screen;
   screen.peer = options.peer;
   if (!first->file.is_alive) return write_out(options, tools::screen_text(*first, nullptr, screen));
@@ -132,7 +138,7 @@ int show_once(const Options& options) {
 
 int show(const Options& options) {
   auto reading = read_one(options);
-  if (!reading) return fail_without_engine(options);
+  if (!reading) return fail_reading(options, reading.error());
   tools::catch_stop_signals();
   std::optional<EngineReading> earlier;
   const auto draw = [&](tools::ScreenSize size) {
@@ -144,6 +150,7 @@ int show(const Options& options) {
     return text;
   };
   if (tools::show_live(draw, interval_of(options.interval), options.count)) return tools::kDone;
+  if (reading.error().status != Status::not_connected) return fail(reading.error());
   fmt::print("the engine is closed\n");
   return tools::kDone;
 }
@@ -194,7 +201,8 @@ int main(int argc, char** argv) {
   json->excludes(prometheus);
   app.add_option("--output", options.output, "Write to a file, which appears when it is complete");
   app.add_option("--serve", options.serve,
-                 "Serve Prometheus' text format over HTTP on a loopback address, 127.0.0.1:PORT")
+                 "Serve Prometheus' text format over HTTP on a loopback address, 127.0.0.1:PORT, "
+                 "to all users of this host")
       ->excludes(json);
   app.add_flag("--clean", options.clean, "Remove the files of dead engines");
   app.add_flag("--list", options.list, "List the metrics: table, name, kind, unit, help");

@@ -1,11 +1,9 @@
 // spinwire-stat, as a user runs it: beside a process with engines, and after that was killed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <termios.h>
 
 #include <algorithm>
@@ -23,6 +21,7 @@
 #include "engine/harness.h"
 #include "observe/engine_folder.h"
 #include "tools/programs.h"
+#include "tools/stat_client.h"
 
 namespace stat_test {
 namespace {
@@ -246,11 +245,9 @@ class Blocked {
   std::string server_;
 };
 
-bool has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
+class ToolsStat : public observe_test::WithEngineFolder {};
 
-TEST(ToolsStat, NamesTheCauseOnItsFirstScreen) {
+TEST_F(ToolsStat, NamesTheCauseOnItsFirstScreen) {
   const Blocked blocked;
   const std::string screen = blocked.stat({"--once"});
   EXPECT_TRUE(has(screen, blocked.server())) << screen;
@@ -265,7 +262,7 @@ TEST(ToolsStat, NamesTheCauseOnItsFirstScreen) {
   EXPECT_TRUE(has(all.out, "spinwire_connection_blocked_by")) << all.out;
 }
 
-TEST(ToolsStat, WritesJson) {
+TEST_F(ToolsStat, WritesJson) {
   const Blocked blocked;
   for (const Words& words : {Words{"--json"}, Words{"--json", "--list"}}) {
     const Outcome json = tools_test::run("spinwire-stat", blocked.words(words, false));
@@ -279,7 +276,7 @@ TEST(ToolsStat, WritesJson) {
   EXPECT_FALSE(Json::is_valid("{} x"));
 }
 
-TEST(ToolsStat, WritesPrometheusText) {
+TEST_F(ToolsStat, WritesPrometheusText) {
   const Blocked blocked;
   const Outcome out = tools_test::run("spinwire-stat", blocked.words({"--prometheus"}, false));
   EXPECT_EQ(out.code, 0) << out.err;
@@ -301,24 +298,7 @@ TEST(ToolsStat, WritesPrometheusText) {
   EXPECT_EQ(folder.files(), 1u);
 }
 
-/// What a server on loopback answers.
-std::string ask(std::uint16_t port, const std::string& request) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
-  EXPECT_EQ(::write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
-  std::string answer;
-  std::array<char, 4096> bytes{};
-  for (ssize_t got = 0; (got = ::read(fd, bytes.data(), bytes.size())) > 0;)
-    answer.append(bytes.data(), static_cast<std::size_t>(got));
-  ::close(fd);
-  return answer;
-}
-
-TEST(ToolsStat, ServesPrometheusOnLoopback) {
+TEST_F(ToolsStat, ServesPrometheusOnLoopback) {
   const Blocked blocked;
   Words words{tools_test::bin() + "/spinwire-stat"};
   for (const std::string& word : blocked.words({"--serve", "127.0.0.1:0"}, false))
@@ -332,8 +312,9 @@ TEST(ToolsStat, ServesPrometheusOnLoopback) {
   ASSERT_NE(body, std::string::npos);
   EXPECT_TRUE(has(answer, "Content-Length: " + std::to_string(answer.size() - body - 4)));
   EXPECT_EQ(PrometheusText(answer.substr(body + 4)).count("spinwire_up"), 2u);
-  EXPECT_TRUE(ask(port, "GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-  EXPECT_TRUE(ask(port, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+  const std::string host = " HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  EXPECT_TRUE(ask(port, "GET /other" + host).starts_with("HTTP/1.1 404 "));
+  EXPECT_TRUE(ask(port, "POST /metrics" + host).starts_with("HTTP/1.1 405 "));
   server.signal(SIGTERM);
   EXPECT_EQ(server.wait(), 0);
   for (const char* other : {"0.0.0.0:0", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:x", "[::]:0"})
@@ -414,7 +395,7 @@ class InTerminal {
   std::string text_;
 };
 
-TEST(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
+TEST_F(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
   const Blocked blocked;
   Words words{tools_test::bin() + "/spinwire-stat"};
   for (const std::string& word :
@@ -441,7 +422,7 @@ TEST(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
   }
 }
 
-TEST(ToolsStat, ReadsWhatAKilledProcessLeft) {
+TEST_F(ToolsStat, ReadsWhatAKilledProcessLeft) {
   Blocked blocked;
   blocked.kill();
   EXPECT_EQ(blocked.folder().files(), 2u);

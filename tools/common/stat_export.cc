@@ -77,7 +77,8 @@ std::string json_engine(const EngineReading& reading) {
     tables.add(fmt::format("{}:[{}]", json_string(table.name), rows.text()));
   }
   List causes;
-  for (const std::string& found : findings(reading, nullptr, {})) causes.add(json_string(found));
+  for (const std::string& found : findings(reading, Earlier(nullptr), {}))
+    causes.add(json_string(found));
   return fmt::format(
       "{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"device\":{},\"release\":{},"
       "\"file\":{},\"opened_at\":{:.6f},\"written_at\":{:.6f},\"since_written\":{:.6f},"
@@ -151,6 +152,8 @@ class Prometheus {
     return labels;
   }
   void add_row(const MetricTable& table, const MetricRow& row) {
+    // Its values may be those of two subjects, and the format cannot say so.
+    if (!row.is_consistent) return;
     const std::string labels = labels_of(table, row);
     for (std::size_t i = 0; i < table.columns.size(); ++i) {
       const MetricColumn& column = table.columns[i];

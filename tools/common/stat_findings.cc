@@ -49,6 +49,17 @@ std::string_view cause_text(const std::array<Cause, N>& causes, std::string_view
   return {};
 }
 
+/// All labels of a row. Texts of readings have no line ends.
+std::string labels_of(const Subject& subject) {
+  std::string labels;
+  for (std::size_t i = 0; i < subject.table->columns.size(); ++i) {
+    if (subject.table->columns[i].kind != MetricKind::label) continue;
+    labels += subject.row->values[i].text;
+    labels += '\n';
+  }
+  return labels;
+}
+
 bool is_blocked(const Subject& subject) {
   const std::string column = fmt::format("spinwire_{}_blocked_by", subject.table->name);
   const std::string_view blocker = subject.text(column);
@@ -77,19 +88,19 @@ void find_process_faults(const EngineReading& reading, Found& found) {
     found.emplace_back("the engine drains: it accepts and makes no connections");
 }
 
-void find_empty_pools(const EngineReading& reading, const EngineReading* earlier, Found& found) {
+void find_empty_pools(const EngineReading& reading, const Earlier& earlier, Found& found) {
   constexpr std::string_view kRefusals = "spinwire_pool_refusals_total";
   const MetricTable* const pools = reading.find("pool");
   if (pools == nullptr) return;
   for (const MetricRow& row : pools->rows) {
     const double refused = pools->number(row, kRefusals);
-    const MetricRow* const before = earlier != nullptr ? find_same(*pools, row, *earlier) : nullptr;
+    const MetricRow* const before = earlier.find({pools, &row});
     const double lately = before != nullptr ? refused - pools->number(*before, kRefusals) : 0;
     const bool is_empty = refused != 0 && pools->number(row, "spinwire_pool_free_bytes") == 0;
-    if (lately <= 0 && !(is_empty && (earlier == nullptr || !reading.file.is_alive))) continue;
+    if (lately <= 0 && !(is_empty && (!earlier.is_known() || !reading.file.is_alive))) continue;
     found.push_back(
-        fmt::format("pool {} is used up (memory.{}_bytes): {:.0f} allocations refused{}",
-                    pools->text(row, "pool"), pools->text(row, "pool"),
+        fmt::format("pool {}{} is used up (memory.{}_bytes): {:.0f} allocations refused{}",
+                    pools->text(row, "pool"), mark_of(row), pools->text(row, "pool"),
                     lately > 0 ? lately : refused, lately > 0 ? " lately" : ""));
   }
 }
@@ -102,7 +113,8 @@ void find_blocked(const EngineReading& reading, std::string_view name, std::stri
   const double peer_timeout = engine_number(reading, "spinwire_peer_timeout_seconds");
   const auto column = [&](const char* what) { return fmt::format("spinwire_{}_{}", name, what); };
   for (const Subject& s : subjects_of(reading, name, peer)) {
-    const std::string who = fmt::format("{} {} to {}", name, s.text(name), s.text("peer"));
+    const std::string who =
+        fmt::format("{} {}{} to {}", name, s.text(name), mark_of(*s.row), s.text("peer"));
     const std::string_view state = s.text(column("state"));
     const std::string_view blocker = s.text(column("blocked_by"));
     const double since = blocked_seconds(s);
@@ -181,32 +193,33 @@ std::vector<Subject> subjects_of(const EngineReading& reading, std::string_view 
   return subjects;
 }
 
-const MetricRow* find_same(const MetricTable& table, const MetricRow& row,
-                           const EngineReading& earlier) noexcept {
-  const MetricTable* const before = earlier.find(table.name);
-  if (before == nullptr || before->columns.size() != table.columns.size()) return nullptr;
-  const auto same = [&](const MetricRow& each) {
-    for (std::size_t i = 0; i < table.columns.size(); ++i) {
-      if (table.columns[i].kind == MetricKind::label && each.values[i].text != row.values[i].text)
-        return false;
-    }
-    return true;
-  };
-  const auto found = std::find_if(before->rows.begin(), before->rows.end(), same);
-  return found != before->rows.end() ? &*found : nullptr;
+Earlier::Earlier(const EngineReading* reading) : reading_(reading) {
+  if (reading == nullptr) return;
+  for (const MetricTable& table : reading->tables) {
+    auto& rows = rows_[table.name];
+    for (const MetricRow& row : table.rows) rows.try_emplace(labels_of({&table, &row}), &row);
+  }
 }
 
-double rate(const Subject& subject, std::string_view column, const EngineReading& reading,
-            const EngineReading* earlier) noexcept {
-  if (earlier == nullptr) return 0;
-  const MetricRow* const before = find_same(*subject.table, *subject.row, *earlier);
-  const double seconds = std::chrono::duration<double>(reading.read_at - earlier->read_at).count();
-  if (before == nullptr || seconds <= 0) return 0;
+const MetricRow* Earlier::find(const Subject& subject) const {
+  const auto rows = rows_.find(subject.table->name);
+  if (rows == rows_.end() || !subject.row->is_consistent) return nullptr;
+  const auto found = rows->second.find(labels_of(subject));
+  const bool is_same = found != rows->second.end() && found->second->is_consistent &&
+                       found->second->values.size() == subject.row->values.size();
+  return is_same ? found->second : nullptr;
+}
+
+double Earlier::rate(const Subject& subject, std::string_view column,
+                     const EngineReading& reading) const {
+  const MetricRow* const before = find(subject);
+  if (before == nullptr) return 0;
+  const double seconds = to_seconds(reading.read_at - reading_->read_at);
   const double grown = subject.number(column) - subject.table->number(*before, column);
-  return grown > 0 ? grown / seconds : 0;
+  return grown > 0 && seconds > 0 ? grown / seconds : 0;
 }
 
-std::vector<std::string> findings(const EngineReading& reading, const EngineReading* earlier,
+std::vector<std::string> findings(const EngineReading& reading, const Earlier& earlier,
                                   std::string_view peer) {
   Found found;
   find_process_faults(reading, found);

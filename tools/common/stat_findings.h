@@ -3,8 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "spinwire/observe.h"
@@ -28,12 +31,28 @@ struct Subject {
 /// blocked.
 std::vector<Subject> subjects_of(const EngineReading& reading, std::string_view table,
                                  std::string_view peer);
-/// The row with the same labels in an earlier reading; null: there is none.
-const MetricRow* find_same(const MetricTable& table, const MetricRow& row,
-                           const EngineReading& earlier) noexcept;
-/// How much a counter grew in a second; 0 without an earlier reading.
-double rate(const Subject& subject, std::string_view column, const EngineReading& reading,
-            const EngineReading* earlier) noexcept;
+/// "?" for a row whose values were not written together, so that they may be those of two subjects.
+inline std::string_view mark_of(const MetricRow& row) noexcept {
+  return row.is_consistent ? "" : "?";
+}
+
+/// The rows of an earlier reading of an engine, by their labels.
+class Earlier {
+ public:
+  /// Refers to `reading`, which may be null.
+  explicit Earlier(const EngineReading* reading);
+
+  [[nodiscard]] bool is_known() const noexcept { return reading_ != nullptr; }
+  /// The row with the same labels; null: there is none, or one of both is not consistent.
+  [[nodiscard]] const MetricRow* find(const Subject& subject) const;
+  /// How much a counter has grown in a second; 0 if it is not known.
+  [[nodiscard]] double rate(const Subject& subject, std::string_view column,
+                            const EngineReading& reading) const;
+
+ private:
+  const EngineReading* reading_;
+  std::map<std::string, std::unordered_map<std::string, const MetricRow*>, std::less<>> rows_;
+};
 
 inline double to_seconds(Nanoseconds time) noexcept {
   return std::chrono::duration<double>(time).count();
@@ -41,8 +60,8 @@ inline double to_seconds(Nanoseconds time) noexcept {
 /// "3.2 s", "15 us"
 std::string time_text(double seconds);
 
-/// The most important first. `earlier` may be null.
-std::vector<std::string> findings(const EngineReading& reading, const EngineReading* earlier,
+/// The most important first.
+std::vector<std::string> findings(const EngineReading& reading, const Earlier& earlier,
                                   std::string_view peer);
 
 }  // namespace spinwire::tools

@@ -16,7 +16,7 @@ struct ScreenOptions {
   std::size_t width = 0;  ///< columns of the terminal; 0: any
 };
 /// Causes of trouble first, then counters with rates, pools, connections and sessions. Rates are
-/// those since `earlier`, which may be null.
+/// those since `earlier`, which may be null. "?" marks rows that are not consistent.
 std::string screen_text(const EngineReading& reading, const EngineReading* earlier,
                         const ScreenOptions& options);
 /// A line for each engine.
@@ -24,7 +24,8 @@ std::string list_text(std::span<const EngineReading> readings);
 
 /// {"engines":[...]}, with all tables and the findings.
 std::string json_text(std::span<const EngineReading> readings);
-/// Version 0.0.4 of the format. Of dead engines it only has spinwire_up.
+/// Version 0.0.4 of the format. Of dead engines it only has spinwire_up; rows that are not
+/// consistent are left out.
 std::string prometheus_text(std::span<const EngineReading> readings);
 /// All metrics of this release.
 std::string metrics_text();

@@ -58,7 +58,7 @@ Nanoseconds uptime(const EngineReading& reading) {
   return std::max(reading.written_at - reading.opened_at, Nanoseconds(0));
 }
 
-void show_engine(Screen& screen, const EngineReading& reading, const EngineReading* earlier) {
+void show_engine(Screen& screen, const EngineReading& reading, const Earlier& earlier) {
   screen.line("spinwire-stat  {}  pid {}  engine {}  {}  device {}  up {}  release {}",
               reading.program, reading.file.pid, reading.file.engine, state_of(reading),
               reading.device, time_text(to_seconds(uptime(reading) + reading.since_written)),
@@ -68,21 +68,23 @@ void show_engine(Screen& screen, const EngineReading& reading, const EngineReadi
   const Subject engine{table, table->rows.data()};
   const auto value = [&](std::string_view column) { return short_number(engine.number(column)); };
   const auto per_second = [&](std::string_view column) {
-    return short_number(rate(engine, column, reading, earlier));
+    return short_number(earlier.rate(engine, column, reading));
   };
   screen.line(
-      "per second: polls {}  sent {}  received {}  calls {}  replies {}  served {}  retransmitted "
-      "{}",
-      per_second("spinwire_polls_total"), per_second("spinwire_messages_sent_total"),
-      per_second("spinwire_messages_received_total"), per_second("spinwire_rpc_calls_total"),
-      per_second("spinwire_rpc_replies_total"), per_second("spinwire_rpc_served_total"),
+      "per second{}: polls {}  sent {}  received {}  calls {}  replies {}  served {}  "
+      "retransmitted {}",
+      mark_of(*engine.row), per_second("spinwire_polls_total"),
+      per_second("spinwire_messages_sent_total"), per_second("spinwire_messages_received_total"),
+      per_second("spinwire_rpc_calls_total"), per_second("spinwire_rpc_replies_total"),
+      per_second("spinwire_rpc_served_total"),
       per_second("spinwire_rpc_retransmitted_requests_total"));
   screen.line(
-      "now: connections {}  operations {}  receives {}  sessions {}  served {}  lost {}  refused "
+      "now{}: connections {}  operations {}  receives {}  sessions {}  served {}  lost {}  refused "
       "{}",
-      value("spinwire_connections"), value("spinwire_operations"), value("spinwire_receives"),
-      value("spinwire_rpc_sessions"), value("spinwire_rpc_served_sessions"),
-      value("spinwire_peers_lost_total"), value("spinwire_handshakes_refused_total"));
+      mark_of(*engine.row), value("spinwire_connections"), value("spinwire_operations"),
+      value("spinwire_receives"), value("spinwire_rpc_sessions"),
+      value("spinwire_rpc_served_sessions"), value("spinwire_peers_lost_total"),
+      value("spinwire_handshakes_refused_total"));
 }
 
 void show_pools(Screen& screen, const EngineReading& reading) {
@@ -92,8 +94,8 @@ void show_pools(Screen& screen, const EngineReading& reading) {
   for (const MetricRow& row : pools->rows) {
     const Subject pool{pools, &row};
     constexpr double kMega = 1 << 20;
-    text += fmt::format("  {} {:.0f} of {:.0f} MiB unused, {} blocks", pool.text("pool"),
-                        pool.number("spinwire_pool_free_bytes") / kMega,
+    text += fmt::format("  {}{} {:.0f} of {:.0f} MiB unused, {} blocks", pool.text("pool"),
+                        mark_of(row), pool.number("spinwire_pool_free_bytes") / kMega,
                         pool.number("spinwire_pool_bytes") / kMega,
                         short_number(pool.number("spinwire_pool_blocks_used")));
     if (const double refused = pool.number("spinwire_pool_refusals_total"); refused != 0)
@@ -102,7 +104,7 @@ void show_pools(Screen& screen, const EngineReading& reading) {
   screen.line("{}", text);
 }
 
-void show_findings(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+void show_findings(Screen& screen, const EngineReading& reading, const Earlier& earlier,
                    std::string_view peer) {
   const std::vector<std::string> found = findings(reading, earlier, peer);
   if (found.empty()) return screen.line("nothing is blocked");
@@ -112,12 +114,16 @@ void show_findings(Screen& screen, const EngineReading& reading, const EngineRea
   if (found.size() > kMost) screen.line("! and {} more", found.size() - kMost);
 }
 
+std::string id_text(const Subject& s, std::string_view label) {
+  return fmt::format("{}{}", s.text(label), mark_of(*s.row));
+}
+
 std::string blocker_text(const Subject& s, const std::string& prefix) {
   const std::string_view blocker = s.text(prefix + "blocked_by");
   return blocker == "nothing" ? "-" : std::string(blocker);
 }
 
-void show_connections(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+void show_connections(Screen& screen, const EngineReading& reading, const Earlier& earlier,
                       std::string_view peer) {
   const std::vector<Subject> rows = subjects_of(reading, "connection", peer);
   if (rows.empty()) return;
@@ -126,10 +132,10 @@ void show_connections(Screen& screen, const EngineReading& reading, const Engine
               "BYTES/s");
   for (const Subject& s : rows) {
     const auto per_second = [&](std::string_view column) {
-      return rate(s, column, reading, earlier);
+      return earlier.rate(s, column, reading);
     };
     screen.line("{:<12} {:<24} {:<10} {:<10} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
-                s.text("connection"), s.text("peer"), s.text("spinwire_connection_state"),
+                id_text(s, "connection"), s.text("peer"), s.text("spinwire_connection_state"),
                 blocker_text(s, "spinwire_connection_"),
                 time_text(s.number("spinwire_connection_blocked_seconds")),
                 time_text(s.number("spinwire_connection_last_heard_seconds")),
@@ -144,7 +150,7 @@ void show_connections(Screen& screen, const EngineReading& reading, const Engine
   }
 }
 
-void show_sessions(Screen& screen, const EngineReading& reading, const EngineReading* earlier,
+void show_sessions(Screen& screen, const EngineReading& reading, const Earlier& earlier,
                    std::string_view peer) {
   const std::vector<Subject> rows = subjects_of(reading, "session", peer);
   if (rows.empty()) return;
@@ -153,7 +159,7 @@ void show_sessions(Screen& screen, const EngineReading& reading, const EngineRea
               "SRTT", "CWND", "CALLS/s", "RESENT/s");
   for (const Subject& s : rows) {
     screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
-                s.text("session"), s.text("peer"), s.text("spinwire_session_state"),
+                id_text(s, "session"), s.text("peer"), s.text("spinwire_session_state"),
                 blocker_text(s, "spinwire_session_"),
                 time_text(s.number("spinwire_session_blocked_seconds")),
                 time_text(s.number("spinwire_session_last_heard_seconds")),
@@ -162,8 +168,8 @@ void show_sessions(Screen& screen, const EngineReading& reading, const EngineRea
                 short_number(s.number("spinwire_session_backlog")),
                 time_text(s.number("spinwire_session_srtt_seconds")),
                 short_number(s.number("spinwire_session_congestion_window")),
-                short_number(rate(s, "spinwire_session_calls_total", reading, earlier)),
-                short_number(rate(s, "spinwire_session_retransmissions_total", reading, earlier)));
+                short_number(earlier.rate(s, "spinwire_session_calls_total", reading)),
+                short_number(earlier.rate(s, "spinwire_session_retransmissions_total", reading)));
   }
 }
 
@@ -173,7 +179,7 @@ void show_served(Screen& screen, const EngineReading& reading, std::string_view 
   screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", "SERVED", "CLIENT", "CALLS", "WINDOW", "HEARD",
               "KEY");
   for (const Subject& s : rows) {
-    screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", s.text("session"), s.text("peer"),
+    screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", id_text(s, "session"), s.text("peer"),
                 short_number(s.number("spinwire_served_session_calls")),
                 short_number(s.number("spinwire_served_session_window")),
                 time_text(s.number("spinwire_served_session_last_heard_seconds")), s.text("key"));
@@ -182,8 +188,9 @@ void show_served(Screen& screen, const EngineReading& reading, std::string_view 
 
 }  // namespace
 
-std::string screen_text(const EngineReading& reading, const EngineReading* earlier,
+std::string screen_text(const EngineReading& reading, const EngineReading* before,
                         const ScreenOptions& options) {
+  const Earlier earlier(before);
   Screen screen(options);
   show_engine(screen, reading, earlier);
   show_findings(screen, reading, earlier, options.peer);
@@ -203,10 +210,11 @@ std::string list_text(std::span<const EngineReading> readings) {
     const MetricTable* const table = reading.find("engine");
     const auto value = [&](std::string_view column) {
       return table != nullptr && !table->rows.empty()
-                 ? short_number(table->number(table->rows[0], column))
+                 ? short_number(table->number(table->rows[0], column)) +
+                       std::string(mark_of(table->rows[0]))
                  : std::string("?");
     };
-    const std::vector<std::string> found = findings(reading, nullptr, {});
+    const std::vector<std::string> found = findings(reading, Earlier(nullptr), {});
     // The column before says that an engine is dead.
     const std::string cause = found.empty()                                ? "-"
                               : found.size() > 1 && !reading.file.is_alive ? found[1]

@@ -14,8 +14,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "common/cli.h"
 
@@ -23,8 +25,9 @@ namespace spinwire::tools {
 namespace {
 
 using Time = std::chrono::steady_clock;
-constexpr std::chrono::seconds kRequestLimit{2};
-constexpr int kTurnMs = 100;  ///< between looks for a stop signal
+constexpr std::chrono::seconds kClientLimit{30};  ///< for a request, and for its answer
+constexpr int kTurnMs = 100;                      ///< between looks for a stop signal
+constexpr std::size_t kMostClients = 32;
 
 tl::unexpected<Error> fail_serving(Status status, const std::string& address,
                                    std::string_view found, const char* remedy) {
@@ -79,61 +82,118 @@ std::optional<Loopback> parse_loopback(std::string_view text) {
   return loopback;
 }
 
-/// Waits for the socket, at most until `end`. False: in vain, or stopped.
-bool wait_for(int fd, short events, Time::time_point end) {
-  while (Time::now() < end && !stop_requested()) {
-    pollfd polled{fd, events, 0};
-    if (::poll(&polled, 1, kTurnMs) > 0) return true;
-  }
-  return false;
-}
-
-/// The first line of a request whose headers are complete; empty if none comes in time.
-std::string read_request(int fd) {
-  constexpr std::size_t kMost = 8192;
-  const auto end = Time::now() + kRequestLimit;
-  std::string request;
-  while (request.size() < kMost && wait_for(fd, POLLIN, end)) {
-    std::array<char, 2048> bytes{};
-    const ssize_t got = ::recv(fd, bytes.data(), bytes.size(), 0);
-    if (got <= 0) return {};
-    request.append(bytes.data(), static_cast<std::size_t>(got));
-    if (request.find("\r\n\r\n") != std::string::npos) return request.substr(0, request.find('\r'));
-  }
-  return {};
-}
-
-void write_all(int fd, std::string_view text) {
-  const auto end = Time::now() + kRequestLimit;
-  while (!text.empty() && wait_for(fd, POLLOUT, end)) {
-    const ssize_t put = ::send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (put <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(put));
-  }
-}
-
 std::string response(std::string_view status, std::string_view type, std::string_view body) {
   return fmt::format(
       "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
       status, type, body.size(), body);
 }
 
-void answer(int fd, const std::function<std::string()>& text) {
-  const std::string request = read_request(fd);
-  if (request.empty()) return;
-  constexpr std::string_view kPlain = "text/plain; charset=utf-8";
-  const bool is_get = request.starts_with("GET ");
-  const bool is_metrics =
-      request.starts_with("GET /metrics ") || request.starts_with("GET /metrics?");
-  if (is_metrics) {
-    write_all(fd, response("200 OK", "text/plain; version=0.0.4; charset=utf-8", text()));
-  } else if (is_get) {
-    write_all(fd, response("404 Not Found", kPlain, "the metrics are at /metrics\n"));
-  } else {
-    write_all(fd, response("405 Method Not Allowed", kPlain, "GET /metrics\n"));
-  }
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
 }
+
+/// Whether a request names this host, and once. The page of another site, whose name was made to
+/// lead to a loopback address, names that site.
+bool is_for_this_host(std::string_view request) {
+  constexpr std::string_view kName = "\r\nhost:";
+  const std::string headers = lower(request);
+  const std::size_t at = headers.find(kName);
+  if (at == std::string::npos || headers.find(kName, at + 1) != std::string::npos) return false;
+  const std::size_t begin = headers.find_first_not_of(" \t", at + kName.size());
+  std::string host = headers.substr(begin, headers.find('\r', begin) - begin);
+  host.erase(host.find_last_not_of(" \t") + 1);
+  const std::size_t port = host.find_last_not_of("0123456789");
+  if (port != std::string::npos && port != 0 && host[port] == ':') host.resize(port);
+  return host == "127.0.0.1" || host == "[::1]" || host == "localhost";
+}
+
+/// What a request gets whose headers are complete.
+std::string answer_to(std::string_view request, const MetricsText& text) {
+  constexpr std::string_view kPlain = "text/plain; charset=utf-8";
+  if (!is_for_this_host(request))
+    return response("403 Forbidden", kPlain, "the host is localhost, 127.0.0.1 or [::1]\n");
+  if (!request.starts_with("GET "))
+    return response("405 Method Not Allowed", kPlain, "GET /metrics\n");
+  if (!request.starts_with("GET /metrics ") && !request.starts_with("GET /metrics?"))
+    return response("404 Not Found", kPlain, "the metrics are at /metrics\n");
+  const auto metrics = text();
+  if (!metrics)
+    return response("500 Internal Server Error", kPlain, metrics.error().message() + '\n');
+  return response("200 OK", "text/plain; version=0.0.4; charset=utf-8", *metrics);
+}
+
+/// A client's connection: it sends a request, and then gets the answer.
+class Client {
+ public:
+  explicit Client(int fd) : fd_(fd), end_(Time::now() + kClientLimit) {}
+
+  [[nodiscard]] int fd() const { return fd_.fd(); }
+  [[nodiscard]] short events() const { return answer_.empty() ? POLLIN : POLLOUT; }
+  [[nodiscard]] bool is_late() const { return Time::now() >= end_; }
+  /// Goes on after an event. Returns false when the connection is to be closed.
+  bool go_on(const MetricsText& text) { return answer_.empty() ? receive(text) : send(); }
+
+ private:
+  bool receive(const MetricsText& text) {
+    constexpr std::size_t kMost = 8192;
+    std::array<char, 2048> bytes{};
+    const ssize_t got = ::recv(fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    if (got == 0) return false;
+    request_.append(bytes.data(), static_cast<std::size_t>(got));
+    const std::size_t end = request_.find("\r\n\r\n");
+    if (end == std::string::npos) return request_.size() < kMost;
+    answer_ = answer_to(std::string_view(request_).substr(0, end + 2), text);
+    end_ = Time::now() + kClientLimit;  // reading many engines may have taken a while
+    return true;
+  }
+  bool send() {
+    const std::string_view rest = std::string_view(answer_).substr(sent_);
+    const ssize_t put = ::send(fd(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0) return errno == EAGAIN || errno == EINTR;
+    sent_ += static_cast<std::size_t>(put);
+    return sent_ < answer_.size();
+  }
+
+  Socket fd_;
+  Time::time_point end_;
+  std::string request_;
+  std::string answer_;
+  std::size_t sent_ = 0;
+};
+
+/// Serves several clients at once, so that one that says nothing delays no other.
+class Clients {
+ public:
+  explicit Clients(int listener) : listener_(listener) {}
+
+  /// Waits for a while, and serves clients that are ready.
+  void turn(const MetricsText& text) {
+    std::vector<pollfd> polled{{listener_, POLLIN, 0}};
+    for (const auto& client : clients_) polled.push_back({client->fd(), client->events(), 0});
+    if (::poll(polled.data(), polled.size(), kTurnMs) < 0) return;
+    std::size_t at = 0;
+    std::erase_if(clients_, [&](const std::unique_ptr<Client>& client) {
+      const bool is_ready = polled[++at].revents != 0;
+      return (is_ready && !client->go_on(text)) || client->is_late();
+    });
+    if (polled[0].revents != 0) accept();
+  }
+
+ private:
+  /// The oldest client gives way to a new one.
+  void accept() {
+    const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    if (clients_.size() == kMostClients) clients_.erase(clients_.begin());
+    clients_.push_back(std::make_unique<Client>(fd));
+  }
+
+  int listener_;
+  std::vector<std::unique_ptr<Client>> clients_;  ///< the oldest first
+};
 
 /// Where the socket listens, after port 0 too.
 std::string address_of(int fd, std::string_view asked) {
@@ -147,7 +207,7 @@ std::string address_of(int fd, std::string_view asked) {
 
 }  // namespace
 
-Result<void> serve_metrics(const std::string& address, const std::function<std::string()>& text) {
+Result<void> serve_metrics(const std::string& address, const MetricsText& text) {
   const auto loopback = parse_loopback(address);
   if (!loopback) {
     return fail_serving(Status::invalid_argument, address, "it is no address of this host alone",
@@ -166,12 +226,8 @@ Result<void> serve_metrics(const std::string& address, const std::function<std::
   }
   fmt::print("serving http://{}/metrics\n", address_of(listener.fd(), address));
   std::fflush(stdout);
-  while (!stop_requested()) {
-    pollfd polled{listener.fd(), POLLIN, 0};
-    if (::poll(&polled, 1, kTurnMs) <= 0) continue;
-    const Socket client(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (client.fd() >= 0) answer(client.fd(), text);
-  }
+  Clients clients(listener.fd());
+  while (!stop_requested()) clients.turn(text);
   return {};
 }
 
