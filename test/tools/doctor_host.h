@@ -62,6 +62,7 @@ class DoctorHost {
     put("sys/fs/cgroup/jobs/engine/cpu.max", "max 100000");
     put("sys/fs/cgroup/jobs/engine/memory.max", "max");
     put("sys/fs/cgroup/jobs/cpu.max", "max 100000");
+    std::filesystem::create_directories(folder_ / "dev/shm");
   }
   void kernel() {
     put("proc/sys/kernel/osrelease", "6.1.0-31-amd64");

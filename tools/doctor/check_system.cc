@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -139,6 +140,26 @@ void check_system_calls(const Subject& subject, Findings& findings) {
   if (good)
     findings.add("system calls", Severity::ok, "all calls that the library needs work",
                  fmt::format("called each; /proc/self/status: Seccomp {}{}", seccomp, container));
+}
+
+void check_observability(const Subject& subject, Findings& findings) {
+  const std::string& folder = subject.config.observability.directory;
+  if (folder.empty()) {
+    findings.add("observability", Severity::ok, "the engine keeps no file for spinwire-stat",
+                 "observability.directory: empty");
+    return;
+  }
+  const int error = subject.host.access_error(folder);
+  const bool is_missing = error == ENOENT;
+  findings.add("observability", error == 0 ? Severity::ok : Severity::warning,
+               error == 0 ? "the engine can show itself to spinwire-stat"
+                          : "engines open, but spinwire-stat does not show them",
+               fmt::format("observability.directory: {}: {}", folder,
+                           error == 0 ? "can be written" : std::strerror(error)),
+               error == 0 ? ""
+               : is_missing
+                   ? fmt::format("mkdir -p {0} && mount -t tmpfs -o mode=1777 tmpfs {0}", folder)
+                   : fmt::format("mount -o remount,rw,mode=1777 {}", folder));
 }
 
 void check_open_files(const Subject& subject, Findings& findings) {

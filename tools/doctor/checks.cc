@@ -119,7 +119,8 @@ Findings examine(const Subject& subject) {
                            check_libraries,
                            check_ptrace_scope,
                            check_system_calls,
-                           check_open_files})
+                           check_open_files,
+                           check_observability})
     check(subject, findings);
   return findings;
 }

@@ -60,6 +60,7 @@ void check_libraries(const Subject& subject, Findings& findings);
 void check_ptrace_scope(const Subject& subject, Findings& findings);
 void check_system_calls(const Subject& subject, Findings& findings);
 void check_open_files(const Subject& subject, Findings& findings);
+void check_observability(const Subject& subject, Findings& findings);
 
 /// The limit "name" of /proc/self/limits; all bits for "unlimited". None if it cannot be read.
 [[nodiscard]] std::optional<std::uint64_t> soft_limit(const Host& host, std::string_view name);
