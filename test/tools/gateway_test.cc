@@ -2,8 +2,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
+#include "../../tools/common/values.h"
+#include "eventually.h"
+#include "spinwire/spinwire.h"
 #include "tools/programs.h"
 
 namespace tools_test {
@@ -30,6 +35,88 @@ TEST_F(Tools, AGatewayKeepsToItsLimitAfterTheOther) {
   const Outcome o = run("gateway", {"demo", "--count", "200", "--limit", "150"});
   EXPECT_EQ(o.code, 1) << o.out;
   EXPECT_NE(o.err.find("order 151 exceeds the gateway's limit"), std::string::npos) << o.err;
+}
+
+// As in the example.
+constexpr spinwire::Method kOrder = 1;
+struct Order {
+  std::uint64_t account;
+  std::uint64_t number;
+  std::int64_t quantity;
+};
+struct Fill {
+  std::uint64_t number;
+  std::int64_t quantity;
+  std::int64_t position;
+};
+
+/// A trader that places one order at a time, again and again until it is answered.
+class Trader {
+ public:
+  explicit Trader(const std::string& gateway) {
+    spinwire::Config config = *spinwire::Config::load();
+    config.engine.control = spinwire::ControlMode::automatic;
+    config.memory.hugepages = spinwire::HugepagePolicy::off;
+    engine_ = *spinwire::Engine::open(config);
+    spinwire::SessionOptions options;
+    options.when_not_ready = spinwire::WhenNotReady::wait;
+    session_ = *engine_.open_session(gateway, options);
+  }
+  Trader(const Trader&) = delete;
+  Trader& operator=(const Trader&) = delete;
+  ~Trader() { engine_ = spinwire::Engine(); }
+
+  Fill place(const Order& order) {
+    Fill fill{};
+    bool is_under_way = false;
+    bool is_filled = false;
+    const auto done = [&](spinwire::Reply& reply) {
+      is_under_way = false;
+      if (reply.status() == spinwire::Status::ok)
+        is_filled = spinwire::tools::decode(reply.bytes(), fill);
+    };
+    EXPECT_TRUE(waiting::eventually([&] {
+      if (!is_under_way && !is_filled)
+        is_under_way =
+            session_.call(kOrder, spinwire::tools::bytes_of(order), done) == spinwire::Status::ok;
+      (void)engine_.poll();
+      return is_filled;
+    }));
+    return fill;
+  }
+
+ private:
+  spinwire::Engine engine_;
+  spinwire::Session session_;
+};
+
+void expect_fill(const Fill& fill, const Fill& expected) {
+  EXPECT_EQ(fill.number, expected.number);
+  EXPECT_EQ(fill.quantity, expected.quantity);
+  EXPECT_EQ(fill.position, expected.position);
+}
+
+TEST_F(Tools, AGatewaysLimitHoldsForEveryQuantityAndNotForRepetitions) {
+  Program exchange({bin() + "/gateway", "exchange", "127.0.0.1:0"});
+  const std::string market = exchange.wait_for("listening on ");
+  Program first({bin() + "/gateway", "serve", "127.0.0.1:0", market, "--limit", "150"});
+  Program second({bin() + "/gateway", "serve", "127.0.0.1:0", market, "--limit", "150"});
+  Trader one(first.wait_for("listening on "));
+  Trader other(second.wait_for("listening on "));
+  expect_fill(one.place({7, 1, -100}), {1, -100, -100});
+  // The limit is reached exactly. The standby answers the same, although no more would be allowed.
+  expect_fill(one.place({7, 2, 250}), {2, 250, 150});
+  expect_fill(other.place({7, 2, 250}), {2, 250, 150});
+  constexpr auto kLeast = std::numeric_limits<std::int64_t>::min();
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t quantity : {std::int64_t{1}, std::int64_t{-301}, kLeast, kMost})
+    expect_fill(other.place({7, 3, quantity}), {3, 0, 150});
+  expect_fill(one.place({8, 1, kLeast}), {1, 0, 0});
+  expect_fill(other.place({7, 3, -300}), {3, -300, -150});
+  // A gateway that has just begun learns the position before it passes an order on.
+  Program third({bin() + "/gateway", "serve", "127.0.0.1:0", market, "--limit", "150"});
+  Trader late(third.wait_for("listening on "));
+  expect_fill(late.place({7, 4, -1}), {4, 0, -150});
 }
 
 TEST_F(SlowTools, AGatewayThatEndsGivesItsTradersToTheOther) {

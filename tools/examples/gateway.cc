@@ -15,6 +15,9 @@
 // the other one. Whether the order under way was filled is not known then; the trader repeats it
 // under its number, and the exchange fills a number once.
 //
+// A gateway checks order n of an account against the position after order n - 1, and refuses it
+// while it does not know that one. It passes on a repetition unchecked: that has counted already.
+//
 // Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
 // that wait for room (on_writable), a sleep (Idler, timers).
 #include <fmt/core.h>
@@ -22,10 +25,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,11 +68,16 @@ struct Fill {
   std::int64_t quantity;  // 0: the gateway's limit forbids the order
   std::int64_t position;  // of the account, with this order
 };
-/// Sent to all gateways after each fill.
+/// A gateway gets the positions of all accounts when it connects, and one after each fill.
 struct Position {
   std::uint64_t account;
+  std::uint64_t number;  // of its last order
   std::int64_t quantity;
 };
+
+bool decode_order(std::span<const std::byte> bytes, Order& order) {
+  return decode(bytes, order) && order.number != 0 && order.quantity != 0;
+}
 
 Engine open_engine(const std::string& key_file = {}) {
   Config config = must(Config::load());
@@ -89,11 +99,18 @@ class Exchange {
     must(engine_.serve(kOrder, [this](Request& r) { on_order(r); }));
     ListenOptions listen;
     listen.handlers.on_ready = [this](Connection gateway) {
-      gateways_.push_back(gateway);
-      publish(gateway);
+      Feed& feed = feeds_.emplace_back(Feed{gateway, {}});
+      for (const auto& [account, fill] : fills_) feed.due.insert(account);
+      publish(feed);
     };
-    listen.handlers.on_closed = [this](Connection c, const Error&) { std::erase(gateways_, c); };
-    listen.handlers.on_writable = [this](Connection gateway) { publish(gateway); };
+    listen.handlers.on_closed = [this](Connection c, const Error&) {
+      std::erase_if(feeds_, [&](const Feed& feed) { return feed.gateway == c; });
+    };
+    listen.handlers.on_writable = [this](Connection c) {
+      for (Feed& feed : feeds_) {
+        if (feed.gateway == c) publish(feed);
+      }
+    };
     listener_ = must(engine_.listen(o.addresses.at(0), listen));
   }
   Exchange(const Exchange&) = delete;
@@ -107,29 +124,46 @@ class Exchange {
   }
 
  private:
+  struct Feed {
+    Connection gateway;
+    std::set<std::uint64_t> due;  // accounts whose position is to be sent
+  };
+
   void on_order(Request& request) {
     Order order{};
-    if (!decode(request.bytes(), order)) return (void)request.refuse("this is no order");
-    Fill& last = fills_[order.account];
+    if (!decode_order(request.bytes(), order)) return (void)request.refuse("this is no order");
+    const auto known = fills_.find(order.account);
+    Fill last = known != fills_.end() ? known->second : Fill{};
     if (order.number == last.number + 1) {
-      last = {order.number, order.quantity, last.position + order.quantity};
-      for (Connection& gateway : gateways_) publish(gateway);
+      last.number = order.number;
+      last.quantity = order.quantity;
+      if (__builtin_add_overflow(last.position, order.quantity, &last.position))
+        return (void)request.refuse("no position is so large");
+      fills_[order.account] = last;
+      for (Feed& feed : feeds_) {
+        feed.due.insert(order.account);
+        publish(feed);
+      }
     } else if (order.number != last.number) {
       return (void)request.refuse("the number is out of order");
     }
     (void)request.reply(bytes_of(last));
   }
 
-  /// Sends all positions. They are whole, not changes: without room now, on_writable sends the
+  /// Sends what is due. They are positions, not changes: without room now, on_writable sends the
   /// positions of that time.
-  void publish(Connection& gateway) {
-    for (const auto& [account, fill] : fills_) {
-      if (gateway.send_copy(bytes_of(Position{account, fill.position})) != Status::ok) return;
+  void publish(Feed& feed) {
+    while (!feed.due.empty()) {
+      const std::uint64_t account = *feed.due.begin();
+      const Fill& last = fills_[account];
+      const Position position{account, last.number, last.position};
+      if (feed.gateway.send_copy(bytes_of(position)) != Status::ok) return;
+      feed.due.erase(account);
     }
   }
 
   std::map<std::uint64_t, Fill> fills_;  // the last of each account
-  std::vector<Connection> gateways_;
+  std::vector<Feed> feeds_;
   Engine engine_;
   Listener listener_;
 };
@@ -144,9 +178,11 @@ class Gateway {
     connect.reconnect = kForEver;
     connect.handlers.on_message = [this](Connection, Message& m) {
       Position position{};
-      if (decode(m.bytes(), position)) positions_[position.account] = position.quantity;
+      if (decode(m.bytes(), position)) set_position(position);
     };
-    feed_ = must(outside_.connect(o.addresses.at(1), connect));
+    // Another exchange may follow.
+    connect.handlers.on_interrupted = [this](Connection, const Error&) { positions_.clear(); };
+    (void)must(outside_.connect(o.addresses.at(1), connect));
     SessionOptions session;
     session.reconnect = kForEver;
     // An order does not wait for an exchange that is away: its price would be old.
@@ -179,28 +215,42 @@ class Gateway {
 
   void on_order(Request& request) {
     Order order{};
-    if (!decode(request.bytes(), order)) return (void)request.refuse("this is no order");
-    if (!feed_.ready()) return (void)request.refuse("the positions are not known");
+    if (!decode_order(request.bytes(), order)) return (void)request.refuse("this is no order");
     if (orders_left_ == 0) return (void)request.refuse("too many orders");
     --orders_left_;
-    const std::int64_t position = positions_[order.account];
-    if (std::abs(position + order.quantity) > options_.limit)
-      return (void)request.reply(bytes_of(Fill{order.number, 0, position}));
+    const auto known = positions_.find(order.account);
+    const Position last = known != positions_.end() ? known->second : Position{};
+    if (order.number > last.number + 1) return (void)request.refuse("the position is not known");
+    if (order.number > last.number && !is_allowed(last.quantity, order.quantity))
+      return (void)request.reply(bytes_of(Fill{order.number, 0, last.quantity}));
     const PendingCall trader = request.defer();
     // The trader may have given up; then reply() and refuse() do nothing.
-    const auto done = [trader](Reply& fill) {
-      if (fill.status() == Status::ok) return (void)trader.reply(fill.bytes());
-      (void)trader.refuse(to_string(fill.status()));
+    const auto done = [this, trader, account = order.account](Reply& reply) {
+      if (reply.status() != Status::ok) return (void)trader.refuse(to_string(reply.status()));
+      Fill fill{};
+      // The fill may come before its position.
+      if (decode(reply.bytes(), fill)) set_position({account, fill.number, fill.position});
+      (void)trader.reply(reply.bytes());
     };
     const Status status = exchange_.call(kOrder, bytes_of(order), done, {.timeout = 100ms});
     if (status != Status::ok) (void)trader.refuse(to_string(status));
   }
 
+  [[nodiscard]] bool is_allowed(std::int64_t position, std::int64_t quantity) const {
+    std::int64_t sum = 0;
+    return !__builtin_add_overflow(position, quantity, &sum) && sum <= options_.limit &&
+           sum >= -options_.limit;
+  }
+
+  void set_position(const Position& position) {
+    Position& last = positions_[position.account];
+    if (position.number > last.number) last = position;
+  }
+
   Options options_;
   std::uint32_t orders_left_ = kMostOrders;
-  std::map<std::uint64_t, std::int64_t> positions_;
+  std::map<std::uint64_t, Position> positions_;
   Engine outside_;
-  Connection feed_;
   Session exchange_;
   Engine inside_;
   Listener listener_;
@@ -353,7 +403,9 @@ int main(int argc, char** argv) {
   for (CLI::App* one : {demo_, exchange, gateway})
     one->add_option("--key-file", o.key_file, "keys of the exchange and its gateways");
   for (CLI::App* one : {demo_, gateway}) {
-    one->add_option("--limit", o.limit, "of a position")->capture_default_str();
+    one->add_option("--limit", o.limit, "of a position")
+        ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+        ->capture_default_str();
     one->add_option("--idle", o.idle, "what a gateway does without work: spin, pause, yield, wait")
         ->transform(CLI::CheckedTransformer(
             std::map<std::string, IdleStrategy>{{"spin", IdleStrategy::spin},
