@@ -19,18 +19,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "eventually.h"
+#include "spinwire/spinwire.h"
 #include "tools/programs.h"
 
 namespace rolling_restart_test {
@@ -43,6 +46,7 @@ using waiting::eventually;
 using namespace std::chrono_literals;
 
 constexpr std::size_t kNodes = 3;
+constexpr std::size_t kRecord = 64;  // bytes
 constexpr auto kStop = 3s;
 constexpr auto kAlone = 200ms;  // less than a lease
 
@@ -116,21 +120,44 @@ std::string free_address(std::mt19937_64& random) {
 /// The nodes of a log.
 class Cluster {
  public:
-  explicit Cluster(std::uint64_t seed) : random_(seed) {
+  Cluster(std::uint64_t seed, std::uint64_t records) : random_(seed) {
     std::set<std::string> addresses;
     while (addresses.size() != kNodes) addresses.insert(free_address(random_));
     for (const std::string& address : addresses) {
       addresses_.push_back(address);
       nodes_ += (nodes_.empty() ? "" : ",") + address;
     }
-    for (std::size_t i = 0; i != kNodes; ++i) start(i);
+    for (std::size_t i = 0; i != kNodes; ++i)
+      start(i, {"--new", "--records", std::to_string(records)});
   }
 
-  void start(std::size_t i) {
-    running_[i] = Process(
-        {bin() + "/replicated-log", "--id", std::to_string(i), "--nodes", nodes_, "--records",
-         "8000000", "--file", file(i), "--journal", folder_ / ("journal." + std::to_string(i))},
-        folder_ / ("node." + std::to_string(i)));
+  /// Waits until all files have been made.
+  [[nodiscard]] bool are_made() const {
+    return eventually([&] { return head(0).magic && head(1).magic && head(2).magic; });
+  }
+  void start(std::size_t i, const Words& more = {}) {
+    Words words{bin() + "/replicated-log",
+                "--id",
+                std::to_string(i),
+                "--nodes",
+                nodes_,
+                "--file",
+                file(i),
+                "--journal",
+                folder_ / ("journal." + std::to_string(i))};
+    words.insert(words.end(), more.begin(), more.end());
+    running_[i] = Process(std::move(words), folder_ / ("node." + std::to_string(i)));
+  }
+  /// Leaves a node's log no room, and gives its first record a text that is no text.
+  void fill_up(std::size_t i) const {
+    Head full = head(i);
+    full.capacity = full.committed;
+    std::string text = "\x1b[2J" + std::string(28, 'x');
+    std::fstream out(file(i), std::ios::in | std::ios::out | std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&full), sizeof full);
+    out.seekp(kRecord + 24).write(text.data(), static_cast<std::streamsize>(text.size()));
+    out.close();
+    std::filesystem::resize_file(file(i), (full.capacity + 1) * kRecord);
   }
   /// A node to disturb: the leader half the time.
   std::size_t choose() { return random_() % 2 != 0 ? random_() % kNodes : leader(); }
@@ -155,6 +182,9 @@ class Cluster {
   [[nodiscard]] const std::string& address(std::size_t i) const { return addresses_[i]; }
   [[nodiscard]] const std::string& nodes() const { return nodes_; }
   [[nodiscard]] const Folder& folder() const { return folder_; }
+  [[nodiscard]] std::string file(std::size_t i) const {
+    return folder_ / ("log." + std::to_string(i));
+  }
   std::mt19937_64& random() { return random_; }
   /// What went to stderr.
   [[nodiscard]] std::string errors() const {
@@ -167,12 +197,11 @@ class Cluster {
  private:
   /// The first bytes of a node's file.
   struct Head {
+    std::uint64_t magic = 0;
+    std::uint64_t capacity = 0;
     std::uint64_t epoch = 0;
     std::uint64_t committed = 0;
   };
-  [[nodiscard]] std::string file(std::size_t i) const {
-    return folder_ / ("log." + std::to_string(i));
-  }
   [[nodiscard]] Head head(std::size_t i) const {
     Head head;
     std::ifstream(file(i), std::ios::binary).read(reinterpret_cast<char*>(&head), sizeof head);
@@ -289,7 +318,8 @@ TEST_F(SlowRollingRestart, NoAnsweredRecordIsLostAndNoCallRunsTwice) {
   const int count = given != nullptr ? std::atoi(given) : 5;
   const std::uint64_t seed = std::random_device()();
   std::printf("  seed %" PRIu64 "\n", seed);
-  Cluster nodes(seed);
+  Cluster nodes(seed, 1'000'000 + 20'000 * static_cast<std::uint64_t>(count));
+  ASSERT_TRUE(nodes.are_made()) << nodes.errors();
   std::vector<Event> events;
   for (int i = 0; i != count; ++i) events.insert(events.end(), {Event::restart, Event::kill});
   events.insert(events.end(), static_cast<std::size_t>(std::max(count / 5, 2)), Event::stop);
@@ -334,6 +364,96 @@ TEST_F(SlowRollingRestart, NoAnsweredRecordIsLostAndNoCallRunsTwice) {
     nodes[i].signal(SIGTERM);
     EXPECT_EQ(nodes[i].end(), 0) << nodes.errors();
   }
+}
+
+tools_test::Outcome append(const Cluster& nodes, const char* count, const char* interval = "2ms") {
+  return tools_test::run(
+      "log-client", {"append", "--nodes", nodes.nodes(), "--count", count, "--interval", interval});
+}
+
+TEST_F(SlowRollingRestart, ALostFileIsMadeAgainFromTheOtherTwo) {
+  Cluster nodes(std::random_device{}(), 10'000);
+  ASSERT_TRUE(nodes.are_made()) << nodes.errors();
+  ASSERT_EQ(append(nodes, "200").code, 0) << nodes.errors();
+  const std::size_t lost = nodes.leader();
+  nodes[lost].signal(SIGKILL);
+  ASSERT_EQ(nodes[lost].end(), -SIGKILL) << nodes.errors();
+  ASSERT_EQ(::unlink(nodes.file(lost).c_str()), 0);
+  // The node does not start as if it had never had a file.
+  nodes.start(lost);
+  ASSERT_EQ(nodes[lost].end(), 1);
+  EXPECT_NE(nodes.errors().find("there is no such file"), std::string::npos) << nodes.errors();
+
+  ASSERT_EQ(append(nodes, "1").code, 0) << nodes.errors();
+  nodes.start(lost, {"--new", "--records", "10000"});
+  ASSERT_TRUE(nodes.is_even()) << nodes.errors();
+  // From now on it is as good as the others: with one of them it has everything.
+  const std::size_t next = nodes.leader();
+  nodes[next].signal(SIGKILL);
+  ASSERT_EQ(nodes[next].end(), -SIGKILL) << nodes.errors();
+  ASSERT_EQ(append(nodes, "1").code, 0) << nodes.errors();
+  const tools_test::Outcome read = tools_test::run("log-client", {"read", nodes.address(lost)});
+  std::size_t records = 0;
+  for (std::size_t at = 0; (at = read.out.find(" record ", at)) != std::string::npos; ++at)
+    ++records;
+  EXPECT_GE(records, 201u) << nodes.errors();  // it may not know yet that the last one is committed
+}
+
+TEST_F(SlowRollingRestart, AFullLogRefusesAndIsRead) {
+  Cluster nodes(std::random_device{}(), 8192);
+  ASSERT_TRUE(nodes.are_made()) << nodes.errors();
+  const tools_test::Outcome most = append(nodes, "5000", "10us");
+  EXPECT_EQ(most.code, 1) << most.out;
+  EXPECT_NE(most.err.find(": the log is full"), std::string::npos) << most.err;
+  ASSERT_TRUE(nodes.is_even()) << nodes.errors();
+  for (std::size_t i = 0; i != kNodes; ++i) {
+    nodes[i].signal(SIGTERM);
+    EXPECT_EQ(nodes[i].end(), 0) << nodes.errors();
+    nodes.fill_up(i);
+    nodes.start(i);
+  }
+  // There is no room for a leader's own record either, but there is a leader.
+  const tools_test::Outcome more = append(nodes, "1");
+  EXPECT_EQ(more.code, 1) << more.out;
+  EXPECT_NE(more.err.find(": the log is full"), std::string::npos) << more.err;
+  const tools_test::Outcome read = tools_test::run("log-client", {"read", nodes.address(0)});
+  EXPECT_EQ(read.code, 0) << read.err;
+  EXPECT_NE(read.out.find(" ?[2J" + std::string(28, 'x') + '\n'), std::string::npos);
+}
+
+TEST_F(SlowRollingRestart, WhatIsNoRecordIsRefused) {
+  struct Append {  // as in the example
+    std::uint64_t client, number, attempt;
+    char text[32];
+  };
+  const Cluster nodes(std::random_device{}(), 8192);
+  spinwire::Config config = *spinwire::Config::load();
+  config.engine.control = spinwire::ControlMode::automatic;
+  config.memory.hugepages = spinwire::HugepagePolicy::off;
+  std::string answer;
+  spinwire::Engine engine = *spinwire::Engine::open(config);
+  spinwire::SessionOptions options;
+  options.reconnect = {.attempts = ~0u, .first_delay = 5ms, .max_delay = 50ms};
+  options.when_not_ready = spinwire::WhenNotReady::wait;
+  spinwire::Session session = *engine.open_session(nodes.address(0), options);
+  bool is_under_way = false;
+  const auto done = [&](spinwire::Reply& reply) {
+    is_under_way = false;
+    answer = reply.text();
+  };
+  for (const Append& append : {Append{0, 1, 1, "a leader's own"}, Append{5, 0, 2, "no number"},
+                               Append{5, 1, 3, "\x1b[2J"}, Append{5, 1, 4, "two\nlines"}}) {
+    answer.clear();
+    EXPECT_TRUE(eventually([&] {
+      if (!is_under_way)
+        is_under_way =
+            session.call(1, std::as_bytes(std::span(&append, 1)), done) == spinwire::Status::ok;
+      (void)engine.poll();
+      return !answer.empty();
+    })) << nodes.errors();
+    EXPECT_EQ(answer, "this is no record") << append.text;
+  }
+  engine = spinwire::Engine();
 }
 
 }  // namespace rolling_restart_test

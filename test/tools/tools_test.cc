@@ -60,6 +60,7 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"gateway", {"serve", "127.0.0.1:0"}},
       {"gateway", {"demo", "--idle", "sleep"}},
       {"replicated-log", {"--id", "0", "--file", "log"}},
+      {"replicated-log", {"--id", "0", "--nodes", "a,b,c", "--file", "log", "--records", "9000"}},
       {"replicated-log", {"--id", "3", "--file", "log", "--nodes", "a,b,c"}},
       {"log-client", {"append"}},
       {"log-client", {"read"}},

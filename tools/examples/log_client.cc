@@ -7,6 +7,7 @@
 // may have appended its record, so the writer repeats it under the same number at its next time.
 // Note that the session finds the leader: a node that does not lead ends the session with a
 // goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile.
+// Any other refusal ends the program.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -43,6 +44,14 @@ Config settings() {
   config.connections.keepalive_interval = 100ms;
   config.connections.peer_timeout = 500ms;
   return config;
+}
+
+/// What others have written does not reach a terminal as it is.
+std::string printable(std::string_view text) {
+  std::string result(text);
+  std::ranges::replace_if(
+      result, [](char c) { return !is_printable(c); }, '?');
+  return result;
 }
 
 class Client {
@@ -114,6 +123,8 @@ class Client {
 
   void on_reply(Writer& w, const Reply& reply) {
     w.is_calling = false;
+    if (reply.status() == Status::refused && reply.text() != kNotLeading)
+      fault_ = fmt::format("record {}: {}", w.number, printable(reply.text()));
     if (reply.status() != Status::ok) return;
     w.is_answered = true;
     --open_;
@@ -167,7 +178,7 @@ class Reader {
          rest = rest.subspan(sizeof record)) {
       (void)decode(rest.first(sizeof record), record);
       fmt::print("{} {} {:016x} {} {:016x} {}\n", next_++, record.epoch, record.client,
-                 record.number, record.hash, record.text.data());
+                 record.number, record.hash, printable(view(record.text)));
     }
     read(session);
   }

@@ -1,9 +1,11 @@
-// A log on three nodes, which survives the loss of any one of them.
+// A log on three nodes, which goes on while any one of them is away.
 //
 //   nodes=127.0.0.1:7101,127.0.0.1:7102,127.0.0.1:7103
-//   for i in 0 1 2; do replicated-log --id $i --nodes $nodes --file /dev/shm/log.$i & done
+//   for i in 0 1 2; do replicated-log --id $i --nodes $nodes --file /dev/shm/log.$i --new & done
 //   log-client append --nodes $nodes --count 1000
 //   log-client read 127.0.0.1:7102
+//
+// Only the first start of a node takes --new.
 //
 // One node leads. It appends what clients send to its own log, and writes it into the logs of the
 // other nodes, by one-sided writes with a notice. Each node's log is memory that it leases to the
@@ -23,6 +25,12 @@
 // files, although nodes are restarted, killed, stopped and continued at any time. A record is
 // appended once, however often its client repeats the call.
 //
+// A file also holds the epoch in which its node has last given its log. If one file is lost,
+// nothing else is, as long as its node stays away until the two others have answered a record
+// (log-client append --count 1): then both have all answered records, and the node may start with
+// --new. Started with --new earlier, it may make a majority with a node that lacks answered
+// records, and they are lost.
+//
 // What it does not: survive two lost files, or a power failure (the files are written by the kernel
 // when it likes; on adapters they must be on tmpfs or persistent memory). A record whose call
 // failed may have been appended. A read may miss the newest records. The log is not compacted, and
@@ -38,6 +46,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -63,7 +72,8 @@ struct Options {
   std::vector<std::string> nodes;
   std::string file;
   std::string journal;
-  std::uint64_t records = 1u << 20;
+  bool is_new = false;
+  std::uint64_t records = 1u << 20;  // that a new log has room for
 };
 
 /// A message between nodes.
@@ -92,7 +102,7 @@ class Node {
   explicit Node(const Options& o)
       : id_(o.id),
         nodes_(o.nodes.size()),
-        log_(o.file, o.records),
+        log_(o.file, o.is_new ? std::optional(o.records) : std::nullopt),
         random_(std::random_device()()) {
     if (!o.journal.empty())
       journal_ = ::open(o.journal.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -185,12 +195,10 @@ class Node {
       role_ = Role::candidate;
       epoch_ = next_epoch();
     }
-    bool has_log = false;
     for (Peer& peer : peers_) {
-      if (peer.log && peer.log.time_left() == 0ns) peer.log.release();
-      has_log |= static_cast<bool>(peer.log);
+      if (peer.log.time_left() == 0ns) peer.log.release();
     }
-    if (role_ != Role::candidate && !has_log) return step_down();
+    if (role_ != Role::candidate && !has_majority()) return step_down();
     for (Peer& peer : peers_) {
       // What fails is done at the next tick.
       if (!peer.log) {
@@ -254,15 +262,20 @@ class Node {
 
   // ---- as the leader ----
 
+  /// With our own log, that of one peer is a majority.
+  [[nodiscard]] bool has_majority() const {
+    return std::ranges::any_of(peers_, [](const Peer& p) { return p.log.time_left() > 0ns; });
+  }
+
   void lead() {
     role_ = Role::leader;
     log_.extend();
     clients_.clear();
     for (std::uint64_t i = 0; i != log_.size(); ++i)
       clients_[log_.records()[i].client] = {log_.records()[i].number, i};
-    if (log_.size() == log_.records().size()) return step_down();
     first_ = log_.size();
-    log_.append(epoch_, 0, epoch_, {});
+    // Without room, no record is committed any more; reads go on.
+    if (has_room(1)) log_.append(epoch_, 0, epoch_, {});
     for (Peer& peer : peers_) replicate(peer);
   }
 
@@ -271,7 +284,7 @@ class Node {
     epoch_ = 0;
     wait_for_others();
     for (Peer& peer : peers_) peer.log.release();
-    for (auto& [index, call] : calls_) (void)call.refuse("no longer the leader");
+    for (auto& [index, call] : calls_) (void)call.refuse(kNotLeading);
     calls_.clear();
   }
 
@@ -311,26 +324,33 @@ class Node {
 
   void on_append(Request& request) {
     Append append{};
-    if (!decode(request.bytes(), append)) return (void)request.refuse("this is no record");
+    if (!decode(request.bytes(), append) || append.client == 0 || append.number == 0 ||
+        !std::ranges::all_of(view(append.text), is_printable))
+      return (void)request.refuse("this is no record");
     if (journal_ >= 0 && ::write(journal_, &append, offsetof(Append, text)) < 0)
       return (void)request.refuse("the journal is not written");
-    if (role_ != Role::leader) {
+    if (role_ != Role::leader || !has_majority()) {
       // The client's session goes on to the next node.
       (void)request.session().close({GoodbyeReason::overloaded, kTick});
-      return (void)request.refuse("this node does not lead");
+      return (void)request.refuse(kNotLeading);
     }
-    Appended& last = clients_[append.client];
+    const auto known = clients_.find(append.client);
+    Appended last = known != clients_.end() ? known->second : Appended{};
     if (append.number == last.number + 1) {
-      if (log_.size() + kLeadersOwn >= log_.records().size())
-        return (void)request.refuse("the log is full");
-      last = {append.number, log_.size()};
+      if (!has_room(kLeadersOwn + 1)) return (void)request.refuse("the log is full");
+      last = clients_[append.client] = {append.number, log_.size()};
       log_.append(epoch_, append.client, append.number, append.text);
       for (Peer& peer : peers_) replicate(peer);
     } else if (append.number != last.number) {
       return (void)request.refuse("the number is out of order");
     }
     if (last.index < log_.committed()) return (void)request.reply(bytes_of(last.index));
+    if (first_ == log_.records().size()) return (void)request.refuse("the log is full");
     calls_.emplace(last.index, request.defer());
+  }
+
+  [[nodiscard]] bool has_room(std::uint64_t records) const {
+    return log_.records().size() - log_.size() >= records;
   }
 
   void on_read(Request& request) {
@@ -383,7 +403,10 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--id", o.id, "which of the nodes this is")->check(CLI::Range(0, 2))->required();
   app.add_option("--file", o.file, "holds this node's log")->required();
-  app.add_option("--records", o.records, "that the log takes; the same at all nodes")
+  CLI::Option* const is_new = app.add_flag(
+      "--new", o.is_new, "make the file: a node's first start; see the source for a lost file");
+  app.add_option("--records", o.records, "that a new log takes; the same at all nodes")
+      ->needs(is_new)
       ->check(CLI::Range(std::uint64_t{8192}, std::uint64_t{1} << 24))
       ->capture_default_str();
   app.add_option("--journal", o.journal, "a file to which each call that runs here is added");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,8 +14,10 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "common/values.h"
 #include "spinwire/spinwire.h"
@@ -25,14 +28,20 @@ using spinwire::tools::Failure;
 
 // ---- the calls --------------------------------------------------------------------------------
 
+/// Printable characters, up to the first NUL.
 using Text = std::array<char, 32>;
+inline std::string_view view(const Text& text) {
+  return {text.data(), ::strnlen(text.data(), text.size())};
+}
+inline bool is_printable(char c) { return c >= ' ' && c <= '~'; }
 
 /// Appends a record. The reply is its index, once the record is on a majority of the nodes. A
 /// client gives its records the numbers 1, 2, 3, …, and repeats a call that failed under the same
 /// number: a number is appended once, and each repetition has the same index.
 inline constexpr spinwire::Method kAppend = 1;
+inline constexpr std::string_view kNotLeading = "this node does not lead";  // another one may
 struct Append {
-  std::uint64_t client;   // random
+  std::uint64_t client;   // random, not 0
   std::uint64_t number;   // of the record
   std::uint64_t attempt;  // of the call: never repeated
   Text text;
@@ -72,16 +81,35 @@ inline std::uint64_t hash_of(const Record& record, std::uint64_t hash_before) {
 /// may die at any byte: a record counts only if its hash and those of all records before are right.
 class Log {
  public:
-  Log(const std::string& path, std::uint64_t capacity)
-      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)),
-        bytes_((capacity + 1) * sizeof(Record)) {
-    if (file_ < 0 || ::flock(file_, LOCK_EX | LOCK_NB) != 0 ||
-        ::ftruncate(file_, static_cast<off_t>(bytes_)) != 0)
-      throw Failure(path + ": " + std::strerror(errno));
+  /// Opens the log of a file, or makes one in a new file, with room for so many records. Changes no
+  /// file that is not a log of this user.
+  Log(const std::string& path, std::optional<std::uint64_t> new_capacity)
+      : file_(::open(path.c_str(),
+                     O_RDWR | O_CLOEXEC | O_NOFOLLOW | (new_capacity ? O_CREAT | O_EXCL : 0),
+                     0600)) {
+    if (file_ < 0 && errno == ENOENT && !new_capacity)
+      throw Failure(path + ": there is no such file; --new makes one, but see the source's head");
+    expect(path, file_ >= 0 && ::flock(file_, LOCK_EX | LOCK_NB) == 0);
+    if (new_capacity) reserve(path, (*new_capacity + 1) * sizeof(Record));
+    struct stat found {};
+    expect(path, ::fstat(file_, &found) == 0);
+    if (!S_ISREG(found.st_mode) || found.st_uid != ::geteuid())
+      throw Failure(fmt::format("{}: no file of user {}, but mode {:o} of user {}", path,
+                                ::geteuid(), found.st_mode, found.st_uid));
+    bytes_ = static_cast<std::size_t>(found.st_size);
+    if (bytes_ < 2 * sizeof(Record) || bytes_ % sizeof(Record) != 0)
+      throw Failure(fmt::format("{}: no log, but {} bytes", path, bytes_));
     void* const mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-    if (mapped == MAP_FAILED) throw Failure(path + ": " + std::strerror(errno));
+    expect(path, mapped != MAP_FAILED);
     head_ = static_cast<Head*>(mapped);
-    records_ = {reinterpret_cast<Record*>(head_ + 1), capacity};
+    records_ = {reinterpret_cast<Record*>(head_ + 1), bytes_ / sizeof(Record) - 1};
+    if (new_capacity) *head_ = {kMagic, *new_capacity, 0, 0};
+    if (head_->magic != kMagic)
+      throw Failure(
+          fmt::format("{}: no log, but a file that begins with {:016x}", path, head_->magic));
+    if (head_->capacity != records_.size() || head_->committed > records_.size())
+      throw Failure(fmt::format("{}: a damaged log: {} records committed of {}, room for {}", path,
+                                head_->committed, head_->capacity, records_.size()));
     extend();
   }
   Log(const Log&) = delete;
@@ -109,7 +137,7 @@ class Log {
   }
   /// Counts again what others may have written.
   void extend() {
-    for (size_ = committed(); size_ != records_.size(); ++size_) {
+    for (size_ = committed(); size_ < records_.size(); ++size_) {
       const Record record = records_[size_];
       if (record.epoch == 0 || record.hash != hash_of(record, hash_before(size_))) break;
     }
@@ -122,16 +150,31 @@ class Log {
 
  private:
   struct alignas(sizeof(Record)) Head {
+    std::uint64_t magic;
+    std::uint64_t capacity;  // in records
     std::uint64_t epoch;
     std::uint64_t committed;
   };
+
+  static constexpr std::uint64_t kMagic = 0x31676f6c6c706572;  // "repllog1"
+
+  static void expect(const std::string& path, bool succeeded) {
+    if (!succeeded) throw Failure(path + ": " + std::strerror(errno));
+  }
+  /// Takes all blocks of a new file now: without, a full file system would end us at an access.
+  void reserve(const std::string& path, std::size_t bytes) const {
+    const int error = ::posix_fallocate(file_, 0, static_cast<off_t>(bytes));
+    if (error == 0) return;
+    (void)::unlink(path.c_str());
+    throw Failure(fmt::format("{}: {} bytes: {}", path, bytes, std::strerror(error)));
+  }
 
   [[nodiscard]] std::uint64_t hash_before(std::uint64_t index) const {
     return index != 0 ? records_[index - 1].hash : 0;
   }
 
   int file_;
-  std::size_t bytes_;
+  std::size_t bytes_ = 0;
   Head* head_ = nullptr;
   std::span<Record> records_;
   std::uint64_t size_ = 0;
