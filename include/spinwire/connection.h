@@ -49,7 +49,9 @@ struct ConnectionHandlers {
   /// The peer asks for memory, within our limits: accept or refuse the request. Empty: every such
   /// request is accepted.
   Callback<void(Connection, MemoryRequest&)> on_memory_request{};
-  /// Memory leased to the peer has come back, and no peer can reach the memory any more.
+  /// Memory leased to the peer has come back, and no peer can reach the memory any more. If the
+  /// connection has ended, an access of the peer may still be under way; Returned::memory is then
+  /// empty.
   Callback<void(Connection, const Returned&)> on_returned;
   /// The connection is `closed`. Runs once, after the last completion. The error's status is `ok`
   /// after close() on either side; Error::goodbye is what the peer said. Otherwise the error is the

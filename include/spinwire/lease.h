@@ -214,13 +214,17 @@ enum class ReturnedBy : std::uint8_t {
 };
 SPINWIRE_API std::string_view to_string(ReturnedBy how) noexcept;
 
-/// Our memory that has come back: no peer can reach it any more. Valid during its callback.
+/// Our memory that has come back. Valid during its callback.
 struct Returned {
   LeaseId lease;
   ReturnedBy how = ReturnedBy::release;
   bool requested = false;  ///< from our pool, at the peer's request; else given to lease()
-  BufferSlice memory;      ///< copy the slice to keep the memory
-  std::uint64_t tag = 0;   ///< of the lease
+  /// No peer can reach it any more; copy the slice to keep the memory. Empty if the connection has
+  /// ended while an access of the peer may be under way, for example of a process that is stopped:
+  /// the bytes may be read or change until the access has ended, and the engine holds the memory
+  /// until then. No callback reports that; the access ends at the latest with our process.
+  BufferSlice memory;
+  std::uint64_t tag = 0;  ///< of the lease
 };
 
 }  // namespace spinwire

@@ -126,7 +126,8 @@ class Node {
 
   int run() {
     Idler idler;
-    while (!tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    while (fault_.empty() && !tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    if (!fault_.empty()) return fail(fault_);
     // The leader answers the calls under way. Then the peers and clients go elsewhere for a time.
     must(engine_.drain(2s, {.retry_after = 50ms}));
     while (!engine_.drained()) must(idler.idle(engine_, engine_.poll()));
@@ -182,9 +183,12 @@ class Node {
     (void)from.lease(memory_.slice(), lease, {}, &lease_);  // likewise
   }
 
-  /// Nobody can write to our log any more.
+  /// Nobody can write to our log any more, unless the memory is missing: then an access of a leader
+  /// that has stopped may go on, and only our own end is sure to end it. So nobody gets the log,
+  /// and we do not lead, until this node has been started again.
   void on_returned(const Returned& returned) {
     if (returned.lease != lease_) return;
+    if (!returned.memory) return void(fault_ = "a lost leader may still use the log; start again");
     lease_ = {};
     wait_for_others();
   }
@@ -373,6 +377,7 @@ class Node {
   Log log_;
   std::mt19937_64 random_;
   int journal_ = -1;
+  std::string fault_;
   Role role_ = Role::follower;
   LeaseId lease_;                // of our log to the leader
   bool is_reading_ = false;      // from a peer's log into ours
