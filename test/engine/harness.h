@@ -104,7 +104,7 @@ inline Config small_config() {
   c.queues.completion_depth = 2048;
   c.connections.maximum = 64;
   c.connections.handshakes = 16;
-  c.security.open = std::getenv("SPINWIRE_TEST_ADDRESS") != nullptr;  // of a machine of its own
+  c.security.open = std::getenv("SPINWIRE_TEST_DEVICE") != nullptr;  // other hosts may reach it
   if (messages_by_work_requests()) c.connections.direct_messages = spinwire::DirectPath::off;
   if (std::getenv("SPINWIRE_TEST_OWN_RECEIVES") != nullptr) {
     c.queues.shared_receive_queue = SharedReceiveQueue::off;
