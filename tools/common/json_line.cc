@@ -5,9 +5,8 @@
 #include <cmath>
 
 namespace spinwire::tools {
-namespace {
 
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -22,18 +21,16 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-}  // namespace
-
 JsonLine& JsonLine::add_raw(std::string_view key, std::string_view value) {
   if (text_.size() > 1) text_ += ", ";
-  text_ += quoted(key);
+  text_ += json_string(key);
   text_ += ": ";
   text_ += value;
   return *this;
 }
 
 JsonLine& JsonLine::add(std::string_view key, std::string_view value) {
-  return add_raw(key, quoted(value));
+  return add_raw(key, json_string(value));
 }
 
 // JSON has no infinities.

@@ -8,6 +8,9 @@
 
 namespace spinwire::tools {
 
+/// The text in quotes, escaped as JSON demands.
+std::string json_string(std::string_view text);
+
 class JsonLine {
  public:
   JsonLine& add(std::string_view key, std::string_view value);

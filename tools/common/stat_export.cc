@@ -8,27 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "common/json_line.h"
 #include "common/stat_findings.h"
 #include "common/stat_report.h"
 
 namespace spinwire::tools {
 namespace {
-
-/// A JSON string. Texts of readings are printable ASCII; paths may be anything.
-std::string json_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    } else {
-      out += c;
-    }
-  }
-  return out += '"';
-}
 
 /// The value of a counter or gauge in its unit.
 std::string number_text(const MetricColumn& column, const MetricValue& value) {

@@ -156,7 +156,7 @@ void show_sessions(Screen& screen, const EngineReading& reading, const Earlier& 
   if (rows.empty()) return;
   screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
               "SESSION", "SERVER", "STATE", "BLOCKED BY", "FOR", "HEARD", "CALLS", "WAITING",
-              "SRTT", "CWND", "CALLS/s", "RESENT/s");
+              "SRTT", "CWND", "CALLS/s", "RETX/s");
   for (const Subject& s : rows) {
     screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
                 id_text(s, "session"), s.text("peer"), s.text("spinwire_session_state"),
