@@ -23,6 +23,9 @@ std::uint32_t run_deferred_work(EngineContext& ctx) noexcept {
   std::uint32_t ended = 0;
   if (!ctx.ran_agents.empty()) {
     ended = end_ran_operations(ctx);
+    // A READ that has ended is followed by the next of a long message.
+    if (ctx.queued_agents != 0) [[unlikely]]
+      post_rendezvous_reads(ctx);
     flush_in_poll(ctx);
   }
   if (ctx.end_of_poll_list.count() != 0) {

@@ -200,5 +200,25 @@ TEST_F(EngineOneSidedAtOnce, EndBeforeTheirConnectionOrEngineDoes) {
   }
 }
 
+TEST_F(EngineOneSidedAtOnce, ALongMessageIsReadPollByPoll) {
+  Config config = small_config();
+  config.engine.control = ControlMode::manual;
+  config.memory.rendezvous_bytes = 8u << 20;
+  config.connections.max_message_bytes = 2u << 20;
+  Node server(config), client(config);
+  server.listen();
+  Ends ends = connect(client, server);
+  const Buffer message = client.filled(2u << 20, 3);
+  ASSERT_EQ(client.tally.run([&](auto done) { return ends.client.send(message.slice(), done); }),
+            Status::ok);
+  // Without a control step, which must not be needed.
+  for (int i = 0; i < 50; ++i) {
+    (void)client.engine.poll();
+    (void)server.engine.poll();
+  }
+  EXPECT_EQ(server.messages, 1u);
+  ASSERT_TRUE(until({&client, &server}, [&] { return client.tally.completed == 1; }));
+}
+
 }  // namespace
 }  // namespace one_sided_at_once_test
