@@ -77,7 +77,8 @@ TEST(EngineHandover, UnderALoadOfConnectsNoneIsLost) {
   std::deque<Node> servers;
   servers.emplace_back(config).listen();
   const std::string address = servers[0].listener.address();
-  constexpr std::size_t kRounds = 8, kConnects = 160;
+  // A slow machine must not come to half-open connections that give way, a quarter of the maximum.
+  constexpr std::size_t kRounds = 8, kConnects = 160, kAtOnce = 12;
   std::size_t begun = 0;
   const auto poll = [&] {
     (void)client.poll();
@@ -87,7 +88,7 @@ TEST(EngineHandover, UnderALoadOfConnectsNoneIsLost) {
     EXPECT_EQ(c.close(), Status::ok);
   };  // makes room for others
   ASSERT_TRUE(until({}, [&] {
-    if (begun < kConnects && begun - client.closed.size() < 32) {
+    if (begun < kConnects && begun - client.closed.size() < kAtOnce) {
       (void)client.begin(address);
       ++begun;
     }
