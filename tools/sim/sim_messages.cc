@@ -150,13 +150,13 @@ void SimWorld::on_message(NodeId node, Message& message) {
   sim_.note(number);
   if (!l.may_reach(home(node))) return fail("message {} comes to node {}", number, node);
   if (++m.delivered != 1) return fail("message {} comes for the {}th time", number, m.delivered);
-  if (m.epoch < l.delivered_epoch)
-    return fail("message {} comes, though its connection was made again", number);
-  if (m.epoch != l.delivered_epoch) l.delivered = 0;
-  l.delivered_epoch = m.epoch;
-  if (m.place != ++l.delivered)
+  // The server may hear of the end of an earlier connection only after the client has another: each
+  // connection has its own order.
+  l.delivered.resize(std::max<std::size_t>(l.delivered.size(), l.epoch + 1));
+  std::uint64_t& delivered = l.delivered[m.epoch];
+  if (m.place != ++delivered)
     return fail("message {}, the {}th of its connection, comes as the {}th", number, m.place,
-                l.delivered);
+                delivered);
   if (message.size() != m.size || !holds({message.data(), message.size()}, number, false))
     return fail("message {} comes with other bytes or another length", number);
   count(SimEvent::messages);

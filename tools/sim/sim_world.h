@@ -74,10 +74,9 @@ struct SimSession : SimPath {
 
 struct SimLink : SimPath {
   Connection handle;
-  std::uint32_t epoch = 0;            ///< how often it was ready
-  std::uint32_t delivered_epoch = 0;  ///< of the messages that arrive
+  std::uint32_t epoch = 0;  ///< how often it was ready
   std::uint64_t sent = 0;
-  std::uint64_t delivered = 0;
+  std::vector<std::uint64_t> delivered;  ///< messages, of each epoch
 };
 
 struct SimCall {
