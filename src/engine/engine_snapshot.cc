@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 
 #include <array>
-#include <iterator>
+#include <string>
 
 #include "agent/agent.h"
 #include "agent/connecting.h"
@@ -72,63 +72,61 @@ EngineSnapshot snapshot(const EngineCore& core) noexcept {
 
 namespace {
 
-using Text = std::back_insert_iterator<std::string>;
-
 double seconds(Nanoseconds time) noexcept { return std::chrono::duration<double>(time).count(); }
 
-void describe_engine(const EngineCore& core, Text text) {
+void describe_engine(const EngineCore& core, std::string& text) {
   const EngineSnapshot now = snapshot(core);
   const EngineStats stats = agent::stats(core.context);
-  fmt::format_to(text, "spinwire {} engine on {}: {} polls, {} control steps{}\n", version(),
-                 core.context.device->info().name, stats.polls, stats.control_steps,
-                 now.draining ? ", draining" : "");
-  fmt::format_to(text,
-                 "connections {}, operations {}, messages sent {} received {}, peers lost {}\n",
-                 stats.connections, stats.operations, stats.messages_sent, stats.messages_received,
-                 stats.peers_lost);
-  fmt::format_to(text, "sessions {}, served {}, calls {}, replies {}, served calls {}\n",
-                 now.calls.sessions, now.calls.served_sessions, now.calls.calls, now.calls.replies,
-                 now.calls.served);
+  text += fmt::format("spinwire {} engine on {}: {} polls, {} control steps{}\n", version(),
+                      core.context.device->info().name, stats.polls, stats.control_steps,
+                      now.draining ? ", draining" : "");
+  text +=
+      fmt::format("connections {}, operations {}, messages sent {} received {}, peers lost {}\n",
+                  stats.connections, stats.operations, stats.messages_sent, stats.messages_received,
+                  stats.peers_lost);
+  text += fmt::format("sessions {}, served {}, calls {}, replies {}, served calls {}\n",
+                      now.calls.sessions, now.calls.served_sessions, now.calls.calls,
+                      now.calls.replies, now.calls.served);
   for (std::size_t i = 0; i < now.pools.size(); ++i) {
     const MemoryStats& pool = now.pools[i];
-    fmt::format_to(text, "pool {}: {} bytes, {} free, {} blocks used, {} refusals\n",
-                   name_of(static_cast<Pool>(i)), pool.pool_bytes, pool.free_bytes,
-                   pool.blocks_used, pool.refusals);
+    text += fmt::format("pool {}: {} bytes, {} free, {} blocks used, {} refusals\n",
+                        name_of(static_cast<Pool>(i)), pool.pool_bytes, pool.free_bytes,
+                        pool.blocks_used, pool.refusals);
   }
 }
 
-void describe_connections(const EngineCore& core, Text text) {
+void describe_connections(const EngineCore& core, std::string& text) {
   for (const agent::Agent& a : core.context.agents) {
     const ConnectionSnapshot now = agent::snapshot(core.context, a);
     const agent::AgentId id = agent::id_of(a);
-    fmt::format_to(text,
-                   "connection {}-{} to '{}': {}, blocked by {}, heard {:.3f} s ago, outstanding "
-                   "{}, credit {}, peer's credit {}, sent {}, received {}\n",
-                   id.index, id.generation, agent::peer_name(a), to_string(now.state),
-                   to_string(now.blocked_by), seconds(now.since_last_heard), now.stats.outstanding,
-                   now.stats.send_credits, now.stats.granted_credits, now.stats.messages_sent,
-                   now.stats.messages_received);
+    text += fmt::format(
+        "connection {}-{} to '{}': {}, blocked by {}, heard {:.3f} s ago, outstanding "
+        "{}, credit {}, peer's credit {}, sent {}, received {}\n",
+        id.index, id.generation, agent::peer_name(a), to_string(now.state),
+        to_string(now.blocked_by), seconds(now.since_last_heard), now.stats.outstanding,
+        now.stats.send_credits, now.stats.granted_credits, now.stats.messages_sent,
+        now.stats.messages_received);
   }
 }
 
-void describe_sessions(const rpc::Rpc& r, Text text) {
+void describe_sessions(const rpc::Rpc& r, std::string& text) {
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
     if (!r.clients.in_use(i)) continue;
     const rpc::ClientSession& c = r.clients.at(i);
     const SessionSnapshot now = rpc::snapshot(r, c);
-    fmt::format_to(text,
-                   "session {}-{} to '{}': {}, blocked by {}, heard {:.3f} s ago, in flight {} of "
-                   "{}, long {}, backlog {}, calls {}, sent again {}, srtt {:.6f} s\n",
-                   i, c.generation, c.address, to_string(now.state), to_string(now.blocked_by),
-                   seconds(now.since_last_heard), now.in_flight, now.window, now.long_calls,
-                   now.backlog, now.calls, now.retransmissions, seconds(now.srtt));
+    text += fmt::format(
+        "session {}-{} to '{}': {}, blocked by {}, heard {:.3f} s ago, in flight {} of "
+        "{}, long {}, backlog {}, calls {}, sent again {}, srtt {:.6f} s\n",
+        i, c.generation, c.address, to_string(now.state), to_string(now.blocked_by),
+        seconds(now.since_last_heard), now.in_flight, now.window, now.long_calls, now.backlog,
+        now.calls, now.retransmissions, seconds(now.srtt));
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
     if (!r.servers.in_use(i)) continue;
     const rpc::ServerSession& s = r.servers.at(i);
-    fmt::format_to(text, "served session {}-{} of '{}': {} calls in progress, window {}{}\n", i,
-                   r.servers.generation(i), rpc::identity_of(s.peer).address,
-                   rpc::calls_in_progress(s), s.window, rpc::is_leaving(s) ? ", leaving" : "");
+    text += fmt::format("served session {}-{} of '{}': {} calls in progress, window {}{}\n", i,
+                        r.servers.generation(i), rpc::identity_of(s.peer).address,
+                        rpc::calls_in_progress(s), s.window, rpc::is_leaving(s) ? ", leaving" : "");
   }
 }
 
@@ -136,9 +134,9 @@ void describe_sessions(const rpc::Rpc& r, Text text) {
 
 std::string describe(const EngineCore& core) {
   std::string text;
-  describe_engine(core, std::back_inserter(text));
-  describe_connections(core, std::back_inserter(text));
-  if (core.calls != nullptr) describe_sessions(*core.calls, std::back_inserter(text));
+  describe_engine(core, text);
+  describe_connections(core, text);
+  if (core.calls != nullptr) describe_sessions(*core.calls, text);
   return text;
 }
 
