@@ -86,10 +86,16 @@ inline bool sends_directly() {
   return device_name().starts_with("softverbs") && !messages_by_work_requests();
 }
 
-/// Pools of a few MiB, so that an engine opens in milliseconds. With SPINWIRE_TEST_OWN_RECEIVES
-/// each connection has receives of its own.
+/// More than until() waits, in every test. With the shipped limits of 2 s and 5 s, a handshake
+/// fails on a machine that is busy enough.
+inline constexpr std::chrono::minutes kHandshakeLimit{10};
+
+/// Pools of a few MiB, so that an engine opens in milliseconds. No handshake runs out of time, in
+/// either direction: a test of that sets its own limit. With SPINWIRE_TEST_OWN_RECEIVES each
+/// connection has receives of its own.
 inline Config small_config() {
   Config c;
+  c.connections.connect_timeout = c.connections.handshake_timeout = kHandshakeLimit;
   c.device.name = device_name();
   c.memory.hugepages = HugepagePolicy::off;
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time

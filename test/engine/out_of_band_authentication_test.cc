@@ -36,7 +36,6 @@ struct End {
 
   void prepare() {
     told = {};
-    options.timeout = std::chrono::minutes(1);  // a busy machine may take long
     options.handlers = node.handlers();
     options.on_endpoint = [this](Connection, const Endpoint& e) { told.push_back(e); };
     auto made = node.engine.prepare(options);

@@ -56,6 +56,9 @@ TEST_P(EngineShippedConfig, OpensConnectsAndMovesData) {
   ASSERT_TRUE(loaded) << loaded.error().message();
   Config config = *loaded;
   config.device.name = device_name();  // the named device may be missing here
+  // This machine may be busy.
+  config.connections.connect_timeout = config.connections.handshake_timeout = kHandshakeLimit;
+  config.rpc.call_timeout = kHandshakeLimit;
   const std::uint64_t pools = bytes_of_pools(config);
   if (!on_softverbs() && 2 * pools + 256 * kMiB > available_bytes())
     GTEST_SKIP() << "two engines pin " << 2 * pools / kMiB << " MiB, which this machine lacks";

@@ -19,6 +19,10 @@ using spinwire::wire::FrameKind;
 namespace rpc = spinwire::rpc;
 namespace wire = spinwire::wire;
 
+/// In ticks of a manual clock.
+constexpr std::uint64_t kLongerThanAHandshake =
+    spinwire::Nanoseconds(kHandshakeLimit + std::chrono::seconds(1)).count();
+
 /// With a clock of the test, so that timeouts take no time.
 struct Stepped : Calls {
   explicit Stepped(const Config& c = rpc_config()) : Calls(c, &now) {}
@@ -190,7 +194,7 @@ TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
   EXPECT_EQ(t.served(), 1u);
   (void)t.challenge();  // it is repeated
   ASSERT_EQ(t.stream.send(wire::encode(wire::PathResponse{1})), Status::ok);
-  t.now += 3'000'000'000;  // longer than connections.handshake_timeout
+  t.now += kLongerThanAHandshake;
   t.expect_stream_closed();
   t.expect_forgotten();
 }
@@ -228,7 +232,7 @@ TEST(RpcSessionOpening, AConfirmationThatNeverComesEndsTheSession) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.open();
-  t.now += 3'000'000'000;  // longer than connections.handshake_timeout
+  t.now += kLongerThanAHandshake;
   t.expect_stream_closed();
   t.expect_forgotten();
 }

@@ -104,8 +104,6 @@ inline Config scenario_config() {
   c.connections.own_domains = 0;
   c.queues.completion_depth = 8192;
   c.connections.keepalive_interval = 50ms * slowness();
-  c.connections.handshake_timeout *= slowness();
-  c.connections.connect_timeout *= slowness();
   // Leased memory is returned only after its time and all retransmissions.
   if (slowness() == 1) c.queue_pair.ack_timeout = 8;
   return c;
