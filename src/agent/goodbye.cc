@@ -16,6 +16,11 @@ void close(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
   if (idle(a)) continue_close(ctx, a);
 }
 
+void close_half_open(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
+  if (a.stage != Stage::up) return close(ctx, a, goodbye);
+  a.goodbyes.ours = wire::encode(goodbye);  // for the refusal, if it fails
+}
+
 void stop_reconnecting(Agent& a) noexcept {
   if (a.reconnect != nullptr) a.reconnect->is_over = true;
 }

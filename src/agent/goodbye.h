@@ -31,6 +31,10 @@ struct Goodbyes {
 /// Closes a connection. A goodbye that invites the peer back makes the end lossless, if the peer
 /// knows such goodbyes.
 void close(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
+/// Closes a half-open connection whose peer still waits for our answer, and so hears the refusal.
+/// After our answer the peer may be ready, and not listen to a refusal any more: the connection
+/// goes on until it is ready here, too, or fails.
+void close_half_open(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
 /// Sends the goodbye without waiting for operations or for the peer, and ends the connection when
 /// what the device has is over.
 void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;

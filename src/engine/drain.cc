@@ -16,9 +16,10 @@ void Drain::begin(Nanoseconds timeout, const DrainOptions& options) noexcept {
   deadline_ = context_.clock.now() + context_.clock.ticks(timeout);
   context_.timers.reschedule(timer_, deadline_);
   stage_ = Stage::served;
+  has_half_open_ = false;
   connector_.refuse_peers(goodbye());
   for (Agent& a : context_.agents) {
-    if (agent::is_half_open(a)) agent::close(context_, a, goodbye());
+    if (agent::is_half_open(a)) agent::close_half_open(context_, a, goodbye());
   }
   if (calls_ != nullptr) rpc::end_served_in_order(*calls_, goodbye());
   schedule_.step_soon();
@@ -43,17 +44,21 @@ void Drain::step(std::uint64_t now) noexcept {
   if (stage_ == Stage::sessions) {
     if (calls_ != nullptr && calls_->clients.size() != 0) return;
     stage_ = Stage::connections;
-    close_connections();
+    has_half_open_ = true;
   }
+  if (has_half_open_) close_connections();
   if (context_.agents.size() == 0) finish();
 }
 
 void Drain::close_connections() noexcept {
+  has_half_open_ = false;
   for (Agent& a : context_.agents) {
     agent::stop_reconnecting(a);  // also one that ends already
-    if (!agent::is_ending(a)) agent::close(context_, a, goodbye());
+    if (agent::is_ending(a)) continue;
+    agent::is_half_open(a) ? agent::close_half_open(context_, a, goodbye())
+                           : agent::close(context_, a, goodbye());
+    agent::is_ending(a) ? schedule_.step_soon() : void(has_half_open_ = true);
   }
-  schedule_.step_soon();
 }
 
 /// The time is over: counts what remains, and ends it without waiting.

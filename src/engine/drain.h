@@ -2,7 +2,8 @@
 // before is done:
 //   1. the sessions that peers have opened here: running calls end, and may use all else meanwhile;
 //   2. the sessions that are open here: their calls end;
-//   3. all connections: operations of both ends complete, and messages under way are delivered.
+//   3. all connections: operations of both ends complete, and messages under way are delivered. A
+//      half-open one becomes ready first, if its peer may have finished the handshake already.
 // Peers that come meanwhile are refused until then and afterwards. Cold.
 #pragma once
 
@@ -52,6 +53,7 @@ class Drain {
  private:
   enum class Stage : std::uint8_t { none, served, sessions, connections, over };
 
+  /// Closes the connections that can be told so.
   void close_connections() noexcept;
   void cut() noexcept;
   void finish() noexcept;
@@ -64,6 +66,7 @@ class Drain {
   DrainOptions options_;
   DrainReport report_;
   std::uint64_t deadline_ = 0;  ///< tick
+  bool has_half_open_ = false;  ///< connections are to be closed, perhaps again
   base::Timer timer_;
 };
 

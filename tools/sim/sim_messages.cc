@@ -69,8 +69,6 @@ void SimWorld::on_link_ready(std::uint32_t index) {
   ++l.epoch;
   l.sent = 0;
   on_path_ready(l, "connection", index, l.handle.peer());
-  // A peer that drains refuses a half-open connection, and the refusal may cross our last frame.
-  l.troubled = l.troubled || has_leaving(l.to());
 }
 
 void SimWorld::on_link_interrupted(std::uint32_t index, const Error& why) {
