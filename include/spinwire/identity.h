@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "spinwire/export.h"
+#include "spinwire/goodbye.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -81,9 +82,17 @@ class PeerRequest {
   /// kRefusalTextMax bytes of the text (through rdma_cm 127, with a key 107); '?' replaces bytes
   /// that are not printable ASCII. A peer that reconnects gets the code, but the status of what
   /// went wrong first. The text is copied.
-  void refuse(std::uint32_t code, std::string_view text) noexcept {
+  ///
+  /// With `retry_after`, the refusal is not final: the peer also gets Error::goodbye, with the
+  /// reason `overloaded` and this time, and a peer that reconnects comes back after it. Up to
+  /// kMaxRetryAfter, for which longer times count; in whole milliseconds, rounded up. 0 or less: a
+  /// peer that reconnects ends, or goes to an alternative.
+  void refuse(std::uint32_t code, std::string_view text, Nanoseconds retry_after = {}) noexcept {
     decision_ = Decision::refused;
     code_ = code;
+    goodbye_ = {};
+    if (retry_after.count() > 0)
+      goodbye_ = {GoodbyeReason::overloaded, std::min(retry_after, kMaxRetryAfter)};
     length_ = std::min(text.size(), kRefusalTextMax);
     std::copy_n(text.begin(), length_, text_.begin());
   }
@@ -100,6 +109,7 @@ class PeerRequest {
   bool carries_data_;
   Decision decision_ = Decision::none;
   std::uint32_t code_ = 0;
+  Goodbye goodbye_{};
   std::size_t length_ = 0;
   std::array<char, kRefusalTextMax> text_{};
 };

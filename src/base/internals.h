@@ -58,6 +58,10 @@ struct Internals {
     return request.code_;
   }
   template <typename T>
+  static const auto& refusal_goodbye(const T& request) noexcept {
+    return request.goodbye_;
+  }
+  template <typename T>
   static std::string_view refusal_text(const T& request) noexcept {
     return {std::data(request.text_), request.length_};
   }

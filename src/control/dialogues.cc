@@ -45,6 +45,7 @@ Error refused_by_application(std::string asked, const wire::Refuse& refusal) {
   Error why{refusal.status, std::move(asked), refusal.message(),
             base::format("the peer's application refused with the code {}", *refusal.code)};
   why.code = refusal.code;
+  why.goodbye = refusal.goodbye;
   return why;
 }
 

@@ -33,6 +33,7 @@ Result<PrivateData> ask_to_accept(const Callback<void(PeerRequest&)>& callback,
   if (Internals::is_accepted(request)) return Internals::private_data(request);
   Error why{Status::refused, "accept a peer", Internals::refusal_text(request), "ask its operator"};
   why.code = Internals::refusal_code(request);
+  why.goodbye = Internals::refusal_goodbye(request);
   return tl::unexpected(std::move(why));
 }
 

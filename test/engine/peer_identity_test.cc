@@ -17,6 +17,8 @@ using key_files::KeyFile;
 using key_files::line;
 using spinwire::ConnectionHandlers;
 using spinwire::Endpoint;
+using spinwire::Goodbye;
+using spinwire::GoodbyeReason;
 using spinwire::kPrivateDataMax;
 using spinwire::PeerIdentity;
 using spinwire::PeerRequest;
@@ -33,8 +35,9 @@ Bytes bytes_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.
 
 /// A server whose application decides about each peer, and clients.
 struct Door {
-  explicit Door(const Config& c = small_config(), const Config& clients = small_config())
-      : server(c), client(clients) {}
+  explicit Door(const Config& c = small_config(), const Config& clients = small_config(),
+                const std::uint64_t* ticks = nullptr)
+      : server(c, ticks), client(clients, ticks) {}
   void listen(const Bytes& private_data = {}) {
     ListenOptions options;
     options.handlers = server.handlers();
@@ -167,6 +170,51 @@ TEST(PeerIdentity, ARefusalReachesThePeerWithCodeAndText) {
   door.decide = [](PeerRequest& r) { r.accept(); };
   (void)door.connected({});
   finish(door.client, door.server);
+}
+
+TEST(PeerIdentity, ARefusalWithATimeAsksThePeerToComeBackThen) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a manual clock does not move the device";
+  std::uint64_t now = 1'000'000'000;
+  Door door(small_config(), small_config(), &now);
+  door.decide = [](PeerRequest& r) { r.refuse(503, "too busy", 400ms); };
+  door.listen();
+  (void)door.connect({});
+  ASSERT_TRUE(door.until([&] { return !door.client.closed.empty(); }));
+  EXPECT_EQ(door.client.closed.at(0).code, 503u);
+  EXPECT_EQ(door.client.closed.at(0).goodbye, (Goodbye{GoodbyeReason::overloaded, 400ms}));
+
+  const Connection c = door.connect({}, {.attempts = 1, .first_delay = 1us, .max_delay = 1us});
+  ASSERT_TRUE(door.until([&] { return door.requests == 2 && !c.ready(); }));
+  door.decide = [](PeerRequest& r) { r.accept(); };
+  const auto poll = [&] {
+    for (int i = 0; i < 300; ++i) (void)(door.client.poll() + door.server.poll());
+  };
+  poll();  // the refusal arrives
+  now += 399'000'000;
+  poll();
+  EXPECT_EQ(door.requests, 2) << "it was to come after 400 ms";
+  now += 2'000'000;
+  ASSERT_TRUE(door.until([&] { return c.ready(); }));
+  EXPECT_EQ(door.client.closed.size(), 1u);
+  finish(door.client, door.server);
+}
+
+TEST(PeerIdentity, TheTimeOfARefusalIsWithinItsLimits) {
+  Door door;
+  door.listen();
+  for (const auto& [asked, given] : {std::pair<spinwire::Nanoseconds, Goodbye>{0ns, {}},
+                                     {-1ns, {}},
+                                     {1ns, {GoodbyeReason::overloaded, 1ms}},
+                                     {24h, {GoodbyeReason::overloaded, 1h}}}) {
+    door.client.closed.clear();
+    door.decide = [asked = asked](PeerRequest& r) {
+      r.refuse(1, "", 5s);
+      r.refuse(2, "the last call counts", asked);
+    };
+    (void)door.connect({});
+    ASSERT_TRUE(door.until([&] { return !door.client.closed.empty(); }));
+    EXPECT_EQ(door.client.closed.at(0).goodbye, given);
+  }
 }
 
 TEST(PeerIdentity, RefusedPeersUseUpNoConnection) {

@@ -31,7 +31,8 @@ struct Seen {
 constexpr spinwire::Method kWho = 1;
 
 struct Door {
-  explicit Door(const Config& c = rpc_config()) : server(c), client(c) {
+  explicit Door(const Config& c = rpc_config(), const std::uint64_t* ticks = nullptr)
+      : server(c, ticks), client(c, ticks) {
     EXPECT_TRUE(server.engine.serve(kWho, [this](Request& r) {
       const PeerIdentity peer = r.peer();
       seen.push_back({std::string(peer.address), std::string(peer.key), bytes_of(peer.private_data),
@@ -52,8 +53,9 @@ struct Door {
     EXPECT_TRUE(made) << made.error().message();
     if (made) server.listener = std::move(*made);
   }
-  Session open(const Bytes& private_data) {
+  Session open(const Bytes& private_data, const spinwire::Reconnect& reconnect = {}) {
     SessionOptions options;
+    options.reconnect = reconnect;
     options.private_data = private_data;
     options.on_closed = [this](Session, const Error& e) { closed.push_back(e); };
     auto made = client.engine.open_session(server.listener.address(), options);
@@ -173,6 +175,37 @@ TEST(SessionRefusals, ReachTheClientWithCodeAndText) {
   EXPECT_EQ(door.closed.at(0).found, "nobody of that name");
   EXPECT_EQ(session.state(), SessionState::closed);
   door.finish({});
+}
+
+TEST(SessionRefusals, WithATimeAskTheClientToComeBackThen) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a manual clock does not move the device";
+  std::uint64_t now = 1'000'000'000;
+  Door door(rpc_config(), &now);
+  door.decide = [](PeerRequest& r) { r.refuse(503, "too busy", 400ms); };
+  (void)door.open({});
+  ASSERT_TRUE(door.until([&] { return !door.closed.empty(); }));
+  EXPECT_EQ(door.closed.at(0).code, 503u);
+  EXPECT_EQ(door.closed.at(0).goodbye,
+            (spinwire::Goodbye{spinwire::GoodbyeReason::overloaded, 400ms}));
+
+  const Session session = door.open({}, {.attempts = 1, .first_delay = 1us, .max_delay = 1us});
+  ASSERT_TRUE(door.until([&] { return door.requests == 2; }));
+  door.decide = [](PeerRequest& r) { r.accept(); };
+  const auto poll = [&] {
+    for (int i = 0; i < 300; ++i) (void)(door.client.poll() + door.server.poll());
+  };
+  poll();  // the refusal arrives
+  now += 399'000'000;
+  poll();
+  EXPECT_EQ(door.requests, 2) << "it was to come after 400 ms";
+  now += 2'000'000;
+  ASSERT_TRUE(door.until([&] {
+    now += 1000;  // for the client's answer to the challenge
+    return session.ready();
+  }));
+  EXPECT_EQ(door.closed.size(), 1u);
+  (void)door.call(session);
+  EXPECT_EQ(Session(session).close(), Status::ok);
 }
 
 // A refused client must not replace a session that its host has not used yet, nor use up its share.
