@@ -213,14 +213,23 @@ class SPINWIRE_API Listener {
   /// True while it listens.
   explicit operator bool() const noexcept;
   /// The listening socket, which stays ours: send it to a successor (SCM_RIGHTS), which then
-  /// accepts peers beside us. Errors:
+  /// accepts peers beside us. The connection of a session's long calls may reach either engine; the
+  /// wrong one ends the session, see release(). Errors:
   ///   unsupported    rdma_cm, or a simulated network: there is no such socket
   ///   not_connected  it does not listen
   [[nodiscard]] Result<int> fd() const;
   /// Stops accepting, without closing the socket: peers that connect wait in it for a successor
   /// (Engine::adopt_listener()). Peers that were accepted before are served on. The descriptor,
   /// which is close-on-exec, is the caller's from now on, and the Listener is empty. On a simulated
-  /// network only an engine on the same host can adopt it. Errors:
+  /// network only an engine on the same host can adopt it.
+  ///
+  /// Sessions that are served here stay, but a connection that a client makes for long calls, or
+  /// for all calls with RpcTransport::connection, reaches the successor. The successor refuses it,
+  /// and the session ends at its client as after a goodbye: calls in progress have their replies,
+  /// the others go to the successor if the session reconnects, and else end as not_connected. A
+  /// session that is being opened over a connection is refused, and opened again if it reconnects.
+  /// While a successor listens, clients notice the death of this engine later: see
+  /// Engine::adopt_listener(). Errors:
   ///   unsupported    rdma_cm: there is no socket
   ///   not_connected  it does not listen
   [[nodiscard]] Result<int> release();
@@ -351,7 +360,9 @@ class SPINWIRE_API Engine {
   /// of another process, or from a service manager (file descriptor 3 and up of LISTEN_FDS). Peers
   /// that have connected to it meanwhile are accepted. Takes the descriptor over, and makes it
   /// non-blocking and close-on-exec; after an error the descriptor is still the caller's, and
-  /// perhaps has these two flags. ListenOptions::via must be Via::tcp. Set-up. Errors:
+  /// perhaps has these two flags. ListenOptions::via must be Via::tcp. Nobody can tell whether the
+  /// former engine lives: its sessions end after connections.peer_timeout of silence, unless the
+  /// client's device sees the death of its process, as softverbs does. Set-up. Errors:
   ///   invalid_argument  not a listening TCP socket, an IPv6 one that takes IPv4 connections, or a
   ///                     setting out of range; on a simulated network, not what
   ///                     Listener::release() answered on the same host
@@ -433,7 +444,9 @@ class SPINWIRE_API Engine {
   ///   3. Connections, as by Connection::close(Goodbye): the operations of both ends complete, and
   ///      messages under way are delivered. Leases end with them, in either direction; the
   ///      operations of a holder that are under way complete before.
-  /// Out-of-band and raw connections close in step 3, too, raw ones without a goodbye. What has not
+  /// Out-of-band and raw connections close in step 3, too, raw ones without a goodbye. A connection
+  /// that is being accepted is refused, or becomes ready and closes in step 3, if its peer may be
+  /// ready already. What has not
   /// ended after `timeout` is closed at once: its calls and operations end as `flushed`, and the
   /// peer is told goodbye all the same.
   ///

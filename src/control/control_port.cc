@@ -94,8 +94,8 @@ Result<ListenerId> ControlPort::adopt_listener(int fd, std::shared_ptr<ListenerO
   }
 }
 
-Result<int> ControlPort::descriptor_of(ListenerId id) const {
-  const int fd = network_ == nullptr ? listeners_.descriptor_of(id) : -1;
+Result<int> ControlPort::descriptor_of(ListenerId id) {
+  const int fd = network_ == nullptr ? listeners_.share(id) : -1;
   if (fd >= 0) return fd;
   return base::fail(Status::unsupported, "hand a listener over",
                     "it listens through rdma_cm or on a simulated network, without a socket",
@@ -474,9 +474,10 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   watch(h);
 }
 
-void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept {
+void ControlPort::answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept {
   if (incarnation != options_.incarnation) {
-    return refuse(h, {Status::peer_lost,
+    const bool may_live = is_shared(at);
+    return refuse(h, {may_live ? Status::in_use : Status::peer_lost,
                       base::format("probe for the engine of incarnation {:#x}", incarnation),
                       "another engine, or a later incarnation, runs at this address",
                       "open the sessions again"});

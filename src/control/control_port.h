@@ -84,7 +84,7 @@ class ControlPort {
   /// still the caller's. Errors: those of ListenSocket::adopt(), and unauthenticated.
   Result<ListenerId> adopt_listener(int fd, std::shared_ptr<ListenerOwner> owner);
   /// The socket of a listener that listens. Errors: unsupported (rdma_cm, a simulated network).
-  Result<int> descriptor_of(ListenerId id) const;
+  Result<int> descriptor_of(ListenerId id);
   /// Stops a listener that listens, without closing its socket, which is the caller's from now on.
   /// Handshakes continue, also those without a first frame. Errors: unsupported (rdma_cm).
   Result<int> release_listener(ListenerId id);
@@ -248,7 +248,7 @@ class ControlPort {
   void end_resolution(Handshake& h, bool answered) noexcept;
   /// Whether the listener takes a connection now. False: it is refused, or waits.
   bool admit(Handshake& h, ListenerOwner& owner);
-  void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
+  void answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
   [[nodiscard]] bool may_challenge(Handshake& h);
   void end_challenge(Handshake& h, bool answered) noexcept;
@@ -256,6 +256,7 @@ class ControlPort {
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
   void count_refusal() noexcept { ++refusals_; }
+  [[nodiscard]] bool is_shared(ListenerId id) const noexcept { return listeners_.is_shared(id); }
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept {
     return listeners_.owner_of(id);
   }

@@ -64,7 +64,7 @@ bool Handshake::takes_goodbyes() const noexcept {
 void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
   if (const auto* probe = std::get_if<wire::Ready>(&got.body))
-    return port.answer_probe(h, probe->incarnation);
+    return port.answer_probe(h, listener, probe->incarnation);
   const auto* hello = std::get_if<wire::Hello>(&got.body);
   const auto* join = std::get_if<wire::JoinSession>(&got.body);
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
@@ -99,7 +99,13 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
     port.cancel_timeout(h);
   };
   if (hello != nullptr) return accept(owner->on_hello(id, h.peer(), hello->endpoint));
-  if (join != nullptr) return accept(owner->on_join_session(id, h.peer(), *join));
+  if (join != nullptr) {
+    auto joined = owner->on_join_session(id, h.peer(), *join);
+    // The session's server has handed the listener over, or shares it: the client shall come to us.
+    if (!joined && joined.error().status == Status::refused && port.is_shared(listener))
+      joined.error().goodbye = {GoodbyeReason::draining, Nanoseconds(0)};
+    return accept(joined);
+  }
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   if (open == nullptr) return;  // the exchange accepts only expected kinds
   if (open->end.qp_num != 0 && !port.may_challenge(h)) return;
@@ -306,6 +312,8 @@ ProbeFinding explain(ProbeOutcome outcome) noexcept {
     case ProbeOutcome::restarted:
       return {"another engine, or the next incarnation of this one, is at its address",
               "connect again"};
+    case ProbeOutcome::handed_over:
+      return {"another engine has its listener, so that it cannot be asked", nullptr};
     case ProbeOutcome::silent:
       return {"its control port accepts connections but does not answer",
               "the peer's process hangs, was stopped, or polls too rarely"};
@@ -326,6 +334,7 @@ void ProbePeer::on_frame(ControlPort& port, Handshake& h) const {
   end(port, h,
       std::holds_alternative<wire::Ready>(body)          ? ProbeOutcome::alive
       : no != nullptr && no->status == Status::peer_lost ? ProbeOutcome::restarted
+      : no != nullptr && no->status == Status::in_use    ? ProbeOutcome::handed_over
                                                          : ProbeOutcome::none);
 }
 

@@ -52,6 +52,7 @@ Result<ListenerId> Listeners::listen_cm(const Address& at, std::shared_ptr<Liste
 
 Result<ListenerId> Listeners::adopt(ListenSocket&& socket, std::shared_ptr<ListenerOwner> owner) {
   return add(std::move(owner), [&](Listener& listener, std::uint32_t index) -> Result<void> {
+    listener.is_shared = true;
     auto added =
         epoll_.add(socket.fd(), token(TokenKind::listener, index, listener.generation), interest_);
     if (added) listener.socket = std::move(socket);
@@ -59,9 +60,11 @@ Result<ListenerId> Listeners::adopt(ListenSocket&& socket, std::shared_ptr<Liste
   });
 }
 
-int Listeners::descriptor_of(ListenerId id) const noexcept {
-  const Listener* const listener = find(id);
-  return listener != nullptr && !listener->cm ? listener->socket.fd() : -1;
+int Listeners::share(ListenerId id) noexcept {
+  Listener* const listener = find(id);
+  if (listener == nullptr || listener->cm) return -1;
+  listener->is_shared = true;
+  return listener->socket.fd();
 }
 
 int Listeners::release(ListenerId id) noexcept {

@@ -29,8 +29,13 @@ class Listeners {
                                CmChannel& channel);
   /// Owns the socket, unless it fails. Errors: those of EpollSet::add().
   Result<ListenerId> adopt(ListenSocket&& socket, std::shared_ptr<ListenerOwner> owner);
-  /// The socket of a listener; -1 through rdma_cm.
-  [[nodiscard]] int descriptor_of(ListenerId id) const noexcept;
+  /// The socket of a listener, which is shared from now on; -1 through rdma_cm.
+  int share(ListenerId id) noexcept;
+  /// Whether another engine accepts at the listener's socket, or may have done so before.
+  [[nodiscard]] bool is_shared(ListenerId id) const noexcept {
+    const Listener* const listener = find(id);
+    return listener != nullptr && listener->is_shared;
+  }
   /// Stops a listener over TCP, but keeps its owner, for handshakes that were accepted before. The
   /// caller closes the socket.
   int release(ListenerId id) noexcept;
@@ -69,6 +74,7 @@ class Listeners {
     std::shared_ptr<ListenerOwner> owner;
     std::uint32_t generation = 0;
     bool is_released = false;  ///< without a socket
+    bool is_shared = false;
   };
 
   /// Adds a listener after `open(listener, index)` has opened it.

@@ -71,12 +71,13 @@ class ServedSessionOwner {
   virtual void on_path_validated(std::uint64_t subject) = 0;
 };
 
-/// The result of a probe at the address of a silent peer. Only `restarted` proves that the engine
-/// is gone: its listener may be closed or unreachable while the engine lives.
+/// The result of a probe at the address of a silent peer. None proves that the engine is gone: its
+/// listener may be closed, or unreachable, or another engine may listen there, while it lives.
 enum class ProbeOutcome : std::uint8_t {
   none,         ///< the probe has no result
   alive,        ///< the engine answers
   restarted,    ///< another engine, or the next incarnation, answers
+  handed_over,  ///< another engine answers, to which a listening socket was given
   silent,       ///< the connection is accepted, but no answer comes
   no_listener,  ///< the host refuses the connection
   unreachable,  ///< the host does not answer
@@ -132,6 +133,7 @@ class ListenerOwner {
   virtual Result<Admission> admit(const Address& peer) = 0;
   virtual Result<AcceptedConnection> on_hello(HandshakeId handshake, const Address& peer,
                                               const Endpoint& endpoint) = 0;
+  /// Errors: refused (no such session here), and others.
   virtual Result<AcceptedConnection> on_join_session(HandshakeId handshake, const Address& peer,
                                                      const wire::JoinSession& join) = 0;
   virtual Result<AcceptedSession> on_open_session(HandshakeId handshake, const Address& peer,

@@ -39,7 +39,7 @@ class ApplicationListener final : public control::ListenerOwner {
   Result<control::AcceptedConnection> on_join_session(control::HandshakeId handshake,
                                                       const control::Address& peer,
                                                       const wire::JoinSession& join) override {
-    if (calls_ == nullptr) return no_method();
+    if (calls_ == nullptr) return rpc::no_such_session();
     rpc::JoinOutcome joined = rpc::on_join_session(*calls_, handshake, peer, join);
     if (joined.made) connector_.count(*joined.made, peer, !joined.answer);
     return std::move(joined.answer);

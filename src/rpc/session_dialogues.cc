@@ -253,11 +253,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
 JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake, std::string_view peer,
                                           const wire::JoinSession& join) {
   ServerSession* const s = find_session_to_join(rpc_, join);
-  if (s == nullptr) {
-    return {base::fail(Status::refused, "join a session", "the peer has no such session here",
-                       "open another session"),
-            {}};
-  }
+  if (s == nullptr) return {no_such_session(), {}};
   std::optional<std::uint64_t> subject;
   const auto refuse = [&](const Error& why) -> JoinOutcome {
     // A session without datagrams ends with its connection.

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "base/error.h"
 #include "control/control_port.h"
 #include "rpc/session.h"
 #include "spinwire/rpc.h"
@@ -21,6 +22,12 @@ class EngineServices {
   /// Makes the next poll take a control step.
   virtual void step_soon() noexcept = 0;
 };
+
+/// The answer to a join of a session that does not exist here: refused.
+inline tl::unexpected<Error> no_such_session() {
+  return base::fail(Status::refused, "join a session", "the peer has no such session here",
+                    "open another session");
+}
 
 /// The answer to a peer that joins a session by a connection.
 struct JoinOutcome {

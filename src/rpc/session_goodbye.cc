@@ -122,12 +122,15 @@ void finish_leaving(Rpc& r, ClientSession& c) noexcept {
 bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept {
   Goodbye goodbye;
   if (!wire::decode(number, goodbye)) return false;
-  if (c.state != SessionState::ready) return true;
+  if (c.state == SessionState::ready) on_goodbye(r, c, goodbye);
+  return true;
+}
+
+void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
   c.goodbye = goodbye;
   if (c.reconnect != nullptr && !c.is_leaving)
     c.reconnect->returns = can_reconnect(r, c, Error{Status::flushed, {}, {}, {}});
   begin_leaving(r, c);
-  return true;
 }
 
 // ---- the engine drains ----

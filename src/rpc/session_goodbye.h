@@ -5,6 +5,9 @@
 // each call either has its reply, or ends as not_connected: its handler has not run. The server
 // repeats its goodbye until the close comes. A client of an older release is told when none of its
 // calls is in progress.
+//
+// A server that has handed its listener over cannot be reached by a connection for long calls. Its
+// successor refuses the connection with a goodbye, and the client ends the session in order, too.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +44,8 @@ bool has_calls(const ClientSession& c) noexcept;
 void finish_leaving(Rpc& r, ClientSession& c) noexcept;
 /// The server takes no more calls. False: the number is malformed.
 bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
+/// The server of a ready session takes no more calls, or no more long ones. Runs no callback.
+void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept;
 
 // For Engine::drain().
 

@@ -33,6 +33,14 @@ void note_silence(const Rpc& r, Session& s, std::uint64_t now) noexcept {
   s.liveness.last_check = now;
 }
 
+/// Whether the server was not heard for a whole keepalive interval, nor since the last check. The
+/// engine at its address may have replaced it, or listens there while it lives.
+bool is_silent(const Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint64_t heard = last_heard_from(c);
+  return c.liveness.silent_ticks != 0 && heard < c.liveness.last_check &&
+         now - heard >= r.timeouts.keepalive;
+}
+
 /// Probes a silent server through the control port: another engine, or the server's next
 /// incarnation, may be at its address. One probe serves all sessions with the server.
 void probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
@@ -87,20 +95,18 @@ std::uint32_t first_open_call(ClientSession& c) noexcept {
   return last;
 }
 
-/// A doubted server is lost if it is not heard for a while, and its address has no listener or
-/// another engine's. Returns false if that has ended the session.
+/// A doubted server is lost if it answers no ping of a whole keepalive interval, and its address
+/// has no listener or another engine's. Returns false if that has ended the session.
 bool check_doubt(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const ProbeOutcome found = c.peer_address->last_probe;
-  const bool restarted = found == ProbeOutcome::restarted;
-  const std::uint64_t most = restarted ? r.timeouts.keepalive / 4 : r.timeouts.keepalive;
+  const bool replaced = found == ProbeOutcome::restarted || found == ProbeOutcome::no_listener;
   const bool heard = !is_doubted(c);
-  if (!heard && now - c.doubted_since < most) {
+  if (!heard && now - c.doubted_since < r.timeouts.keepalive) {
     send_session_datagram(r, c, RpcKind::ping, first_open_call(c));
     schedule_check(r, c, now + r.timeouts.keepalive / 8);
     return true;
   }
-  if (!heard && !said_goodbye(c) && (restarted || found == ProbeOutcome::no_listener))
-    return end_silent_session(r, c), false;
+  if (!heard && !said_goodbye(c) && replaced) return end_silent_session(r, c), false;
   c.doubted_since = 0;
   c.connection->is_retried = true;
   connect_backlog(r, c);
@@ -154,12 +160,13 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
 }
 
 void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) noexcept {
+  const std::uint64_t now = r.context.clock.now();
   r.clients.for_each([&](ClientSession& c) {
     if (c.peer_address == nullptr || c.peer_address->incarnation != incarnation) return;
     if (c.transport != Transport::datagram) return;
     c.peer_address->last_probe = outcome;
-    c.peer_address->next_probe_at = r.context.clock.now() + r.timeouts.keepalive;
-    if (outcome == ProbeOutcome::restarted && c.liveness.silent_ticks != 0 && !said_goodbye(c))
+    c.peer_address->next_probe_at = now + r.timeouts.keepalive;
+    if (outcome == ProbeOutcome::restarted && is_silent(r, c, now) && !said_goodbye(c))
       end_silent_session(r, c);
   });
 }

@@ -122,7 +122,8 @@ struct Refuse {
   [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
 };
 /// Confirms a connection. As the first frame, it is a probe: the engine of this incarnation answers
-/// with its own Ready, any other engine with a refusal (peer_lost).
+/// with its own Ready, any other engine with a refusal: in_use if that engine's listener may lie at
+/// the same socket, else peer_lost.
 struct Ready {
   std::uint64_t incarnation = 0;  ///< of the engine that receives the frame; not 0
 };

@@ -81,6 +81,7 @@ struct Owner : control::ConnectionOwner,
     add("refused", subject);
     error = {refusal.status, "", std::string(refusal.message()), ""};
     error.code = refusal.code;
+    error.goodbye = refusal.goodbye;
   }
   void on_failed(std::uint64_t subject, const Error& why) override {
     add("failed", subject);
@@ -111,7 +112,7 @@ struct Owner : control::ConnectionOwner,
   }
   void on_path_validated(std::uint64_t subject) override { add("validated", subject); }
   void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override {
-    constexpr std::array kWords = {"none",   "alive",       "restarted",
+    constexpr std::array kWords = {"none",   "alive",       "restarted",  "handed_over",
                                    "silent", "no_listener", "unreachable"};
     add(kWords.at(static_cast<std::size_t>(outcome)), incarnation);
   }

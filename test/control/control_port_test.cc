@@ -431,6 +431,34 @@ TEST_F(ControlPortTest, ProbesTellWhatIsAtTheAddress) {
   EXPECT_EQ(client_owner_.events.size(), 5u);
 }
 
+// Another engine may accept at that socket: its sessions must not be given up, and their clients
+// are asked to come here.
+TEST_F(ControlPortTest, AListenerWhoseSocketIsSharedSaysSo) {
+  ASSERT_TRUE(
+      client_.port.probe(server_address(), kServerIncarnation + 5, client_owner_, kNoLimit));
+  ASSERT_TRUE(until([&] { return client_owner_.saw("restarted 7"); }));
+  ASSERT_TRUE(server_.port.descriptor_of(listening_));
+  ASSERT_TRUE(
+      client_.port.probe(server_address(), kServerIncarnation + 6, client_owner_, kNoLimit));
+  ASSERT_TRUE(until([&] { return client_owner_.saw("handed_over 8"); }));
+  ASSERT_TRUE(client_.port.probe(server_address(), kServerIncarnation, client_owner_, kNoLimit));
+  ASSERT_TRUE(until([&] { return client_owner_.saw("alive 2"); }));
+
+  for (const Status refusal : {Status::limit, Status::refused}) {
+    listener_->refusal = refusal;
+    const auto id = client_.port.join_session(server_address(), client_owner_, {44, 3});
+    ASSERT_TRUE(id);
+    client_.port.assign(*id, 11);
+    Endpoint ours = endpoint(101, kClientIncarnation);
+    ours.goodbye_reasons = true;
+    client_.port.ask(*id, ours);
+    client_owner_.events.clear();
+    ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
+    EXPECT_EQ(client_owner_.error.status, refusal);
+    EXPECT_EQ(client_owner_.error.goodbye.invites_back(), refusal == Status::refused);
+  }
+}
+
 TEST_F(ControlPortTest, DescriptorsOfOthersAreWatched) {
   struct Reader : control::DescriptorOwner {
     int fd = -1;

@@ -30,8 +30,17 @@ inline Config reconnect_config() {
 struct Server {
   explicit Server(const std::string& address, std::map<Bytes, int>& ran, const std::uint64_t* now,
                   const Config& config = reconnect_config())
-      : engine(config, now), runs(ran) {
+      : Server(ran, now, config) {
     listener = engine.core->listen(address, {}).value();
+  }
+  /// Adopts a listening socket.
+  Server(int socket, std::map<Bytes, int>& ran, const std::uint64_t* now,
+         const Config& config = reconnect_config())
+      : Server(ran, now, config) {
+    listener = engine.core->adopt_listener(socket, {}).value();
+  }
+  Server(std::map<Bytes, int>& ran, const std::uint64_t* now, const Config& config)
+      : engine(config, now), runs(ran) {
     EXPECT_TRUE(engine.core->serve(kCount, [this](Request& r) {
       ++runs[bytes_of(r.bytes())];
       order.push_back(bytes_of(r.bytes()));

@@ -105,7 +105,8 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds time
   sim_.note(number << 8 | static_cast<std::uint64_t>(status));
   if (status != Status::ok) {
     c.into = {};
-    if (status != Status::would_block && !(status == Status::not_connected && s.leaving))
+    const bool ends = status == Status::not_connected && (s.leaving || s.moved);
+    if (status != Status::would_block && !ends)
       fail("call {} of {} bytes was refused: {}", number, c.size, to_string(status));
     return false;
   }
@@ -161,8 +162,7 @@ bool SimWorld::is_connected(const SimCall& c) const {
 
 bool SimWorld::excused(const SimCall& c) const {
   const SimSession& s = sessions_[c.session];
-  return s.troubled || worst_loss_ > 0.15 || is_cut_off(s) || s.moved ||
-         (is_connected(c) && is_shaken(s));
+  return s.troubled || worst_loss_ > 0.15 || is_cut_off(s) || (is_connected(c) && is_shaken(s));
 }
 
 void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
@@ -213,8 +213,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       return;
     }
     case Status::refused:
-      // The connection could not be made; a successor, for one, knows no session of its
-      // predecessor.
+      // The connection could not be made.
       if (c.is_long && c.runs == 0 && (excused(c) || s.leaving)) return;
       if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
         return told("with another text");
@@ -242,7 +241,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     case Status::not_connected:
-      if (c.runs != 0 || !(s.leaving || (s.reconnects && excused(c))))
+      if (c.runs != 0 || !(s.leaving || s.moved || (s.reconnects && excused(c))))
         return told("though it was sent");
       return;
     case Status::limit:

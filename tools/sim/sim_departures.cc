@@ -14,9 +14,6 @@ namespace {
 constexpr std::uint64_t kMostRetryMilliseconds =
     std::chrono::duration_cast<std::chrono::milliseconds>(kLongestHoldOff).count();
 
-/// From ready at the client to ready at the server: a message, and a pause.
-constexpr Nanoseconds kLongestHandshake = 25ms;
-
 bool is_whole(const DrainReport& report) noexcept {
   return report.served_sessions == 0 && report.served_calls == 0 && report.sessions == 0 &&
          report.connections == 0;
@@ -126,9 +123,6 @@ void SimWorld::drain(NodeId node) {
   };
   std::for_each(sessions_.begin(), sessions_.end(), leaves);
   std::for_each(links_.begin(), links_.end(), leaves);
-  // A connection that is ready at its client alone is refused, and the client no longer listens.
-  for (SimLink& l : links_)
-    l.troubled = l.troubled || (l.leaving && sim_.now() - l.ready_at < kLongestHandshake);
 }
 
 void SimWorld::on_drained(NodeId node, const DrainReport& report) {
@@ -211,7 +205,7 @@ void SimWorld::hand_over(NodeId at) {
   rouse(host.current);
   host.listener = *socket;
   host.good_since = kNeverGood;
-  actor.is_retired = true;
+  actor.is_retired = host.has_moved = true;
   for (SimSession& s : sessions_) s.moved = s.moved || (!s.over && s.may_reach(at));
   sim_.at(sim_.now() + below(2ms), [this, at] { start_successor(at); });
 }

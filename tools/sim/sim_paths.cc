@@ -46,7 +46,6 @@ void SimWorld::on_path_ready(SimPath& p, const char* kind, std::uint32_t index,
   const auto place = static_cast<std::size_t>(found - p.targets.begin());
   if (place != p.place) count(SimEvent::failovers);
   p.place = place;
-  p.ready_at = sim_.now();
   const bool has_left = sim_.now() - hosts_[p.to()].left_at < slack_;  // what it sent is under way
   p.leaving = is_leaving(p.from) || has_leaving(p.to()) || has_left;
   Nanoseconds& not_before = found->second;
@@ -61,8 +60,9 @@ void SimWorld::on_path_ready(SimPath& p, const char* kind, std::uint32_t index,
 void SimWorld::on_path_down(SimPath& p, const char* kind, std::uint32_t index, const Error& why) {
   p.down_since = sim_.now();
   if (!why.goodbye.invites_back()) return;
-  if (!hosts_[p.to()].has_drained)
-    fail("{} {} gets a goodbye of host {}, which never drained", kind, index, p.to());
+  const SimHost& host = hosts_[p.to()];
+  if (!host.has_drained && !host.has_moved)
+    fail("{} {} gets a goodbye of host {}, which never left", kind, index, p.to());
   if (why.goodbye.retry_after.count() != 0)
     p.targets[p.place].second = sim_.now() + why.goodbye.retry_after;
 }

@@ -48,14 +48,19 @@ void SimWorld::on_session_ready(std::uint32_t index) {
   s.moved = has_former(s.to());
 }
 
+/// Whether the successor of its server has told the session to leave.
+bool SimWorld::is_told_to_move(const SimSession& s, const Error& why) {
+  return s.moved && why.goodbye.reason == GoodbyeReason::draining;
+}
+
 void SimWorld::on_session_interrupted(std::uint32_t index, const Error& why) {
   SimSession& s = sessions_[index];
   if (!sim_.alive(s.from)) return;
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (!s.reconnects || std::exchange(s.interrupted, true))
     fail("session {} is interrupted twice", index);
-  const bool lost = s.moved || (s.connected && is_shaken(s));  // its connection
-  if (!has_reason(s, why) && worst_loss_ <= 0.15 && !lost)
+  const bool lost = s.connected && is_shaken(s);  // its connection
+  if (!has_reason(s, why) && !is_told_to_move(s, why) && worst_loss_ <= 0.15 && !lost)
     fail("session {} from {} to {} is interrupted without a reason: {}", index, s.from, s.to(),
          why.message());
   on_path_down(s, "session", index, why);
@@ -67,12 +72,12 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
   const bool good = why.status == Status::ok;
-  if (good && !s.closing && !s.leaving)
+  if (good && !s.closing && !s.leaving && !is_told_to_move(s, why))
     fail("session {} from {} to {} closed without a request (goodbye {})", index, s.from, s.to(),
          static_cast<int>(why.goodbye.reason));
-  // Its connection; a successor, for one, knows no session of its predecessor.
-  const bool lost = s.moved || (s.connected && (is_shaken(s) || s.leaving));
-  if (!good && !has_reason(s, why) && worst_loss_ <= 0.15 && !lost && !(s.closing && !s.ready))
+  const bool lost = s.connected && (is_shaken(s) || s.leaving);  // its connection
+  if (!good && !has_reason(s, why) && !is_told_to_move(s, why) && worst_loss_ <= 0.15 && !lost &&
+      !(s.closing && !s.ready))
     fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to(),
          why.message());
   if (winding_up_) return;
@@ -87,7 +92,7 @@ void SimWorld::close_session(std::uint32_t index) {
   if (s.over || s.closing) return;
   s.closing = true;
   const Status status = s.handle.close();
-  if (status == Status::not_connected && s.leaving) return;  // it ends already
+  if (status == Status::not_connected && (s.leaving || s.moved)) return;  // it ends already
   if (status != Status::ok)
     return fail("session {} cannot be closed: {}", index, to_string(status));
   if (!winding_up_) count(SimEvent::closed);

@@ -44,8 +44,7 @@ struct SimPath {
   std::size_t place = 0;          ///< of the target that is connected, or was last
   std::uint32_t incarnation = 0;  ///< of the opening node
   Nanoseconds down_since{0};      ///< unless it is ready
-  Nanoseconds ready_at{0};
-  Nanoseconds timeout{0};  ///< of each attempt
+  Nanoseconds timeout{0};         ///< of each attempt
   bool reconnects = false;
   bool interrupted = false;  ///< and not ready since
   bool leaving = false;      ///< an end drains, or did
@@ -66,8 +65,8 @@ struct SimSession : SimPath {
   bool shaken = false;     ///< its connection for long calls may have been closed
   bool connected = false;  ///< all calls use a connection: an end has no datagrams
   bool waits = false;      ///< its calls wait until it is ready
-  /// Its server has given its listener away. A successor at the address of a server that is not
-  /// heard for a moment looks like the server's next incarnation.
+  /// Its server has given its listener away. The successor refuses its connection for long calls
+  /// with a goodbye, and the session ends in order.
   bool moved = false;
   Session handle;
 };
@@ -141,6 +140,7 @@ struct SimHost {
   Nanoseconds paused_until{0};
   Nanoseconds left_at = Nanoseconds::min() / 2;  ///< when a node that had drained ended
   bool has_drained = false;                      ///< said goodbye
+  bool has_moved = false;                        ///< a node has given its listener away
   bool shaky = false;                            ///< a work request of its device will fail
   bool connects = false;                         ///< its calls use connections only
   int key_file = -1;                             ///< descriptor
@@ -199,6 +199,7 @@ class SimWorld {
   void serve(NodeId node);
   void open_session(NodeId from, NodeId to);
   void on_session_ready(std::uint32_t session);
+  [[nodiscard]] static bool is_told_to_move(const SimSession& s, const Error& why);
   void on_session_interrupted(std::uint32_t session, const Error& why);
   void on_session_closed(std::uint32_t session, const Error& why);
   std::uint32_t pick_size(std::size_t longest);

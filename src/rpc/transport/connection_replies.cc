@@ -189,6 +189,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   if (std::exchange(b->is_interrupted, false) && c.state == SessionState::opening)
     return end_active_calls(r, *b, b->interrupted_as);
   const bool wanted = c.state == SessionState::ready;
+  const bool has_moved = wanted && !was_ready && why && why->goodbye.invites_back();
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
   if (b->is_ending && b->why) status = b->why->status;
@@ -201,6 +202,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   // A failed connection would fail again, so its waiting calls end with the reason.
   const bool reports_reason = wanted && !b->had_connection && why;
   b->had_connection = b->had_connection || was_ready;
+  if (has_moved && is_ready(r, session)) return on_goodbye(r, c, why->goodbye);
   if (is_ready(r, session) && doubt_server(r, c, why)) return;
   if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
   if (connection_of(r, session) != b) return;
