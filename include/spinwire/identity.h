@@ -85,8 +85,8 @@ class PeerRequest {
   ///
   /// With `retry_after`, the refusal is not final: the peer also gets Error::goodbye, with the
   /// reason `overloaded` and this time, and a peer that reconnects comes back after it. Up to
-  /// kMaxRetryAfter, for which longer times count; in whole milliseconds, rounded up. 0 or less: a
-  /// peer that reconnects ends, or goes to an alternative.
+  /// kMaxRetryAfter, for which longer times count; in whole milliseconds, rounded up. Through
+  /// rdma_cm it takes four bytes of the text. 0 or less: such a peer ends, or goes elsewhere.
   void refuse(std::uint32_t code, std::string_view text, Nanoseconds retry_after = {}) noexcept {
     decision_ = Decision::refused;
     code_ = code;
