@@ -1,4 +1,5 @@
 // Spinwire's public API: remote calls, messages and one-sided operations.
+#include <array>
 #include <deque>
 
 #include "peers/spinwire_end.h"
@@ -137,8 +138,18 @@ class MessagesEnd : public SpinwireEnd {
     Buffer bytes;
   };
 
-  /// Sends the request's own buffer back, where its bytes and its length allow that.
   void answer(Connection connection, Message& request) {
+    if (options_.reply_size > kShortReply || !unsent_.empty() || !answer_short(connection, request))
+      answer_long(connection, request);
+  }
+  /// Builds the reply on the stack, as the server of calls does. False: nothing was sent.
+  bool answer_short(Connection connection, const Message& request) {
+    std::array<std::byte, kShortReply> reply;
+    if (!build_reply(options_, request.data(), request.size(), reply.data())) return false;
+    return is_sent(connection.send_copy({reply.data(), options_.reply_size}));
+  }
+  /// Sends the request's own buffer back, where its bytes and its length allow that.
+  void answer_long(Connection connection, Message& request) {
     Buffer bytes;
     if (options_.reply_size != 0) {
       bytes = options_.size != 0 ? request.take() : Buffer();
@@ -155,8 +166,12 @@ class MessagesEnd : public SpinwireEnd {
     Reply next{connection, std::move(bytes)};
     if (!unsent_.empty() || !reply(next)) unsent_.push_back(std::move(next));
   }
+  static constexpr std::size_t kShortReply = 1024;
+
   static bool reply(Reply& reply) {
-    const Status status = reply.bytes ? reply.to.send(reply.bytes) : reply.to.send_copy({});
+    return is_sent(reply.bytes ? reply.to.send(reply.bytes) : reply.to.send_copy({}));
+  }
+  static bool is_sent(Status status) {
     if (status == Status::would_block) return false;
     if (status != Status::ok && status != Status::not_connected) give_up(to_string(status));
     return true;
