@@ -328,18 +328,43 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   deliver_in_place(ctx, a, at, wc);
 }
 
-/// The peer can write where the message lies, so its header is read once.
+/// How many plain messages of the peer need no look at credit: no callback takes credit from it.
+inline std::uint32_t plain_messages(const EngineContext& ctx, const Agent& a) noexcept {
+  return a.credit.reserved <= ctx.yield_above ? peer_credits(a) : 0;
+}
+
+/// Handles a message in the device's memory. The device reports only plain SENDs so, and the
+/// completion is private; but the peer can write where the message lies, so its header is read
+/// once. `plain`: see plain_messages().
 [[gnu::always_inline]] inline void on_receive_in_place(EngineContext& ctx, Agent& a,
-                                                       const ibv_wc& wc) noexcept {
+                                                       const ibv_wc& wc,
+                                                       std::uint32_t& plain) noexcept {
   const std::byte* const at = verbs::in_place_bytes(wc.wr_id);
-  ctx.in_place_seen = true;
   const std::uint64_t header = wire::get(at);
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
-  if (!is_plain(ctx, a, wc, header) || size > ctx.config.connections.eager_bytes) [[unlikely]]
-    return on_other_in_place(ctx, a, at, header, wc);
+  if (size > ctx.config.connections.eager_bytes || !wire::is_data(header, size) ||
+      a.slow_path != 0 || plain == 0) [[unlikely]] {
+    on_other_in_place(ctx, a, at, header, wc);
+    plain = plain_messages(ctx, a);
+    return;
+  }
+  --plain;
   a.credit.header_granted = wire::granted_of(header);
   ++a.credit.received;
   deliver_in_place(ctx, a, at, wc);
+}
+
+/// Handles consecutive messages of one queue pair in the device's memory. Returns the first
+/// completion after them.
+inline const ibv_wc* process_in_place(EngineContext& ctx, Agent& a, const ibv_wc* wc,
+                                      const ibv_wc* end) noexcept {
+  ctx.in_place_seen = true;
+  const std::uint32_t qp_num = wc->qp_num;
+  std::uint32_t plain = plain_messages(ctx, a);
+  do {
+    on_receive_in_place(ctx, a, *wc, plain);
+  } while (++wc != end && wc->qp_num == qp_num && verbs::is_in_place(wc->wr_id));
+  return wc;
 }
 
 /// What the receives of a batch have in common: the peer was heard, and is granted credit.
@@ -356,7 +381,7 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
   const std::uint32_t qp_num = wc->qp_num;
   do {
     if (verbs::is_in_place(wc->wr_id)) {
-      on_receive_in_place(ctx, a, *wc);
+      wc = process_in_place(ctx, a, wc, end);
       continue;
     }
     const std::uint32_t slot = slot_of(wc->wr_id);
@@ -367,7 +392,8 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
     } else {
       recycle_slot<own>(ctx, slot);
     }
-  } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
+    ++wc;
+  } while (wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
   end_receives_of(ctx, a);
   return wc;
 }
@@ -452,7 +478,9 @@ namespace {
   Agent& a = *receiver_of(ctx, wc);
   if (a.receives != ReceiveSource::shared) [[unlikely]]
     return process_batch(ctx, &wc, 1);
-  on_receive_in_place(ctx, a, wc);
+  ctx.in_place_seen = true;
+  std::uint32_t plain = plain_messages(ctx, a);
+  on_receive_in_place(ctx, a, wc, plain);
   end_receives_of(ctx, a);
   release_in_place(ctx);
   return 1;

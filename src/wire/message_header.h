@@ -67,13 +67,18 @@ inline std::uint64_t get(const std::byte* at) noexcept {
   return header;
 }
 
-/// Whether this is the header of an application's message without flags, of `received` bytes in
-/// all. Does the work of decode() for nearly every message in one compare.
-constexpr bool is_plain(std::uint64_t header, std::uint32_t received) noexcept {
+/// Whether this is the header of an application's message without flags, with `size` bytes of
+/// payload.
+constexpr bool is_data(std::uint64_t header, std::uint32_t size) noexcept {
   constexpr std::uint64_t kGranted = 0xffff0000;
+  return (header & ~kGranted) ==
+         (static_cast<std::uint64_t>(MessageKind::data) | std::uint64_t{size} << 32);
+}
+/// The same for a message of `received` bytes in all. Does the work of decode() for nearly every
+/// message in one compare.
+constexpr bool is_plain(std::uint64_t header, std::uint32_t received) noexcept {
   return received >= kMessageHeaderBytes &&
-         (header & ~kGranted) == (static_cast<std::uint64_t>(MessageKind::data) |
-                                  std::uint64_t{received - kMessageHeaderBytes} << 32);
+         is_data(header, received - std::uint32_t{kMessageHeaderBytes});
 }
 constexpr std::uint16_t granted_of(std::uint64_t header) noexcept {
   return static_cast<std::uint16_t>(header >> 16);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/prefetch.h"
 #include "softverbs/lane/lane_data.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -57,6 +58,10 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   return true;
 }
 
+/// Lines behind a message's own that are taken from the peer early. It has read them a lap ago, so
+/// the first store to each would wait.
+constexpr std::uint64_t kLinesAhead = 8;
+
 /// Sends the message whose bytes are at their place.
 [[gnu::always_inline]] inline Sent finish_send(Qp& qp, Peer& peer, Line& line,
                                                std::uint64_t position,
@@ -67,6 +72,7 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   const std::uint64_t word = lane_mark(position) << 56 | packet_kind(Packet::send, 0) << 48 |
                              std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   qp.next_psn = psn_add(qp.next_psn, 1);
+  base::prefetch_to_write(&out.lines[(position + kLinesAhead) % kLaneLines]);
   return queue_line(out, peer.context->round, line, position, word,
                     [&peer]() -> Peer& { return peer; });
 }
