@@ -7,6 +7,7 @@
 
 #include "softverbs/direct_datagram_link.h"
 #include "softverbs/direct_message_link.h"
+#include "softverbs/queues.h"
 
 namespace softverbs_test::direct_message {
 
@@ -94,6 +95,42 @@ TEST_F(SoftverbsDirectMessage, AreRefusedWhereTheDataIsFull) {
   EXPECT_EQ(b_.taken(), sent);
   settle();
   EXPECT_TRUE(a_.send(number_of(serial, kLongMessage)));
+}
+
+TEST_F(SoftverbsDirectMessage, GoOnBehindARingThatWrapsAround) {
+  constexpr std::uint32_t kRing = sv::kLaneData / kLongMessage;
+  constexpr std::uint32_t kAll = sv::kWideLaneData / kLongMessage;
+  std::uint32_t serial = 0;
+  Numbers sent;
+  const auto send = [&] {
+    if (!a_.send(number_of(serial, kLongMessage))) return false;
+    sent.push_back(number_of(serial++, kLongMessage));
+    a_.publish();
+    return true;
+  };
+  const auto read = [&](int count) {
+    ASSERT_EQ(b_.poll(count), count);
+    b_.release();
+    sv::apply_peer_acks(*a_.internals().peer);
+  };
+  for (std::uint32_t i = 0; i < kRing; ++i) ASSERT_TRUE(send()) << i;
+  read(20);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(send()) << i;
+  EXPECT_EQ(a_.out().data_next, 20 * kLongMessage);  // it wraps around, and is full
+  EXPECT_EQ(a_.out().data_size, sv::kLaneData);
+  for (std::uint32_t i = kRing; i < kAll; ++i) ASSERT_TRUE(send()) << i;
+  EXPECT_FALSE(send());
+  // Behind those at the end of the ring the ones at its beginning are in flight.
+  read(static_cast<int>(kRing) - 21);
+  EXPECT_FALSE(send());
+  read(1);
+  EXPECT_FALSE(send());  // now its beginning is the oldest
+  read(3);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(send()) << i;
+  EXPECT_FALSE(send());
+  b_.steps();
+  EXPECT_EQ(b_.taken(), sent);
+  settle();
 }
 
 TEST_F(SoftverbsDirectMessage, AreRefusedWhileWorkRequestsWait) {

@@ -4,8 +4,10 @@
 // Allocation starts at the beginning when no bytes are in flight, and goes on as a ring otherwise.
 // So a pair with little in flight touches little memory, which stays in the caches. The part in use
 // doubles when it was too small, or when the ring would wrap around with a quarter of it in flight,
-// if that is more than the smallest ring. It cannot grow while the ring wraps around. Beyond
-// kLaneData it grows only when it was too small: what lies in the caches is faster.
+// if that is more than the smallest ring. Beyond kLaneData it grows only when it was too small:
+// what lies in the caches is faster. Then it also grows while the ring wraps around: the next bytes
+// go behind the part that was in use, and the ring wraps around again only when what lay in front
+// of its beginning is consumed.
 #include "softverbs/lane/lane_data.h"
 
 #include <algorithm>
@@ -27,6 +29,14 @@ void grow(OutLane& out, std::uint32_t most) noexcept {
   out.data_size = std::min(2 * out.data_size, out.data_size < kLaneData ? kLaneData : most);
 }
 
+/// Has a ring that wraps around go on behind the part in use.
+void go_on_behind(OutLane& out, std::uint32_t bytes, std::uint32_t most) noexcept {
+  if (out.data_size >= most || most <= kLaneData) return;
+  out.data_next = out.data_size;
+  while (out.data_next + bytes > out.data_size && out.data_size < most) grow(out, most);
+  out.data_bound = out.data_size;
+}
+
 }  // namespace
 
 bool make_data_room(OutLane& out, std::uint32_t bytes, std::uint32_t most) noexcept {
@@ -44,13 +54,15 @@ bool make_data_room(OutLane& out, std::uint32_t bytes, std::uint32_t most) noexc
       out.data_size < kLaneData && out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
   if (oldest >= out.data_next) {  // the ring wraps around already
     out.data_bound = oldest;
+    if (out.data_next + bytes > oldest) go_on_behind(out, bytes, most);
   } else if (out.data_next + bytes <= out.data_size) {
     out.data_bound = out.data_size;
   } else if (out.data_size < most && (out.data_was_short || bytes > oldest || much_in_flight)) {
     out.data_was_short = false;
     while (out.data_next + bytes > out.data_size && out.data_size < most) grow(out, most);
     out.data_bound = out.data_size;
-  } else if (bytes <= oldest) {
+  } else if (bytes <= oldest && out.data_scanned >= out.data_turn) {
+    out.data_turn = out.data_end;
     out.data_next = 0;
     out.data_bound = oldest;
   }

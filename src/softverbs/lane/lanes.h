@@ -63,6 +63,7 @@ struct OutLane : DirectLane {
   bool data_was_short = false;            ///< a packet did not fit since the part in use grew
   std::uint64_t data_scanned = 0;         ///< no earlier line in flight has bytes in the data
   std::uint64_t data_end = 0;             ///< position after the last line that has
+  std::uint64_t data_turn = 0;            ///< `data_end` when the ring wrapped around
   std::unique_ptr<PlacedBytes[]> placed;  ///< kLaneLines entries, one for each line
 };
 
