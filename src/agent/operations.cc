@@ -3,6 +3,7 @@
 #include <string>
 
 #include "agent/completion.h"
+#include "agent/long_messages.h"
 #include "agent/submit.h"
 #include "base/error.h"
 
@@ -241,6 +242,7 @@ bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byt
   // both costs more than either.
   constexpr std::uint32_t kPause = 256;
   Rendezvous& r = a.rendezvous;
+  if (r.direct_pause == kLacksCredit) r.direct_pause = 0;
   if (size > r.longest_direct) return false;
   if (r.direct_pause != 0) return --r.direct_pause, false;
   // The limit is 0 also while control messages wait. Behind a rendezvous message the peer would
@@ -253,7 +255,7 @@ bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byt
   const auto length = static_cast<std::uint32_t>(size);
   const bool sent = recorded ? send_direct_recorded(ctx, a, block, data, length, done)
                              : send_direct(ctx, a, data, length, defer);
-  if (!sent && a.credit.sent != a.credit.send_limit) r.direct_pause = kPause;
+  if (!sent) r.direct_pause = a.credit.sent != a.credit.send_limit ? kPause : kLacksCredit;
   return sent;
 }
 

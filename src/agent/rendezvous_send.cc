@@ -144,6 +144,10 @@ void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
 Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept {
   if (r.size > a.max_message) return Status::message_too_long;
+  if (a.rendezvous.direct_pause == kLacksCredit) {
+    a.rendezvous.direct_pause = 0;
+    return refuse_for_room(ctx, a, Room::rendezvous);
+  }
   if (a.send_queue.used + 2 > send_limit_of(a)) return refuse_for_room(ctx, a, Room::rendezvous);
   if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
     return refuse_for_room(ctx, a, Room::rendezvous);

@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/credit.h"
+#include "agent/rendezvous.h"
+#include "agent/submit.h"
 #include "base/internals.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
@@ -18,7 +21,9 @@
 namespace long_direct_messages_test {
 namespace {
 
+namespace agent = spinwire::agent;
 using namespace engine_test;  // the names of a test namespace
+using spinwire::CompletionCallback;
 using spinwire::ConnectionHandlers;
 using spinwire::DirectPath;
 using spinwire::Offer;
@@ -258,6 +263,28 @@ TEST_F(EngineLongDirectMessages, AWindowOf32NeedsNoRendezvous) {
     EXPECT_EQ(t.ends.client.stats().outstanding, 0u) << round;
     ASSERT_TRUE(t.until([&] { return t.came.size() == 32; }));
   }
+  t.finish();
+}
+
+TEST_F(EngineLongDirectMessages, OneWithoutCreditIsRefusedThoughSomeComesMeanwhile) {
+  constexpr std::size_t kSize = kEager + 1;
+  Nodes t;
+  std::size_t sent = 0;
+  while (t.send(kSize) == Status::ok) ++sent;
+  auto& context = spinwire::detail::core_of(t.client.engine)->context;
+  agent::Agent& a = context.agents.at(0);
+  ASSERT_TRUE(agent::is_ready(a));
+  Buffer body = t.client.filled(kSize, Nodes::seed(kSize));
+  const CompletionCallback none;
+  const agent::Request request{
+      spinwire::detail::block_of(body), body.data(), kSize, nullptr, 0, none, false};
+  ASSERT_FALSE(
+      agent::send_long_direct(context, a, request.block, body.data(), kSize, none, false, false));
+  ASSERT_TRUE(until({&t.server}, [&] { return agent::visible_credits(a) != 0; }));
+  EXPECT_EQ(agent::submit_rendezvous(context, a, request, false), Status::would_block);
+  body.reset();
+  EXPECT_TRUE(t.goes_directly(kSize));
+  ASSERT_TRUE(t.until([&] { return t.came.size() == sent + 1; }));
   t.finish();
 }
 
