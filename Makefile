@@ -183,6 +183,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
   check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
+  man check-man \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -615,6 +616,26 @@ $(BUILD)/clang/test/conformance/conformance.ok: $(GEN)/conformance.inc
 
 -include $(CLANG_OK:.ok=.d) $(CLANG_UNITS:.ok=.d) $(CLANG_TESTS:.ok=.d)
 
+# ---- documentation ----------------------------------------------------------------------------
+
+# Version and date of the pages are those of the newest release.
+RELEASE_DATE = $(shell LC_ALL=C date -u '+%B %-d, %Y' \
+  -d "$$(sed -n 's/^ -- .*>  //p' tools/debian/changelog | head -n 1)")
+MAN := $(BUILD)/man
+MAN_SRC := $(wildcard tools/man/*.in)
+PAGES := $(MAN_SRC:tools/man/%.in=$(MAN)/%)
+$(PAGES) &: $(MAN_SRC) tools/man/make_pages.py include/README.md conf/default.toml \
+  tools/debian/changelog $(TOOLS)
+	$(call say,MAN,$(MAN))
+	$(Q)tools/man/make_pages.py --bin $(BIN) --out $(MAN) --version $(VERSION) \
+	  --date '$(RELEASE_DATE)'
+## man: the manual pages, into build/man
+man: $(PAGES)
+## check-man: the pages are correct and agree with --help (tools/install-deps.sh --docs)
+check-man: $(PAGES) $(PRELOAD_RUN)
+	$(call say,CHECK,manual pages)
+	@tools/dev/check_man.sh $(MAN) $(TOOLS) $(PRELOAD_RUN)
+
 # ---- installing -------------------------------------------------------------------------------
 
 PREFIX ?= /usr/local
@@ -622,6 +643,11 @@ LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR := $(PREFIX)/include
 BINDIR := $(PREFIX)/bin
 SHAREDIR := $(PREFIX)/share/spinwire
+MANDIR := $(PREFIX)/share/man
+DOCDIR ?= $(PREFIX)/share/doc/spinwire
+COMPLETIONDIR := $(PREFIX)/share/bash-completion/completions
+# Libraries that programs of Spinwire alone load.
+PRIVATEDIR := $(LIBDIR)/spinwire
 CMAKEDIR := $(LIBDIR)/cmake/Spinwire
 # Relative, so that the CMake package still works if the installed tree is moved.
 from_cmakedir = $(shell realpath -m --relative-to='$(CMAKEDIR)' '$(1)')
@@ -633,16 +659,17 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSIO
   -e 's|@CMAKE_LIBS@|$(patsubst -l%,%,$(LIBS))|g'
 TEMPLATES := tools/dev/install
 
-## install: headers, libraries, pkg-config and CMake files, tools, conf into DESTDIR/PREFIX
-install: libs tools preload
+## install: headers, libraries, pkg-config and CMake files, tools, pages, conf into DESTDIR/PREFIX
+install: libs tools preload man
 	$(call say,INST,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
-	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf}
+	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(PRIVATEDIR),$(COMPLETIONDIR)} \
+	  $(DESTDIR){$(MANDIR)/man1,$(MANDIR)/man5,$(MANDIR)/man7} $(DESTDIR)$(DOCDIR)/examples/common
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
 	$(Q)install -m 644 $(STATIC) $(SIM) $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
-	$(Q)install -m 755 $(PRELOAD) $(DESTDIR)$(LIBDIR)
-	$(Q)$(call preload_script,$(BINDIR),$(LIBDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
+	$(Q)install -m 755 $(PRELOAD) $(DESTDIR)$(PRIVATEDIR)
+	$(Q)$(call preload_script,$(BINDIR),$(PRIVATEDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
 	$(Q)for f in spinwire.pc spinwire-sim.pc; do \
@@ -651,3 +678,10 @@ install: libs tools preload
 	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(CMAKEDIR)/$$f; done
 	$(if $(TOOLS),$(Q)install -m 755 $(TOOLS) $(DESTDIR)$(BINDIR))
 	$(if $(wildcard conf/*),$(Q)install -m 644 $(wildcard conf/*) $(DESTDIR)$(SHAREDIR)/conf)
+	$(Q)for s in 1 5 7; do install -m 644 $(MAN)/*.$$s $(DESTDIR)$(MANDIR)/man$$s; done
+	$(Q)install -m 644 include/*.md $(DESTDIR)$(DOCDIR)
+	$(Q)install -m 644 tools/examples/* $(DESTDIR)$(DOCDIR)/examples
+	$(Q)install -m 644 tools/common/* $(DESTDIR)$(DOCDIR)/examples/common
+	$(Q)install -m 644 tools/completion.bash $(DESTDIR)$(COMPLETIONDIR)/spinwire-perf
+	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS))); do \
+	  ln -sf spinwire-perf $(DESTDIR)$(COMPLETIONDIR)/$$t; done

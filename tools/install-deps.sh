@@ -6,6 +6,7 @@
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
+#   ... --docs                      with what `make check-man` needs as well
 set -euo pipefail
 
 # One package per line. "a|b" is satisfied by either; a is installed.
@@ -32,6 +33,9 @@ softroce_packages=(
   qemu-system-x86 busybox-static cpio kmod xz-utils
   iproute2 rdma-core ibverbs-utils rdmacm-utils perftest
 )
+
+# For `make check-man`. Building the manual pages does not need it.
+docs_packages=(mandoc)
 
 die() {
   echo "install-deps: $*" >&2
@@ -78,12 +82,13 @@ main() {
       --check) check=yes ;;
       --bench) packages+=("${bench_packages[@]}") ;;
       --softroce) packages+=("${softroce_packages[@]}") ;;
+      --docs) packages+=("${docs_packages[@]}") ;;
       -h | --help)
-        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        sed -n '2,9s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
       *)
-        echo "install-deps: unknown option '$option' (--check, --bench and --softroce are known)" >&2
+        echo "install-deps: unknown option '$option' (--check, --bench, --softroce and --docs are known)" >&2
         exit 2
         ;;
     esac

@@ -43,14 +43,15 @@ end_builds() {
 }
 
 if has_softroce; then
-  stage dependencies tools/install-deps.sh --bench --softroce
+  stage dependencies tools/install-deps.sh --bench --docs --softroce
 else
-  stage dependencies tools/install-deps.sh --bench
+  stage dependencies tools/install-deps.sh --bench --docs
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage tidy "${make[@]}" tidy
+stage documentation "${make[@]}" check-man
 test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
 stage sim "${make[@]}" sim RUNS=600 JOBS=2
 test_stage conformance-proof "${make[@]}" conformance-proof
