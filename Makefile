@@ -183,7 +183,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
   check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
-  man check-man \
+  man check-man deb check-packages check-abi abi-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -672,7 +672,7 @@ install: libs tools preload man
 	$(Q)$(call preload_script,$(BINDIR),$(PRIVATEDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
-	$(Q)for f in spinwire.pc spinwire-sim.pc; do \
+	$(Q)for f in spinwire.pc spinwire-shared.pc spinwire-sim.pc; do \
 	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$f; done
 	$(Q)for f in SpinwireConfig.cmake SpinwireConfigVersion.cmake; do \
 	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(CMAKEDIR)/$$f; done
@@ -685,3 +685,18 @@ install: libs tools preload man
 	$(Q)install -m 644 tools/completion.bash $(DESTDIR)$(COMPLETIONDIR)/spinwire-perf
 	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS))); do \
 	  ln -sf spinwire-perf $(DESTDIR)$(COMPLETIONDIR)/$$t; done
+
+## deb: Debian packages, into build/deb (tools/install-deps.sh --packages)
+deb: libs tools preload man
+	$(call say,DEB,$(BUILD)/deb)
+	+@MAKE='$(MAKE)' tools/dev/make_deb.sh $(BUILD)/deb
+## check-packages: install the packages into a folder, use them, remove them
+check-packages: deb
+	@test/install/packages_test.sh $(BUILD)/deb
+## check-abi: no symbol has disappeared and no public type has another layout
+check-abi: $(SHARED)
+	$(call say,CHECK,binary interface)
+	@tools/dev/check_abi.sh $(SHARED)
+## abi-record: record the symbols and layouts of this tree
+abi-record: $(SHARED)
+	@tools/dev/check_abi.sh --record $(SHARED)

@@ -7,6 +7,7 @@
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make check-man` needs as well
+#   ... --packages                  with what `make deb` and its test need as well
 set -euo pipefail
 
 # One package per line. "a|b" is satisfied by either; a is installed.
@@ -36,6 +37,9 @@ softroce_packages=(
 
 # For `make check-man`. Building the manual pages does not need it.
 docs_packages=(mandoc)
+
+# For `make deb` and test/install/packages_test.sh.
+deb_packages=(debhelper dpkg-dev fakeroot lintian)
 
 die() {
   echo "install-deps: $*" >&2
@@ -83,12 +87,13 @@ main() {
       --bench) packages+=("${bench_packages[@]}") ;;
       --softroce) packages+=("${softroce_packages[@]}") ;;
       --docs) packages+=("${docs_packages[@]}") ;;
+      --packages) packages+=("${deb_packages[@]}") ;;
       -h | --help)
-        sed -n '2,9s/^# \{0,1\}//p' "$0"
+        sed -n '2,10s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
       *)
-        echo "install-deps: unknown option '$option' (--check, --bench, --softroce and --docs are known)" >&2
+        echo "install-deps: unknown option '$option' (--check, --bench, --softroce, --docs and --packages are known)" >&2
         exit 2
         ;;
     esac

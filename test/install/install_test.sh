@@ -20,6 +20,7 @@ die() {
 $make --no-print-directory install DESTDIR="$stage" PREFIX=$prefix LIBDIR=$prefix/lib
 
 for file in lib/libspinwire.a lib/libspinwire.so lib/libspinwire-sim.a \
+  share/man/man1/spinwire-perf.1 share/man/man5/spinwire.toml.5 share/man/man7/spinwire.7 \
   lib/pkgconfig/spinwire.pc lib/pkgconfig/spinwire-sim.pc \
   lib/cmake/Spinwire/SpinwireConfig.cmake lib/cmake/Spinwire/SpinwireConfigVersion.cmake; do
   [[ -e "$root/$file" ]] || die "$file was not installed"
@@ -65,8 +66,7 @@ run_consumer 'pkg-config, shared' "$stage/shared"
 
 # Only Spinwire itself is linked statically: its dependencies may lack archives.
 # shellcheck disable=SC2046
-compile "$stage/static" $(pkg-config --cflags spinwire) \
-  $(pkg-config --libs --static spinwire | sed 's/-lspinwire/-l:libspinwire.a/')
+compile "$stage/static" $(pkg-config --cflags --libs --static spinwire)
 readelf -d "$stage/static" | grep -q 'libspinwire' &&
   die 'pkg-config: the static consumer loads the shared library'
 run_consumer 'pkg-config, static' "$stage/static"

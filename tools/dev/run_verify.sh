@@ -43,15 +43,15 @@ end_builds() {
 }
 
 if has_softroce; then
-  stage dependencies tools/install-deps.sh --bench --docs --softroce
+  stage dependencies tools/install-deps.sh --bench --docs --packages --softroce
 else
-  stage dependencies tools/install-deps.sh --bench --docs
+  stage dependencies tools/install-deps.sh --bench --docs --packages
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage tidy "${make[@]}" tidy
-stage documentation "${make[@]}" check-man
+stage documentation "${make[@]}" check-man check-abi
 test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
 stage sim "${make[@]}" sim RUNS=600 JOBS=2
 test_stage conformance-proof "${make[@]}" conformance-proof
@@ -76,3 +76,4 @@ wait "$asan" || code=$?
 asan=
 judge asan "$code" "$asan_start"
 stage install test/install/install_test.sh
+stage packages "${make[@]}" check-packages
