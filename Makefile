@@ -183,7 +183,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
   check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
-  man check-man deb check-packages check-abi abi-record \
+  man check-man docs deb check-packages check-abi abi-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -635,6 +635,12 @@ man: $(PAGES)
 check-man: $(PAGES) $(PRELOAD_RUN)
 	$(call say,CHECK,manual pages)
 	@tools/dev/check_man.sh $(MAN) $(TOOLS) $(PRELOAD_RUN)
+
+## docs: the API reference, into build/docs (tools/install-deps.sh --docs)
+docs:
+	$(call say,DOCS,$(BUILD)/docs)
+	@mkdir -p $(BUILD)/docs
+	$(Q)SPINWIRE_VERSION=$(VERSION) SPINWIRE_DOCS=$(BUILD)/docs doxygen tools/dev/Doxyfile
 
 # ---- installing -------------------------------------------------------------------------------
 

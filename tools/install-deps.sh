@@ -6,7 +6,7 @@
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
-#   ... --docs                      with what `make check-man` needs as well
+#   ... --docs                      with what `make docs` and `make check-man` need as well
 #   ... --packages                  with what `make deb` and its test need as well
 set -euo pipefail
 
@@ -35,8 +35,8 @@ softroce_packages=(
   iproute2 rdma-core ibverbs-utils rdmacm-utils perftest
 )
 
-# For `make check-man`. Building the manual pages does not need it.
-docs_packages=(mandoc)
+# For `make docs` and `make check-man`. Building the manual pages needs neither.
+docs_packages=(doxygen mandoc)
 
 # For `make deb` and test/install/packages_test.sh.
 deb_packages=(debhelper dpkg-dev fakeroot lintian)

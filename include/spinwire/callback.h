@@ -39,8 +39,10 @@ class Callback<R(Args...)> {
   static constexpr std::size_t kCapacity = 32;
 
   Callback() noexcept {}  // leaves the storage uninitialized
+  /// Empty.
   Callback(std::nullptr_t) noexcept {}
 
+  /// Holds `f`.
   template <typename F, typename D = std::decay_t<F>,
             typename = std::enable_if_t<!std::is_same_v<D, Callback> &&
                                         std::is_invocable_r_v<R, D&, Args...>>>

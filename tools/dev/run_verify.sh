@@ -51,7 +51,7 @@ stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage tidy "${make[@]}" tidy
-stage documentation "${make[@]}" check-man check-abi
+stage documentation "${make[@]}" check-man docs check-abi
 test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
 stage sim "${make[@]}" sim RUNS=600 JOBS=2
 test_stage conformance-proof "${make[@]}" conformance-proof
