@@ -14,6 +14,7 @@
 
 #include "common/cli.h"
 #include "common/output_file.h"
+#include "common/stat_events.h"
 #include "common/stat_live.h"
 #include "common/stat_report.h"
 #include "common/stat_serve.h"
@@ -39,6 +40,9 @@ struct Options {
   std::string serve;
   bool clean = false;
   bool list = false;
+  bool events = false;
+  std::string connection;
+  std::string session;
 };
 
 std::chrono::nanoseconds interval_of(double seconds) {
@@ -155,11 +159,22 @@ int show(const Options& options) {
   return tools::kDone;
 }
 
+/// The flight recorders.
+int show_events(const Options& options) {
+  const auto readings = read_all(options);
+  if (!readings) return fail(readings.error());
+  if (options.pid != 0 && readings->empty()) return fail_without_engine(options);
+  const tools::EventFilter filter{options.connection, options.session};
+  return write_out(options, options.json ? tools::events_json(*readings, filter)
+                                         : tools::events_text(*readings, filter));
+}
+
 int run(const Options& options) {
   if (options.clean) return clean(options);
   if (options.list)
     return write_out(options, options.json ? tools::metrics_json() : tools::metrics_text());
   if (!options.serve.empty()) return serve(options);
+  if (options.events) return show_events(options);
   if (options.json || options.prometheus || options.pid == 0) {
     const auto readings = read_all(options);
     if (!readings) return fail(readings.error());
@@ -204,6 +219,15 @@ int main(int argc, char** argv) {
                  "Serve Prometheus' text format over HTTP on a loopback address, 127.0.0.1:PORT, "
                  "to all users of this host")
       ->excludes(json);
+  auto* const events =
+      app.add_flag("--events", options.events,
+                   "Show the last events of the engines, or of PID; also of dead ones");
+  events->excludes(prometheus);
+  app.add_option("--connection", options.connection,
+                 "Only events of this connection: INDEX-GENERATION, or INDEX")
+      ->needs(events);
+  app.add_option("--session", options.session, "Only events of this session, opened or served")
+      ->needs(events);
   app.add_flag("--clean", options.clean, "Remove the files of dead engines");
   app.add_flag("--list", options.list, "List the metrics: table, name, kind, unit, help");
   int code = 0;

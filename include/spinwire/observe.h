@@ -1,8 +1,9 @@
 // What engines show to other programs of their user. Each engine keeps a file in memory
 // (observability.directory), and its control steps write counters, pool levels and rows of
-// connections and sessions into it. The file can be read while the engine runs and after its
-// process has died, by the functions here; spinwire-stat is made from them. The file describes
-// itself, so that a program reads files of other releases.
+// connections and sessions into it. What happens to them goes there at once, as events, of which
+// the file keeps the last ones. The file can be read while the engine runs and after its process
+// has died, by the functions here; spinwire-stat is made from them. The file describes itself, so
+// that a program reads files of other releases.
 //
 // An engine reads nothing from its file, so what is written there by others does no harm. A process
 // of the same user that makes the file shorter ends the engine's process by SIGBUS, as it could by
@@ -70,6 +71,27 @@ struct SPINWIRE_API MetricTable {
   [[nodiscard]] std::string_view text(const MetricRow& row, std::string_view column) const noexcept;
 };
 
+/// An event of an engine's flight recorder.
+struct EngineEvent {
+  std::uint64_t number = 0;  ///< events of an engine count from 1
+  Nanoseconds at{0};         ///< the last time; since the Unix epoch
+  Nanoseconds first_at{0};   ///< the first time
+  std::uint32_t count = 1;   ///< how often it came without another event of its subject
+  std::string subject;       ///< "engine", "connection", "session", "served_session"
+  /// Names the connection or session, like the label of its row; empty for the engine.
+  std::string id;
+  std::string kind;  ///< one of event_kinds(), or "event-NUMBER" of a later release
+  std::string text;  ///< printable ASCII
+  /// False if the engine was writing the event: after its death, or again and again.
+  bool is_consistent = true;
+};
+struct EventKindInfo {
+  std::string_view name;
+  std::string_view help;
+};
+/// The kinds of events of this release. Any thread. Set-up.
+[[nodiscard]] SPINWIRE_API std::vector<EventKindInfo> event_kinds();
+
 /// The file of an engine.
 struct EngineFile {
   std::string path;
@@ -91,6 +113,8 @@ struct SPINWIRE_API EngineReading {
   Nanoseconds since_written{0};
   Nanoseconds read_at{0};  ///< by the clock of CLOCK_MONOTONIC
   std::vector<MetricTable> tables;
+  /// The last events of all subjects together, and of each one, in the order of their last time.
+  std::vector<EngineEvent> events;
 
   /// Null if the file has no such table.
   [[nodiscard]] const MetricTable* find(std::string_view table) const noexcept;

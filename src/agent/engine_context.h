@@ -35,6 +35,7 @@
 #include "memory/arena.h"
 #include "memory/registration_table.h"
 #include "memory/remote_key.h"
+#include "observe/recorder.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/engine.h"
@@ -418,6 +419,7 @@ struct EngineParts {
   std::uint64_t incarnation;
   std::uint32_t max_transfer = 0;  ///< bytes of one work request that the device takes
   control::EndpointKeys* endpoint_keys = nullptr;  ///< null: no key
+  observe::Recorder recorder{clock};
 
   /// Where keys to the engine's memory come from.
   [[nodiscard]] memory::KeySource keys() noexcept {

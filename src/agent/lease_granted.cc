@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/lease_table.h"
+#include "agent/recording.h"
 #include "base/internals.h"
 #include "memory/window_requests.h"
 
@@ -293,6 +294,10 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   const bool was_granted = lease.key.state != memory::KeyState::none;
   const bool reports_return = was_granted || lease.origin != Origin::requested;
   const std::optional<std::uint32_t> reply_to = lease.reply_to;
+  const bool is_usual = lease.how == ReturnedBy::release || lease.how == ReturnedBy::give_back ||
+                        lease.how == ReturnedBy::end;
+  if (was_granted && !is_usual)
+    record(ctx, a, observe::EventKind::lease_end, {"granted to the peer: ", to_string(lease.how)});
   if (lease.revoked) ctx.registrations->remember_ended(lease.key.rkey, owner_of(a));
   Returned returned;
   returned.lease.value = lease.id;

@@ -6,6 +6,7 @@
 
 #include "agent/agent.h"
 #include "agent/lease_table.h"
+#include "agent/recording.h"
 #include "agent/rendezvous.h"
 #include "base/internals.h"
 
@@ -144,11 +145,22 @@ bool detach_lease(EngineContext& ctx, LeaseHeld& h, RemoteRegion& region) noexce
   return true;
 }
 
+namespace {
+
+/// An operation on a lease that is over.
+[[gnu::cold, gnu::noinline]] Status refuse_expired(EngineContext& ctx, const Agent& a) noexcept {
+  record(ctx, a, observe::EventKind::lease_end, {"of the peer: an operation came too late"});
+  return Status::lease_expired;
+}
+
+}  // namespace
+
 Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
                       RemoteRegion& real) noexcept {
   const LeaseHeld* const h = find_lease_held(ctx, leased.lease);
   if (h == nullptr || h->state != LeaseHeld::State::held || ctx.clock.now() >= h->until)
-    return Status::lease_expired;
+      [[unlikely]]
+    return refuse_expired(ctx, a);
   if (h->agent != &a) return Status::invalid_argument;
   const RemoteRegion& whole = h->region;
   // A write with immediate may be empty; check_request() refuses all other empty operations.
@@ -251,6 +263,7 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
   for (LeaseHeld& h : a.leases.held) {
     if (h.peer_id != call.lease || h.state != LeaseHeld::State::held) continue;
+    record(ctx, a, observe::EventKind::lease_end, {"of the peer: recall"});
     if (h.call_pending) {
       LeaseReply reply = make_reply(LeaseVerdict::over);
       const std::uint32_t id = h.id;
@@ -326,6 +339,7 @@ void on_auto_renewal_due(EngineContext& ctx, LeaseHeld& h) noexcept {
   } else if (status == Status::would_block) {
     schedule_auto_renewal(ctx, h);
   } else if (status == Status::lease_expired) {
+    record(ctx, *h.agent, observe::EventKind::lease_end, {"of the peer: expiry"});
     LeaseReply reply = make_reply(LeaseVerdict::over);
     if (const LeaseCallback ended = take_auto_renewal(h); ended) ended(reply);
   }

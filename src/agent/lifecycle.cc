@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/completion.h"
+#include "agent/recording.h"
 #include "agent/room_waiters.h"
 #include "base/error.h"
 #include "base/random.h"
@@ -137,6 +138,7 @@ std::uint32_t longest_direct(const EngineContext& ctx, const Agent& a) noexcept 
 
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
+  record(ctx, a, observe::EventKind::state, {to_string(state), ", peer ", a.peer.name.data()});
   const bool ready = state == ConnectionState::ready;
   a.slow_path =
       static_cast<std::uint8_t>(ready ? a.slow_path & ~kNotReady : a.slow_path | kNotReady);
@@ -194,15 +196,18 @@ void set_stage(Agent& a, Stage stage) noexcept { a.stage = stage; }
 void advance(EngineContext& ctx, Agent& a, Event event) noexcept {
   switch (event) {
     case Event::route_resolved:
+      record(ctx, a, observe::EventKind::handshake, {"the route is resolved"});
       a.setup.cm->resolved = true;
       if (a.stage != Stage::resolve) return;
       set_stage(a, Stage::init);
       return queue_setup(ctx, a);
     case Event::endpoint_received:
+      record(ctx, a, observe::EventKind::handshake, {"the peer's endpoint is here"});
       if (a.stage != Stage::wait) return;  // step_up() skips `wait`
       set_stage(a, Stage::rtr);
       return queue_setup(ctx, a);
     case Event::peer_ready:
+      record(ctx, a, observe::EventKind::handshake, {"the peer is ready"});
       if (a.stage == Stage::up) become_ready(ctx, a);
       return;
     case Event::timeout:
@@ -263,6 +268,7 @@ void fail(EngineContext& ctx, Agent& a, Error cause) noexcept {
   if (a.state == ConnectionState::closed) return;
   if (a.cause.status == Status::ok && !a.closing) {
     if (cause.status == Status::peer_lost) ++ctx.stats.peers_lost;
+    record(ctx, a, cause);
     a.cause = std::move(cause);
   }
   tear_down(ctx, a);
@@ -283,6 +289,7 @@ void close(EngineContext& ctx, Agent& a) noexcept {
 
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept {
   a.goodbye_received = true;
+  record(ctx, a, observe::EventKind::goodbye, {"received"});
   a.closing = true;  // errors that the device reports from now on are no fault
   const bool awaits_peer = std::exchange(a.goodbyes.awaits_peer, false);
   const bool can_answer = a.goodbyes.peer_awaits && a.raw == nullptr;
@@ -302,6 +309,7 @@ void continue_close(EngineContext& ctx, Agent& a) noexcept {
     // The offers of both ends must be answered first.
     if (!a.rendezvous.sends.empty() || !a.control_to_send.empty()) return;
     a.goodbye_sent = true;
+    record(ctx, a, observe::EventKind::goodbye, {"sent"});
     if (submit_internal(ctx, a, OperationKind::goodbye)) {
       if (a.goodbyes.awaits_peer) {  // the peer has a time of its own
         a.setup.deadline = after(ctx, std::max(ctx.config.connections.close_timeout,

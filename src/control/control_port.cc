@@ -454,7 +454,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   end_challenge(h, false);
   unhold(h);
   if (h.inbound) {
-    count_refusal();
+    count_refusal(h.peer(), why.found);
     if (is_unproved(h))
       count_unproved(h, why.found, why.remedy);
     else if (!h.is_failure_counted)

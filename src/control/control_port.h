@@ -24,6 +24,7 @@
 #include "control/rdma_cm.h"
 #include "control/resolution_limits.h"
 #include "control/socket.h"
+#include "observe/recorder.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 
@@ -36,6 +37,7 @@ struct ControlOptions {
   std::uint64_t incarnation = 0;     ///< of this engine
   /// Without a key, other hosts may be reached, too.
   bool open = false;
+  observe::Recorder* recorder = nullptr;  ///< gets the refusals; null: nobody does
 };
 
 /// Timer::kind of handshakes in the timer wheel that the port shares.
@@ -255,8 +257,13 @@ class ControlPort {
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
-  void count_refusal() noexcept { ++refusals_; }
   [[nodiscard]] bool is_shared(ListenerId id) const noexcept { return listeners_.is_shared(id); }
+  /// Counts an inbound handshake that has failed, and records why.
+  void count_refusal(const Address& peer, std::string_view why) noexcept {
+    ++refusals_;
+    if (options_.recorder != nullptr)
+      options_.recorder->record(observe::EventKind::refused, {peer.text().view(), ": ", why});
+  }
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept {
     return listeners_.owner_of(id);
   }

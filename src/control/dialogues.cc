@@ -124,13 +124,13 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
 void Incoming::on_failed(ControlPort& port, Handshake& h, const Error& why) { port.refuse(h, why); }
 
 void Incoming::give_up(ControlPort& port, Handshake& h) {
-  port.count_refusal();
+  port.count_refusal(h.peer(), "it was silent, and gave way to another peer");
   port.drop(h);
 }
 
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
   if (h.held_for != HeldFor::nothing) return port.refuse(h, held_too_long(h));
-  port.count_refusal();
+  port.count_refusal(h.peer(), "it said nothing valid within the handshake time-out");
   if (!port.is_unproved(h)) {
     base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
               h.exchange.peer_address());
@@ -197,7 +197,7 @@ void Connect::on_frame(ControlPort& port, Handshake& h) const {
 void Accept::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
-    port.count_refusal();
+    port.count_refusal(h.peer(), "the peer gave up");
     return on_refused(port, h, *no);
   }
   const auto* ready = std::get_if<wire::Ready>(&got.body);
@@ -288,7 +288,7 @@ void ValidatePath::on_timeout(ControlPort& port, Handshake& h) {
 }
 
 void ValidatePath::give_up(ControlPort& port, Handshake& h) const {
-  port.count_refusal();
+  port.count_refusal(h.peer(), "its datagram address was not confirmed in time");
   end_unconfirmed(port, h);
 }
 

@@ -113,7 +113,7 @@ bool ControlPort::authenticate(CmRequest& request) {
     if (request.id) request.id.reject(outcome->answer->bytes());
     return false;
   }
-  count_refusal();
+  count_refusal(request.peer, outcome ? outcome->refused : outcome.error().found);
   report_unproved(request.peer, outcome ? outcome->refused : outcome.error().found, {});
   // Equal for every peer and every reason, as over TCP.
   control::reject(request.id, nullptr,
@@ -154,7 +154,7 @@ bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
 }
 
 void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
-  count_refusal();
+  count_refusal(request.peer, why.found);
   base::log(LogLevel::info, "{} is refused: {}", request.peer.text().view(), why.message());
   auto refusal = wire::make_refuse(why.status, why.message());
   if (wire::takes_goodbyes(request.event.data())) refusal.goodbye = why.goodbye;

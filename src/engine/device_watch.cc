@@ -107,6 +107,7 @@ void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   event.text = ibv_event_type_str(found.event_type);
   if (is_ports(event.kind)) event.port = static_cast<std::uint8_t>(found.element.port_num);
   base::log(level_of(event.kind), "device {}: {}", context_.device->info().name, event.text);
+  context_.recorder.record(observe::EventKind::device, {event.text});
   std::uint32_t qp_num = 0;
   if (is_connections(event.kind)) {
     // A queue pair with work fails with a completion, which explains the failure: handle

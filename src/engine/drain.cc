@@ -13,6 +13,7 @@ using agent::Agent;
 void Drain::begin(Nanoseconds timeout, const DrainOptions& options) noexcept {
   options_ = options;
   report_ = {};
+  context_.recorder.record(observe::EventKind::drain, {"begun"});
   deadline_ = context_.clock.now() + context_.clock.ticks(timeout);
   context_.timers.reschedule(timer_, deadline_);
   stage_ = Stage::served;
@@ -78,6 +79,7 @@ void Drain::cut() noexcept {
 
 void Drain::finish() noexcept {
   stage_ = Stage::over;
+  context_.recorder.record(observe::EventKind::drain, {"ended"});
   context_.timers.cancel(timer_);
   const auto run = options_.on_drained;
   options_.on_drained = nullptr;

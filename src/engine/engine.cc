@@ -41,7 +41,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
     : guard(std::move(owner)),
       context(config, clock),
       control({config.connections.handshakes, config::half_open_connections(config.connections),
-               config.connections.handshake_timeout, context.incarnation, config.security.open},
+               config.connections.handshake_timeout, context.incarnation, config.security.open,
+               &context.recorder},
               context.clock, context.timers),
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule),
@@ -169,7 +170,7 @@ void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
   if (context.device == nullptr || context.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
-  publisher.close();
+  publisher.close(*this);
   drain.abort();
   if (calls != nullptr) rpc::end(*calls, drain.goodbye());
   if (context.registrations != nullptr) end_connections();

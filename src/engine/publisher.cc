@@ -14,6 +14,7 @@
 #include "base/log_message.h"
 #include "engine/engine_core.h"
 #include "engine/engine_snapshot.h"
+#include "observe/recorder.h"
 #include "rpc/client_session.h"
 #include "rpc/session_goodbye.h"
 #include "rpc/session_snapshot.h"
@@ -28,6 +29,11 @@ constexpr std::uint32_t kRowsPerStep = 2;
 constexpr std::uint32_t kSlotsPerStep = 64;
 /// Time between two writes, at least. A write takes as long as two or three empty control steps.
 constexpr Nanoseconds kWriteInterval = std::chrono::microseconds(500);
+/// Rings of events of each kind of subject; with more subjects, several share a ring.
+constexpr std::uint32_t kEventRingsMost = 4096;
+/// A subject that is blocked for longer gets an event. Short blocks are usual, and would displace
+/// other events.
+constexpr Nanoseconds kLongBlock = std::chrono::milliseconds(100);
 
 Nanoseconds read_clock(clockid_t clock) noexcept {
   timespec now{};
@@ -70,14 +76,24 @@ void visit_some(const Records& records, std::uint32_t& next, Visit&& visit, Gone
   }
 }
 
-/// Since when the subject is blocked by what blocks it now; 0: nothing.
-Nanoseconds blocked_for(const Clock& clock, SubjectRows::Subject& subject, std::uint8_t blocker,
-                        std::uint64_t now) noexcept {
+/// Since when the subject is blocked by what blocks it now; 0: nothing. `why` is its name. Records
+/// the beginning and the end of long blocks.
+Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
+                        observe::EventSubject whose, std::uint8_t blocker,
+                        std::string_view why) noexcept {
+  const auto record = [&](observe::EventKind kind, std::string_view text) {
+    context.recorder.record(kind, whose, subject.index, subject.generation, {text});
+  };
   if (blocker != subject.blocker) {
+    if (std::exchange(subject.is_block_recorded, false)) record(observe::EventKind::unblocked, {});
     subject.blocker = blocker;
-    subject.blocked_at = now;
+    subject.blocked_at = context.now;
   }
-  return blocker == 0 ? Nanoseconds(0) : clock.duration(now - subject.blocked_at);
+  if (blocker == 0) return Nanoseconds(0);
+  const Nanoseconds since = context.clock.duration(context.now - subject.blocked_at);
+  if (since >= kLongBlock && !std::exchange(subject.is_block_recorded, true))
+    record(observe::EventKind::blocked, why);
+  return since;
 }
 
 }  // namespace
@@ -88,7 +104,7 @@ SubjectRows::Subject* SubjectRows::claim(std::uint32_t index, std::uint32_t gene
   Subject& subject = subjects_[row_of(index)];
   if (subject.index != index && subject.index != kNobody) return nullptr;
   if (subject.index != index || subject.generation != generation)
-    subject = {index, generation, now, now, 0};
+    subject = {index, generation, now, now, 0, false};
   return &subject;
 }
 
@@ -98,7 +114,7 @@ bool SubjectRows::release(std::uint32_t index) noexcept {
   return true;
 }
 
-void Publisher::open(const EngineCore& core) {
+void Publisher::open(EngineCore& core) {
   const Config& c = core.context.config;
   interval_ = core.context.clock.ticks(kWriteInterval);
   if (c.observability.directory.empty()) return;
@@ -110,6 +126,9 @@ void Publisher::open(const EngineCore& core) {
   const std::uint32_t rows = c.observability.rows;
   options.rows = {1, 4, std::min(rows, c.connections.maximum), std::min(rows, c.rpc.sessions),
                   std::min(rows, c.rpc.sessions)};
+  const std::uint32_t rings = std::min(rows, kEventRingsMost);
+  options.event_rings = {1, std::min(rings, c.connections.maximum), std::min(rings, c.rpc.sessions),
+                         std::min(rings, c.rpc.sessions)};
   auto file = observe::PageFile::create(options);
   if (!file) {
     base::log(LogLevel::warning,
@@ -123,14 +142,30 @@ void Publisher::open(const EngineCore& core) {
   sessions_.open(file_.rows(Table::session));
   served_.open(file_.rows(Table::served_session));
   read_clocks(core);
+  open_recorder(core.context);
   write_engine(core);
   for (std::size_t i = 0; i < 4; ++i) write_pool(core);
 }
 
-void Publisher::read_clocks(const EngineCore& core) noexcept {
+void Publisher::open_recorder(agent::EngineContext& context) {
+  using observe::EventSubject;
+  context.recorder.open(
+      file_.all_events(),
+      {file_.events(EventSubject::engine), file_.events(EventSubject::connection),
+       file_.events(EventSubject::session), file_.events(EventSubject::served_session)});
+  context.recorder.record(observe::EventKind::opened, {"on device ", context.device->info().name});
+}
+
+void Publisher::close(EngineCore& core) noexcept {
+  core.context.recorder.close();
+  file_.close();
+}
+
+void Publisher::read_clocks(EngineCore& core) noexcept {
   clocks_tick_ = core.context.now;
   realtime_ = read_clock(CLOCK_REALTIME);
   uptime_ = read_clock(CLOCK_MONOTONIC);
+  core.context.recorder.set_time(core.context.clock.now(), realtime_);
 }
 
 void Publisher::step(EngineCore& core) noexcept {
@@ -196,7 +231,8 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     const Id id(index, generation);
     const PeerIdentity peer = agent::peer_identity_of(a);
     const Nanoseconds blocked =
-        blocked_for(clock, *subject, static_cast<std::uint8_t>(snapshot.blocked_by), now);
+        blocked_for(core.context, *subject, observe::EventSubject::connection,
+                    static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), agent::peer_name(a), peer.key,
                                  clock.duration(now - subject->seen_at), blocked};
     file_.write(Table::connection, connections_.row_of(*subject), row_,
@@ -206,7 +242,7 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
              [&](std::uint32_t index) { drop_row(Table::connection, connections_, index); });
 }
 
-void Publisher::scan_sessions(const EngineCore& core) noexcept {
+void Publisher::scan_sessions(EngineCore& core) noexcept {
   const rpc::Rpc& r = *core.calls;
   const Clock& clock = core.context.clock;
   const std::uint64_t now = core.context.now;
@@ -217,7 +253,8 @@ void Publisher::scan_sessions(const EngineCore& core) noexcept {
     const SessionSnapshot snapshot = rpc::snapshot(r, c);
     const Id id(index, c.generation);
     const Nanoseconds blocked =
-        blocked_for(clock, *subject, static_cast<std::uint8_t>(snapshot.blocked_by), now);
+        blocked_for(core.context, *subject, observe::EventSubject::session,
+                    static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), c.address, rpc::identity_of(c.peer).key,
                                  clock.duration(now - subject->seen_at), blocked};
     file_.write(Table::session, sessions_.row_of(*subject), row_,

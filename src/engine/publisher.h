@@ -11,6 +11,9 @@
 namespace spinwire::detail {
 class EngineCore;
 }
+namespace spinwire::agent {
+struct EngineContext;
+}
 
 namespace spinwire::engine {
 
@@ -25,6 +28,7 @@ class SubjectRows {
     std::uint64_t seen_at = 0;     ///< tick
     std::uint64_t blocked_at = 0;  ///< tick when `blocker` was first seen
     std::uint8_t blocker = 0;      ///< 0: nothing
+    bool is_block_recorded = false;
   };
 
   /// May throw std::bad_alloc. Set-up.
@@ -48,9 +52,9 @@ class Publisher {
  public:
   /// Makes the file, unless observability.directory is empty. Without it, the engine works all the
   /// same, and the log says why. Set-up. May throw std::bad_alloc.
-  void open(const detail::EngineCore& core);
-  /// Removes the file.
-  void close() noexcept { file_.close(); }
+  void open(detail::EngineCore& core);
+  /// Removes the file, and ends the recorder.
+  void close(detail::EngineCore& core) noexcept;
   /// A control step; every few hundred microseconds, it writes. Takes time that does not depend on
   /// how much exists: it looks at kSlotsPerStep places, and kRowsPerStep subjects, of each table.
   void step(detail::EngineCore& core) noexcept;
@@ -59,10 +63,12 @@ class Publisher {
   void write_engine(const detail::EngineCore& core) noexcept;
   void write_pool(const detail::EngineCore& core) noexcept;
   void scan_connections(detail::EngineCore& core) noexcept;
-  void scan_sessions(const detail::EngineCore& core) noexcept;
+  void scan_sessions(detail::EngineCore& core) noexcept;
   void scan_served_sessions(const detail::EngineCore& core) noexcept;
   void drop_row(observe::Table table, SubjectRows& rows, std::uint32_t index) noexcept;
-  void read_clocks(const detail::EngineCore& core) noexcept;
+  void read_clocks(detail::EngineCore& core) noexcept;
+  /// May throw std::bad_alloc.
+  void open_recorder(agent::EngineContext& context);
 
   observe::PageFile file_;
   observe::RowWords row_{};

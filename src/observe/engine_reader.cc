@@ -16,8 +16,10 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "observe/engine_paths.h"
+#include "observe/event_reader.h"
 #include "observe/metric_tables.h"
 #include "observe/page_layout.h"
+#include "observe/printable.h"
 #include "spinwire/observe.h"
 
 namespace spinwire {
@@ -29,7 +31,6 @@ using Bytes = std::span<const std::byte>;
 // A hostile file can claim no more than this; a later release has room.
 constexpr std::uint32_t kTablesMax = 64;
 constexpr std::uint32_t kColumnsMax = 256;
-constexpr std::size_t kTextMax = 256;
 /// Numbers and texts of all tables.
 constexpr std::uint64_t kValuesMax = std::uint64_t{1} << 22;
 
@@ -51,17 +52,9 @@ T load(Bytes file, std::uint64_t offset) noexcept {
   return value;
 }
 
-/// Up to the first zero; what is not printable ASCII becomes '?'.
-std::string text_of(const char* data, std::size_t length) {
-  std::string text(data, ::strnlen(data, std::min(length, kTextMax)));
-  for (char& c : text) {
-    if (c < 0x20 || c > 0x7e) c = '?';
-  }
-  return text;
-}
 template <std::size_t N>
 std::string text_of(const std::array<char, N>& text) {
-  return text_of(text.data(), N);
+  return printable(text.data(), N);
 }
 
 /// A name that exporters can use as it is.
@@ -121,7 +114,7 @@ MetricRow decode_row(Bytes row, const MetricTable& table, const std::vector<Plac
       decoded.values[i].number = load<std::uint64_t>(row, places[i].offset);
     } else {
       decoded.values[i].text =
-          text_of(reinterpret_cast<const char*>(row.data() + places[i].offset), places[i].bytes);
+          printable(reinterpret_cast<const char*>(row.data() + places[i].offset), places[i].bytes);
     }
   }
   return decoded;
@@ -207,6 +200,18 @@ Result<std::uint64_t> size_of(int fd) {
   return static_cast<std::uint64_t>(about.st_size);
 }
 
+/// Decodes events. `left` of them may yet be decoded for this and further tables.
+Result<void> decode_event_table(Bytes file, Bytes later, const TableDescriptor& d,
+                                std::uint64_t& left, std::vector<EngineEvent>& events) {
+  if (d.row_bytes < sizeof(EventRecord) ||
+      !lies_within(file, d.rows_offset, std::uint64_t{d.row_bytes} * d.row_count))
+    return damaged("a table of events lies outside of the file");
+  if (d.row_count > left) return damaged("the file has too many events");
+  left -= d.row_count;
+  decode_events(file, later, d, events);
+  return {};
+}
+
 Result<Decoded> decode_file(Bytes bytes, Bytes later) {
   if (!later.empty() && later.size() != bytes.size()) return damaged("the file's length changes");
   const auto header = decode_header(bytes);
@@ -220,14 +225,20 @@ Result<Decoded> decode_file(Bytes bytes, Bytes later) {
   reading.device = text_of(header->device);
   reading.opened_at = Nanoseconds(header->opened_ns);
   std::uint64_t values = kValuesMax;
+  std::uint64_t events = kEventsMax;
   for (std::uint32_t i = 0; i < header->table_count; ++i) {
     const auto table = load<TableDescriptor>(
         bytes, header->tables_offset + std::uint64_t{i} * header->table_bytes);
+    if (table.kind == kEventTable) {
+      const auto good = decode_event_table(bytes, later, table, events, reading.events);
+      if (!good) return tl::unexpected(good.error());
+    }
     if (table.kind != kRowTable) continue;
     auto decoded = decode_table(bytes, later, *header, table, values, all.rows.emplace_back());
     if (!decoded) return tl::unexpected(decoded.error());
     reading.tables.push_back(std::move(*decoded));
   }
+  order_events(reading.events);
   return all;
 }
 

@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "observe/engine_paths.h"
 #include "observe/page_layout.h"
+#include "observe/whole_write.h"
 #include "spinwire/version.h"
 
 namespace spinwire::observe {
@@ -27,6 +28,9 @@ namespace {
 
 constexpr const char* kRemedy =
     "give observability.directory a folder of a file system in memory, or make it empty";
+
+/// Tables of rows and of events.
+constexpr std::size_t kDescriptors = kTables + kEventSubjects + 1;
 
 constexpr std::size_t align_line(std::size_t bytes) noexcept {
   constexpr std::size_t kLine = 64;
@@ -88,22 +92,27 @@ std::string program_name() {
   return std::string(text);
 }
 
-std::atomic_ref<std::uint64_t> word(std::byte* at) noexcept {
-  return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(at));
-}
-
 }  // namespace
 
 void PageFile::lay_out(const PageFileOptions& options) {
   std::size_t columns = 0;
   for (std::size_t i = 0; i < kTables; ++i)
     columns += table_columns(static_cast<Table>(i)).columns.size();
-  std::size_t at = align_line(sizeof(FileHeader) + kTables * sizeof(TableDescriptor) +
+  std::size_t at = align_line(sizeof(FileHeader) + kDescriptors * sizeof(TableDescriptor) +
                               columns * sizeof(ColumnDescriptor));
   for (std::size_t i = 0; i < kTables; ++i) {
     const std::size_t row_bytes = table_columns(static_cast<Table>(i)).row_bytes;
     places_[i] = {at, row_bytes, options.rows[i]};
     at = align_line(at + row_bytes * options.rows[i]);
+  }
+  for (std::size_t i = 0; i < events_.size(); ++i) {
+    const bool is_all = i == kEventSubjects;
+    const bool is_engine = i == static_cast<std::size_t>(EventSubject::engine);
+    events_[i] = {at, is_all ? 1 : options.event_rings[i],
+                  is_all      ? options.events
+                  : is_engine ? kEventsOfEngine
+                              : kEventsOfSubject};
+    at += std::size_t{events_[i].rings} * events_[i].length * sizeof(EventRecord);
   }
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   size_ = (at + page - 1) & ~(page - 1);
@@ -118,14 +127,14 @@ FileHeader PageFile::describe(const PageFileOptions& options) {
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
   header.ticks_per_ns = options.ticks_per_ns;
   header.opened_tick = options.opened_tick;
-  header.table_count = kTables;
+  header.table_count = kDescriptors;
   header.table_bytes = sizeof(TableDescriptor);
   header.column_bytes = sizeof(ColumnDescriptor);
   header.tables_offset = sizeof(FileHeader);
   copy_text(header.release, version());
   copy_text(header.program, program_name());
   copy_text(header.device, options.device);
-  std::size_t at = sizeof header + kTables * sizeof(TableDescriptor);
+  std::size_t at = sizeof header + kDescriptors * sizeof(TableDescriptor);
   for (std::size_t i = 0; i < kTables; ++i) {
     const TableColumns& shape = table_columns(static_cast<Table>(i));
     TableDescriptor table;
@@ -150,6 +159,16 @@ FileHeader PageFile::describe(const PageFileOptions& options) {
       at += sizeof column;
       offset += each.bytes;
     }
+  }
+  for (std::size_t i = 0; i < events_.size(); ++i) {
+    TableDescriptor table;
+    const std::string_view subject = name_of(static_cast<EventSubject>(i));
+    copy_text(table.name, fmt::format("{}{}events", subject, subject.empty() ? "" : "_"));
+    table.kind = kEventTable;
+    table.rows_offset = events_[i].offset;
+    table.row_bytes = sizeof(EventRecord);
+    table.row_count = events_[i].rings * events_[i].length;
+    std::memcpy(data_ + sizeof header + (kTables + i) * sizeof table, &table, sizeof table);
   }
   return header;
 }
@@ -186,6 +205,7 @@ PageFile& PageFile::operator=(PageFile&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
   places_ = other.places_;
+  events_ = other.events_;
   sequence_ = other.sequence_;
   path_ = std::exchange(other.path_, {});
   return *this;
@@ -201,16 +221,10 @@ void PageFile::write_row(Table table, std::uint32_t index, bool in_use,
                          std::span<const std::uint64_t> words) noexcept {
   const Place& where = place(table);
   std::byte* const at = data_ + where.offset + index * where.row_bytes;
-  // Each write to the file has an even number of its own, by which readers see that a row changed.
-  word(at).store(sequence_ + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  word(at + offsetof(RowHeader, in_use)).store(in_use ? 1 : 0, std::memory_order_relaxed);
-  std::byte* value = at + sizeof(RowHeader);
-  for (const std::uint64_t each : words) {
-    word(value).store(each, std::memory_order_relaxed);
-    value += sizeof each;
-  }
-  word(at).store(sequence_ += 2, std::memory_order_release);
+  const std::uint64_t is_used = in_use ? 1 : 0;
+  write_whole(at, sequence_, [&](std::byte* behind) {
+    (void)store_words(store_words(behind, {&is_used, 1}), words);
+  });
 }
 
 }  // namespace spinwire::observe

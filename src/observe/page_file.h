@@ -10,6 +10,7 @@
 
 #include "observe/metric_tables.h"
 #include "observe/page_layout.h"
+#include "observe/recorder.h"
 #include "spinwire/status.h"
 
 namespace spinwire::observe {
@@ -24,6 +25,9 @@ struct PageFileOptions {
   std::uint64_t opened_tick = 0;
   /// By Table.
   std::array<std::uint32_t, kTables> rows{};
+  /// Events of all subjects, and rings of events, by EventSubject.
+  std::uint32_t events = kEventsOfAll;
+  std::array<std::uint32_t, kEventSubjects> event_rings{};
 };
 
 /// A mapped file with all pages allocated, so that writing to it never raises SIGBUS because memory
@@ -50,6 +54,11 @@ class PageFile {
   void write(Table table, std::uint32_t index, const RowWords& row, std::size_t words) noexcept {
     write_row(table, index, true, {row.data(), words});
   }
+  /// Memory for events of all subjects, and of one kind of subject.
+  [[nodiscard]] EventRings all_events() const noexcept { return rings(events_.back()); }
+  [[nodiscard]] EventRings events(EventSubject subject) const noexcept {
+    return rings(events_[static_cast<std::size_t>(subject)]);
+  }
   /// Marks a row as having no subject.
   void clear(Table table, std::uint32_t index) noexcept { write_row(table, index, false, {}); }
 
@@ -59,6 +68,14 @@ class PageFile {
     std::size_t row_bytes = 0;
     std::uint32_t rows = 0;
   };
+  struct EventPlace {
+    std::size_t offset = 0;
+    std::uint32_t rings = 0;
+    std::uint32_t length = 0;
+  };
+  [[nodiscard]] EventRings rings(const EventPlace& place) const noexcept {
+    return {data_ + place.offset, place.rings, place.length};
+  }
   [[nodiscard]] const Place& place(Table table) const noexcept {
     return places_[static_cast<std::size_t>(table)];
   }
@@ -71,6 +88,7 @@ class PageFile {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::array<Place, kTables> places_{};
+  std::array<EventPlace, kEventSubjects + 1> events_{};  ///< by EventSubject; the last: of all
   std::uint64_t sequence_ = 0;  ///< of the last row written; ours, so that no peer can change it
   std::string path_;
 };

@@ -14,6 +14,7 @@ inline constexpr std::uint32_t kLayoutVersion = 1;
 
 /// TableDescriptor::kind.
 inline constexpr std::uint32_t kRowTable = 1;
+inline constexpr std::uint32_t kEventTable = 2;  ///< of EventRecord, without columns
 
 struct FileHeader {
   std::uint64_t magic = kMagic;
@@ -64,6 +65,22 @@ struct RowHeader {
   std::uint64_t in_use = 0;    ///< 0: the row has no subject
 };
 static_assert(sizeof(RowHeader) == 16);
+
+/// An event of the flight recorder. `number` is 0 until there is one.
+struct EventRecord {
+  std::uint64_t sequence = 0;  ///< odd while the event is being written
+  std::uint64_t number = 0;    ///< events of an engine count from 1
+  std::int64_t at_ns = 0;      ///< the last time; since the Unix epoch
+  std::int64_t first_ns = 0;   ///< the first time
+  std::uint32_t count = 0;     ///< how often it came in a row
+  std::uint32_t index = 0;     ///< of its connection or session
+  std::uint32_t generation = 0;
+  std::uint16_t kind = 0;    ///< EventKind
+  std::uint8_t subject = 0;  ///< EventSubject
+  std::uint8_t reserved = 0;
+  std::array<char, 80> text{};  ///< padded with zeroes
+};
+static_assert(sizeof(EventRecord) == 128);
 
 /// No file is longer.
 inline constexpr std::size_t kFileMax = std::size_t{128} << 20;

@@ -17,6 +17,7 @@
 #include "rpc/session_goodbye.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
 #include "wire/goodbye.h"
@@ -92,6 +93,7 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
 
 void mark_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
+  record_state(r, c);
   update_send_window(c);
   c.last_heard = c.liveness.last_ping_or_close = c.liveness.last_check = r.context.clock.now();
   r.context.timers.reschedule(c.timer, next_keepalive(r, c.last_heard));
@@ -164,6 +166,7 @@ Status begin_close(Rpc& r, ClientSession& c) noexcept {
     return Status::not_connected;
   const std::uint64_t now = r.context.clock.now();
   const bool was_ready = std::exchange(c.state, SessionState::closing) == SessionState::ready;
+  record_state(r, c);
   const bool connected = close_client_connection(r, c);
   if (was_ready) {
     update_send_window(c);
@@ -211,12 +214,14 @@ Error closing_error(const ClientSession& c, const EndReason& why) noexcept {
 
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (c.state == SessionState::closed) return;
+  if (why) record(r, c, *why);
   if (can_reconnect(r, c, why)) return interrupt_session(r, c, *why);
   const bool was_opening =
       c.state == SessionState::opening || (c.connection != nullptr && c.connection->was_opening);
   if (c.state == SessionState::opening) r.dialogues.drop(c);
   if (c.connection != nullptr && !release_client_connection(r, c, why)) return;
   c.state = SessionState::closed;
+  record_state(r, c);
   update_send_window(c);
   end_calls(r, c, status_of_calls(why), status_of_unsent_calls(why, !was_opening));
   if (c.on_closed) c.on_closed(handle(r, c), closing_error(c, final_reason(c, why)));

@@ -8,6 +8,7 @@
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/session_liveness.h"
+#include "rpc/session_recording.h"
 
 namespace spinwire::rpc {
 
@@ -19,6 +20,7 @@ void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept
   if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return;
   ++r.stats.retransmitted_requests;
   ++c.retransmissions;
+  record(r, c, observe::EventKind::retransmission, {});
   if (k.resends < kMaxBackoffShift) ++k.resends;
   k.sent_at = now;
 }
@@ -53,6 +55,7 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
   ClientSlot& k = c.slots[slot];
   if (k.outcome) return kNever;
   if (now >= k.deadline) {
+    record(r, c, observe::EventKind::timeout, {"of an inline call"});
     end_call_in_slot(r, c, slot, Status::timed_out);
     return kNever;
   }

@@ -9,6 +9,7 @@
 #include "rpc/at_most_once.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/session_liveness.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
 
@@ -116,6 +117,8 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
 }
 
 void release_server_session(Rpc& r, ServerSession& s) noexcept {
+  record(r, s, observe::EventKind::state,
+         {"closed, client ", s.peer != nullptr ? s.peer->address.view() : std::string_view()});
   if (r.current_call.session == &s) r.current_call = {};
   mark_used(r, s);
   forget_unsent(r, s);

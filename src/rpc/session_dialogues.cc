@@ -10,6 +10,7 @@
 #include "rpc/rpc_state.h"
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
@@ -89,6 +90,7 @@ Result<void> SessionDialogues::dial(ClientSession& c, const control::Address& to
   wire::SessionEnd end = local_session_end(rpc_, c.name, c.window, first_call_number(c));
   end.token = c.token = *token;
   if (c.private_data != nullptr) end.private_data = *c.private_data;
+  record_state(rpc_, c);
   const auto handshake = port_.open_session(to, end, *this, c.name);
   if (!handshake) return tl::unexpected(handshake.error());
   c.handshake = *handshake;
@@ -126,6 +128,7 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
     return found;
   });
   if (!peer) return end_session(rpc_, *c, peer.error());
+  record(rpc_, *c, observe::EventKind::handshake, {"the server has answered"});
   port_.confirm(handshake, server.incarnation);
   on_server_answered(rpc_, *c, server, *peer);
 }
@@ -188,6 +191,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId h
     end.token = s->token = *token;
     end.private_data = ours;
     s->peer = std::move(shown);
+    record(rpc_, *s, observe::EventKind::opened, {"by client ", s->peer->address.view()});
     return control::AcceptedSession{end, this, s->name, s->last_heard, datagrams ? *path_token : 0};
   });
 }
@@ -205,7 +209,9 @@ void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t tok
 
 void SessionDialogues::on_path_validated(std::uint64_t subject) {
   ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
-  if (s != nullptr) s->is_path_validated = true;
+  if (s == nullptr) return;
+  s->is_path_validated = true;
+  record(rpc_, *s, observe::EventKind::handshake, {"the client receives datagrams"});
 }
 
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {

@@ -8,6 +8,7 @@
 #include "rpc/server_session.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_call.h"
 #include "wire/goodbye.h"
 
@@ -59,6 +60,7 @@ void begin_leaving(Rpc& r, ServerSession& s, const Goodbye& goodbye,
   } else {
     s.advertised_window |= kTakesNoCalls;
     s.leaving = {goodbye, deadline, 0, r.min_rto, false};
+    record(r, s, observe::EventKind::goodbye, {"sent: it takes no new calls"});
   }
   r.context.timers.reschedule(s.timer, r.context.clock.now());
 }
@@ -128,6 +130,7 @@ bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept {
 
 void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
   c.goodbye = goodbye;
+  record(r, c, observe::EventKind::goodbye, {"received: the server takes no new calls"});
   if (c.reconnect != nullptr && !c.is_leaving)
     c.reconnect->returns = can_reconnect(r, c, Error{Status::flushed, {}, {}, {}});
   begin_leaving(r, c);

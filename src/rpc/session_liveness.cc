@@ -11,6 +11,7 @@
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
 #include "rpc/session_goodbye.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
 #include "wire/goodbye.h"
 
@@ -226,7 +227,10 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   if (s.transport == Transport::connection && is_connected(r, s))
     s.liveness.last_ping_or_close = now;  // the connection is alive
   note_silence(r, s, now);
-  if (s.liveness.silent_ticks > r.timeouts.peer) return release_with_tombstone(r, s);
+  if (s.liveness.silent_ticks > r.timeouts.peer) {
+    record(r, s, observe::EventKind::error, {"peer_lost: the client was silent for peer_timeout"});
+    return release_with_tombstone(r, s);
+  }
   std::uint64_t next = next_keepalive(r, now);
   if (is_leaving(s)) next = continue_leaving(r, s, now);
   if (next == 0) return;

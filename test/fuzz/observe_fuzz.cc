@@ -24,6 +24,10 @@ void run(std::span<const std::byte> data) {
       continue;
     }
     expect(printable(reading->device) && printable(reading->program), "texts of a file");
+    for (const EngineEvent& event : reading->events) {
+      expect(printable(event.text) && printable(event.kind), "texts of an event");
+      expect(event.at.count() >= 0 && event.first_at.count() >= 0, "times of an event");
+    }
     for (const MetricTable& table : reading->tables) {
       expect(table.find(table.columns.front().name) == 0, "a column is found by its name");
       for (const MetricRow& row : table.rows) {

@@ -439,5 +439,28 @@ TEST_F(ToolsStat, ReadsWhatAKilledProcessLeft) {
   EXPECT_EQ(tools_test::run("spinwire-stat", blocked.words({"--once"})).code, 1);
 }
 
+TEST_F(ToolsStat, ShowsTheFlightRecorderOfLivingAndDeadProcesses) {
+  Blocked blocked;
+  const std::string ready = "ready, peer " + blocked.server();
+  for (const bool is_dead : {false, true}) {
+    if (is_dead) blocked.kill();
+    const std::string text = blocked.stat({"--events"});
+    EXPECT_TRUE(has(text, is_dead ? "dead" : "running")) << text;
+    EXPECT_TRUE(has(text, "opened")) << text;
+    EXPECT_TRUE(has(text, ready)) << text;
+    EXPECT_LT(text.find("exchanging"), text.find(ready)) << "the oldest come first\n" << text;
+    const std::string json = blocked.stat({"--events", "--json"});
+    EXPECT_TRUE(Json::is_valid(json)) << json;
+    EXPECT_TRUE(has(json, "\"kind\":\"state\"")) << json;
+  }
+  const Outcome all = tools_test::run("spinwire-stat", blocked.words({"--events"}, false));
+  EXPECT_TRUE(has(all.out, ready)) << all.out;
+  EXPECT_TRUE(has(blocked.stat({"--events", "--connection", "0"}), ready));
+  EXPECT_TRUE(has(blocked.stat({"--events", "--connection", "0-1"}), ready));
+  EXPECT_FALSE(has(blocked.stat({"--events", "--connection", "0-2"}), "ready"));
+  EXPECT_FALSE(has(blocked.stat({"--events", "--session", "0"}), "ready"));
+  EXPECT_EQ(tools_test::run("spinwire-stat", {"--connection", "0"}).code, 2);
+}
+
 }  // namespace
 }  // namespace stat_test

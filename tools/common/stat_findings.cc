@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 
+#include "common/stat_events.h"
+
 namespace spinwire::tools {
 namespace {
 
@@ -164,6 +166,46 @@ void find_blocked_without_row(const EngineReading& reading, Found& found) {
   }
 }
 
+struct EventCause {
+  std::string_view kind;
+  std::string_view text;
+};
+/// Events that tell of trouble, and what they mean.
+constexpr std::array kEventCauses = {
+    EventCause{"error", "has ended or was interrupted"},
+    EventCause{"refused", "refused a handshake of"},
+    EventCause{"lease_end", "a lease has ended"},
+    EventCause{"retransmission",
+               "requests are sent again: datagrams are lost, or the server does not poll"},
+    EventCause{"timeout", "calls run out of time"},
+    EventCause{"goodbye", "goodbye"},
+    EventCause{"slow_poll", "a poll was slow"},
+    EventCause{"slow_callback", "callbacks were slow"},
+    EventCause{"pause", "the application did not poll"},
+    EventCause{"slow", "slow"},
+    EventCause{"device", "an event of the device"},
+};
+
+/// What the flight recorder has noted lately, the newest first.
+void find_events(const EngineReading& reading, Found& found) {
+  constexpr auto kLately = std::chrono::seconds(60);
+  constexpr std::size_t kMost = 6;
+  const Nanoseconds reference = reference_time(reading);
+  std::size_t count = 0;
+  for (auto event = reading.events.rbegin(); event != reading.events.rend(); ++event) {
+    if (reference - event->at > kLately || count == kMost) break;
+    const auto* const cause =
+        std::find_if(kEventCauses.begin(), kEventCauses.end(),
+                     [&](const EventCause& each) { return each.kind == event->kind; });
+    if (cause == kEventCauses.end()) continue;
+    found.push_back(fmt::format(
+        "{} ago, {}: {}{}{}{}", time_text(std::max(to_seconds(reference - event->at), 0.0)),
+        subject_text(*event), cause->text, event->text.empty() ? "" : " ", event->text,
+        event->count > 1 ? fmt::format(", {} times", event->count) : ""));
+    ++count;
+  }
+}
+
 }  // namespace
 
 std::string time_text(double seconds) {
@@ -227,6 +269,7 @@ std::vector<std::string> findings(const EngineReading& reading, const Earlier& e
   find_blocked(reading, "connection", peer, kConnectionCauses, found);
   find_blocked(reading, "session", peer, kSessionCauses, found);
   find_blocked_without_row(reading, found);
+  find_events(reading, found);
   return found;
 }
 

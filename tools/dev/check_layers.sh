@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that includes inside src/ point down only, and that no folder names the namespace of a folder
 # that it may not include, as a forward declaration would:
-#   sim -> engine -> {rpc -> agent -> {config, control} -> {memory, verbs, wire}, observe} -> base
+#   sim -> engine -> rpc -> agent -> {config, control} -> {memory, observe, verbs, wire} -> base
 # Also checks that engine/ and rpc/ ask agents by the functions of agent/'s headers, never through their fields.
 #
 #   tools/dev/check_layers.sh [ROOT]        checks ROOT/src (default: this tree)
@@ -15,10 +15,10 @@ declare -A may_include=(
   [verbs]='base'
   [wire]='base'
   [memory]='base verbs'
-  [control]='base verbs wire'
+  [control]='base observe verbs wire'
   [config]='base memory verbs'
-  [agent]='base config control memory verbs wire'
-  [rpc]='base agent config control memory verbs wire'
+  [agent]='base config control memory observe verbs wire'
+  [rpc]='base agent config control memory observe verbs wire'
   [observe]='base'
   [engine]='base observe rpc agent config control memory verbs wire'
   [sim]='base engine observe rpc agent config control memory verbs wire softverbs'
@@ -34,7 +34,7 @@ sees_softverbs() {
 # What engine/ and rpc/ may name of an EngineContext: its base EngineParts, which the engine makes and gives to
 # its agents; and the pool of agents, to visit or find one. All else is agent/'s own.
 engine_parts='config|clock|slot|now|device|arena|registrations|stats|windows|timers|attributes|incarnation'
-engine_parts+='|max_transfer|endpoint_keys|keys|owns|agents|find'
+engine_parts+='|max_transfer|endpoint_keys|recorder|keys|owns|agents|find'
 
 # Types of namespace spinwire::detail, which tells no layer, and the folders that may name them.
 declare -A named_by=([EngineCore]='engine sim')

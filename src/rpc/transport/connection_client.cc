@@ -8,6 +8,7 @@
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
 #include "rpc/room_for_calls.h"
+#include "rpc/session_recording.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -235,6 +236,7 @@ std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now
                        "the server does not let go of its memory", base::kHangingPeerRemedy});
         return next;
       }
+      record(r, c, observe::EventKind::timeout, {"of a long call"});
       abandon_call(r, c, k, Status::timed_out);
       try_finish(r, *b, k);
       if (!is_ready(r, session)) return next;

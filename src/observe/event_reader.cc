@@ -1,0 +1,67 @@
+#include "observe/event_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "base/error.h"
+#include "observe/printable.h"
+#include "observe/recorder.h"
+
+namespace spinwire::observe {
+namespace {
+
+/// A time that other times can be subtracted from.
+Nanoseconds time_of(std::int64_t ns) { return Nanoseconds(std::max<std::int64_t>(ns, 0)); }
+
+EngineEvent decode_event(const EventRecord& record) {
+  EngineEvent event;
+  event.number = record.number;
+  event.at = time_of(record.at_ns);
+  event.first_at = time_of(record.first_ns);
+  event.count = record.count;
+  event.subject = name_of(static_cast<EventSubject>(record.subject));
+  if (event.subject.empty()) event.subject = fmt::format("subject-{}", record.subject);
+  if (static_cast<EventSubject>(record.subject) != EventSubject::engine)
+    event.id = fmt::format("{}-{}", record.index, record.generation);
+  event.kind = name_of(static_cast<EventKind>(record.kind));
+  if (event.kind.empty()) event.kind = fmt::format("event-{}", record.kind);
+  event.text = printable(record.text.data(), record.text.size());
+  return event;
+}
+
+EventRecord record_at(std::span<const std::byte> file, std::uint64_t offset) noexcept {
+  EventRecord record;
+  std::memcpy(&record, file.data() + offset, sizeof record);
+  return record;
+}
+
+}  // namespace
+
+void decode_events(std::span<const std::byte> file, std::span<const std::byte> later,
+                   const TableDescriptor& table, std::vector<EngineEvent>& events) {
+  for (std::uint32_t i = 0; i < table.row_count; ++i) {
+    const std::uint64_t at = table.rows_offset + std::uint64_t{i} * table.row_bytes;
+    const EventRecord record = record_at(file, at);
+    if (record.number == 0) continue;
+    events.push_back(decode_event(record));
+    const std::uint64_t sequence = later.empty() ? record.sequence : record_at(later, at).sequence;
+    events.back().is_consistent = record.sequence % 2 == 0 && sequence == record.sequence;
+  }
+}
+
+void order_events(std::vector<EngineEvent>& events) {
+  // Of two copies the consistent one, and then the later one.
+  std::sort(events.begin(), events.end(), [](const EngineEvent& a, const EngineEvent& b) {
+    return std::tie(a.number, b.is_consistent, b.count) <
+           std::tie(b.number, a.is_consistent, a.count);
+  });
+  events.erase(
+      std::unique(events.begin(), events.end(),
+                  [](const EngineEvent& a, const EngineEvent& b) { return a.number == b.number; }),
+      events.end());
+  std::stable_sort(events.begin(), events.end(),
+                   [](const EngineEvent& a, const EngineEvent& b) { return a.at < b.at; });
+}
+
+}  // namespace spinwire::observe

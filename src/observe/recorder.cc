@@ -1,0 +1,116 @@
+#include "observe/recorder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "observe/whole_write.h"
+#include "spinwire/observe.h"
+
+namespace spinwire {
+namespace observe {
+namespace {
+
+/// By EventKind, from 1 on.
+constexpr std::array kKinds = {
+    EventKindInfo{"opened", "the engine has opened, or a peer has opened a session"},
+    EventKindInfo{"state", "a connection or session is in another state"},
+    EventKindInfo{"handshake", "a step of a handshake"},
+    EventKindInfo{"refused", "an inbound handshake has failed: of which peer, and why"},
+    EventKindInfo{"error", "why a connection or session ends or is interrupted"},
+    EventKindInfo{"goodbye", "a goodbye, sent or received"},
+    EventKindInfo{"lease_end", "a lease has ended by expiry, recall or refusal"},
+    EventKindInfo{"retransmission", "a request has been sent again"},
+    EventKindInfo{"timeout", "a call has run out of time"},
+    EventKindInfo{"blocked", "something blocks the subject for more than 100 ms"},
+    EventKindInfo{"unblocked", "that has ended"},
+    EventKindInfo{"slow_poll", "a poll took longer than observability.longest_poll"},
+    EventKindInfo{"slow_callback", "callbacks took longer than observability.longest_callback"},
+    EventKindInfo{"pause", "there was no poll for longer than observability.longest_pause"},
+    EventKindInfo{"slow",
+                  "a poll with callbacks, or the pause behind it, took longer than a limit"},
+    EventKindInfo{"device", "an event of the device"},
+    EventKindInfo{"drain", "Engine::drain() has begun or ended"},
+};
+
+void set_text(EventRecord& event, std::initializer_list<std::string_view> parts) noexcept {
+  std::size_t size = 0;
+  for (const std::string_view part : parts)
+    size += part.copy(event.text.data() + size, event.text.size() - size);
+}
+
+/// Whether `event` repeats the newest event of its ring.
+bool is_repeated(const EventRecord& newest, const EventRecord& event) noexcept {
+  return newest.number != 0 && newest.kind == event.kind && newest.index == event.index &&
+         newest.generation == event.generation && newest.text == event.text;
+}
+
+}  // namespace
+
+std::string_view name_of(EventSubject subject) noexcept {
+  constexpr std::array<std::string_view, kEventSubjects> kNames = {"engine", "connection",
+                                                                   "session", "served_session"};
+  const auto i = static_cast<std::size_t>(subject);
+  return i < kNames.size() ? kNames[i] : std::string_view();
+}
+
+std::string_view name_of(EventKind kind) noexcept {
+  const auto i = static_cast<std::size_t>(kind);
+  return i != 0 && i <= kKinds.size() ? kKinds[i - 1].name : std::string_view();
+}
+
+void Recorder::open(const EventRings& all,
+                    const std::array<EventRings, kEventSubjects>& by_subject) {
+  by_subject_ = by_subject;
+  for (std::size_t i = 0; i < kEventSubjects; ++i) places_[i].assign(by_subject[i].rings, {});
+  all_ = all;
+}
+
+void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
+                      std::uint32_t generation,
+                      std::initializer_list<std::string_view> text) noexcept {
+  if (all_.length == 0) return;
+  EventRecord event;
+  event.kind = static_cast<std::uint16_t>(kind);
+  event.subject = static_cast<std::uint8_t>(subject);
+  event.index = index;
+  event.generation = generation;
+  set_text(event, text);
+  const std::uint64_t now = clock_->now();
+  event.at_ns = (realtime_ + clock_->duration(now - std::min(now, tick_))).count();
+  const auto i = static_cast<std::size_t>(subject);
+  const EventRings& rings = by_subject_[i];
+  Place alone;  // of a subject without a ring
+  Place& place = rings.rings != 0 ? places_[i][index % rings.rings] : alone;
+  const bool repeated = is_repeated(place.newest, event);
+  event.number = repeated ? place.newest.number : written_ + 1;
+  event.first_ns = repeated ? place.newest.first_ns : event.at_ns;
+  event.count = repeated ? place.newest.count + 1 : 1;
+  if (!repeated) {
+    place.all_place = written_++;
+    ++place.events;
+  }
+  place.newest = event;
+  if (rings.rings != 0) {
+    const std::uint64_t ring = std::uint64_t{index % rings.rings} * rings.length;
+    write(rings, ring + (place.events - 1) % rings.length, event);
+  }
+  if (written_ - place.all_place <= all_.length) write(all_, place.all_place % all_.length, event);
+}
+
+void Recorder::write(const EventRings& rings, std::uint64_t place,
+                     const EventRecord& event) noexcept {
+  std::byte* const at = rings.data + place * sizeof(EventRecord);
+  std::array<std::uint64_t, sizeof(EventRecord) / sizeof(std::uint64_t)> words{};
+  std::memcpy(words.data(), &event, sizeof event);
+  write_whole(at, sequence_,
+              [&](std::byte* behind) { (void)store_words(behind, std::span(words).subspan(1)); });
+}
+
+}  // namespace observe
+
+std::vector<EventKindInfo> event_kinds() {
+  return {observe::kKinds.begin(), observe::kKinds.end()};
+}
+
+}  // namespace spinwire

@@ -1,0 +1,34 @@
+// What sessions tell the flight recorder. Cold.
+#pragma once
+
+#include <initializer_list>
+#include <string_view>
+
+#include "observe/recorder.h"
+#include "rpc/rpc_state.h"
+#include "rpc/session.h"
+
+namespace spinwire::rpc {
+
+/// Records an event of a client's session.
+inline void record(const Rpc& r, const ClientSession& c, observe::EventKind kind,
+                   std::initializer_list<std::string_view> text) noexcept {
+  r.context.recorder.record(kind, observe::EventSubject::session, c.timer.index, c.generation,
+                            text);
+}
+/// Records the session's state, which has just been set.
+inline void record_state(const Rpc& r, const ClientSession& c) noexcept {
+  record(r, c, observe::EventKind::state, {to_string(c.state), ", server ", c.address});
+}
+/// Records why a session ends or is interrupted.
+inline void record(const Rpc& r, const ClientSession& c, const Error& why) noexcept {
+  record(r, c, observe::EventKind::error, {to_string(why.status), ": ", why.found});
+}
+/// Records an event of a server's session.
+inline void record(const Rpc& r, const ServerSession& s, observe::EventKind kind,
+                   std::initializer_list<std::string_view> text) noexcept {
+  r.context.recorder.record(kind, observe::EventSubject::served_session, s.timer.index,
+                            r.servers.generation(s.timer.index), text);
+}
+
+}  // namespace spinwire::rpc
