@@ -198,6 +198,11 @@ struct Config {
     /// Connections, sessions and served sessions that the file describes one by one, each; the
     /// counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
+    // What takes longer is recorded and counted; see "Slow callbacks and polls" in README.md. Each
+    // 0 … 1h; 0: no limit.
+    Nanoseconds longest_poll = std::chrono::milliseconds(10);
+    Nanoseconds longest_callback = std::chrono::milliseconds(10);
+    Nanoseconds longest_pause = std::chrono::milliseconds(100);  ///< between two polls
   } observability;
 
   /// Reads the defaults, then `file` unless it is empty, then the environment. Set-up; any thread.

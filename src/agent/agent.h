@@ -325,6 +325,10 @@ inline AgentId id_of(const Agent& a) noexcept { return {a.index, a.generation}; 
 inline Agent* find(EngineContext& ctx, AgentId id) noexcept {
   return id ? ctx.find(id.index, id.generation) : nullptr;
 }
+/// Whether the agent handled a message or a completion in the poll of a tick.
+inline bool was_active_at(const Agent& a, std::uint64_t tick) noexcept {
+  return a.activity.last_heard == tick || a.liveness.last_completion == tick;
+}
 inline bool is_ready(const Agent& a) noexcept { return a.state == ConnectionState::ready; }
 /// Whether the connection is being taken down.
 inline bool is_ending(const Agent& a) noexcept { return a.state == ConnectionState::draining; }

@@ -236,6 +236,12 @@ constexpr std::array kKeys{
               [](Config& config) -> std::string& { return config.observability.directory; }},
     SPINWIRE_NUMBER(observability, Observability, rows, integer, 0, 65536, "",
                     "connections, sessions and served sessions in that file, each"),
+    SPINWIRE_NUMBER(observability, Observability, longest_poll, duration, 0, kHour, "",
+                    "longer polls are recorded there; 0: none"),
+    SPINWIRE_NUMBER(observability, Observability, longest_callback, duration, 0, kHour, "",
+                    "longer callbacks are recorded there; 0: none"),
+    SPINWIRE_NUMBER(observability, Observability, longest_pause, duration, 0, kHour, "",
+                    "longer times without a poll are recorded there; 0: none"),
 };
 // clang-format on
 

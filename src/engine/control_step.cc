@@ -10,7 +10,9 @@ using agent::Agent;
 int EngineCore::poll_control() noexcept {
   if (!guard.enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
-  context.now = context.clock.now_from(context.now);
+  const std::uint64_t now = context.clock.now_from(context.now);
+  if (now - context.now >= schedule.reported_gap && !schedule.is_armed) stalls.on_gap(*this, now);
+  context.now = now;
   const std::uint32_t events = control_step(context.now);
   if (calls != nullptr) {
     if (rpc::finish_poll(*calls)) schedule.wake_soon();
@@ -55,6 +57,7 @@ void EngineCore::on_timer(base::Timer& timer) noexcept {
 std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   constexpr std::size_t kTimersPerStep = 64;
   ++context.stats.control_steps;
+  const std::uint64_t begin = context.clock.now();
   if (end_sleep()) agent::on_awake(context);  // the application has slept by itself
   if (schedule.polls_after_sleep != 0) --schedule.polls_after_sleep;
   if (context.device->provider().control != nullptr)
@@ -94,6 +97,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
                     (leases != agent::LeaseWork::none && agent::has_lease_work(context));
   if (schedule.next_control != engine::PollSchedule::kNever)
     schedule.next_control = more ? now : now + schedule.control_interval;
+  stalls.on_control_step(*this, begin, context.clock.now());
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u) + ended;
 }
 

@@ -82,7 +82,11 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   if (auto watched = device_watch.open(control); !watched) return watched;
   if (auto posted = agent::post_first_receives(context); !posted) return posted;
   agent::open_in_place(context);
-  if (options.network == nullptr) publisher.open(*this);
+  // A simulation moves its clock in steps.
+  if (options.network == nullptr) {
+    publisher.open(*this);
+    stalls.open(*this);
+  }
   return {};
 }
 

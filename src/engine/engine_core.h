@@ -21,6 +21,7 @@
 #include "engine/memory_accesses.h"
 #include "engine/poll_schedule.h"
 #include "engine/publisher.h"
+#include "engine/stall_detector.h"
 #include "engine/wake_set.h"
 #include "rpc/rpc_state.h"
 #include "spinwire/engine.h"
@@ -69,9 +70,10 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   /// A poll whose caller has checked the thread. Inline, because an idle poll does little else.
   [[gnu::always_inline]] int poll_owned() noexcept {
     ++context.stats.polls;
-    std::uint64_t now = context.clock.now();
-    if (now < context.now) [[unlikely]]
-      now = resume_clock();
+    const std::uint64_t now = context.clock.now();
+    // Also if the clock has stepped back.
+    if (now - context.now >= schedule.reported_gap) [[unlikely]]
+      return poll_after_gap(now);
     context.now = now;
     const int n = ibv_poll_cq(cq, poll_batch, completions.data());
     const bool found = (static_cast<std::uint64_t>(n) | agent::listed_work(context)) != 0;
@@ -138,6 +140,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::Drain drain;
   engine::MemoryAccesses accesses;
   engine::ConnectionSums sums;
+  engine::StallDetector stalls;
   engine::Publisher publisher;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
@@ -148,11 +151,9 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   /// Errors: not_connected once the engine drains or is being destroyed.
   [[nodiscard]] Result<void> check_open(const char* asked) const;
   [[gnu::noinline]] int poll_busy(int count) noexcept;
+  /// A poll at `now`, which the stall detector is to know of.
+  [[gnu::cold, gnu::noinline]] int poll_after_gap(std::uint64_t now) noexcept;
   [[gnu::cold, gnu::noinline]] int finish_destruction(std::uint32_t events) noexcept;
-  /// The tick of a poll whose clock has stepped back. Cold.
-  [[gnu::noinline]] std::uint64_t resume_clock() noexcept {
-    return context.clock.now_from(context.now);
-  }
   std::uint32_t handle_batch(int count) noexcept;
   [[gnu::noinline]] std::uint32_t handle_mixed_batch(int count) noexcept;
   std::uint32_t handle_further_batches() noexcept;

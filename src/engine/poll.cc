@@ -76,6 +76,21 @@ int EngineCore::poll_busy(int count) noexcept {
   return static_cast<int>(events);
 }
 
+int EngineCore::poll_after_gap(std::uint64_t now) noexcept {
+  if (now < context.now) now = context.clock.now_from(context.now);  // the clock has stepped back
+  if (!schedule.is_armed) stalls.on_gap(*this, now);  // else the application has slept
+  context.now = now;
+  const int n = ibv_poll_cq(cq, poll_batch, completions.data());
+  const bool found = (static_cast<std::uint64_t>(n) | agent::listed_work(context)) != 0;
+  if (!found && now < schedule.next_wakeup) return 0;
+  const EngineSlot& slot = guard.slot();
+  const int events = poll_busy(n);
+  // A callback may have destroyed the engine: then `this` is gone.
+  if (slot.target != nullptr && stalls.is_watching())
+    stalls.on_poll_end(*this, context.clock.now());
+  return events;
+}
+
 int EngineCore::poll() noexcept {
   if (!guard.may_enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());

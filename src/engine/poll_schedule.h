@@ -8,6 +8,8 @@ namespace spinwire::engine {
 struct PollSchedule {
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
+  /// A poll at least so many ticks after the one before is reported: see StallDetector.
+  std::uint64_t reported_gap = std::uint64_t{1} << 63;
   std::uint64_t next_wakeup = 0;       ///< tick from which a poll does more than check completions
   std::uint64_t next_control = 0;      ///< tick of the next control step; kNever in manual mode
   std::uint64_t control_interval = 0;  ///< ticks

@@ -197,6 +197,7 @@ void Publisher::write_engine(const EngineCore& core) noexcept {
   levels.keepalive_interval = c.keepalive_interval;
   levels.peer_timeout = c.peer_timeout;
   levels.draining = core.drain.is_under_way();
+  levels.stalls = core.stalls.levels();
   levels.not_ready = blocked_by(Blocker::not_ready);
   levels.send_queue_full = blocked_by(Blocker::send_queue);
   levels.lacking_operations = blocked_by(Blocker::operations);

@@ -23,6 +23,19 @@ constexpr ColumnOf<EngineLevels> kLevels[] = {
     gauge<&EngineLevels::lacking_windows>("spinwire_connections_lacking_windows", "connections that can offer no long message now"),
 };
 
+// A text of what ran, such as "method 7 of served session 3-1".
+constexpr std::uint32_t kRanBytes = 64;
+constexpr ColumnOf<StallLevels> kStalls[] = {
+    counter<&StallLevels::slow_polls>("spinwire_slow_polls_total", "polls that took longer than observability.longest_poll, with the pause behind them where both are not told apart"),
+    counter<&StallLevels::slow_callbacks>("spinwire_slow_callbacks_total", "polls whose callbacks of one subject took longer than observability.longest_callback"),
+    counter<&StallLevels::pauses>("spinwire_pauses_total", "times without a poll that were longer than observability.longest_pause"),
+    gauge<&StallLevels::longest_poll>("spinwire_longest_poll_seconds", "longest poll with callbacks, with the pause behind it where both are not told apart"),
+    text<&StallLevels::longest_poll_ran>(MetricKind::state, "spinwire_longest_poll_ran", "whose callbacks it ran", kRanBytes),
+    gauge<&StallLevels::longest_callback>("spinwire_longest_callback_seconds", "longest callbacks of one subject in a watched poll, or work of a control step"),
+    text<&StallLevels::longest_callback_ran>(MetricKind::state, "spinwire_longest_callback_ran", "whose callbacks they were", kRanBytes),
+    gauge<&StallLevels::longest_pause>("spinwire_longest_pause_seconds", "longest time without a poll"),
+};
+
 constexpr ColumnOf<EngineStats> kEngine[] = {
     counter<&EngineStats::polls>("spinwire_polls_total", "completed poll() calls"),
     counter<&EngineStats::control_steps>("spinwire_control_steps_total", "control steps"),
@@ -181,7 +194,7 @@ constexpr auto join(const Parts&... parts) noexcept {
   (append(parts), ...);
   return all;
 }
-constexpr auto kEngineColumns = join(kLevels, kEngine, kAuthentication, kCalls);
+constexpr auto kEngineColumns = join(kLevels, kStalls, kEngine, kAuthentication, kCalls);
 constexpr auto kPoolColumns = join(kPoolName, kMemory);
 constexpr auto kConnectionColumns = join(kConnectionSubject, kConnectionSnapshot, kConnection);
 constexpr auto kSessionColumns = join(kSessionSubject, kSession);
@@ -213,6 +226,7 @@ const TableColumns& table_columns(Table table) noexcept {
 std::size_t fill_engine_row(RowWords& row, const EngineLevels& levels, const EngineStats& stats,
                             const RpcStats& calls) noexcept {
   std::uint64_t* at = fill(row.data(), kLevels, levels);
+  at = fill(at, kStalls, levels.stalls);
   at = fill(at, kEngine, stats);
   at = fill(at, kAuthentication, stats.authentication);
   return count(row, fill(at, kCalls, calls));

@@ -15,6 +15,18 @@
 
 namespace spinwire::observe {
 
+/// What the stall detector has found; see engine/stall_detector.h. The texts say what ran.
+struct StallLevels {
+  std::uint64_t slow_polls = 0;
+  std::uint64_t slow_callbacks = 0;
+  std::uint64_t pauses = 0;
+  Nanoseconds longest_poll{0};
+  std::string_view longest_poll_ran;
+  Nanoseconds longest_callback{0};
+  std::string_view longest_callback_ran;
+  Nanoseconds longest_pause{0};
+};
+
 /// What the engine's row has besides its statistics.
 struct EngineLevels {
   Nanoseconds written_at{0};      ///< since the Unix epoch
@@ -28,6 +40,7 @@ struct EngineLevels {
   std::uint32_t lacking_operations = 0;
   std::uint32_t lacking_credit = 0;
   std::uint32_t lacking_windows = 0;
+  StallLevels stalls;
 };
 
 /// What rows of connections and sessions have besides their statistics.

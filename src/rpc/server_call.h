@@ -116,7 +116,7 @@ namespace spinwire::rpc {
   ++r.stats.served;
   Request request = detail::make<Request>(detail::make<PendingCall>(r.context.slot, call_of(words)),
                                           header.method, block, payload, header.length);
-  r.current_call = {call_of(words), &s, &v};
+  r.current_call = {call_of(words), &s, &v, header.method};
   r.handlers[header.method](request);
   if (!detail::Internals::is_answered(request)) [[unlikely]]
     refuse(r, call_of(words), Status::refused, "the handler has not answered");

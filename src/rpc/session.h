@@ -344,6 +344,7 @@ struct CurrentCall {
   CallRef call;  ///< of session 0: no handler runs
   ServerSession* session = nullptr;
   ServerSlot* slot = nullptr;
+  Method method = 0;
 };
 static_assert(sizeof(CallRef) == sizeof(std::uint64_t));
 inline bool is_same(CallRef a, CallRef b) noexcept {

@@ -40,14 +40,14 @@ void run(std::span<const std::byte> data) {
 
 namespace {
 
-/// A file with one table, which has a counter, a text and two rows.
+/// A file with a table, which has a counter, a text and two rows, and with an event.
 Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   using observe::ColumnDescriptor;
   using observe::FileHeader;
   using observe::TableDescriptor;
   FileHeader header;
   header.layout_version = layout;
-  header.table_count = 1;
+  header.table_count = 2;
   header.table_bytes = sizeof(TableDescriptor);
   header.column_bytes = sizeof(ColumnDescriptor);
   header.tables_offset = sizeof(FileHeader);
@@ -55,7 +55,7 @@ Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   TableDescriptor table;
   std::memcpy(table.name.data(), "engine", 6);
   table.column_count = 2;
-  table.columns_offset = sizeof header + sizeof table;
+  table.columns_offset = sizeof header + 2 * sizeof table;
   table.rows_offset = table.columns_offset + 2 * sizeof(ColumnDescriptor);
   table.row_bytes = 40;
   table.row_count = 2;
@@ -68,7 +68,17 @@ Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   columns[1].offset = 24;
   columns[1].bytes = 16;
   const std::array<std::uint64_t, 10> rows = {2, 1, 7, 0x4141, 0x4242, 4, 1, 8, 0x4343, 0};
-  header.file_bytes = table.rows_offset + sizeof rows;
+  TableDescriptor events;
+  std::memcpy(events.name.data(), "events", 6);
+  events.kind = observe::kEventTable;
+  events.rows_offset = table.rows_offset + sizeof rows;
+  events.row_bytes = sizeof(observe::EventRecord);
+  events.row_count = 1;
+  observe::EventRecord event;
+  event.sequence = 2;
+  event.number = event.count = event.kind = event.subject = 1;
+  std::memcpy(event.text.data(), "ready", 5);
+  header.file_bytes = events.rows_offset + sizeof event;
   Bytes file;
   const auto append = [&](const auto& part) {
     const auto bytes = std::as_bytes(std::span(&part, 1));
@@ -76,8 +86,10 @@ Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   };
   append(header);
   append(table);
+  append(events);
   append(columns);
   append(rows);
+  append(event);
   return file;
 }
 
@@ -88,7 +100,9 @@ void sow(Seeds& seeds) {
   seeds.add({file});
   seeds.add({file, file});
   Bytes later = file;
-  later[later.size() - 40] = std::byte{6};
+  later[later.size() - sizeof(observe::EventRecord) - 40] = std::byte{6};
+  seeds.add({file, later});
+  later[later.size() - sizeof(observe::EventRecord)] = std::byte{3};
   seeds.add({file, later});
   seeds.add({small_file(9)});
 }

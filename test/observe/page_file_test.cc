@@ -360,7 +360,11 @@ TEST_F(ObservePageFile, ReadersSeeWholeRows) {
     const MetricRow& row = reading->find("engine")->rows.at(0);
     if (!row.is_consistent) continue;
     ++whole;
-    for (const MetricValue& value : row.values) ASSERT_EQ(value.number, row.values[0].number);
+    for (const MetricValue& value : row.values) {
+      if (value.text.empty()) {
+        ASSERT_EQ(value.number, row.values[0].number);
+      }
+    }
   }
   EXPECT_GT(whole, 0);
   ::kill(writer, SIGKILL);

@@ -87,6 +87,21 @@ void show_engine(Screen& screen, const EngineReading& reading, const Earlier& ea
       value("spinwire_handshakes_refused_total"));
 }
 
+/// The longest stalls since the engine was opened.
+void show_stalls(Screen& screen, const EngineReading& reading) {
+  const MetricTable* const table = reading.find("engine");
+  if (table == nullptr || table->rows.empty()) return;
+  const Subject engine{table, table->rows.data()};
+  const auto longest = [&](const char* what) {
+    const std::string column = fmt::format("spinwire_longest_{}", what);
+    const std::string_view ran = engine.text(column + "_ran");
+    return fmt::format("{} {}{}", what, time_text(engine.number(column + "_seconds")),
+                       ran.empty() ? "" : fmt::format(" ({})", ran));
+  };
+  screen.line("longest{}: {}, {}, {}", mark_of(*engine.row), longest("poll"), longest("callback"),
+              longest("pause"));
+}
+
 void show_pools(Screen& screen, const EngineReading& reading) {
   const MetricTable* const pools = reading.find("pool");
   if (pools == nullptr) return;
@@ -195,6 +210,7 @@ std::string screen_text(const EngineReading& reading, const EngineReading* befor
   show_engine(screen, reading, earlier);
   show_findings(screen, reading, earlier, options.peer);
   show_pools(screen, reading);
+  show_stalls(screen, reading);
   show_connections(screen, reading, earlier, options.peer);
   show_sessions(screen, reading, earlier, options.peer);
   show_served(screen, reading, options.peer);
