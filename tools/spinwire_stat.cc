@@ -15,6 +15,7 @@
 #include "common/cli.h"
 #include "common/output_file.h"
 #include "common/stat_events.h"
+#include "common/stat_hdr.h"
 #include "common/stat_live.h"
 #include "common/stat_report.h"
 #include "common/stat_serve.h"
@@ -40,6 +41,7 @@ struct Options {
   std::string serve;
   bool clean = false;
   bool list = false;
+  std::string hdr;
   bool events = false;
   std::string connection;
   std::string session;
@@ -73,17 +75,21 @@ Result<std::vector<EngineReading>> read_all(const Options& options) {
   return readings;
 }
 
+int write_file(const std::string& path, const std::string& text) {
+  auto file = tools::OutputFile::create(path);
+  if (!file) return fail(file.error());
+  const auto written =
+      file->append(std::as_bytes(std::span(text))).and_then([&] { return file->commit(); });
+  return written ? tools::kDone : fail(written.error());
+}
+
 int write_out(const Options& options, const std::string& text) {
   if (options.output.empty()) {
     const bool written =
         std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
     return written ? tools::kDone : fail("stdout: the output cannot be written");
   }
-  auto file = tools::OutputFile::create(options.output);
-  if (!file) return fail(file.error());
-  const auto written =
-      file->append(std::as_bytes(std::span(text))).and_then([&] { return file->commit(); });
-  return written ? tools::kDone : fail(written.error());
+  return write_file(options.output, text);
 }
 
 int clean(const Options& options) {
@@ -169,12 +175,21 @@ int show_events(const Options& options) {
                                          : tools::events_text(*readings, filter));
 }
 
+/// The latencies as a log of histograms.
+int write_hdr(const Options& options) {
+  const auto readings = read_all(options);
+  if (!readings) return fail(readings.error());
+  if (options.pid != 0 && readings->empty()) return fail_without_engine(options);
+  return write_file(options.hdr, tools::hdr_log(*readings));
+}
+
 int run(const Options& options) {
   if (options.clean) return clean(options);
   if (options.list)
     return write_out(options, options.json ? tools::metrics_json() : tools::metrics_text());
   if (!options.serve.empty()) return serve(options);
   if (options.events) return show_events(options);
+  if (!options.hdr.empty()) return write_hdr(options);
   if (options.json || options.prometheus || options.pid == 0) {
     const auto readings = read_all(options);
     if (!readings) return fail(readings.error());
@@ -228,6 +243,10 @@ int main(int argc, char** argv) {
       ->needs(events);
   app.add_option("--session", options.session, "Only events of this session, opened or served")
       ->needs(events);
+  app.add_option("--hdr", options.hdr,
+                 "Write the latencies to a file in HdrHistogram's log format, in nanoseconds")
+      ->excludes(json)
+      ->excludes(prometheus);
   app.add_flag("--clean", options.clean, "Remove the files of dead engines");
   app.add_flag("--list", options.list, "List the metrics: table, name, kind, unit, help");
   int code = 0;

@@ -198,6 +198,9 @@ struct Config {
     /// Connections, sessions and served sessions that the file describes one by one, each; the
     /// counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
+    /// Of so many operations and calls, about one has its latency measured; see README.md. 0 … 1e9;
+    /// 0: none
+    std::uint32_t sample = 64;
     // What takes longer is recorded and counted; see "Slow callbacks and polls" in README.md. Each
     // 0 … 1h; 0: no limit.
     Nanoseconds longest_poll = std::chrono::milliseconds(10);

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 
 #include "spinwire/clock.h"
 #include "spinwire/export.h"
+#include "spinwire/rpc.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -92,6 +94,26 @@ struct EventKindInfo {
 /// The kinds of events of this release. Any thread. Set-up.
 [[nodiscard]] SPINWIRE_API std::vector<EventKindInfo> event_kinds();
 
+/// Latencies of sampled operations or calls; setting observability.sample.
+struct SPINWIRE_API LatencyHistogram {
+  /// "message" (sent by a work request), "write", "read", "atomic", "call" or "handler"
+  std::string work;
+  /// "total"; of an operation also "posting" (accepted until posted), "transfer" (posted until the
+  /// poll that found it completed; of a call from its acceptance on), "delivery" (from the
+  /// beginning of that poll until the callback)
+  std::string stage;
+  std::optional<Method> method;  ///< none: all methods
+  std::uint64_t samples = 0;
+  double sum_seconds = 0;
+  Nanoseconds longest{0};
+  /// Samples by time. Below 32 ns each nanosecond has a bucket; above, each power of two has 16.
+  std::vector<std::uint64_t> buckets;
+  bool is_consistent = true;
+
+  /// The time within which a share (0 … 1) of the samples lies, rounded up by at most 6.3%.
+  [[nodiscard]] Nanoseconds quantile(double share) const noexcept;
+};
+
 /// The file of an engine.
 struct EngineFile {
   std::string path;
@@ -115,6 +137,7 @@ struct SPINWIRE_API EngineReading {
   std::vector<MetricTable> tables;
   /// The last events of all subjects together, and of each one, in the order of their last time.
   std::vector<EngineEvent> events;
+  std::vector<LatencyHistogram> latencies;  ///< with a sample at least
 
   /// Null if the file has no such table.
   [[nodiscard]] const MetricTable* find(std::string_view table) const noexcept;

@@ -17,6 +17,7 @@
 #include "agent/in_place.h"
 #include "agent/lease_table.h"
 #include "agent/operation_pool.h"
+#include "agent/operation_samples.h"
 #include "agent/operation_timers.h"
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
@@ -412,6 +413,7 @@ struct EngineParts {
   memory::ArenaPtr arena;
   std::unique_ptr<memory::RegistrationTable> registrations;
   EngineStats stats;
+  std::uint32_t until_sample = ~0u;  ///< operations and calls until one is sampled
   // Cold.
   memory::WindowPool windows;
   base::TimerWheel timers;
@@ -420,6 +422,7 @@ struct EngineParts {
   std::uint32_t max_transfer = 0;  ///< bytes of one work request that the device takes
   control::EndpointKeys* endpoint_keys = nullptr;  ///< null: no key
   observe::Recorder recorder{clock};
+  observe::Latencies latencies;
 
   /// Where keys to the engine's memory come from.
   [[nodiscard]] memory::KeySource keys() noexcept {
@@ -465,14 +468,16 @@ struct EngineContext : EngineParts, ReceiveState, DirectState {
   std::unique_ptr<ibv_qp*[]>
       queue_pairs;  ///< by agent, for prefetch(): dense, so that it is cached
   Work work;
-  std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
-  AgentList flush_queue;            ///< with deferred operations
-  AgentList end_of_poll_list;       ///< with credit, control messages, receives or callbacks due
+  OperationSample* unposted_sample = nullptr;  ///< the last one that began, until it is posted
+  std::uint32_t queued_agents = 0;             ///< with rendezvous READs, or raw receives, to post
+  AgentList flush_queue;                       ///< with deferred operations
+  AgentList end_of_poll_list;  ///< with credit, control messages, receives or callbacks due
   /// Agents with operations that have run without a completion, and end in this poll or the next.
   base::RoundQueue<next_that_ran> ran_agents;
   std::byte* staging = nullptr;  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
   // Cold.
+  std::unique_ptr<OperationSamples> operation_samples;  ///< null: none are sampled
   SourceLedger sources;
   std::unique_ptr<RendezvousPool> rendezvous;
   std::unique_ptr<OperationTimers> operation_timers;  ///< from the first time-out on

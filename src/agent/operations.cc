@@ -150,6 +150,8 @@ inline bool is_one_sided(const Operation& op) noexcept {
 inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
   Operation* first = a.send_queue.deferred;
   if (first == nullptr || a.stage != Stage::up) return;
+  if (ctx.unposted_sample != nullptr) [[unlikely]]
+    note_posted(ctx, a);
   if (is_one_sided(*first) && ctx.direct != nullptr) {
     run_deferred(ctx, a);
     first = a.send_queue.deferred;
@@ -196,7 +198,7 @@ template <typename Send>
     ctx.operations.release(op);
     return false;
   }
-  begin<OperationKind::send>(a, op, block, size, done);
+  begin<OperationKind::send>(ctx, a, op, block, size, done);
   op.header_in_headroom = false;
   ctx.direct_unpublished = true;
   a.credit.advertised = a.credit.granted;
@@ -205,6 +207,8 @@ template <typename Send>
   append(a, op);
   join_deferred(a);
   publish_direct(ctx);
+  if (ctx.unposted_sample != nullptr) [[unlikely]]
+    note_posted(ctx, a);
   return true;
 }
 

@@ -163,7 +163,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
 
 /// Begins an accepted operation of any kind.
 template <OperationKind kind>
-inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
+inline void begin(EngineContext& ctx, Agent& a, Operation& op, Block* block, std::size_t size,
                   const CompletionCallback& done) noexcept {
   count_begin(a, kind);
   detail::retain(block);
@@ -174,6 +174,8 @@ inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
   op.wr.opcode = opcode_of(kind);
   op.calls_back = static_cast<bool>(done);
   if (op.calls_back) op.done = done;
+  if (is_plain(kind) && --ctx.until_sample == 0) [[unlikely]]
+    begin_sample(ctx, a, op);
 }
 
 /// Begins an operation of the agent's own, without a payload or a callback. `subject`: the lease,
@@ -213,7 +215,7 @@ template <OperationKind kind, bool own>
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return refuse_for_room(ctx, a, room_of<kind>());
-  begin<kind>(a, *op, r.block, r.size, r.done);
+  begin<kind>(ctx, a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
@@ -400,7 +402,7 @@ template <bool data_is_payload>
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, defer});
   }
   Operation& op = *ctx.operations.acquire();
-  begin<OperationKind::send>(a, op, block, size, done);
+  begin<OperationKind::send>(ctx, a, op, block, size, done);
   ++a.credit.sent;
   a.activity.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);

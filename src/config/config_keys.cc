@@ -236,6 +236,8 @@ constexpr std::array kKeys{
               [](Config& config) -> std::string& { return config.observability.directory; }},
     SPINWIRE_NUMBER(observability, Observability, rows, integer, 0, 65536, "",
                     "connections, sessions and served sessions in that file, each"),
+    SPINWIRE_NUMBER(observability, Observability, sample, integer, 0, 1'000'000'000, "",
+                    "of so many operations and calls, one has its latency measured; 0: none"),
     SPINWIRE_NUMBER(observability, Observability, longest_poll, duration, 0, kHour, "",
                     "longer polls are recorded there; 0: none"),
     SPINWIRE_NUMBER(observability, Observability, longest_callback, duration, 0, kHour, "",

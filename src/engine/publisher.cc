@@ -153,6 +153,7 @@ void Publisher::open_recorder(agent::EngineContext& context) {
       file_.all_events(),
       {file_.events(EventSubject::engine), file_.events(EventSubject::connection),
        file_.events(EventSubject::session), file_.events(EventSubject::served_session)});
+  if (context.config.observability.sample != 0) agent::open_samples(context);
   context.recorder.record(observe::EventKind::opened, {"on device ", context.device->info().name});
 }
 
@@ -180,6 +181,7 @@ void Publisher::step(EngineCore& core) noexcept {
   if (is_old || core.context.clock.is_manual()) read_clocks(core);
   write_engine(core);
   write_pool(core);
+  write_latency(core.context);
   if (core.calls == nullptr) return;
   scan_sessions(core);
   scan_served_sessions(core);
@@ -212,6 +214,13 @@ void Publisher::write_pool(const EngineCore& core) noexcept {
   const Pool pool = static_cast<Pool>(index);
   file_.write(Table::pool, index, row_,
               observe::fill_pool_row(row_, name_of(pool), memory_stats(core, pool)));
+}
+
+void Publisher::write_latency(agent::EngineContext& context) noexcept {
+  std::uint32_t row = context.latencies.next_changed(next_latency_);
+  if (row == observe::kLatencyRows && next_latency_ != 0) row = context.latencies.next_changed(0);
+  next_latency_ = row == observe::kLatencyRows ? 0 : row + 1;
+  if (row < file_.latencies()) file_.write(row, context.latencies.publish(row));
 }
 
 void Publisher::drop_row(Table table, SubjectRows& rows, std::uint32_t index) noexcept {

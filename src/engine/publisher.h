@@ -62,6 +62,8 @@ class Publisher {
  private:
   void write_engine(const detail::EngineCore& core) noexcept;
   void write_pool(const detail::EngineCore& core) noexcept;
+  /// Writes a histogram that has changed.
+  void write_latency(agent::EngineContext& context) noexcept;
   void scan_connections(detail::EngineCore& core) noexcept;
   void scan_sessions(detail::EngineCore& core) noexcept;
   void scan_served_sessions(const detail::EngineCore& core) noexcept;
@@ -77,6 +79,7 @@ class Publisher {
   std::uint64_t last_step_ = 0;   ///< tick
   std::uint64_t writes_ = 0;
   std::uint32_t next_pool_ = 0;
+  std::uint32_t next_latency_ = 0;
   // Where the rounds go on.
   std::uint32_t next_connection_ = 0;
   std::uint32_t next_session_ = 0;

@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "observe/engine_paths.h"
 #include "observe/event_reader.h"
+#include "observe/latency_reader.h"
 #include "observe/metric_tables.h"
 #include "observe/page_layout.h"
 #include "observe/printable.h"
@@ -202,13 +203,24 @@ Result<std::uint64_t> size_of(int fd) {
 
 /// Decodes events. `left` of them may yet be decoded for this and further tables.
 Result<void> decode_event_table(Bytes file, Bytes later, const TableDescriptor& d,
-                                std::uint64_t& left, std::vector<EngineEvent>& events) {
+                                std::uint64_t& left, std::vector<EventCopy>& events) {
   if (d.row_bytes < sizeof(EventRecord) ||
       !lies_within(file, d.rows_offset, std::uint64_t{d.row_bytes} * d.row_count))
     return damaged("a table of events lies outside of the file");
   if (d.row_count > left) return damaged("the file has too many events");
   left -= d.row_count;
   decode_events(file, later, d, events);
+  return {};
+}
+
+Result<void> decode_latency_table(Bytes file, Bytes later, const TableDescriptor& d,
+                                  std::vector<LatencyHistogram>& latencies) {
+  constexpr std::uint32_t kLatenciesMax = 1024;
+  if (d.row_bytes < sizeof(LatencyRecord) ||
+      !lies_within(file, d.rows_offset, std::uint64_t{d.row_bytes} * d.row_count))
+    return damaged("a table of latencies lies outside of the file");
+  if (latencies.size() + d.row_count > kLatenciesMax) return damaged("too many latencies");
+  decode_latencies(file, later, d, latencies);
   return {};
 }
 
@@ -226,11 +238,16 @@ Result<Decoded> decode_file(Bytes bytes, Bytes later) {
   reading.opened_at = Nanoseconds(header->opened_ns);
   std::uint64_t values = kValuesMax;
   std::uint64_t events = kEventsMax;
+  std::vector<EventCopy> copies;
   for (std::uint32_t i = 0; i < header->table_count; ++i) {
     const auto table = load<TableDescriptor>(
         bytes, header->tables_offset + std::uint64_t{i} * header->table_bytes);
     if (table.kind == kEventTable) {
-      const auto good = decode_event_table(bytes, later, table, events, reading.events);
+      const auto good = decode_event_table(bytes, later, table, events, copies);
+      if (!good) return tl::unexpected(good.error());
+    }
+    if (table.kind == kLatencyTable) {
+      const auto good = decode_latency_table(bytes, later, table, reading.latencies);
       if (!good) return tl::unexpected(good.error());
     }
     if (table.kind != kRowTable) continue;
@@ -238,7 +255,7 @@ Result<Decoded> decode_file(Bytes bytes, Bytes later) {
     if (!decoded) return tl::unexpected(decoded.error());
     reading.tables.push_back(std::move(*decoded));
   }
-  order_events(reading.events);
+  reading.events = order_events(std::move(copies));
   return all;
 }
 

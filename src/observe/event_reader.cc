@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "observe/printable.h"
@@ -39,29 +40,33 @@ EventRecord record_at(std::span<const std::byte> file, std::uint64_t offset) noe
 }  // namespace
 
 void decode_events(std::span<const std::byte> file, std::span<const std::byte> later,
-                   const TableDescriptor& table, std::vector<EngineEvent>& events) {
+                   const TableDescriptor& table, std::vector<EventCopy>& events) {
   for (std::uint32_t i = 0; i < table.row_count; ++i) {
     const std::uint64_t at = table.rows_offset + std::uint64_t{i} * table.row_bytes;
     const EventRecord record = record_at(file, at);
     if (record.number == 0) continue;
-    events.push_back(decode_event(record));
+    EventCopy& copy = events.emplace_back(EventCopy{decode_event(record), record.sequence});
     const std::uint64_t sequence = later.empty() ? record.sequence : record_at(later, at).sequence;
-    events.back().is_consistent = record.sequence % 2 == 0 && sequence == record.sequence;
+    copy.event.is_consistent = record.sequence % 2 == 0 && sequence == record.sequence;
   }
 }
 
-void order_events(std::vector<EngineEvent>& events) {
+std::vector<EngineEvent> order_events(std::vector<EventCopy> copies) {
   // Of two copies the consistent one, and then the later one.
-  std::sort(events.begin(), events.end(), [](const EngineEvent& a, const EngineEvent& b) {
-    return std::tie(a.number, b.is_consistent, b.count) <
-           std::tie(b.number, a.is_consistent, a.count);
+  std::sort(copies.begin(), copies.end(), [](const EventCopy& a, const EventCopy& b) {
+    return std::tie(a.event.number, b.event.is_consistent, b.sequence) <
+           std::tie(b.event.number, a.event.is_consistent, a.sequence);
   });
-  events.erase(
-      std::unique(events.begin(), events.end(),
-                  [](const EngineEvent& a, const EngineEvent& b) { return a.number == b.number; }),
-      events.end());
-  std::stable_sort(events.begin(), events.end(),
-                   [](const EngineEvent& a, const EngineEvent& b) { return a.at < b.at; });
+  const auto end = std::unique(
+      copies.begin(), copies.end(),
+      [](const EventCopy& a, const EventCopy& b) { return a.event.number == b.event.number; });
+  copies.erase(end, copies.end());
+  std::stable_sort(copies.begin(), copies.end(),
+                   [](const EventCopy& a, const EventCopy& b) { return a.sequence < b.sequence; });
+  std::vector<EngineEvent> events;
+  events.reserve(copies.size());
+  for (EventCopy& copy : copies) events.push_back(std::move(copy.event));
+  return events;
 }
 
 }  // namespace spinwire::observe

@@ -14,12 +14,17 @@ namespace spinwire::observe {
 /// Events of one file that are decoded at most; a hostile file may name more.
 inline constexpr std::uint64_t kEventsMax = std::uint64_t{1} << 20;
 
+/// A copy of an event. The number of its write orders events, whatever the system's clock did.
+struct EventCopy {
+  EngineEvent event;
+  std::uint64_t sequence = 0;
+};
 /// Adds the events of a table that lies within the file. `later` is what the file held later, or
 /// empty: an event that changed in between is not consistent.
 void decode_events(std::span<const std::byte> file, std::span<const std::byte> later,
-                   const TableDescriptor& table, std::vector<EngineEvent>& events);
-/// Leaves each event once, in the order of their last time. An event is in the common ring and in
+                   const TableDescriptor& table, std::vector<EventCopy>& events);
+/// Each event once, in the order in which they came last. An event is in the common ring and in
 /// that of its subject.
-void order_events(std::vector<EngineEvent>& events);
+std::vector<EngineEvent> order_events(std::vector<EventCopy> copies);
 
 }  // namespace spinwire::observe

@@ -29,8 +29,8 @@ namespace {
 constexpr const char* kRemedy =
     "give observability.directory a folder of a file system in memory, or make it empty";
 
-/// Tables of rows and of events.
-constexpr std::size_t kDescriptors = kTables + kEventSubjects + 1;
+/// Tables of rows, of events and of latencies.
+constexpr std::size_t kDescriptors = kTables + kEventSubjects + 2;
 
 constexpr std::size_t align_line(std::size_t bytes) noexcept {
   constexpr std::size_t kLine = 64;
@@ -114,6 +114,8 @@ void PageFile::lay_out(const PageFileOptions& options) {
                               : kEventsOfSubject};
     at += std::size_t{events_[i].rings} * events_[i].length * sizeof(EventRecord);
   }
+  latencies_ = {at, sizeof(LatencyRecord), options.latencies};
+  at += std::size_t{latencies_.rows} * latencies_.row_bytes;
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   size_ = (at + page - 1) & ~(page - 1);
 }
@@ -170,6 +172,14 @@ FileHeader PageFile::describe(const PageFileOptions& options) {
     table.row_count = events_[i].rings * events_[i].length;
     std::memcpy(data_ + sizeof header + (kTables + i) * sizeof table, &table, sizeof table);
   }
+  TableDescriptor latencies;
+  copy_text(latencies.name, "latencies");
+  latencies.kind = kLatencyTable;
+  latencies.rows_offset = latencies_.offset;
+  latencies.row_bytes = sizeof(LatencyRecord);
+  latencies.row_count = latencies_.rows;
+  std::memcpy(data_ + sizeof header + (kDescriptors - 1) * sizeof latencies, &latencies,
+              sizeof latencies);
   return header;
 }
 
@@ -206,6 +216,7 @@ PageFile& PageFile::operator=(PageFile&& other) noexcept {
   size_ = std::exchange(other.size_, 0);
   places_ = other.places_;
   events_ = other.events_;
+  latencies_ = other.latencies_;
   sequence_ = other.sequence_;
   path_ = std::exchange(other.path_, {});
   return *this;
@@ -224,6 +235,14 @@ void PageFile::write_row(Table table, std::uint32_t index, bool in_use,
   const std::uint64_t is_used = in_use ? 1 : 0;
   write_whole(at, sequence_, [&](std::byte* behind) {
     (void)store_words(store_words(behind, {&is_used, 1}), words);
+  });
+}
+
+void PageFile::write(std::uint32_t index, const LatencyRecord& latency) noexcept {
+  std::byte* const at = data_ + latencies_.offset + index * latencies_.row_bytes;
+  write_whole(at, sequence_, [&](std::byte* behind) {
+    const auto* const first = reinterpret_cast<const std::uint64_t*>(&latency);
+    (void)store_words(behind, {first + 1, sizeof latency / sizeof *first - 1});
   });
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "observe/latency.h"
 #include "observe/metric_tables.h"
 #include "observe/page_layout.h"
 #include "observe/recorder.h"
@@ -28,6 +29,7 @@ struct PageFileOptions {
   /// Events of all subjects, and rings of events, by EventSubject.
   std::uint32_t events = kEventsOfAll;
   std::array<std::uint32_t, kEventSubjects> event_rings{};
+  std::uint32_t latencies = kLatencyRows;  ///< histograms
 };
 
 /// A mapped file with all pages allocated, so that writing to it never raises SIGBUS because memory
@@ -59,6 +61,9 @@ class PageFile {
   [[nodiscard]] EventRings events(EventSubject subject) const noexcept {
     return rings(events_[static_cast<std::size_t>(subject)]);
   }
+  /// Writes a histogram.
+  void write(std::uint32_t index, const LatencyRecord& latency) noexcept;
+  [[nodiscard]] std::uint32_t latencies() const noexcept { return latencies_.rows; }
   /// Marks a row as having no subject.
   void clear(Table table, std::uint32_t index) noexcept { write_row(table, index, false, {}); }
 
@@ -88,6 +93,7 @@ class PageFile {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::array<Place, kTables> places_{};
+  Place latencies_;
   std::array<EventPlace, kEventSubjects + 1> events_{};  ///< by EventSubject; the last: of all
   std::uint64_t sequence_ = 0;  ///< of the last row written; ours, so that no peer can change it
   std::string path_;

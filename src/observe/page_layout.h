@@ -14,7 +14,8 @@ inline constexpr std::uint32_t kLayoutVersion = 1;
 
 /// TableDescriptor::kind.
 inline constexpr std::uint32_t kRowTable = 1;
-inline constexpr std::uint32_t kEventTable = 2;  ///< of EventRecord, without columns
+inline constexpr std::uint32_t kEventTable = 2;    ///< of EventRecord, without columns
+inline constexpr std::uint32_t kLatencyTable = 3;  ///< of LatencyRecord, without columns
 
 struct FileHeader {
   std::uint64_t magic = kMagic;
@@ -81,6 +82,24 @@ struct EventRecord {
   std::array<char, 80> text{};  ///< padded with zeroes
 };
 static_assert(sizeof(EventRecord) == 128);
+
+/// Buckets of a LatencyRecord; see bucket_of().
+inline constexpr std::size_t kLatencyBuckets = 528;
+inline constexpr std::uint32_t kNoMethod = ~0u;
+
+/// A histogram of times.
+struct LatencyRecord {
+  std::uint64_t sequence = 0;  ///< odd while the record is being written
+  std::uint64_t samples = 0;   ///< 0: none yet
+  std::uint64_t sum_ns = 0;
+  std::uint64_t max_ns = 0;
+  std::uint32_t work = 0;   ///< TimedWork
+  std::uint32_t stage = 0;  ///< TimedStage
+  std::uint32_t method = kNoMethod;
+  std::uint32_t reserved = 0;
+  std::array<std::uint64_t, kLatencyBuckets> buckets{};
+};
+static_assert(sizeof(LatencyRecord) == 48 + kLatencyBuckets * 8);
 
 /// No file is longer.
 inline constexpr std::size_t kFileMax = std::size_t{128} << 20;

@@ -110,6 +110,7 @@ struct Rpc {
   RetransmissionQueue retransmission_queue;
   base::Timer retransmission_timer;
   // Cold.
+  std::array<CallSample, 16> samples;
   std::uint64_t calls_at_upkeep = 0;                       ///< made and served
   bool stays_awake = false;                                ///< see keep_awake()
   base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet

@@ -6,6 +6,7 @@
 
 #include "base/internals.h"
 #include "rpc/at_most_once.h"
+#include "rpc/call_samples.h"
 #include "rpc/client_call.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/server_session.h"
@@ -117,7 +118,11 @@ namespace spinwire::rpc {
   Request request = detail::make<Request>(detail::make<PendingCall>(r.context.slot, call_of(words)),
                                           header.method, block, payload, header.length);
   r.current_call = {call_of(words), &s, &v, header.method};
-  r.handlers[header.method](request);
+  if (is_sample_due(r)) [[unlikely]] {
+    run_sampled_handler(r, request);
+  } else {
+    r.handlers[header.method](request);
+  }
   if (!detail::Internals::is_answered(request)) [[unlikely]]
     refuse(r, call_of(words), Status::refused, "the handler has not answered");
   return detail::Internals::is_kept(request);

@@ -339,6 +339,14 @@ struct SessionSource {
   base::IntrusiveList<&ServerSession::never_used> never_used;
 };
 
+/// A call whose latency is measured; see call_samples.h.
+struct CallSample {
+  ReplyCallback done;          ///< the application's
+  std::uint64_t accepted = 0;  ///< tick
+  Method method = 0;
+  bool in_use = false;
+};
+
 /// The inline call whose handler is running. Most calls are answered inside their handler.
 struct CurrentCall {
   CallRef call;  ///< of session 0: no handler runs

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <iterator>
 #include <set>
 #include <string>
@@ -52,6 +53,16 @@ std::string json_row(const MetricTable& table, const MetricRow& row) {
   return fmt::format("{{{}}}", members.text());
 }
 
+std::string json_latency(const LatencyHistogram& l) {
+  const auto at = [&](double share) { return to_seconds(l.quantile(share)); };
+  return fmt::format(
+      "{{\"work\":{},\"stage\":{},\"method\":{},\"samples\":{},\"sum\":{:.9f},\"p50\":{:.9f},"
+      "\"p99\":{:.9f},\"p999\":{:.9f},\"max\":{:.9f},\"consistent\":{}}}",
+      json_string(l.work), json_string(l.stage), l.method ? fmt::format("{}", *l.method) : "null",
+      l.samples, l.sum_seconds, at(0.5), at(0.99), at(0.999), to_seconds(l.longest),
+      l.is_consistent);
+}
+
 std::string json_engine(const EngineReading& reading) {
   List tables;
   std::set<std::string_view> names;
@@ -61,17 +72,19 @@ std::string json_engine(const EngineReading& reading) {
     for (const MetricRow& row : table.rows) rows.add(json_row(table, row));
     tables.add(fmt::format("{}:[{}]", json_string(table.name), rows.text()));
   }
+  List latencies;
+  for (const LatencyHistogram& latency : reading.latencies) latencies.add(json_latency(latency));
   List causes;
   for (const std::string& found : findings(reading, Earlier(nullptr), {}))
     causes.add(json_string(found));
   return fmt::format(
       "{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"device\":{},\"release\":{},"
       "\"file\":{},\"opened_at\":{:.6f},\"written_at\":{:.6f},\"since_written\":{:.6f},"
-      "\"findings\":[{}],\"tables\":{{{}}}}}",
+      "\"findings\":[{}],\"latencies\":[{}],\"tables\":{{{}}}}}",
       reading.file.pid, reading.file.engine, reading.file.is_alive, json_string(reading.program),
       json_string(reading.device), json_string(reading.release), json_string(reading.file.path),
       to_seconds(reading.opened_at), to_seconds(reading.written_at),
-      to_seconds(reading.since_written), causes.text(), tables.text());
+      to_seconds(reading.since_written), causes.text(), latencies.text(), tables.text());
 }
 
 /// A label's value in Prometheus' text format.
@@ -96,6 +109,7 @@ class Prometheus {
     for (const MetricTable& table : reading.tables) {
       for (const MetricRow& row : table.rows) add_row(table, row);
     }
+    for (const LatencyHistogram& latency : reading.latencies) add_latency(latency);
   }
   [[nodiscard]] std::string text() const {
     std::string all;
@@ -154,6 +168,21 @@ class Prometheus {
                 fmt::format("{},state=\"{}\"", labels, escaped(row.values[i].text, true)), "1"));
       }
     }
+  }
+
+  void add_latency(const LatencyHistogram& l) {
+    if (!l.is_consistent) return;
+    constexpr const char* kName = "spinwire_latency_seconds";
+    const std::string labels = fmt::format(",work=\"{}\",stage=\"{}\",method=\"{}\"", l.work,
+                                           l.stage, l.method ? fmt::format("{}", *l.method) : "");
+    std::string& samples =
+        family(kName, "summary", "latencies of sampled operations and calls, by stage and method");
+    for (const char* const share : {"0.5", "0.99", "0.999", "1"}) {
+      samples += sample(kName, fmt::format("{},quantile=\"{}\"", labels, share),
+                        fmt::format("{}", to_seconds(l.quantile(std::strtod(share, nullptr)))));
+    }
+    samples += sample(std::string(kName) + "_sum", labels, fmt::format("{}", l.sum_seconds));
+    samples += sample(std::string(kName) + "_count", labels, fmt::format("{}", l.samples));
   }
 
   std::string engine_;  ///< labels of the engine that is being added

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/stat_findings.h"
+#include "common/stat_hdr.h"
 #include "common/stat_report.h"
 
 namespace spinwire::tools {
@@ -100,6 +101,20 @@ void show_stalls(Screen& screen, const EngineReading& reading) {
   };
   screen.line("longest{}: {}, {}, {}", mark_of(*engine.row), longest("poll"), longest("callback"),
               longest("pause"));
+}
+
+void show_latencies(Screen& screen, const EngineReading& reading) {
+  if (reading.latencies.empty()) return;
+  screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}", "LATENCY", "SAMPLES", "MEAN", "P50",
+              "P99", "P99.9", "MAX");
+  for (const LatencyHistogram& l : reading.latencies) {
+    const auto at = [&](double share) { return time_text(to_seconds(l.quantile(share))); };
+    const double mean = l.samples != 0 ? l.sum_seconds / static_cast<double>(l.samples) : 0;
+    screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                latency_name(l) + (l.is_consistent ? "" : "?"),
+                short_number(static_cast<double>(l.samples)), time_text(mean), at(0.5), at(0.99),
+                at(0.999), time_text(to_seconds(l.longest)));
+  }
 }
 
 void show_pools(Screen& screen, const EngineReading& reading) {
@@ -214,6 +229,7 @@ std::string screen_text(const EngineReading& reading, const EngineReading* befor
   show_connections(screen, reading, earlier, options.peer);
   show_sessions(screen, reading, earlier, options.peer);
   show_served(screen, reading, options.peer);
+  show_latencies(screen, reading);
   return screen.take();
 }
 

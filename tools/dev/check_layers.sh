@@ -34,7 +34,7 @@ sees_softverbs() {
 # What engine/ and rpc/ may name of an EngineContext: its base EngineParts, which the engine makes and gives to
 # its agents; and the pool of agents, to visit or find one. All else is agent/'s own.
 engine_parts='config|clock|slot|now|device|arena|registrations|stats|windows|timers|attributes|incarnation'
-engine_parts+='|max_transfer|endpoint_keys|recorder|keys|owns|agents|find'
+engine_parts+='|max_transfer|endpoint_keys|recorder|latencies|until_sample|keys|owns|agents|find'
 
 # Types of namespace spinwire::detail, which tells no layer, and the folders that may name them.
 declare -A named_by=([EngineCore]='engine sim')

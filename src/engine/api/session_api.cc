@@ -12,6 +12,7 @@
 #include "engine/engine_core.h"
 #include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
+#include "rpc/call_samples.h"
 #include "rpc/client_session.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/server_call.h"
@@ -108,7 +109,15 @@ std::optional<WhenNotReady> when_not_ready(const CallOptions* options) noexcept 
   return status;
 }
 
+[[gnu::cold, gnu::noinline]] Status begin_sampled_call(const detail::EngineSlot* slot,
+                                                       std::uint64_t id, Method method,
+                                                       const std::byte* data, std::size_t size,
+                                                       detail::Block* block,
+                                                       const ReplyCallback& done,
+                                                       const CallOptions* options) noexcept;
+
 /// Starts a call. `options` null: defaults.
+template <bool may_sample>
 [[gnu::always_inline]] inline Status begin_call(const detail::EngineSlot* slot, std::uint64_t id,
                                                 Method method, const std::byte* data,
                                                 std::size_t size, detail::Block* block,
@@ -130,6 +139,8 @@ std::optional<WhenNotReady> when_not_ready(const CallOptions* options) noexcept 
   if (block != nullptr && !ctx.owns(*block)) [[unlikely]]
     return Status::invalid_argument;
   rpc::Rpc& r = *core->calls;
+  if (may_sample && rpc::is_sample_due(r)) [[unlikely]]
+    return begin_sampled_call(slot, id, method, data, size, block, done, options);
   const std::uint64_t now = polling ? ctx.now : ctx.clock.now();
   const bool has_timeout = options != nullptr && options->timeout.count() != 0;
   // The longest time-outs must not overflow when added to the current tick.
@@ -144,6 +155,19 @@ std::optional<WhenNotReady> when_not_ready(const CallOptions* options) noexcept 
   const Status status = rpc::send_call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]
     post(*core, options != nullptr ? options->post : Post::automatic, polling);
+  return status;
+}
+
+/// Starts a call whose latency is measured.
+Status begin_sampled_call(const detail::EngineSlot* slot, std::uint64_t id, Method method,
+                          const std::byte* data, std::size_t size, detail::Block* block,
+                          const ReplyCallback& done, const CallOptions* options) noexcept {
+  rpc::Rpc& r = *detail::core_at(slot)->calls;
+  ReplyCallback measuring;
+  rpc::CallSample* const sample = rpc::begin_sample(r, method, done, measuring);
+  const Status status = begin_call<false>(slot, id, method, data, size, block,
+                                          sample != nullptr ? measuring : done, options);
+  if (status != Status::ok && sample != nullptr) rpc::drop_sample(*sample);
   return status;
 }
 
@@ -209,24 +233,26 @@ PeerIdentity ServedSession::peer_identity() const noexcept {
 
 Status Session::submit_call(Method method, const BufferSlice& request,
                             const ReplyCallback& done) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
-                    done, nullptr);
+  return begin_call<true>(slot_, id_, method, request.data(), request.size(),
+                          detail::block_of(request), done, nullptr);
 }
 
 Status Session::submit_call(Method method, const BufferSlice& request, const ReplyCallback& done,
                             const CallOptions& options) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
-                    done, &options);
+  return begin_call<true>(slot_, id_, method, request.data(), request.size(),
+                          detail::block_of(request), done, &options);
 }
 
 Status Session::submit_call(Method method, std::span<const std::byte> request,
                             const ReplyCallback& done) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
+  return begin_call<true>(slot_, id_, method, request.data(), request.size(), nullptr, done,
+                          nullptr);
 }
 
 Status Session::submit_call(Method method, std::span<const std::byte> request,
                             const ReplyCallback& done, const CallOptions& options) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, &options);
+  return begin_call<true>(slot_, id_, method, request.data(), request.size(), nullptr, done,
+                          &options);
 }
 
 CallId Session::last_call() const noexcept {
