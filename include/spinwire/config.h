@@ -200,7 +200,7 @@ struct Config {
     std::uint32_t rows = 256;
     /// Of so many operations and calls, about one has its latency measured; see README.md. 0 … 1e9;
     /// 0: none
-    std::uint32_t sample = 64;
+    std::uint32_t sample = 1024;
     // What takes longer is recorded and counted; see "Slow callbacks and polls" in README.md. Each
     // 0 … 1h; 0: no limit.
     Nanoseconds longest_poll = std::chrono::milliseconds(10);
