@@ -183,7 +183,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
   check-tests bench bench-curve peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
-  man check-man docs deb check-packages check-abi abi-record \
+  man check-man docs deb check-abi abi-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -696,9 +696,6 @@ install: libs tools preload man
 deb: libs tools preload man
 	$(call say,DEB,$(BUILD)/deb)
 	+@MAKE='$(MAKE)' tools/dev/make_deb.sh $(BUILD)/deb
-## check-packages: install the packages into a folder, use them, remove them
-check-packages: deb
-	@test/install/packages_test.sh $(BUILD)/deb
 ## check-abi: no symbol has disappeared and no public type has another layout
 check-abi: $(SHARED)
 	$(call say,CHECK,binary interface)

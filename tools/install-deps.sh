@@ -7,7 +7,7 @@
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make docs` and `make check-man` need as well
-#   ... --packages                  with what `make deb` and its test need as well
+#   ... --packages                  with what `make deb` needs as well
 set -euo pipefail
 
 # One package per line. "a|b" is satisfied by either; a is installed.
@@ -38,8 +38,8 @@ softroce_packages=(
 # For `make docs` and `make check-man`. Building the manual pages needs neither.
 docs_packages=(doxygen mandoc)
 
-# For `make deb` and test/install/packages_test.sh.
-deb_packages=(debhelper dpkg-dev fakeroot lintian)
+# For `make deb`.
+deb_packages=(debhelper dpkg-dev fakeroot)
 
 die() {
   echo "install-deps: $*" >&2

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/harness.h"
 #include "observe/page_file.h"
 #include "spinwire/observe.h"
 
@@ -105,6 +106,13 @@ inline std::string text(const EngineReading& reading, std::string_view table, st
     return {};
   }
   return std::string(found->text(found->rows[row], column));
+}
+
+/// Settings of an engine whose file lies in the folder.
+inline spinwire::Config shown_in(const EngineFolder& folder,
+                                 spinwire::Config c = engine_test::small_config()) {
+  c.observability.directory = folder.path();
+  return c;
 }
 
 }  // namespace observe_test

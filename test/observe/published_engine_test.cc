@@ -18,14 +18,6 @@ using engine_test::Pair;
 using engine_test::Post;
 using rpc_test::Calls;
 
-Config shown_in(const EngineFolder& folder, Config c) {
-  c.observability.directory = folder.path();
-  return c;
-}
-Config shown_in(const EngineFolder& folder) {
-  return shown_in(folder, engine_test::small_config());
-}
-
 /// Sends messages as soon as there is credit.
 void send(Pair& p, const Buffer& b, int count) {
   for (int i = 0; i < count; ++i)

@@ -213,11 +213,6 @@ TEST_F(ObserveRecorder, ATornEventIsLeftToItsOtherCopyOrMarked) {
 
 // ---- what engines record ----
 
-Config shown_in(const EngineFolder& folder, Config c = engine_test::small_config()) {
-  c.observability.directory = folder.path();
-  return c;
-}
-
 /// "KIND TEXT" of the events of a kind of subject, of all engines in a folder.
 std::vector<std::string> recorded(const EngineFolder& folder, std::string_view subject) {
   std::vector<std::string> found;

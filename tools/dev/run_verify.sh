@@ -43,9 +43,9 @@ end_builds() {
 }
 
 if has_softroce; then
-  stage dependencies tools/install-deps.sh --bench --docs --packages --softroce
+  stage dependencies tools/install-deps.sh --bench --docs --softroce
 else
-  stage dependencies tools/install-deps.sh --bench --docs --packages
+  stage dependencies tools/install-deps.sh --bench --docs
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
@@ -76,4 +76,3 @@ wait "$asan" || code=$?
 asan=
 judge asan "$code" "$asan_start"
 stage install test/install/install_test.sh
-stage packages "${make[@]}" check-packages
