@@ -203,9 +203,9 @@ struct Config {
     std::uint32_t sample = 1024;
     // What takes longer is recorded and counted; see "Slow callbacks and polls" in README.md. Each
     // 0 … 1h; 0: no limit.
-    Nanoseconds longest_poll = std::chrono::milliseconds(10);
-    Nanoseconds longest_callback = std::chrono::milliseconds(10);
-    Nanoseconds longest_pause = std::chrono::milliseconds(100);  ///< between two polls
+    Nanoseconds longest_poll = std::chrono::milliseconds(10);      ///< of one poll
+    Nanoseconds longest_callback = std::chrono::milliseconds(10);  ///< of one callback
+    Nanoseconds longest_pause = std::chrono::milliseconds(100);    ///< between two polls
   } observability;
 
   /// Reads the defaults, then `file` unless it is empty, then the environment. Set-up; any thread.

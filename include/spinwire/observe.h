@@ -87,9 +87,10 @@ struct EngineEvent {
   /// False if the engine was writing the event: after its death, or again and again.
   bool is_consistent = true;
 };
+/// A kind of events.
 struct EventKindInfo {
-  std::string_view name;
-  std::string_view help;
+  std::string_view name;  ///< stable: EngineEvent::kind
+  std::string_view help;  ///< what such an event says, in a sentence
 };
 /// The kinds of events of this release. Any thread. Set-up.
 [[nodiscard]] SPINWIRE_API std::vector<EventKindInfo> event_kinds();
@@ -103,12 +104,12 @@ struct SPINWIRE_API LatencyHistogram {
   /// beginning of that poll until the callback)
   std::string stage;
   std::optional<Method> method;  ///< none: all methods
-  std::uint64_t samples = 0;
-  double sum_seconds = 0;
-  Nanoseconds longest{0};
+  std::uint64_t samples = 0;     ///< recorded
+  double sum_seconds = 0;        ///< of all samples
+  Nanoseconds longest{0};        ///< of all samples
   /// Samples by time. Below 32 ns each nanosecond has a bucket; above, each power of two has 16.
   std::vector<std::uint64_t> buckets;
-  bool is_consistent = true;
+  bool is_consistent = true;  ///< false: it changed while it was read
 
   /// The time within which a share (0 … 1) of the samples lies, rounded up by at most 6.3%.
   [[nodiscard]] Nanoseconds quantile(double share) const noexcept;
