@@ -97,7 +97,7 @@ struct EventKindInfo {
 
 /// Latencies of sampled operations or calls; setting observability.sample.
 struct SPINWIRE_API LatencyHistogram {
-  /// "message" (sent by a work request), "write", "read", "atomic", "call" or "handler"
+  /// "message", "write", "read", "atomic", "call" or "handler"
   std::string work;
   /// "total"; of an operation also "posting" (accepted until posted), "transfer" (posted until the
   /// poll that found it completed; of a call from its acceptance on), "delivery" (from the

@@ -52,7 +52,8 @@ struct Request;
 /// Bytes of one READ. Connections take turns READ by READ.
 inline constexpr std::uint32_t kRendezvousReadBytes = 128u << 10;
 /// Outstanding READs of the engine. The limit bounds the time of a poll, because the embedded
-/// device copies in post_send.
+/// device copies in post_send: twice as many run there in a poll, since those that ended at once
+/// are followed by others.
 inline constexpr std::uint32_t kRendezvousReads = 4;
 /// Outstanding READs of one source, and of one connection.
 inline constexpr std::uint32_t kRendezvousReadsPerSource = kRendezvousReads / 2;

@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/credit.h"
+#include "agent/long_messages.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
 
@@ -51,6 +52,8 @@ Status refuse_for_room(EngineContext& ctx, Agent& a, Room needed) noexcept {
 }
 
 Status refuse_for_block(EngineContext& ctx, Agent& a, std::size_t size) noexcept {
+  // That this message lacked credit, too, does not concern the next one.
+  if (a.rendezvous.direct_pause == kLacksCredit) a.rendezvous.direct_pause = 0;
   if (!a.handlers.on_writable) return Status::no_buffer;
   if (!a.room.is_waiting) a.room.needed = Room::message;
   a.room.block_bytes = std::max(a.room.block_bytes, size);

@@ -91,6 +91,7 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   const auto* join = std::get_if<wire::JoinSession>(&got.body);
   if ((hello != nullptr || join != nullptr) && !port.admit(h, *owner)) return;
   const HandshakeId id = h.id;
+  const ListenerId at = listener;  // the owner may end the handshake, and this with it
   const auto accept = [&](const Result<AcceptedConnection>& taken) {
     if (port.find<Incoming>(id) == nullptr) return;  // the owner has ended it in the call
     if (!taken) return port.refuse(h, taken.error());
@@ -102,7 +103,7 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   if (join != nullptr) {
     auto joined = owner->on_join_session(id, h.peer(), *join);
     // The session's server has handed the listener over, or shares it: the client shall come to us.
-    if (!joined && joined.error().status == Status::refused && port.is_shared(listener))
+    if (!joined && joined.error().status == Status::refused && port.is_shared(at))
       joined.error().goodbye = {GoodbyeReason::draining, Nanoseconds(0)};
     return accept(joined);
   }

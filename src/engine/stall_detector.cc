@@ -16,6 +16,8 @@ namespace {
 
 /// For how long polls are watched after a long gap.
 constexpr Nanoseconds kWatchTime = std::chrono::seconds(1);
+/// For so many times as long, a pause that was seen while watching explains gaps.
+constexpr std::uint64_t kWatchesToKnow = 60;
 /// Connections, and sessions of each kind, that are visited after a gap.
 constexpr std::uint32_t kSubjectsVisited = 4096;
 
@@ -130,9 +132,13 @@ void StallDetector::on_gap(EngineCore& core, std::uint64_t now) noexcept {
     if (now >= watch_end_) watch_end_ = 0;
   } else if (const Ran ran = find_ran(core, before); ran.subjects == 0) {
     note_pause(core, gap);
-  } else if (gap > known_pause_) {
+  } else if (gap > known_pause_ || now >= known_until_) {
     note_poll(core, gap, ran, true);
-    if (gap >= shortest_limit_) watch_end_ = now + watch_ticks_;
+    if (gap >= shortest_limit_) {
+      known_pause_ = 0;
+      watch_end_ = now + watch_ticks_;
+      known_until_ = now + kWatchesToKnow * watch_ticks_;
+    }
   }
   poll_end_ = now;
   longest_gap_ = std::max(longest_gap_, gap);

@@ -33,7 +33,8 @@ class StallDetector {
   [[nodiscard]] bool is_watching() const noexcept { return watch_end_ != 0; }
   /// A control step took from `begin` to `end`.
   void on_control_step(detail::EngineCore& core, std::uint64_t begin, std::uint64_t end) noexcept {
-    if (end - begin >= shortest_limit_) [[unlikely]]
+    // The next poll finds out that the clock went back.
+    if (end > begin && end - begin >= shortest_limit_) [[unlikely]]
       on_slow_step(core, begin, end);
   }
   [[nodiscard]] const observe::StallLevels& levels() const noexcept { return levels_; }
@@ -64,8 +65,10 @@ class StallDetector {
   std::uint64_t watch_ticks_ = 0;
   std::uint64_t watch_end_ = 0;  ///< tick; 0: not watching
   std::uint64_t poll_end_ = 0;   ///< tick; of the last poll, while watching
-  /// The longest pause while watching: the application may do that after each poll.
+  /// The longest pause of the last watch: the application may do that after each poll. Gaps that are
+  /// not longer are not reported until known_until_.
   std::uint64_t known_pause_ = 0;
+  std::uint64_t known_until_ = 0;  ///< tick
   observe::StallLevels levels_;
   Ran slowest_poll_;
   Ran slowest_callback_;

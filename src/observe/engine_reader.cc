@@ -235,7 +235,7 @@ Result<Decoded> decode_file(Bytes bytes, Bytes later) {
   reading.release = text_of(header->release);
   reading.program = text_of(header->program);
   reading.device = text_of(header->device);
-  reading.opened_at = Nanoseconds(header->opened_ns);
+  reading.opened_at = Nanoseconds(std::max<std::int64_t>(header->opened_ns, 0));
   std::uint64_t values = kValuesMax;
   std::uint64_t events = kEventsMax;
   std::vector<EventCopy> copies;

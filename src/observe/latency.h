@@ -16,7 +16,7 @@
 namespace spinwire::observe {
 
 enum class TimedWork : std::uint8_t {
-  message,  ///< sent by a work request
+  message,
   write,
   read,
   atomic,

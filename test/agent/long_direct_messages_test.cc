@@ -288,6 +288,30 @@ TEST_F(EngineLongDirectMessages, OneWithoutCreditIsRefusedThoughSomeComesMeanwhi
   t.finish();
 }
 
+TEST_F(EngineLongDirectMessages, OneThatLacksCreditAndABlockLeavesTheNextOneAlone) {
+  constexpr std::size_t kSize = kEager + 1;
+  Nodes t;
+  std::size_t sent = 0;
+  while (t.send(kSize) == Status::ok) ++sent;
+  Buffer next = t.client.filled(kSize, Nodes::seed(kSize));
+  std::vector<Buffer> taken;
+  for (std::size_t size = 2u << 20; size >= 256; size /= 2) {
+    for (;;) {
+      auto block = t.client.engine.allocate(size);
+      if (!block) break;
+      taken.push_back(std::move(block));
+    }
+  }
+  const std::vector<std::byte> bytes(kSize);
+  ASSERT_EQ(t.ends.client.send_copy(bytes), Status::no_buffer);
+  taken.clear();
+  ASSERT_TRUE(t.until([&] { return t.ends.client.stats().send_credits != 0; }));
+  EXPECT_EQ(t.ends.client.send_with_imm(next.slice(), 1), Status::ok);
+  next.reset();
+  ASSERT_TRUE(t.until([&] { return t.came.size() == sent + 1; }));
+  t.finish();
+}
+
 TEST_F(EngineLongDirectMessages, MoreThanTheLaneHoldsGoByRendezvousForAWhile) {
   Nodes t;
   narrow_lanes(t.client.engine);

@@ -163,6 +163,44 @@ TEST_F(ObserveStalls, ASlowTimerIsFoundInItsControlStep) {
   EXPECT_EQ(stalls(folder).size(), 1u) << "the time is counted once";
 }
 
+TEST_F(ObserveStalls, AClockThatGoesBackInAControlStepIsNoStall) {
+  const EngineFolder folder;
+  SlowClient c(watched(folder));
+  auto& engine = c.pair.client.engine;
+  const auto back = engine.after(milliseconds(1), [&] { c.ticks -= 500 * kMillisecond; });
+  bool ran = false;
+  const auto next = engine.after(milliseconds(20), [&] { ran = true; });
+  ASSERT_TRUE(back && next);
+  c.ticks += 2 * kMillisecond;
+  (void)engine.poll_control();
+  EXPECT_EQ(stalls(folder), Texts{});
+  EXPECT_LT(c.metric(folder, "spinwire_longest_callback_seconds"), 1);
+  (void)engine.poll();  // notices the step back
+  c.ticks += 30 * kMillisecond;
+  (void)engine.poll();
+  (void)engine.poll_control();
+  EXPECT_TRUE(ran) << "time goes on where it was";
+}
+
+TEST_F(ObserveStalls, ALongPauseExplainsGapsForAWhileOnly) {
+  const EngineFolder folder;
+  SlowClient c(watched(folder));
+  c.handle_message(20 * kMillisecond);
+  c.handle_message(5'000 * kMillisecond);  // while the detector watches
+  ASSERT_EQ(stalls(folder).size(), 2u);
+  c.handle_message(0);
+  c.handle_message(40 * kMillisecond);
+  EXPECT_EQ(stalls(folder).size(), 2u) << "may be such a pause";
+  for (int i = 0; i < 7000; ++i) {
+    c.ticks += 9 * kMillisecond;
+    (void)c.pair.server.poll();
+    (void)c.pair.client.poll();
+  }
+  c.handle_message(40 * kMillisecond);
+  ASSERT_EQ(stalls(folder).size(), 3u);
+  EXPECT_EQ(stalls(folder).back(), "slow 40.0 ms for connection 0-1");
+}
+
 TEST_F(ObserveStalls, SleepIsNoPause) {
   const EngineFolder folder;
   SlowClient c(watched(folder));

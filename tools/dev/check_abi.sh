@@ -5,6 +5,7 @@
 #   tools/dev/check_abi.sh LIBRARY            fails if a symbol has disappeared or a layout has changed
 #   tools/dev/check_abi.sh --record LIBRARY   records the present interface
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 symbols=tools/debian/libspinwire0.symbols
 layouts=tools/dev/layouts.txt

@@ -4,7 +4,7 @@
 #   tools/dev/make_deb.sh FOLDER
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-out=$1
+out=$(realpath -m "${1:?the folder of the packages}")
 
 command -v dh >/dev/null || {
   echo "make_deb: debhelper is missing: run tools/install-deps.sh --packages" >&2
@@ -19,8 +19,9 @@ built=$(awk '$1 == "#define" && $2 ~ /^SPINWIRE_VERSION_[MP]/ { v = v (v == "" ?
   exit 1
 }
 
-rm -rf "$out"
-mkdir -p "$out/spinwire"
+mkdir -p "$out"
+rm -rf "$out/spinwire" "$out"/*.deb "$out/build.log"
+mkdir "$out/spinwire"
 cp -r tools/debian "$out/spinwire/debian"
 rm "$out/spinwire/debian/README.md"
 {
@@ -32,7 +33,7 @@ rm "$out/spinwire/debian/README.md"
 
 log=$out/build.log
 (
-  ${MAKE:-make} --no-print-directory install DESTDIR="$PWD/$out/spinwire/debian/tmp" PREFIX=/usr \
+  ${MAKE:-make} --no-print-directory install DESTDIR="$out/spinwire/debian/tmp" PREFIX=/usr \
     LIBDIR="/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)" DOCDIR=/usr/share/doc/libspinwire-dev
   cd "$out/spinwire"
   # The flags of this build have nothing to do with how debhelper packs.

@@ -202,7 +202,10 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   // A failed connection would fail again, so its waiting calls end with the reason.
   const bool reports_reason = wanted && !b->had_connection && why;
   b->had_connection = b->had_connection || was_ready;
-  if (has_moved && is_ready(r, session)) return on_goodbye(r, c, why->goodbye);
+  if (has_moved && is_ready(r, session)) {
+    if (!c.is_leaving) on_goodbye(r, c, why->goodbye);  // what the server has said itself stays
+    return;
+  }
   if (is_ready(r, session) && doubt_server(r, c, why)) return;
   if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
   if (connection_of(r, session) != b) return;
