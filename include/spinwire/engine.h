@@ -229,8 +229,8 @@ class SPINWIRE_API Listener {
   /// and the session ends at its client as after a goodbye: calls in progress have their replies,
   /// the others go to the successor if the session reconnects, and else end as not_connected. A
   /// session that is being opened over a connection is refused, and opened again if it reconnects.
-  /// One with RpcTransport::connection that was ready ends as peer_lost once its connection is lost.
-  /// While a successor listens, clients notice the death of this engine later: see
+  /// One with RpcTransport::connection that was ready ends as peer_lost once its connection is
+  /// lost. While a successor listens, clients notice the death of this engine later: see
   /// Engine::adopt_listener(). Errors:
   ///   unsupported    rdma_cm: there is no socket
   ///   not_connected  it does not listen
@@ -448,9 +448,9 @@ class SPINWIRE_API Engine {
   ///      operations of a holder that are under way complete before.
   /// Out-of-band and raw connections close in step 3, too, raw ones without a goodbye. A connection
   /// that is being accepted is refused, or becomes ready and closes in step 3, if its peer may be
-  /// ready already; a peer that falls silent meanwhile holds the drain for the handshake's time-out.
-  /// What has not ended after `timeout` is closed at once: its calls and operations end as
-  /// `flushed`, and the peer is told goodbye all the same.
+  /// ready already; a peer that falls silent meanwhile holds the drain for the handshake's
+  /// time-out. What has not ended after `timeout` is closed at once: its calls and operations end
+  /// as `flushed`, and the peer is told goodbye all the same.
   ///
   /// Then drained() is true, and DrainOptions::on_drained runs. Destroy the engine next. An engine
   /// that is destroyed earlier tells its peers the same goodbye, and on_drained does not run. A

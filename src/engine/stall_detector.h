@@ -65,8 +65,8 @@ class StallDetector {
   std::uint64_t watch_ticks_ = 0;
   std::uint64_t watch_end_ = 0;  ///< tick; 0: not watching
   std::uint64_t poll_end_ = 0;   ///< tick; of the last poll, while watching
-  /// The longest pause of the last watch: the application may do that after each poll. Gaps that are
-  /// not longer are not reported until known_until_.
+  /// The longest pause of the last watch: the application may do that after each poll. Gaps that
+  /// are not longer are not reported until known_until_.
   std::uint64_t known_pause_ = 0;
   std::uint64_t known_until_ = 0;  ///< tick
   observe::StallLevels levels_;
