@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "agent/recording.h"
+#include "base/format_into.h"
 #include "engine/engine_core.h"
 #include "rpc/rpc_activity.h"
 
@@ -25,9 +26,9 @@ using Number = std::array<char, 32>;
 
 /// "12.3 ms"
 std::string_view time_text(Number& text, Nanoseconds time) noexcept {
-  const auto end = fmt::format_to_n(text.data(), text.size(), "{:.1f} ms",
-                                    std::chrono::duration<double, std::milli>(time).count());
-  return {text.data(), std::min(end.size, text.size())};
+  const std::size_t size =
+      base::format_into(text, "{:.1f} ms", std::chrono::duration<double, std::milli>(time).count());
+  return {text.data(), size};
 }
 
 }  // namespace
@@ -56,9 +57,7 @@ StallDetector::Ran StallDetector::find_ran(const EngineCore& core, std::uint64_t
   Ran ran;
   const auto add = [&](std::string_view kind, std::uint32_t index, std::uint32_t generation) {
     if (ran.subjects++ != 0) return;
-    const auto end =
-        fmt::format_to_n(ran.text.data(), ran.text.size(), "{} {}-{}", kind, index, generation);
-    ran.size = std::min(end.size, ran.text.size());
+    ran.size = base::format_into(ran.text, "{} {}-{}", kind, index, generation);
   };
   const auto& agents = core.context.agents;
   for (std::uint32_t i = 0; i < std::min(agents.capacity(), kSubjectsVisited); ++i) {
@@ -76,10 +75,8 @@ StallDetector::Ran StallDetector::find_ran(const EngineCore& core, std::uint64_t
     add("served session", i, r.servers.generation(i));
     const auto method = rpc::method_of_last_handler(r, r.servers.at(i));
     if (!method || ran.subjects != 1) continue;
-    const auto end =
-        fmt::format_to_n(ran.text.data(), ran.text.size(), "method {} of served session {}-{}",
-                         *method, i, r.servers.generation(i));
-    ran.size = std::min(end.size, ran.text.size());
+    ran.size = base::format_into(ran.text, "method {} of served session {}-{}", *method, i,
+                                 r.servers.generation(i));
   }
   return ran;
 }
@@ -111,10 +108,9 @@ void StallDetector::note_poll(EngineCore& core, std::uint64_t ticks, const Ran& 
   if (ticks < std::min(longest_poll_, longest_callback_)) return;
   Number number;
   Number others;
-  const auto end = fmt::format_to_n(others.data(), others.size(), " and {} others",
-                                    ran.subjects - std::min(ran.subjects, 1u));
-  const std::string_view more(others.data(),
-                              ran.subjects > 1 ? std::min(end.size, others.size()) : 0);
+  const std::size_t size =
+      base::format_into(others, " and {} others", ran.subjects - std::min(ran.subjects, 1u));
+  const std::string_view more(others.data(), ran.subjects > 1 ? size : 0);
   const EventKind kind = with_pause                                  ? EventKind::slow
                          : is_callback && ticks >= longest_callback_ ? EventKind::slow_callback
                                                                      : EventKind::slow_poll;
