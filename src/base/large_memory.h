@@ -11,10 +11,13 @@
 #include <new>
 
 #include "base/available_memory.h"
-#include "base/sanitizers.h"
-#if SPINWIRE_ASAN
-#include <sanitizer/lsan_interface.h>
-#endif
+
+// Of the leak checker, which may watch a program whose Spinwire was built without it. Null where
+// there is none.
+extern "C" {
+[[gnu::weak]] void __lsan_register_root_region(const void* begin, std::size_t bytes);
+[[gnu::weak]] void __lsan_unregister_root_region(const void* begin, std::size_t bytes);
+}
 
 namespace spinwire::base {
 
@@ -26,9 +29,7 @@ struct LargeDeleter {
   std::size_t mapped = 0;  ///< bytes; 0: of the heap
   void operator()(std::byte* memory) const noexcept {
     if (mapped != 0) {
-#if SPINWIRE_ASAN
-      __lsan_unregister_root_region(memory, mapped);
-#endif
+      if (__lsan_unregister_root_region != nullptr) __lsan_unregister_root_region(memory, mapped);
       (void)::munmap(memory, mapped);
     } else {
       ::operator delete (memory, std::align_val_t{alignment});
@@ -55,10 +56,8 @@ inline LargeMemory map_huge_pages(std::size_t bytes, std::size_t ordinary = 0) {
   // Only hints.
   if (ordinary != 0) (void)::madvise(begin + skipped, ordinary, MADV_NOHUGEPAGE);
   (void)::madvise(begin + skipped + ordinary, bytes - ordinary, MADV_HUGEPAGE);
-#if SPINWIRE_ASAN
   // The records point to memory of the heap, which the leak checker would otherwise report.
-  __lsan_register_root_region(begin + skipped, bytes);
-#endif
+  if (__lsan_register_root_region != nullptr) __lsan_register_root_region(begin + skipped, bytes);
   return LargeMemory(begin + skipped, LargeDeleter{kHugePage, bytes});
 }
 
