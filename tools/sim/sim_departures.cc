@@ -154,15 +154,15 @@ void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   SimActor& actor = actors_[node];
   actor.cut_off_at = kNeverGood;
   hosts_[actor.host].left_at = sim_.now();
-  if (!actor.is_retired) {
-    // Peers that were about to be refused find no listener.
-    const auto loses = [&](SimPath& p) {
-      const bool is_up = p.ready && !p.interrupted;
-      p.troubled = p.troubled || (!p.over && !is_up && p.may_reach(actor.host));
-    };
-    std::for_each(sessions_.begin(), sessions_.end(), loses);
-    std::for_each(links_.begin(), links_.end(), loses);
-  }
+  // Peers that were about to be refused find no listener, or the end of their half handshake. A
+  // successor accepts those that came after the listener.
+  const auto loses = [&](SimPath& p) {
+    const bool is_up = p.ready && !p.interrupted;
+    const bool is_known = !actor.is_retired || p.down_since <= actor.released_at;
+    p.troubled = p.troubled || (!p.over && !is_up && is_known && p.may_reach(actor.host));
+  };
+  std::for_each(sessions_.begin(), sessions_.end(), loses);
+  std::for_each(links_.begin(), links_.end(), loses);
   end_actor(node);
   sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 100ms),
           [this, node] { restart_later(node); });
@@ -206,6 +206,7 @@ void SimWorld::hand_over(NodeId at) {
   host.listener = *socket;
   host.good_since = kNeverGood;
   actor.is_retired = host.has_moved = true;
+  actor.released_at = sim_.now();
   for (SimSession& s : sessions_) s.moved = s.moved || (!s.over && s.may_reach(at));
   sim_.at(sim_.now() + below(2ms), [this, at] { start_successor(at); });
 }

@@ -123,7 +123,8 @@ struct SimActor {
   std::deque<SimKept> kept;
   NodeId host = 0;
   bool dies_in_handler = false;
-  bool is_retired = false;  ///< a successor has its listener, or gets it
+  bool is_retired = false;     ///< a successor has its listener, or gets it
+  Nanoseconds released_at{0};  ///< of a retired one: when it gave its listener away
   bool is_drained = false;
   Nanoseconds drained_by{0};           ///< the drain ends until then; 0: there is none
   Nanoseconds cut_off_at{kNeverGood};  ///< the drain is cut off then
