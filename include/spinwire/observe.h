@@ -79,8 +79,9 @@ struct EngineEvent {
   Nanoseconds at{0};         ///< the last time; since the Unix epoch
   Nanoseconds first_at{0};   ///< the first time
   std::uint32_t count = 1;   ///< how often it came without another event of its subject
-  std::string subject;       ///< "engine", "connection", "session", "served_session"
-  /// Names the connection or session, like the label of its row; empty for the engine.
+  /// "engine", "connection", "session", "served_session", or "stranger": a peer that was refused.
+  std::string subject;
+  /// Names the connection or session, like the label of its row; else empty.
   std::string id;
   std::string kind;  ///< one of event_kinds(), or "event-NUMBER" of a later release
   std::string text;  ///< printable ASCII

@@ -262,7 +262,8 @@ class ControlPort {
   void count_refusal(const Address& peer, std::string_view why) noexcept {
     ++refusals_;
     if (options_.recorder != nullptr)
-      options_.recorder->record(observe::EventKind::refused, {peer.text().view(), ": ", why});
+      options_.recorder->record(observe::EventKind::refused, observe::EventSubject::stranger, 0, 0,
+                                {peer.text().view(), ": ", why});
   }
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept {
     return listeners_.owner_of(id);

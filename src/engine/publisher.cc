@@ -128,7 +128,7 @@ void Publisher::open(EngineCore& core) {
                   std::min(rows, c.rpc.sessions)};
   const std::uint32_t rings = std::min(rows, kEventRingsMost);
   options.event_rings = {1, std::min(rings, c.connections.maximum), std::min(rings, c.rpc.sessions),
-                         std::min(rings, c.rpc.sessions)};
+                         std::min(rings, c.rpc.sessions), 1};
   auto file = observe::PageFile::create(options);
   if (!file) {
     base::log(LogLevel::warning,
@@ -152,7 +152,8 @@ void Publisher::open_recorder(agent::EngineContext& context) {
   context.recorder.open(
       file_.all_events(),
       {file_.events(EventSubject::engine), file_.events(EventSubject::connection),
-       file_.events(EventSubject::session), file_.events(EventSubject::served_session)});
+       file_.events(EventSubject::session), file_.events(EventSubject::served_session),
+       file_.events(EventSubject::stranger)});
   if (context.config.observability.sample != 0) agent::open_samples(context);
   context.recorder.record(observe::EventKind::opened, {"on device ", context.device->info().name});
 }

@@ -21,9 +21,10 @@ EngineEvent decode_event(const EventRecord& record) {
   event.at = time_of(record.at_ns);
   event.first_at = time_of(record.first_ns);
   event.count = record.count;
-  event.subject = name_of(static_cast<EventSubject>(record.subject));
+  const auto subject = static_cast<EventSubject>(record.subject);
+  event.subject = name_of(subject);
   if (event.subject.empty()) event.subject = fmt::format("subject-{}", record.subject);
-  if (static_cast<EventSubject>(record.subject) != EventSubject::engine)
+  if (subject != EventSubject::engine && subject != EventSubject::stranger)
     event.id = fmt::format("{}-{}", record.index, record.generation);
   event.kind = name_of(static_cast<EventKind>(record.kind));
   if (event.kind.empty()) event.kind = fmt::format("event-{}", record.kind);

@@ -18,12 +18,18 @@ std::uint64_t least_of(std::size_t bucket) noexcept {
   return std::uint64_t{16 + bucket % 16} << shift;
 }
 
+/// The name of a number of type Named, or one made of `kind` and the number, which a later release
+/// may have given a name.
+template <typename Named>
+std::string name_of_number(std::uint32_t number, std::size_t known, std::string_view kind) {
+  if (number < known) return std::string(name_of(static_cast<Named>(number)));
+  return fmt::format("{}-{}", kind, number);
+}
+
 LatencyHistogram decode_latency(const LatencyRecord& record) {
   LatencyHistogram latency;
-  latency.work = name_of(static_cast<TimedWork>(record.work));
-  if (latency.work.empty()) latency.work = fmt::format("work-{}", record.work);
-  latency.stage = name_of(static_cast<TimedStage>(record.stage));
-  if (latency.stage.empty()) latency.stage = fmt::format("stage-{}", record.stage);
+  latency.work = name_of_number<TimedWork>(record.work, kTimedWorks, "work");
+  latency.stage = name_of_number<TimedStage>(record.stage, kStages, "stage");
   if (record.method != kNoMethod) latency.method = static_cast<Method>(record.method);
   latency.sum_seconds = static_cast<double>(record.sum_ns) * 1e-9;
   latency.longest = Nanoseconds(static_cast<std::int64_t>(record.max_ns & ~std::uint64_t{0} >> 1));

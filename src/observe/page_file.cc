@@ -8,12 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -92,6 +95,13 @@ std::string program_name() {
   return std::string(text);
 }
 
+/// The events that a ring of such a subject keeps.
+constexpr std::uint32_t ring_length(std::size_t subject) noexcept {
+  if (subject == static_cast<std::size_t>(EventSubject::engine)) return kEventsOfEngine;
+  if (subject == static_cast<std::size_t>(EventSubject::stranger)) return kEventsOfStrangers;
+  return kEventsOfSubject;
+}
+
 }  // namespace
 
 void PageFile::lay_out(const PageFileOptions& options) {
@@ -107,11 +117,8 @@ void PageFile::lay_out(const PageFileOptions& options) {
   }
   for (std::size_t i = 0; i < events_.size(); ++i) {
     const bool is_all = i == kEventSubjects;
-    const bool is_engine = i == static_cast<std::size_t>(EventSubject::engine);
     events_[i] = {at, is_all ? 1 : options.event_rings[i],
-                  is_all      ? options.events
-                  : is_engine ? kEventsOfEngine
-                              : kEventsOfSubject};
+                  is_all ? options.events : ring_length(i)};
     at += std::size_t{events_[i].rings} * events_[i].length * sizeof(EventRecord);
   }
   latencies_ = {at, sizeof(LatencyRecord), options.latencies};
@@ -241,8 +248,9 @@ void PageFile::write_row(Table table, std::uint32_t index, bool in_use,
 void PageFile::write(std::uint32_t index, const LatencyRecord& latency) noexcept {
   std::byte* const at = data_ + latencies_.offset + index * latencies_.row_bytes;
   write_whole(at, sequence_, [&](std::byte* behind) {
-    const auto* const first = reinterpret_cast<const std::uint64_t*>(&latency);
-    (void)store_words(behind, {first + 1, sizeof latency / sizeof *first - 1});
+    const auto words =
+        std::bit_cast<std::array<std::uint64_t, sizeof latency / sizeof(std::uint64_t)>>(latency);
+    (void)store_words(behind, std::span(words).subspan(1));
   });
 }
 

@@ -48,8 +48,8 @@ bool is_repeated(const EventRecord& newest, const EventRecord& event) noexcept {
 }  // namespace
 
 std::string_view name_of(EventSubject subject) noexcept {
-  constexpr std::array<std::string_view, kEventSubjects> kNames = {"engine", "connection",
-                                                                   "session", "served_session"};
+  constexpr std::array<std::string_view, kEventSubjects> kNames = {
+      "engine", "connection", "session", "served_session", "stranger"};
   const auto i = static_cast<std::size_t>(subject);
   return i < kNames.size() ? kNames[i] : std::string_view();
 }
@@ -83,11 +83,12 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
   Place alone;  // of a subject without a ring
   Place& place = rings.rings != 0 ? places_[i][index % rings.rings] : alone;
   const bool repeated = is_repeated(place.newest, event);
-  event.number = repeated ? place.newest.number : written_ + 1;
+  event.number = repeated ? place.newest.number : ++numbers_;
   event.first_ns = repeated ? place.newest.first_ns : event.at_ns;
   event.count = repeated ? place.newest.count + 1 : 1;
+  const bool is_common = subject != EventSubject::stranger;
   if (!repeated) {
-    place.all_place = written_++;
+    if (is_common) place.all_place = written_++;
     ++place.events;
   }
   place.newest = event;
@@ -95,7 +96,8 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
     const std::uint64_t ring = std::uint64_t{index % rings.rings} * rings.length;
     write(rings, ring + (place.events - 1) % rings.length, event);
   }
-  if (written_ - place.all_place <= all_.length) write(all_, place.all_place % all_.length, event);
+  if (is_common && written_ - place.all_place <= all_.length)
+    write(all_, place.all_place % all_.length, event);
 }
 
 void Recorder::write(const EventRings& rings, std::uint64_t place,

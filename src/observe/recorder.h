@@ -15,10 +15,10 @@
 
 namespace spinwire::observe {
 
-/// Whose event it is.
-enum class EventSubject : std::uint8_t { engine, connection, session, served_session };
-inline constexpr std::size_t kEventSubjects = 4;
-/// "engine", "connection", "session" or "served_session"; empty: unknown.
+/// Whose event it is. A stranger is a peer that has got neither a connection nor a session.
+enum class EventSubject : std::uint8_t { engine, connection, session, served_session, stranger };
+inline constexpr std::size_t kEventSubjects = 5;
+/// "engine", "connection", "session", "served_session" or "stranger"; empty: unknown.
 std::string_view name_of(EventSubject subject) noexcept;
 
 /// What an event reports: see kKinds in recorder.cc. The numbers are those of files, so later
@@ -46,10 +46,11 @@ enum class EventKind : std::uint16_t {
 /// Empty: unknown.
 std::string_view name_of(EventKind kind) noexcept;
 
-/// Events that are kept: of all subjects together, of the engine, and of each place of a connection
-/// or session.
+/// Events that are kept: of all subjects but strangers together, of the engine, of all strangers,
+/// and of each place of a connection or session.
 inline constexpr std::uint32_t kEventsOfAll = 1024;
 inline constexpr std::uint32_t kEventsOfEngine = 64;
+inline constexpr std::uint32_t kEventsOfStrangers = 64;
 inline constexpr std::uint32_t kEventsOfSubject = 8;
 
 /// Memory for a number of rings of equal length, one behind the other.
@@ -60,8 +61,9 @@ struct EventRings {
 };
 
 /// Writes events. An event goes to the ring of its subject, and to the one of all: a subject with
-/// many events does not displace the last ones of another. An event that repeats the newest one of
-/// its subject is counted there. Not thread-safe.
+/// many events does not displace the last ones of another. Those of strangers stay in their ring,
+/// so that nobody can push out the others by asking again and again. An event that repeats the
+/// newest one of its subject is counted there. Not thread-safe.
 class Recorder {
  public:
   /// `clock` must outlive the recorder.
@@ -100,7 +102,8 @@ class Recorder {
   EventRings all_;
   std::array<EventRings, kEventSubjects> by_subject_{};
   std::array<std::vector<Place>, kEventSubjects> places_;
-  std::uint64_t written_ = 0;   ///< events in the common ring, from the start
+  std::uint64_t numbers_ = 0;   ///< events, from the start
+  std::uint64_t written_ = 0;   ///< those of the common ring
   std::uint64_t sequence_ = 0;  ///< of the last write
   std::uint64_t tick_ = 0;
   Nanoseconds realtime_{0};

@@ -143,6 +143,30 @@ TEST_F(ObserveHostilePage, FieldsAndTablesOfLaterReleasesAreSkipped) {
   EXPECT_EQ(reading->find("engine"), nullptr);
 }
 
+TEST_F(ObserveHostilePage, LatenciesOfUnknownWorkAreNumbered) {
+  const EngineFolder folder;
+  PageFileOptions options = options_in(folder);
+  options.latencies = 1;
+  auto file = PageFile::create(options);
+  ASSERT_TRUE(file) << file.error().message();
+  observe::LatencyRecord record;
+  record.samples = ~std::uint64_t{0};
+  record.max_ns = record.sum_ns = ~std::uint64_t{0};
+  record.work = 256;  // no byte holds it
+  record.stage = ~0u;
+  record.buckets.fill(~std::uint64_t{0});
+  file->write(0, record);
+  const auto reading = decode_engine(bytes_of(file->path()));
+  ASSERT_TRUE(reading) << reading.error().message();
+  ASSERT_EQ(reading->latencies.size(), 1u);
+  const LatencyHistogram& latency = reading->latencies[0];
+  EXPECT_EQ(latency.work, "work-256");
+  EXPECT_EQ(latency.stage, "stage-4294967295");
+  EXPECT_GE(latency.longest.count(), 0);
+  EXPECT_EQ(latency.samples, latency.buckets.size() << 48);
+  EXPECT_LE(latency.quantile(1), latency.longest);
+}
+
 TEST_F(ObserveHostilePage, RandomChangesNeverBreakTheReader) {
   const Page page;
   std::mt19937 random(1);

@@ -29,7 +29,7 @@ using std::chrono::milliseconds;
 PageFileOptions with_rings(const EngineFolder& folder) {
   PageFileOptions options = options_in(folder);
   options.events = 16;
-  options.event_rings = {1, 3, 2, 0};
+  options.event_rings = {1, 3, 2, 0, 1};
   return options;
 }
 
@@ -41,7 +41,8 @@ struct Recorded {
     file = std::move(*made);
     recorder.open(file.all_events(),
                   {file.events(EventSubject::engine), file.events(EventSubject::connection),
-                   file.events(EventSubject::session), file.events(EventSubject::served_session)});
+                   file.events(EventSubject::session), file.events(EventSubject::served_session),
+                   file.events(EventSubject::stranger)});
     recorder.set_time(1000, std::chrono::seconds(50));
   }
   void connection(std::uint32_t index, std::string_view text, EventKind kind = EventKind::state) {
@@ -101,6 +102,21 @@ TEST_F(ObserveRecorder, ANoisySubjectDisplacesNoEventsOfOthers) {
   // The common ring is longer than that of a subject.
   EXPECT_EQ(r.texts("1-1").size(), 16u);
   EXPECT_EQ(r.texts("1-1").back(), "999");
+}
+
+TEST_F(ObserveRecorder, StrangersDisplaceNoEvents) {
+  Recorded r;
+  r.recorder.record(EventKind::device, {"port error"});
+  r.recorder.record(EventKind::goodbye, EventSubject::served_session, 5, 2, {"in the common ring"});
+  for (int i = 0; i < 1000; ++i)
+    r.recorder.record(EventKind::refused, EventSubject::stranger, 0, 0, {std::to_string(i)});
+  const auto events = r.events();
+  ASSERT_EQ(events.size(), 2 + observe::kEventsOfStrangers);
+  EXPECT_EQ(events[0].text, "port error");
+  EXPECT_EQ(events[1].text, "in the common ring");
+  EXPECT_EQ(events[2].subject, "stranger");
+  EXPECT_EQ(events[2].id, "");
+  EXPECT_EQ(events.back().text, "999");
 }
 
 TEST_F(ObserveRecorder, EachSubjectKeepsItsNewestEvents) {
@@ -284,8 +300,8 @@ TEST_F(ObserveRecorder, NamesTheRefusedPeerAndWhy) {
   const auto refused = p.client.engine.connect(other->address(), options);
   ASSERT_TRUE(refused);
   ASSERT_TRUE(p.until([&] { return !p.client.closed.empty(); }));
-  EXPECT_TRUE(has(recorded(folder, "engine"), "refused 127.0.0.1:"));
-  EXPECT_TRUE(has(recorded(folder, "engine"), "not today"));
+  EXPECT_TRUE(has(recorded(folder, "stranger"), "refused 127.0.0.1:"));
+  EXPECT_TRUE(has(recorded(folder, "stranger"), "not today"));
   EXPECT_TRUE(has(recorded(folder, "connection"), "error refused: not today"));
 }
 
