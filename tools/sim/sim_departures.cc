@@ -158,7 +158,7 @@ void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   // successor accepts those that came after the listener.
   const auto loses = [&](SimPath& p) {
     const bool is_up = p.ready && !p.interrupted;
-    const bool is_known = !actor.is_retired || p.down_since <= actor.released_at;
+    const bool is_known = !actor.is_retired || p.down_since <= hosts_[actor.host].released_at;
     p.troubled = p.troubled || (!p.over && !is_up && is_known && p.may_reach(actor.host));
   };
   std::for_each(sessions_.begin(), sessions_.end(), loses);
@@ -206,7 +206,7 @@ void SimWorld::hand_over(NodeId at) {
   host.listener = *socket;
   host.good_since = kNeverGood;
   actor.is_retired = host.has_moved = true;
-  actor.released_at = sim_.now();
+  host.released_at = sim_.now();
   for (SimSession& s : sessions_) s.moved = s.moved || (!s.over && s.may_reach(at));
   sim_.at(sim_.now() + below(2ms), [this, at] { start_successor(at); });
 }

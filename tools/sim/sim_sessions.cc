@@ -45,7 +45,8 @@ void SimWorld::on_session_ready(std::uint32_t index) {
   if (std::exchange(s.interrupted, false)) count(SimEvent::reopened);
   s.ready = true;
   on_path_ready(s, "session", index, s.handle.peer());
-  s.moved = has_former(s.to());
+  // A node that has given its listener away meanwhile, and may have died since, may serve it.
+  s.moved = has_former(s.to()) || s.down_since <= hosts_[s.to()].released_at;
 }
 
 /// Whether the successor of its server has told the session to leave.

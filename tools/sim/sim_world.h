@@ -123,8 +123,7 @@ struct SimActor {
   std::deque<SimKept> kept;
   NodeId host = 0;
   bool dies_in_handler = false;
-  bool is_retired = false;     ///< a successor has its listener, or gets it
-  Nanoseconds released_at{0};  ///< of a retired one: when it gave its listener away
+  bool is_retired = false;  ///< a successor has its listener, or gets it
   bool is_drained = false;
   Nanoseconds drained_by{0};           ///< the drain ends until then; 0: there is none
   Nanoseconds cut_off_at{kNeverGood};  ///< the drain is cut off then
@@ -139,13 +138,14 @@ struct SimHost {
   int listener = -1;            ///< the socket, while it is handed over
   Nanoseconds good_since{0};    ///< somebody accepts since; kNeverGood: nobody does
   Nanoseconds paused_until{0};
-  Nanoseconds left_at = Nanoseconds::min() / 2;  ///< when a node that had drained ended
-  bool has_drained = false;                      ///< said goodbye
-  bool has_moved = false;                        ///< a node has given its listener away
-  bool shaky = false;                            ///< a work request of its device will fail
-  bool connects = false;                         ///< its calls use connections only
-  int key_file = -1;                             ///< descriptor
-  std::uint32_t key_stage = 0;                   ///< of a rotation
+  Nanoseconds left_at = Nanoseconds::min() / 2;      ///< when a node that had drained ended
+  Nanoseconds released_at = Nanoseconds::min() / 2;  ///< when a node last gave its listener away
+  bool has_drained = false;                          ///< said goodbye
+  bool has_moved = false;                            ///< a node has given its listener away
+  bool shaky = false;                                ///< a work request of its device will fail
+  bool connects = false;                             ///< its calls use connections only
+  int key_file = -1;                                 ///< descriptor
+  std::uint32_t key_stage = 0;                       ///< of a rotation
 };
 
 /// One run. sim_workload.cc drives it, sim_sessions.cc opens sessions, sim_calls.cc calls and
