@@ -41,6 +41,7 @@ whole_stage() {
 stage dependencies tools/install-deps.sh
 stage build "${make[@]}" everything fuzzers
 stage sim "${make[@]}" sim RUNS="${SIM_RUNS:-200000}" JOBS=2
+stage sim-proof "${make[@]}" sim-proof
 SPINWIRE_TEST_KILLS=${KILLS:-1000} test_stage kills \
   "${make[@]}" check-tests FILTER='SlowKill*' TEST_TIMEOUT=7200
 SPINWIRE_TEST_RESTARTS=${RESTARTS:-100} test_stage restarts \
