@@ -271,8 +271,8 @@ class SPINWIRE_API Engine {
   /// buffers still hold is freed when they are dropped.
   ///
   /// An engine that one of its callbacks destroys or replaces ends when the poll(),
-  /// poll_control(), arm() or wait() that runs the callback returns, or with the destruction that
-  /// runs it. Until then its handles answer as before and its other callbacks run: their captures
+  /// poll_control(), arm(), wait() or visit_served_sessions() that runs the callback returns, or
+  /// with the destruction that runs it. Until then its handles answer as before and its other callbacks run: their captures
   /// must be valid that long. A callback may move its engine.
   ~Engine();
 
@@ -431,8 +431,10 @@ class SPINWIRE_API Engine {
   [[nodiscard]] RpcStats rpc_stats() const noexcept;
   /// Visits the sessions that peers have opened here: those among the `most` records from number
   /// `from` on. Returns the number to go on from; 0 at the end. So a loop from 0 to 0 visits all.
-  /// The visitor may close sessions. Allocates nothing; takes time in proportion to `most` and the
-  /// sessions' windows. Set-up.
+  /// The visitor runs inside this call, under the rules of callbacks; it may close sessions. An
+  /// engine that it destroys ends when the visit does, which goes on until then. Operations and
+  /// calls that it starts are posted at the end. Allocates nothing; takes time in proportion to
+  /// `most` and the sessions' windows. Set-up.
   std::uint32_t visit_served_sessions(std::uint32_t from, std::uint32_t most,
                                       const ServedSessionVisitor& visitor) const;
 

@@ -82,6 +82,19 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   }
   Status flush() noexcept;
 
+  /// Runs `run`, which runs callbacks, inside or outside of a poll: callbacks find the engine
+  /// polling. One of them may destroy the engine, which ends after `run`, or with the poll: then
+  /// `this` may be gone. The caller has checked the thread.
+  template <typename Run>
+  void run_callbacks(Run&& run) noexcept {
+    if (guard.polling()) return run();
+    guard.enter_checked();
+    run();
+    if (destroyed) return (void)finish_destruction(0);
+    guard.leave();
+    (void)flush();  // what callbacks have deferred
+  }
+
   // In control_step.cc.
   int poll_control() noexcept;
   std::uint32_t control_step(std::uint64_t now) noexcept;

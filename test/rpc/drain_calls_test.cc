@@ -281,6 +281,29 @@ TEST_P(RpcDrain, ServedSessionsAreListedAndOneOfThemIsClosed) {
   calls.finish();
 }
 
+TEST_P(RpcDrain, AVisitorRunsUnderTheRulesOfCallbacks) {
+  Calls calls(config());
+  Ends ends = connect(calls.client, calls.server);
+  Engine& engine = calls.server.engine;
+  int visited = 0;
+  const auto visit = [&](const ServedSessionInfo&) {
+    ++visited;
+    EXPECT_EQ(engine.poll(), -static_cast<int>(Status::reentrant));
+    EXPECT_EQ(engine.poll_control(), -static_cast<int>(Status::reentrant));
+    EXPECT_FALSE(engine.arm());
+    EXPECT_EQ(engine.wait(1ms), Status::reentrant);
+    EXPECT_FALSE(engine.audit());
+    EXPECT_EQ(ends.server.send_copy(std::as_bytes(std::span("hello", 5))), Status::ok);
+  };
+  (void)engine.visit_served_sessions(0, 64, visit);
+  EXPECT_EQ(visited, 1);
+  EXPECT_TRUE(engine.audit()) << "the visit is over";
+  ASSERT_TRUE(engine_test::until({&calls.client}, [&] { return calls.client.messages == 1; }))
+      << "the visit has posted the message";
+  EXPECT_EQ(ends.client.close(), Status::ok);
+  calls.finish();
+}
+
 TEST_P(RpcDrain, AnEmptyServedSessionNamesNone) {
   EXPECT_EQ(ServedSession().close(kGoodbye), Status::not_connected);
   Node node;

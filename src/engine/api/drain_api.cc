@@ -53,14 +53,17 @@ std::uint32_t Engine::visit_served_sessions(std::uint32_t from, std::uint32_t mo
   const std::uint32_t capacity = r.servers.capacity();
   const std::uint32_t end = from + std::min(most, capacity - std::min(from, capacity));
   const std::uint64_t now = core->context.clock.now();
-  for (std::uint32_t i = from; i < end; ++i) {
-    if (!r.servers.in_use(i)) continue;
-    const rpc::ServerSession& s = r.servers.at(i);
-    const std::uint64_t heard = std::min(rpc::last_heard_from(s), now);
-    visitor({detail::make<ServedSession>(core->context.slot, s.name, r.servers.generation(i)),
-             rpc::identity_of(s.peer), rpc::calls_in_progress(s), s.window,
-             core->context.clock.duration(now - heard), rpc::is_leaving(s)});
-  }
+  // A visitor may destroy the engine: then the core ends with run_callbacks().
+  core->run_callbacks([&] {
+    for (std::uint32_t i = from; i < end; ++i) {
+      if (!r.servers.in_use(i)) continue;
+      const rpc::ServerSession& s = r.servers.at(i);
+      const std::uint64_t heard = std::min(rpc::last_heard_from(s), now);
+      visitor({detail::make<ServedSession>(core->context.slot, s.name, r.servers.generation(i)),
+               rpc::identity_of(s.peer), rpc::calls_in_progress(s), s.window,
+               core->context.clock.duration(now - heard), rpc::is_leaving(s)});
+    }
+  });
   return end < capacity ? end : 0;
 }
 
