@@ -30,9 +30,15 @@ class Callback;
 ///   - A Request that was not answered is refused, and so is a PeerRequest or a MemoryRequest that
 ///     was not accepted.
 ///   - Memory that was not moved out of a LeaseReply is released.
-/// Other callbacks (a Completion, Reply, RawReceive or DeviceEvent, and RawPostedCallback) only
-/// report: the operation or call has ended, and its connection or session stays. What the log's
-/// callback throws is dropped with the message.
+/// Other callbacks only report, and what they are about goes on:
+///   - A Completion, Reply or RawReceive: the operation or call has ended. Its connection or session
+///     stays, as after a RawPostedCallback.
+///   - A TimerCallback: a timer of Engine::every() runs again.
+///   - A ResolveCallback: the name is resolved.
+///   - DrainOptions::on_drained: the engine is drained.
+///   - A ServedSessionVisitor: the visit goes on with the next session.
+///   - A DeviceEventCallback: the event has been reported.
+/// What the log's callback throws is dropped with the message.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:

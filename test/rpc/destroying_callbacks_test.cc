@@ -57,6 +57,11 @@ struct Ground : Calls {
     }));
     for (int i = 0; i < 200; ++i) (void)(client.poll() + server.poll());
   }
+  /// Has the client connect to a further listener of the server.
+  void connect_to(const ListenOptions& listen) {
+    another_listener = server.engine.listen("127.0.0.1:0", listen).value_or(Listener());
+    second = client.begin(another_listener.address());
+  }
   void expect_ended();
 
   Node& victim;
@@ -64,7 +69,7 @@ struct Ground : Calls {
   Connection second;
   Connection raw;
   Buffer kept;
-  Listener raw_listener;
+  Listener another_listener;
   spinwire::RemoteMemory memory;
   int destroyed = 0;
 };
@@ -205,6 +210,56 @@ TEST(RpcDestroyingCallbacks, OfConnectionsEndTheEngine) {
          g.second = g.client.begin(g.server);
          EXPECT_EQ(g.second.close(), Status::ok);
        }},
+      {"on_memory_request",
+       [](Ground& g) {
+         spinwire::ConnectionHandlers h = g.client.handlers();
+         h.on_memory_request = [&g](Connection, spinwire::MemoryRequest&) { g.destroy(); };
+         EXPECT_EQ(g.ends.client.set_handlers(h), Status::ok);
+         EXPECT_EQ(g.ends.server.request_memory(64, {}, [](LeaseReply&) {}), Status::ok);
+       }},
+      {"on_memory_request, which accepts",
+       [](Ground& g) {
+         spinwire::ConnectionHandlers h = g.client.handlers();
+         h.on_memory_request = [&g](Connection, spinwire::MemoryRequest& r) {
+           r.accept();
+           g.destroy();
+         };
+         EXPECT_EQ(g.ends.client.set_handlers(h), Status::ok);
+         EXPECT_EQ(g.ends.server.request_memory(64, {}, [](LeaseReply&) {}), Status::ok);
+       }},
+      {"on_end of auto_renew()",
+       [](Ground& g) {
+         g.client.on_lease = [&g](Connection, spinwire::RemoteMemory& m) {
+           g.memory = std::move(m);
+         };
+         spinwire::LeaseId lease;
+         EXPECT_EQ(g.ends.server.lease(g.server.filled(8, 1), {}, {}, &lease), Status::ok);
+         EXPECT_TRUE(g.until([&] { return static_cast<bool>(g.memory); }));
+         EXPECT_EQ(g.memory.auto_renew(60s, [&g](LeaseReply&) { g.destroy(); }), Status::ok);
+         EXPECT_EQ(g.ends.server.recall(lease), Status::ok);
+       }},
+      {"on_writable",
+       [](Ground& g) {
+         spinwire::ConnectionHandlers h = g.client.handlers();
+         h.on_writable = [&g](Connection) { g.destroy(); };
+         EXPECT_EQ(g.ends.client.set_handlers(h), Status::ok);
+         Status status = Status::ok;
+         while (status == Status::ok)
+           status = g.ends.client.send_copy(std::as_bytes(std::span("hello", 5)));
+         EXPECT_EQ(status, Status::would_block);
+       }},
+      {"on_interrupted",
+       [](Ground& g) {
+         g.client.stale_allowed = g.server.stale_allowed = true;
+         ConnectOptions options;
+         options.handlers.on_interrupted = [&g](Connection, const Error&) { g.destroy(); };
+         options.reconnect = {5, 1ms, 8ms};
+         g.second = g.client.engine.connect(g.server.listener.address(), options).value();
+         EXPECT_TRUE(g.until([&] { return g.second.ready() && g.server.ready.size() == 2; }));
+         g.kept = g.server.buffer(64);
+         const RemoteRegion nowhere{0x1000, 64, 0x7777, Access::remote_read};
+         EXPECT_EQ(g.server.ready[1].read(g.kept, nowhere), Status::ok);
+       }},
       {"on_endpoint",
        [](Ground& g) {
          spinwire::PrepareOptions options;
@@ -230,12 +285,80 @@ TEST(RpcDestroyingCallbacks, OfSessionsEndTheEngine) {
          options.on_closed = [&g](Session, const Error&) { g.destroy(); };
          EXPECT_TRUE(g.client.engine.open_session(g.server.listener.address(), options));
        }},
+      {"on_writable of a session",
+       [](Ground& g) {
+         SessionOptions options;
+         options.on_writable = [&g](Session) { g.destroy(); };
+         options.on_ready = [](Session s) {
+           while (s.call(kEcho, std::span<const std::byte>(), [](Reply&) {}) == Status::ok) {
+           }
+         };
+         EXPECT_TRUE(g.client.engine.open_session(g.server.listener.address(), options));
+       }},
+  };
+  for (const Case& test : cases) run(test, false);
+}
+
+TEST(RpcDestroyingCallbacks, OfTheEngineItselfEndIt) {
+  const Case cases[] = {
+      {"TimerCallback",
+       [](Ground& g) { EXPECT_TRUE(g.client.engine.after(1ns, [&g] { g.destroy(); })); }},
+      {"TimerCallback of every()",
+       [](Ground& g) {
+         EXPECT_TRUE(g.client.engine.every(1us, [&g] {
+           if (g.destroyed == 0) g.destroy();
+         }));
+       }},
+      {"ResolveCallback",
+       [](Ground& g) {
+         EXPECT_TRUE(g.client.engine.resolve("127.0.0.1:1", [&g](const auto&) { g.destroy(); }));
+       }},
   };
   for (const Case& test : cases) run(test, false);
 }
 
 TEST(RpcDestroyingCallbacks, OfTheServerEndItsEngine) {
   const Case cases[] = {
+      {"on_connect_request",
+       [](Ground& g) {
+         ListenOptions listen;
+         listen.on_connect_request = [&g](spinwire::PeerRequest&) { g.destroy(); };
+         g.connect_to(listen);
+       }},
+      {"on_connect_request, which accepts",
+       [](Ground& g) {
+         ListenOptions listen;
+         listen.on_connect_request = [&g](spinwire::PeerRequest& r) {
+           r.accept();
+           g.destroy();
+         };
+         g.connect_to(listen);
+       }},
+      {"on_session_request",
+       [](Ground& g) {
+         ListenOptions listen;
+         listen.on_session_request = [&g](spinwire::PeerRequest& r) {
+           r.accept();
+           g.destroy();
+         };
+         g.another_listener = g.server.engine.listen("127.0.0.1:0", listen).value();
+         EXPECT_TRUE(g.client.engine.open_session(g.another_listener.address(), {}));
+       }},
+      {"a visitor of served sessions",
+       [](Ground& g) {
+         EXPECT_EQ(g.server.engine.visit_served_sessions(
+                       0, 64, [&g](const spinwire::ServedSessionInfo&) { g.destroy(); }),
+                   0u);
+       }},
+      {"a visitor of served sessions, inside a callback",
+       [](Ground& g) {
+         g.server.on_message = [&g](Connection, Message&) {
+           const Engine& engine = g.server.engine;
+           (void)engine.visit_served_sessions(
+               0, 64, [&g](const spinwire::ServedSessionInfo&) { g.destroy(); });
+         };
+         g.send(g.ends.client, g.client);
+       }},
       {"on_accept",
        [](Ground& g) {
          g.server.on_accept = [&g](Connection) { g.destroy(); };
@@ -255,14 +378,15 @@ TEST(RpcDestroyingCallbacks, OfTheServerEndItsEngine) {
                                     }),
                      Status::ok);
          };
-         g.raw_listener = g.server.engine.listen("127.0.0.1:0", listen).value_or(Listener());
+         g.another_listener = g.server.engine.listen("127.0.0.1:0", listen).value_or(Listener());
          ConnectOptions options;
          options.settings.raw = spinwire::RawSettings{};
          options.handlers.on_ready = [&g](Connection c) {
            const Buffer b = g.client.filled(8, 1);
            EXPECT_EQ(c.send_raw(b), Status::ok);
          };
-         g.raw = g.client.engine.connect(g.raw_listener.address(), options).value_or(Connection());
+         g.raw =
+             g.client.engine.connect(g.another_listener.address(), options).value_or(Connection());
        }},
   };
   for (const Case& test : cases) run(test, true);

@@ -104,6 +104,27 @@ TEST_F(RpcExceptions, CloseTheConnectionThatTheCallbackIsAbout) {
          g.server.on_returned = [](Connection, const spinwire::Returned&) { fail(); };
        },
        [](Ground& g, Connection& c) { g.borrow(c); }},
+      {"on_memory_request",
+       [](Ground& g) {
+         spinwire::ConnectionHandlers h = g.server.handlers();
+         h.on_memory_request = [](Connection, spinwire::MemoryRequest&) { fail(); };
+         g.server.on_accept = [h](Connection c) { EXPECT_EQ(c.set_handlers(h), Status::ok); };
+       },
+       [](Ground&, Connection& c) {
+         EXPECT_EQ(c.request_memory(64, {}, [](LeaseReply& r) { EXPECT_FALSE(r.memory); }),
+                   Status::ok);
+       }},
+      {"on_writable",
+       [](Ground& g) {
+         spinwire::ConnectionHandlers h = g.server.handlers();
+         h.on_writable = [](Connection) { fail(); };
+         g.server.on_accept = [h](Connection c) { EXPECT_EQ(c.set_handlers(h), Status::ok); };
+       },
+       [](Ground& g, Connection&) {
+         Connection c = g.server.ready[0];
+         while (c.send_copy(std::as_bytes(std::span("hello", 5))) == Status::ok) {
+         }
+       }},
       {"on_closed",
        [](Ground& g) { g.server.on_closed = [](Connection, const Error&) { fail(); }; },
        [](Ground&, Connection& c) { EXPECT_EQ(c.close(), Status::ok); }},
@@ -245,6 +266,51 @@ TEST_F(RpcExceptions, OfReportsCloseNothing) {
   g.finish();
 }
 
+TEST_F(RpcExceptions, OfWhatConcernsTheEngineLeaveItAsItIs) {
+  Ground g;
+  const Session second =
+      g.client.engine.open_session(g.server.listener.address(), {}).value_or(Session());
+  ASSERT_TRUE(g.until([&] { return second.ready(); }));
+  ASSERT_TRUE(g.server.engine.after(1ns, [] { fail(); }));
+  ASSERT_TRUE(g.until([&] { return logged == 1; })) << "a timer";
+  spinwire::Timer timer = g.server.engine.every(1us, [] { fail(); }).value();
+  ASSERT_TRUE(g.until([&] { return logged >= 4; })) << "a timer that runs again";
+  EXPECT_EQ(timer.cancel(), Status::ok);
+  logged = 0;
+  ASSERT_TRUE(g.server.engine.resolve("127.0.0.1:1", [](const auto&) { fail(); }));
+  ASSERT_TRUE(g.until([&] { return logged == 1; })) << "a name";
+  EXPECT_EQ(g.server.engine.visit_served_sessions(
+                0, 64, [](const spinwire::ServedSessionInfo&) { fail(); }),
+            0u);
+  EXPECT_EQ(logged, 3) << "both sessions are visited";
+  EXPECT_TRUE(g.server.engine.audit()) << "the visit is over";
+  g.expect_others_work();
+  EXPECT_EQ(logged, 3) << "each ran once";
+  EXPECT_TRUE(g.server.engine.drain(60s, {.on_drained = [](const auto&) { fail(); }}));
+  ASSERT_TRUE(g.until([&] { return g.server.engine.drained(); }));
+  EXPECT_EQ(logged, 4);
+  g.finish();
+}
+
+TEST_F(RpcExceptions, OfARenewalsEndLeaveTheConnection) {
+  Ground g;
+  Ends ends = connect(g.client, g.server);
+  spinwire::RemoteMemory memory;
+  g.client.on_lease = [&](Connection, spinwire::RemoteMemory& m) { memory = std::move(m); };
+  spinwire::LeaseId lease;
+  ASSERT_EQ(ends.server.lease(g.server.filled(8, 1), {}, {}, &lease), Status::ok);
+  ASSERT_TRUE(g.until([&] { return static_cast<bool>(memory); }));
+  ASSERT_EQ(memory.auto_renew(60s, [](LeaseReply&) { fail(); }), Status::ok);
+  ASSERT_EQ(ends.server.recall(lease), Status::ok);
+  ASSERT_TRUE(g.until([&] { return logged == 1; }));
+  EXPECT_TRUE(ends.client.ready());
+  EXPECT_EQ(ends.client.close(), Status::ok);
+  ASSERT_TRUE(g.until([&] { return !g.server.closed.empty() && !g.client.closed.empty(); }));
+  g.expect_others_work();
+  EXPECT_EQ(logged, 1);
+  g.finish();
+}
+
 TEST_F(RpcExceptions, OfARawReceiveCloseNothing) {
   Ground g;
   ListenOptions listen;
@@ -329,6 +395,17 @@ TEST_F(RpcExceptions, CloseTheSessionThatTheCallbackIsAbout) {
       g.client.engine.open_session(g.server.listener.address(), options).value_or(Session());
   ASSERT_TRUE(g.until([&] { return logged == 2; })) << "once each";
   EXPECT_EQ(second.state(), SessionState::closed);
+  logged = 0;
+  options.on_ready = [](Session s) {
+    while (s.call(kEcho, std::span<const std::byte>(), [](Reply&) {}) == Status::ok) {
+    }
+  };
+  options.on_closed = {};
+  options.on_writable = [](Session) { fail(); };
+  const Session third =
+      g.client.engine.open_session(g.server.listener.address(), options).value_or(Session());
+  ASSERT_TRUE(g.until([&] { return third.state() == SessionState::closed; }));
+  EXPECT_EQ(logged, 1);
   g.expect_others_work();
   g.finish();
 }
