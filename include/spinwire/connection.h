@@ -374,7 +374,7 @@ class SPINWIRE_API Connection {
   /// or was cancelled already).
   Status cancel(OperationId operation);
   /// Ends an operation with Status::timed_out if it has not ended `timeout` from now, to within
-  /// poll.control_interval. Everything else is as with cancel(). Replaces an earlier time-out of
+  /// engine.control_interval. Everything else is as with cancel(). Replaces an earlier time-out of
   /// the operation. The time also passes while the operation is deferred. Takes constant time; the
   /// engine's first call allocates. Errors:
   ///   invalid_argument  the operation is not this connection's, has ended or was cancelled
