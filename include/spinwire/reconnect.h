@@ -19,6 +19,9 @@ namespace spinwire {
 /// address that fails is followed at once by one at the next address, until a round has tried all.
 /// A round after a loss begins with the address behind the one that was lost. A final refusal or a
 /// protocol mismatch then ends only this attempt, unless all of a round end so.
+///
+/// Addresses are numeric, and no attempt resolves a name again. Give all addresses that
+/// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.
 struct Reconnect {
   /// Rounds over all addresses in a row without lasting success; 0: do not reconnect. The
   /// alternatives are then tried only until the first success.

@@ -1,6 +1,5 @@
 #include "control/name_resolver.h"
 
-#include <netdb.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -55,7 +54,7 @@ Status status_of_lookup(int error) noexcept {
 
 }  // namespace
 
-Result<Addresses> resolve_name(std::string_view name) {
+Result<Addresses> resolve_name(std::string_view name, Lookup lookup) {
   if (const auto numeric = Address::parse(name)) return Addresses{numeric->str()};
   const auto parts = split_name(name);
   if (!parts) return tl::unexpected(parts.error());
@@ -63,7 +62,7 @@ Result<Addresses> resolve_name(std::string_view name) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* list = nullptr;
-  const int error = ::getaddrinfo(parts->host.c_str(), parts->port.c_str(), &hints, &list);
+  const int error = lookup(parts->host.c_str(), parts->port.c_str(), &hints, &list);
   if (error != 0) {
     const int number = errno;
     return base::fail(
@@ -89,6 +88,7 @@ Result<Addresses> resolve_name(std::string_view name) {
 struct NameResolver::Job {
   std::string name;
   ResolveCallback done;
+  Lookup lookup;
   std::shared_ptr<const base::UniqueFd> event;
   Result<Addresses> result;
   std::atomic<bool> is_over{false};  ///< `result` is written
@@ -96,7 +96,8 @@ struct NameResolver::Job {
   static void* run(void* argument) noexcept {
     const std::unique_ptr<std::shared_ptr<Job>> self(static_cast<std::shared_ptr<Job>*>(argument));
     Job& job = **self;
-    job.result = base::no_throw("resolve a name", [&] { return resolve_name(job.name); });
+    job.result =
+        base::no_throw("resolve a name", [&] { return resolve_name(job.name, job.lookup); });
     const std::shared_ptr<const base::UniqueFd> event = job.event;
     job.is_over.store(true, std::memory_order_release);
     const std::uint64_t one = 1;
@@ -129,6 +130,7 @@ Result<void> NameResolver::begin(std::string_view name, const ResolveCallback& d
   auto job = std::make_shared<Job>();
   job->name = name;
   job->done = done;
+  job->lookup = lookup_;
   job->event = event_;
   auto argument = std::make_unique<std::shared_ptr<Job>>(job);
   // The application's signals are not for this thread.

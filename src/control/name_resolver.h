@@ -2,6 +2,8 @@
 // while it does. Cold.
 #pragma once
 
+#include <netdb.h>
+
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -15,8 +17,11 @@ namespace spinwire::control {
 
 class ControlPort;
 
-/// Blocks. Errors: those of spinwire::resolve().
-Result<Addresses> resolve_name(std::string_view name);
+/// Asks the name service, as getaddrinfo(3) does; may block.
+using Lookup = int (*)(const char* host, const char* port, const addrinfo* hints, addrinfo** found);
+
+/// Blocks while the lookup does. Errors: those of spinwire::resolve().
+Result<Addresses> resolve_name(std::string_view name, Lookup lookup = ::getaddrinfo);
 
 class NameResolver final : public DescriptorOwner {
  public:
@@ -35,6 +40,8 @@ class NameResolver final : public DescriptorOwner {
   void on_readable() override;
   /// Drops the callbacks.
   void abort() noexcept;
+  /// For tests: names that are resolved from now on.
+  void set_lookup(Lookup lookup) noexcept { lookup_ = lookup; }
 
  private:
   struct Job;
@@ -42,6 +49,7 @@ class NameResolver final : public DescriptorOwner {
   Result<void> open();
 
   ControlPort& port_;
+  Lookup lookup_ = ::getaddrinfo;
   std::shared_ptr<const base::UniqueFd> event_;  ///< the threads write to it
   std::vector<std::shared_ptr<Job>> jobs_;
 };

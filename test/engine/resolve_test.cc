@@ -1,9 +1,14 @@
 // Host names: at once, and by a thread that exists only meanwhile.
 #include <gtest/gtest.h>
+#include <netdb.h>
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
+#include "base/internals.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace resolve_test {
@@ -61,6 +66,71 @@ TEST(Resolve, AnEngineReportsInAPollAndKeepsNoThread) {
   EXPECT_EQ(found[0], spinwire::resolve("localhost:1").value());
   EXPECT_EQ(failed, std::vector<Status>{Status::invalid_argument});
   ASSERT_TRUE(until({&node}, [&] { return threads() == before; }));
+}
+
+/// A name service that answers when the test lets it: slow names wait.
+struct SlowService {
+  static inline std::atomic<int> asked, over;
+  static inline std::atomic<bool> answers;
+
+  explicit SlowService(Node& node) {
+    asked = over = 0;
+    answers = false;
+    spinwire::detail::core_of(node.engine)->names.set_lookup(lookup);
+  }
+  /// A lookup that nobody ends, as its caller waits for it, fails at last.
+  static int lookup(const char* host, const char*, const addrinfo*, addrinfo**) {
+    ++asked;
+    const std::string name = host;
+    if (name.starts_with("slow"))
+      (void)until(
+          {}, [] { return std::this_thread::yield(), answers.load(); }, 20s);
+    ++over;
+    return name.ends_with("again") ? EAI_AGAIN : EAI_NONAME;
+  }
+};
+
+TEST(Resolve, ASlowNameServiceDelaysNeitherTheCallNorPolls) {
+  Pair p;
+  SlowService service(p.client);
+  std::vector<Status> slow, quick;
+  ASSERT_TRUE(p.client.engine.resolve("slow-again:1",
+                                      [&](const auto& r) { slow.push_back(r.error().status); }));
+  EXPECT_EQ(service.over, 0) << "the call has waited for the name service";
+  ASSERT_TRUE(p.until([&] { return service.asked == 1; }));
+  // Messages come and go meanwhile, and a name that is asked for later is found before.
+  p.server.on_message = [](Connection c, Message& m) { EXPECT_EQ(c.send(m.take()), Status::ok); };
+  for (std::uint64_t i = 1; i <= 10; ++i) {
+    const Buffer b = p.client.filled(10, 1);
+    ASSERT_EQ(p.ends.client.send(b), Status::ok);
+    ASSERT_TRUE(p.until([&] { return p.client.messages == i; }));
+  }
+  ASSERT_TRUE(p.client.engine.resolve("quick:1",
+                                      [&](const auto& r) { quick.push_back(r.error().status); }));
+  ASSERT_TRUE(p.until([&] { return !quick.empty(); }));
+  EXPECT_EQ(quick, std::vector{Status::invalid_argument});
+  EXPECT_TRUE(slow.empty());
+  EXPECT_EQ(service.over, 1) << "polls have waited for the name service";
+  service.answers = true;
+  ASSERT_TRUE(p.until([&] { return !slow.empty(); }));
+  EXPECT_EQ(slow, std::vector{Status::timed_out});
+  p.finish();
+}
+
+TEST(Resolve, AnEngineThatGoesDoesNotWaitForTheNameService) {
+  const std::ptrdiff_t before = threads();
+  bool done = false;
+  {
+    Node node;
+    SlowService service(node);
+    ASSERT_TRUE(node.engine.resolve("slow:1", [&done](const auto&) { done = true; }));
+    node.engine = Engine();
+    EXPECT_EQ(service.over, 0) << "its end has waited";
+  }
+  SlowService::answers = true;
+  ASSERT_TRUE(until({}, [&] { return threads() == before; }));
+  EXPECT_EQ(SlowService::over, 1);
+  EXPECT_FALSE(done);
 }
 
 TEST(Resolve, ASleepingEngineWakes) {
