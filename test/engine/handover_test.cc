@@ -109,35 +109,35 @@ TEST(EngineHandover, UnderALoadOfConnectsNoneIsLost) {
   EXPECT_GT(servers.back().accepts, 0u);
 }
 
-/// Sends a descriptor through a socket, or receives one.
-void send_descriptor(int through, int fd) {
+/// A message of a byte and a descriptor.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = room.data();
+    message.msg_controllen = room.size();
+  }
   char byte = 1;
   iovec data{&byte, 1};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
   msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = room.data();
-  message.msg_controllen = room.size();
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+};
+
+/// Sends a descriptor through a socket, or receives one.
+void send_descriptor(int through, int fd) {
+  DescriptorMessage sent;
+  cmsghdr* const header = CMSG_FIRSTHDR(&sent.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  EXPECT_EQ(::sendmsg(through, &message, 0), 1);
+  EXPECT_EQ(::sendmsg(through, &sent.message, 0), 1);
 }
 int receive_descriptor(int through) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = room.data();
-  message.msg_controllen = room.size();
-  if (::recvmsg(through, &message, 0) != 1) return -1;
+  DescriptorMessage received;
+  if (::recvmsg(through, &received.message, 0) != 1) return -1;
   int fd = -1;
-  if (const cmsghdr* const header = CMSG_FIRSTHDR(&message); header != nullptr)
+  if (const cmsghdr* const header = CMSG_FIRSTHDR(&received.message); header != nullptr)
     std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
   return fd;
 }

@@ -10,7 +10,7 @@
 
 #include "base/internals.h"
 #include "engine/engine_core.h"
-#include "engine/harness.h"
+#include "engine/sleeping.h"
 #include "spinwire/idler.h"
 
 namespace idler_engines_test {
@@ -20,14 +20,6 @@ using namespace engine_test;  // the names of a test namespace
 using spinwire::Idler;
 using spinwire::IdlerOptions;
 using spinwire::Nanoseconds;
-
-Config quiet_config() {
-  Config c = small_config();
-  c.connections.peer_timeout = 1h;
-  c.connections.keepalive_interval = 1h;
-  c.connections.credit_idle_timeout = 1h;
-  return c;
-}
 
 /// An engine with a connection, and what it may write at the peer.
 struct Writer {
@@ -71,7 +63,7 @@ struct Writer {
   }
 
   static constexpr std::size_t kBytes = 4096;
-  Node server{quiet_config()}, client{quiet_config()};
+  Node server{lenient_config()}, client{lenient_config()};
   std::function<void()> on_writable;
   std::vector<Buffer> taken;
   Connection connection;
@@ -109,19 +101,6 @@ TEST(IdlersOfEngines, AnEngineDoesNotSleepBeforeACallbackThatIsDue) {
     ASSERT_FALSE(t.client.engine.arm());
     ASSERT_TRUE(until({&t.client}, [&] { return t.ended == i; }));
   }
-}
-
-/// The shortest of some times. No engine sleeps longer than 250 ms.
-template <typename Attempt>
-Nanoseconds shortest_of(int times, Attempt&& attempt) {
-  const Clock clock = Clock::real();
-  Nanoseconds shortest = 1h;
-  for (int i = 0; i < times; ++i) {
-    const std::uint64_t begin = clock.now();
-    attempt();
-    shortest = std::min(shortest, clock.duration(clock.now() - begin));
-  }
-  return shortest;
 }
 
 TEST(IdlersOfEngines, NoneSleepsWhenAnothersCallbackHasUsedIt) {

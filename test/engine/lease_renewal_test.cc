@@ -38,6 +38,23 @@ struct Renewed : Timed {
   std::vector<Status> reports;
 };
 
+/// A lease that the server has given, and may recall.
+struct Leased : Timed {
+  Leased() : Timed(By::window), bytes(server.filled(64, 3)) {
+    EXPECT_EQ(ends.server.lease(bytes, short_lease(), {}, &id), Status::ok);
+    EXPECT_TRUE(until([&] { return leased.size() == 1; }));
+    settle();
+  }
+  void finish() { Timed::finish(bytes); }
+  /// Renews the lease from now on.
+  Status renew() {
+    return leased[0].auto_renew(kTime, [this](LeaseReply& r) { reports.push_back(r.status); });
+  }
+  Buffer bytes;
+  LeaseId id;
+  std::vector<Status> reports;
+};
+
 TEST(EngineLeaseRenewal, GoesOnUntilTheLeaseIsReleased) {
   Renewed t;
   for (std::uint32_t i = 0; i < 20; ++i) {
@@ -99,49 +116,37 @@ TEST(EngineLeaseRenewal, TheOwnerMayRefuse) {
 }
 
 TEST(EngineLeaseRenewal, ARecallEndsIt) {
-  Timed t(By::window);
-  Buffer b = t.server.filled(64, 3);
-  LeaseId id;
-  ASSERT_EQ(t.ends.server.lease(b, short_lease(), {}, &id), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
-  std::vector<Status> reports;
+  Leased t;
   bool empty = false;
   ASSERT_EQ(t.leased[0].auto_renew(kTime,
                                    [&](LeaseReply& r) {
-                                     reports.push_back(r.status);
+                                     t.reports.push_back(r.status);
                                      empty = !t.leased[0];
                                    }),
             Status::ok);
   for (int i = 0; i < 12; ++i) t.pass(kTime / 4);
   EXPECT_TRUE(t.returned.empty());
-  ASSERT_EQ(t.ends.server.recall(id), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1 && !reports.empty(); }));
+  ASSERT_EQ(t.ends.server.recall(t.id), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1 && !t.reports.empty(); }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
-  EXPECT_EQ(reports, std::vector{Status::lease_expired});
+  EXPECT_EQ(t.reports, std::vector{Status::lease_expired});
   EXPECT_TRUE(empty);
-  t.finish(b);
+  t.finish();
 }
 
 TEST(EngineLeaseRenewal, ARecallEndsItWhileARequestIsUnderWay) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the peer acts only when it is polled";
-  Timed t(By::window);
-  Buffer b = t.server.filled(64, 3);
-  LeaseId id;
-  ASSERT_EQ(t.ends.server.lease(b, short_lease(), {}, &id), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
-  t.settle();
-  std::vector<Status> reports;
-  ASSERT_EQ(t.leased[0].auto_renew(kTime, [&](LeaseReply& r) { reports.push_back(r.status); }),
-            Status::ok);
+  Leased t;
+  ASSERT_EQ(t.renew(), Status::ok);
   Timed::now += static_cast<std::uint64_t>(kTime.count()) / 2;
   for (int i = 0; i < 4; ++i) (void)t.client.poll();  // asks
   EXPECT_EQ(t.leased[0].give_back(), Status::would_block) << "no request is under way";
-  ASSERT_EQ(t.ends.server.recall(id), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1 && !reports.empty(); }));
+  ASSERT_EQ(t.ends.server.recall(t.id), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1 && !t.reports.empty(); }));
   t.settle();
-  EXPECT_EQ(reports, std::vector{Status::lease_expired});
+  EXPECT_EQ(t.reports, std::vector{Status::lease_expired});
   EXPECT_TRUE(t.ends.client.ready());
-  t.finish(b);
+  t.finish();
 }
 
 TEST(EngineLeaseRenewal, TheAnswerToAnEarlierCallsRequestDoesNotEndIt) {
@@ -165,26 +170,18 @@ TEST(EngineLeaseRenewal, TheAnswerToAnEarlierCallsRequestDoesNotEndIt) {
 
 TEST(EngineLeaseRenewal, ARecallEndsOneThatTheCallbackOfARenewalStarts) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the peer acts only when it is polled";
-  Timed t(By::window);
-  Buffer b = t.server.filled(64, 3);
-  LeaseId id;
-  ASSERT_EQ(t.ends.server.lease(b, short_lease(), {}, &id), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
-  t.settle();
-  std::vector<Status> reports;
+  Leased t;
   Status started = Status::would_block;
-  const auto renewed = [&](LeaseReply&) {
-    started = t.leased[0].auto_renew(kTime, [&](LeaseReply& r) { reports.push_back(r.status); });
-  };
+  const auto renewed = [&](LeaseReply&) { started = t.renew(); };
   ASSERT_EQ(t.leased[0].renew(kTime, renewed), Status::ok);
-  ASSERT_EQ(t.ends.server.recall(id), Status::ok);
+  ASSERT_EQ(t.ends.server.recall(t.id), Status::ok);
   for (int i = 0; i < 4; ++i) (void)t.server.poll();  // the recall goes out before the answer
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   t.settle();
   ASSERT_EQ(started, Status::ok);
-  EXPECT_EQ(reports, std::vector{Status::lease_expired});
+  EXPECT_EQ(t.reports, std::vector{Status::lease_expired});
   EXPECT_TRUE(t.ends.client.ready());
-  t.finish(b);
+  t.finish();
 }
 
 TEST(EngineLeaseRenewal, TheConnectionsEndEndsIt) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "control/key_files.h"
+#include "engine/expect_made.h"
 #include "engine/harness.h"
 #include "spinwire/identity.h"
 
@@ -62,9 +63,7 @@ struct Door {
     options.handlers = client.handlers();
     options.private_data = private_data;
     options.reconnect = reconnect;
-    auto made = client.engine.connect(server.listener.address(), options);
-    EXPECT_TRUE(made) << made.error().message();
-    return made ? *made : Connection();
+    return expect_made(client.engine.connect(server.listener.address(), options));
   }
   template <typename Done>
   bool until(Done&& done) {

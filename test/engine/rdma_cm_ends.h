@@ -45,6 +45,20 @@ class ThroughRdmaCm : public testing::Test {
     EXPECT_TRUE(made) << made.error().message();
     return made ? *made : Connection();
   }
+  /// Closes connections after each number of polls of both ends up to `most`, in steps.
+  static void expect_closed_while_being_made(Node& client, Node& server, int most, int step) {
+    for (int polls = 0; polls < most; polls += step) {
+      Connection c = begin(client, server.listener.address());
+      for (int i = 0; i < polls; ++i) (void)(client.poll() + server.poll());
+      EXPECT_EQ(c.close(), Status::ok);
+      ASSERT_TRUE(until({&client, &server}, [&] {
+        return client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
+      })) << polls;
+    }
+    client.ready.clear();
+    server.stale_allowed = client.stale_allowed = true;
+    finish(client, server);
+  }
   const char* address_ = nullptr;
 };
 

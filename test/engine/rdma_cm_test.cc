@@ -175,17 +175,7 @@ TEST_F(RdmaCm, AHostHasNoMoreConnectionsThanItsShare) {
 TEST_F(RdmaCm, ClosedWhileItIsBeingMade) {
   Node server, client;
   listen(server);
-  for (int polls = 0; polls < 40; ++polls) {
-    Connection c = begin(client, server.listener.address());
-    for (int i = 0; i < polls; ++i) (void)(client.poll() + server.poll());
-    EXPECT_EQ(c.close(), Status::ok);
-    ASSERT_TRUE(until({&client, &server}, [&] {
-      return client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
-    })) << polls;
-  }
-  client.ready.clear();
-  server.stale_allowed = client.stale_allowed = true;
-  finish(client, server);
+  expect_closed_while_being_made(client, server, 40, 1);
 }
 
 TEST_F(RdmaCm, AKilledPeerIsNoticedAndFoundAgain) {

@@ -18,8 +18,8 @@
 #include "base/random.h"
 #include "control/loopback.h"
 #include "engine/engine_core.h"
-#include "engine/harness.h"
 #include "engine/poll_schedule.h"
+#include "engine/sleeping.h"
 #include "engine/zero_cost.h"
 
 namespace waiting_test {
@@ -30,14 +30,6 @@ using spinwire::Idler;
 using spinwire::IdlerOptions;
 using spinwire::IdleStrategy;
 using spinwire::Nanoseconds;
-
-/// Peers that sleep on fd() without a deadline send no keepalives.
-Config lenient_config(Config c = small_config()) {
-  c.connections.peer_timeout = 1h;
-  c.connections.keepalive_interval = 1h;
-  c.connections.credit_idle_timeout = 1h;
-  return c;
-}
 
 bool is_readable(Engine& engine, int timeout_ms = 0) {
   auto fd = engine.fd();
@@ -552,19 +544,6 @@ bool is_asleep(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
   long number = -1;  // "running" is no number
   return (file >> number) && number == SYS_ppoll;
-}
-
-/// The shortest time that `attempt` takes. No engine sleeps longer than 250 ms.
-template <typename Attempt>
-Nanoseconds shortest_of(int times, Attempt&& attempt) {
-  const Clock clock = Clock::real();
-  Nanoseconds shortest = 1h;
-  for (int i = 0; i < times; ++i) {
-    const std::uint64_t begin = clock.now();
-    attempt();
-    shortest = std::min(shortest, clock.duration(clock.now() - begin));
-  }
-  return shortest;
 }
 
 TEST(ThreadsWaiting, OneIdlerSleepsForTwoEngines) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "control/key_files.h"
+#include "engine/expect_made.h"
 #include "rpc/rpc_ends.h"
 
 namespace session_identity_test {
@@ -58,9 +59,7 @@ struct Door {
     options.reconnect = reconnect;
     options.private_data = private_data;
     options.on_closed = [this](Session, const Error& e) { closed.push_back(e); };
-    auto made = client.engine.open_session(server.listener.address(), options);
-    EXPECT_TRUE(made) << made.error().message();
-    return made ? *made : Session();
+    return expect_made(client.engine.open_session(server.listener.address(), options));
   }
   template <typename Done>
   bool until(Done&& done) {
