@@ -8,11 +8,13 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/process_wide.h"
 #include "base/random.h"
+#include "base/shared_memory.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/memory/peer_file.h"
 #include "softverbs/refusal.h"
@@ -24,61 +26,82 @@ constexpr std::uint64_t kDirectoryMagic = 0x31726944'77697053;  // "SpiwDir1"
 constexpr std::uint32_t kDirectorySlots = 256;
 constexpr unsigned kNonceBits = 40;
 
-/// Peers read this memory; only its own process writes it.
+/// By slot: descriptor << 40 | nonce of the context; 0: none.
+using Slots = std::array<std::atomic<std::uint64_t>, kDirectorySlots>;
+
+/// What peers read. Any process of the user can write it, so its owner never reads it.
 struct Directory {
   std::uint64_t magic;
   ibv_gid gid;
-  /// By slot: descriptor << 40 | nonce of the context; 0: none.
-  std::array<std::atomic<std::uint64_t>, kDirectorySlots> contexts;
+  Slots contexts;
 };
 
-struct OwnDirectory : base::ProcessWide {
-  std::weak_ptr<base::SharedMemory> memory;
+}  // namespace
 
-  void after_fork() noexcept { memory.reset(); }  // the child makes its own directory
+/// The directory of a process, and the private copy of what it says.
+struct PublishedDirectory {
+  base::SharedMemory memory;
+  std::uint32_t pid = 0;
+  ibv_gid gid{};
+  Slots contexts{};
+};
+
+namespace {
+
+struct OwnDirectory : base::ProcessWide {
+  std::weak_ptr<PublishedDirectory> published;
+
+  void after_fork() noexcept { published.reset(); }  // the child makes its own directory
 };
 
 OwnDirectory& own_directory() noexcept { return base::process_wide<OwnDirectory>(); }
 
-Directory& directory_in(const base::SharedMemory& memory) noexcept {
-  return *reinterpret_cast<Directory*>(memory.data());
+/// Sets a slot, in private and for peers.
+void set_slot(PublishedDirectory& own, std::uint32_t number, std::uint64_t word) noexcept {
+  own.contexts[number].store(word, std::memory_order_release);
+  reinterpret_cast<Directory*>(own.memory.data())
+      ->contexts[number]
+      .store(word, std::memory_order_release);
 }
 
-Result<std::shared_ptr<base::SharedMemory>> make_directory() {
+Result<std::shared_ptr<PublishedDirectory>> make_directory() {
   base::SharedMemoryOptions options;
   options.name = "spinwire-process";
-  auto made = base::SharedMemory::create(sizeof(Directory), options);
-  if (!made) return tl::unexpected(made.error());
-  auto memory = std::make_shared<base::SharedMemory>(std::move(*made));
-  auto* const directory = new (memory->data()) Directory{};
+  auto memory = base::SharedMemory::create(sizeof(Directory), options);
+  if (!memory) return tl::unexpected(memory.error());
+  auto made = std::make_shared<PublishedDirectory>();
+  made->memory = std::move(*memory);
+  made->pid = static_cast<std::uint32_t>(getpid());
+  made->gid = make_gid(
+      {made->pid, static_cast<std::uint32_t>(made->memory.fd()), base::random_seed() & kNonceMask},
+      GidKind::process);
+  auto* const directory = new (made->memory.data()) Directory{};
   directory->magic = kDirectoryMagic;
-  directory->gid =
-      make_gid({static_cast<std::uint32_t>(getpid()), static_cast<std::uint32_t>(memory->fd()),
-                base::random_seed() & kNonceMask},
-               GidKind::process);
-  return memory;
+  directory->gid = made->gid;
+  return made;
 }
 
-/// Calls `visit` with the directory that the GID names, of this process or another. False if there
-/// is none.
-template <typename Visit>
-bool with_directory(const GidParts& parts, const ibv_gid& gid, Visit&& visit) noexcept {
-  const auto checked = [&](const Directory& directory) {
-    return directory.magic == kDirectoryMagic && same_gid(directory.gid, gid) && visit(directory);
-  };
+/// The word of a slot in the directory that the GID names, of this process or another. None if
+/// there is no such directory.
+std::optional<std::uint64_t> find_word(const GidParts& parts, const ibv_gid& gid,
+                                       std::uint32_t slot) noexcept {
   if (parts.pid == static_cast<std::uint32_t>(getpid())) {
     OwnDirectory& own = own_directory();
     const std::lock_guard<std::mutex> lock(own.mutex);
-    const auto memory = own.memory.lock();
-    return memory != nullptr && checked(directory_in(*memory));
+    const auto published = own.published.lock();
+    if (published == nullptr || !same_gid(published->gid, gid)) return std::nullopt;
+    return published->contexts[slot].load(std::memory_order_acquire);
   }
   const PeerFile file = open_peer_file(parts.pid, parts.fd, PeerFileKind::ordinary_pages);
-  if (!file.fd || file.size < sizeof(Directory)) return false;
+  if (!file.fd || file.size < sizeof(Directory)) return std::nullopt;
   void* const at = mmap(nullptr, sizeof(Directory), PROT_READ, MAP_SHARED, file.fd.get(), 0);
-  if (at == MAP_FAILED) return false;
-  const bool found = checked(*static_cast<const Directory*>(at));
+  if (at == MAP_FAILED) return std::nullopt;
+  const auto& directory = *static_cast<const Directory*>(at);
+  std::optional<std::uint64_t> word;
+  if (directory.magic == kDirectoryMagic && same_gid(directory.gid, gid))
+    word = directory.contexts[slot].load(std::memory_order_acquire);
   munmap(at, sizeof(Directory));
-  return found;
+  return word;
 }
 
 }  // namespace
@@ -91,28 +114,23 @@ DirectorySlot& DirectorySlot::operator=(DirectorySlot&& other) noexcept {
 
 DirectorySlot::~DirectorySlot() {
   if (directory_ == nullptr) return;
-  Directory& directory = directory_in(*directory_);
-  if (parse_gid(directory.gid, GidKind::process)->pid != static_cast<std::uint32_t>(getpid()))
-    return;
-  directory.contexts[number_].store(0, std::memory_order_release);
+  if (directory_->pid == static_cast<std::uint32_t>(getpid())) set_slot(*directory_, number_, 0);
 }
 
 Result<DirectorySlot> DirectorySlot::take(const ibv_gid& context) {
   OwnDirectory& own = own_directory();
   const std::lock_guard<std::mutex> lock(own.mutex);
   DirectorySlot taken;
-  taken.directory_ = own.memory.lock();
+  taken.directory_ = own.published.lock();
   if (taken.directory_ == nullptr) {
     auto made = make_directory();
     if (!made) return tl::unexpected(made.error());
-    own.memory = taken.directory_ = std::move(*made);
+    own.published = taken.directory_ = std::move(*made);
   }
   const GidParts parts = *parse_gid(context, GidKind::context);
-  auto& contexts = directory_in(*taken.directory_).contexts;
   for (std::uint32_t i = 0; i < kDirectorySlots; ++i) {
-    if (contexts[i].load(std::memory_order_relaxed) != 0) continue;
-    contexts[i].store(std::uint64_t{parts.fd} << kNonceBits | parts.nonce,
-                      std::memory_order_release);
+    if (taken.directory_->contexts[i].load(std::memory_order_relaxed) != 0) continue;
+    set_slot(*taken.directory_, i, std::uint64_t{parts.fd} << kNonceBits | parts.nonce);
     taken.number_ = i;
     return taken;
   }
@@ -124,7 +142,7 @@ Result<DirectorySlot> DirectorySlot::take(const ibv_gid& context) {
                     "close contexts that are not used");
 }
 
-ibv_gid DirectorySlot::gid() const noexcept { return directory_in(*directory_).gid; }
+ibv_gid DirectorySlot::gid() const noexcept { return directory_->gid; }
 
 bool names_process(const ibv_gid& gid) noexcept {
   return parse_gid(gid, GidKind::process).has_value();
@@ -132,7 +150,7 @@ bool names_process(const ibv_gid& gid) noexcept {
 
 bool process_is_there(const ibv_gid& gid, std::string& why) noexcept {
   const auto parts = parse_gid(gid, GidKind::process);
-  if (parts && with_directory(*parts, gid, [](const Directory&) { return true; })) return true;
+  if (parts && find_word(*parts, gid, 0)) return true;
   const std::uint32_t pid = parts ? parts->pid : 0;
   return refuse_with(ENODEV, why,
                      base::format("process {} is gone, or has closed its devices", pid)),
@@ -146,12 +164,8 @@ bool find_context(const ibv_gid& given, std::uint32_t qpn, ibv_gid& context,
     context = own_gid(given);
     return true;
   }
-  std::uint64_t word = 0;
-  const bool found = with_directory(*parts, given, [&](const Directory& directory) {
-    word = directory.contexts[directory_slot_of(qpn)].load(std::memory_order_acquire);
-    return word != 0;
-  });
-  if (!found)
+  const std::uint64_t word = find_word(*parts, given, directory_slot_of(qpn)).value_or(0);
+  if (word == 0)
     return refuse_with(
                ENODEV, why,
                base::format("process {} has no device open with queue pair {}", parts->pid, qpn)),

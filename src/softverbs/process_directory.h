@@ -10,10 +10,11 @@
 #include <string>
 #include <utility>
 
-#include "base/shared_memory.h"
 #include "spinwire/status.h"
 
 namespace spinwire::softverbs {
+
+struct PublishedDirectory;
 
 /// A context's place in the directory of its process. Bits 16 to 23 of its queue pairs' numbers
 /// hold the slot's number, so queue-pair numbers are unique in the process.
@@ -35,7 +36,7 @@ class DirectorySlot {
   [[nodiscard]] ibv_gid gid() const noexcept;
 
  private:
-  std::shared_ptr<base::SharedMemory> directory_;
+  std::shared_ptr<PublishedDirectory> directory_;
   std::uint32_t number_ = 0;
 };
 

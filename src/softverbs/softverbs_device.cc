@@ -67,9 +67,12 @@ void fill_segment(Context& c) {
   c.process = process_word(static_cast<std::uint32_t>(getpid()));
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
-  c.pid = c.segment->pid = static_cast<std::uint32_t>(getpid());
+  c.pid = static_cast<std::uint32_t>(getpid());
   c.gid = make_gid({c.pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
-  c.shown_gid = c.segment->gid = c.segment->shown_gid = c.gid;
+  c.shown_gid = c.gid;
+  c.segment->pid = c.pid;
+  c.segment->gid = c.gid;
+  c.segment->shown_gid = c.gid;
 }
 
 /// Publishes the table of atomic locks as object 0.
@@ -147,7 +150,8 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
     auto slot = DirectorySlot::take(c->gid);
     if (!slot) return tl::unexpected(slot.error());
     c->directory_slot = std::move(*slot);
-    c->shown_gid = c->segment->shown_gid = c->directory_slot.gid();
+    c->shown_gid = c->directory_slot.gid();
+    c->segment->shown_gid = c->shown_gid;
     std::ranges::fill(c->numbers.generation, static_cast<std::uint8_t>(c->directory_slot.number()));
   }
   publish_lock_table(*c);

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <list>
 #include <optional>
 
@@ -162,6 +163,62 @@ TEST(ProcessGid, IsTheParentsNotItsChilds) {
   EXPECT_TRUE(leads(gid, number));
   slot.reset();
   EXPECT_FALSE(leads(gid, number));
+}
+
+/// The directory that a GID of this process names, as any process of its user can map it.
+class ForeignView {
+ public:
+  explicit ForeignView(const ibv_gid& gid) {
+    const int fd = static_cast<int>(sv::parse_gid(gid, sv::GidKind::process)->fd);
+    bytes_ = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(bytes_ != MAP_FAILED, "mmap");
+  }
+  ForeignView(const ForeignView&) = delete;
+  ForeignView& operator=(const ForeignView&) = delete;
+  ~ForeignView() { (void)::munmap(bytes_, kBytes); }
+  void overwrite(int value) { std::memset(bytes_, value, kBytes); }
+
+ private:
+  static constexpr std::size_t kBytes = 8 + 16 + 256 * 8;
+  void* bytes_;
+};
+
+TEST(SoftverbsForgedDirectory, IsNotReadBack) {
+  const ibv_gid context = sv::make_gid({static_cast<std::uint32_t>(getpid()), 5, 6});
+  std::list<sv::DirectorySlot> slots;
+  slots.push_back(std::move(*sv::DirectorySlot::take(context)));
+  const ibv_gid gid = slots.front().gid();
+  ForeignView view(gid);
+  for (const int value : {0, 0xff}) {
+    view.overwrite(value);
+    auto taken = sv::DirectorySlot::take(context);
+    ASSERT_TRUE(taken) << value;
+    for (const auto& other : slots) EXPECT_NE(taken->number(), other.number()) << value;
+    slots.push_back(std::move(*taken));
+    EXPECT_TRUE(sv::same_gid(slots.back().gid(), gid)) << value;
+    for (const auto& each : slots) EXPECT_TRUE(leads(gid, each.number())) << value;
+    EXPECT_FALSE(leads(gid, 200)) << value;
+  }
+  const std::uint32_t left = slots.back().number();
+  slots.pop_back();
+  EXPECT_FALSE(leads(gid, left));
+  EXPECT_EQ(sv::DirectorySlot::take(context)->number(), left);
+}
+
+TEST(SoftverbsForgedDirectory, ContextsOfAProgramKeepTheirGidAndNumbers) {
+  Receiver first;
+  ForeignView view(gid_of(first.node));
+  view.overwrite(0);
+  Receiver second;
+  EXPECT_TRUE(sv::same_gid(gid_of(first.node), gid_of(second.node)));
+  EXPECT_NE(first.qp->qp_num, second.qp->qp_num);
+  Node sender(of_program());
+  ibv_qp* const qp = ready_ud(sender, true);
+  const Handle to(sender, way_to(gid_of(first.node)));
+  send_datagram(sender, qp, to, second.qp->qp_num);
+  EXPECT_TRUE(second.receives());
+  send_datagram(sender, qp, to, first.qp->qp_num);
+  EXPECT_TRUE(first.receives());
 }
 
 TEST(ProcessGid, ThatNamesNoDirectoryIsRefused) {
