@@ -221,6 +221,23 @@ TEST(SoftverbsStep, VainReportsOfViolationsAreLookedForRarely) {
   EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
 }
 
+/// Lanes that are used, though their entries say free.
+TEST(SoftverbsStep, ANewPeerTriesFewLanes) {
+  constexpr std::uint32_t kForged = 256;
+  Node a(small());
+  Node b(small());
+  for (std::uint32_t i = 0; i < kForged; ++i) b.internals().segment->lanes[i].control.head = 1;
+  ibv_ah_attr attr = way_to(b.internals().gid);
+  EXPECT_EQ(sv::create_ah(a.pd, &attr), nullptr);
+  EXPECT_EQ(errno, ENOSPC);
+  EXPECT_EQ(free_lanes(b, kForged), kForged - 4);
+  EXPECT_TRUE(a.internals().peers.empty());
+  // The owner zeroes them, and a peer attaches.
+  EXPECT_TRUE(until([&] { control(b); }, [&] { return free_lanes(b, 4) == 4; }));
+  const Handle handle(a, attr);
+  EXPECT_EQ(a.internals().peers.size(), 1u);
+}
+
 // ---- processes ----
 
 /// A child with `count` contexts. It sends their GIDs and stays.

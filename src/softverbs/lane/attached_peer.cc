@@ -109,10 +109,16 @@ bool has_its_share(const Segment& segment, std::uint32_t pid) noexcept {
   return count >= kLanesPerProcess;
 }
 
-/// Claims a free entry of the peer's lane directory; kMaxLanes if there is none.
+/// Claims that may be in vain while a lane is sought. Each touches pages of the peer's segment, and
+/// the owner alone leaves no lane free that is used.
+constexpr std::uint32_t kVainClaims = 4;
+
+/// Claims a free entry of the peer's lane directory; kMaxLanes if there is none, or if the
+/// directory often says free of a lane that is used.
 std::uint32_t claim_lane(Segment& segment, const Context& self) {
   const std::uint64_t claimed = lane_word(self.pid, LaneState::claimed);
-  for (std::uint32_t i = 0; i < kMaxLanes; ++i) {
+  std::uint32_t vain = 0;
+  for (std::uint32_t i = 0; i < kMaxLanes && vain < kVainClaims; ++i) {
     LaneEntry& entry = segment.directory[i];
     std::uint64_t expected = entry.state.load(std::memory_order_relaxed);
     if (lane_state(expected) != LaneState::free) continue;
@@ -129,6 +135,7 @@ std::uint32_t claim_lane(Segment& segment, const Context& self) {
     if (entry.state.compare_exchange_strong(expected, lane_word(self.pid, next)) &&
         next == LaneState::active)
       return i;
+    ++vain;
   }
   return kMaxLanes;
 }
@@ -216,7 +223,9 @@ bool open_out_lane(Context& c, Peer& peer, std::string& why) {
   const std::uint32_t lane = claim_lane(*peer.segment, c);
   if (lane == kMaxLanes)
     return refuse_with(ENOSPC, why,
-                       base::format("the peer's device has all of its {} lanes in use", kMaxLanes)),
+                       base::format("the peer's device has no free lane among its {}, or says so "
+                                    "of lanes that are used",
+                                    kMaxLanes)),
            false;
   OutLane& out = peer.out;
   out.index = lane;
