@@ -479,9 +479,9 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Status allocate_status() const noexcept;
 
   /// Registers memory of the application. The memory must stay mapped until the region is dropped
-  /// and its operations have ended. On the embedded device, an engine in another process with
-  /// SOFTVERBS_TRUST_PAGES=0 in its environment does not reach the memory, because it could make
-  /// its polls wait; it reaches memory of the pools. Set-up. Errors:
+  /// and its operations have ended. On the embedded device, engines in other processes reach
+  /// memory of the pools. They do not reach this memory, because it could make their polls wait,
+  /// unless SOFTVERBS_TRUST_PAGES=1 is in their environment. Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
   ///                     memory that cannot be registered; MemoryFlags::zero_based
   ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that

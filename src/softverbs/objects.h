@@ -271,6 +271,13 @@ enum class Driving : std::uint8_t {
   by_poll,  ///< poll_cq calls control() itself every 1024 polls
 };
 
+/// How far a context relies on the pages of peers in other processes: see kTrustPagesVariable.
+enum class PageTrust : std::uint8_t {
+  none,   ///< private memory is not reached; the kernel copies hugepages
+  usual,  ///< the same, but hugepages are trusted by a context that shares its own, and in atomics
+  all,
+};
+
 /// Private copy of a key's address, length and rights. Local accesses are checked against it,
 /// because peers can overwrite the shared entry. Threads of other contexts read it while the key is
 /// live: see read_key().
@@ -407,9 +414,10 @@ struct Context {
   std::uint32_t pid = 0;
   ibv_gid gid{};
   ibv_gid shown_gid{};
-  std::uint64_t process = 0;     ///< process_word of this process
-  bool trusts_pages = true;      ///< of peers in other processes: see kTrustPagesVariable
-  DirectorySlot directory_slot;  ///< empty with Driving::by_user: the context shows its own GID
+  std::uint64_t process = 0;  ///< process_word of this process
+  PageTrust page_trust = PageTrust::none;
+  bool shares_hugepages = false;  ///< has registered some, which peers can take away
+  DirectorySlot directory_slot;   ///< empty with Driving::by_user: the context shows its own GID
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;

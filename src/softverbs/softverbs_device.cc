@@ -96,10 +96,13 @@ std::shared_ptr<Entry[]> make_table(std::size_t entries) {
   return {table, [](Entry* all) { std::free(all); }};
 }
 
-/// Whether the user of this process trusts its peers' pages.
-bool pages_are_trusted() noexcept {
+/// How far the user of this process trusts its peers' pages. Programs for libibverbs have little
+/// but private memory; engines have pools.
+PageTrust chosen_page_trust(Driving driving) noexcept {
   const char* const chosen = std::getenv(kTrustPagesVariable);
-  return chosen == nullptr || std::strcmp(chosen, "0") != 0;
+  if (chosen != nullptr && std::strcmp(chosen, "0") == 0) return PageTrust::none;
+  if (chosen != nullptr && std::strcmp(chosen, "1") == 0) return PageTrust::all;
+  return driving == Driving::by_poll ? PageTrust::all : PageTrust::usual;
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
@@ -131,7 +134,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->accesses = std::make_shared<LocalAccesses>();
   c->wake_pipe = std::make_shared<WakePipe>();
   c->lane_scan.claimed_since = std::make_unique<std::uint64_t[]>(kMaxLanes);
-  c->trusts_pages = pages_are_trusted();
+  c->page_trust = chosen_page_trust(driving);
   c->lanes.resize(kMaxLanes);
   c->numbers.next_free = std::make_unique_for_overwrite<std::uint16_t[]>(kMaxQueuePairs);
   c->numbers.generation.resize(kMaxQueuePairs, 0);

@@ -16,10 +16,14 @@ enum class Driving : std::uint8_t;
 struct FaultPlan;
 
 inline constexpr const char* kDeviceName = "softverbs";
-/// "0": contexts do not rely on the pages of peers in other processes. Such a peer can supply pages
-/// of its private memory as late as it likes, and can take hugepages away: a context that touches
-/// them waits for ever, or ends its process by SIGBUS. Without trust, operations on private memory
-/// are refused, and the kernel copies to and from hugepages.
+/// Whether contexts rely on the pages of peers in other processes. Such a peer can supply pages of
+/// its private memory as late as it likes, and can take hugepages away: a context that touches them
+/// waits for ever, or ends its process by SIGBUS.
+///   "0"     operations on private memory are refused, the kernel copies to and from hugepages, and
+///           atomics on them are refused
+///   "1"     all pages are trusted; the default with Driving::by_poll
+///   others  the default with Driving::by_user: operations on private memory are refused; unless
+///           the context shares hugepages itself, the kernel copies to and from those of peers
 inline constexpr const char* kTrustPagesVariable = "SOFTVERBS_TRUST_PAGES";
 /// Limits of a queue and of a work request.
 inline constexpr int kMaxWr = 32768;

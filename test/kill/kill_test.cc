@@ -14,6 +14,7 @@
 #include "kill/survivor.h"
 #include "kill/target.h"
 #include "memory/hugepage_setting.h"
+#include "trust_pages.h"
 
 namespace kill_test {
 namespace {
@@ -188,6 +189,7 @@ class Survivor {
   }
 
  private:
+  TrustPages trust_{"1"};  // some of the memory is private
   Common common_;
   EchoConnection echo_;
   spinwire::Config config_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "scenarios/scenario_driver.h"
+#include "trust_pages.h"
 
 namespace scenarios_memory_test {
 namespace {
@@ -292,6 +293,7 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
 }
 
 TEST_P(Scenario26, MemoryOfTheUsersOwnIsUsedAtBothEnds) {
+  const TrustPages trust("1");
   ScenarioDriver b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.own_memory = true, .seed = 1, .length = 3000});

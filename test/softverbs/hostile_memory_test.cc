@@ -21,6 +21,7 @@
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc_link.h"
+#include "trust_pages.h"
 
 #ifndef MFD_HUGE_SHIFT
 #define MFD_HUGE_SHIFT 26
@@ -53,7 +54,7 @@ TEST(SoftverbsPrivateMemory, IsNotReachedWithoutTrust) {
     (void)get<char>(socket);
   });
   NodeOptions options;
-  options.trusts_pages = false;
+  options.page_trust = sv::PageTrust::none;
   Node node(options);
   ibv_qp* qp = node.make_qp();
   const Card theirs = meet(node, qp, child.socket());
@@ -63,22 +64,27 @@ TEST(SoftverbsPrivateMemory, IsNotReachedWithoutTrust) {
   EXPECT_TRUE(all_are(node.bytes(0, 64), 0));
 }
 
-TEST(SoftverbsPrivateMemory, TrustIsEndedByTheEnvironment) {
-  const auto trusts = [] {
-    ibv_context* const context =
-        sv::open_device(spinwire::Clock::real(), sv::Driving::by_user).value();
-    const bool trusted = sv::context_of(context).trusts_pages;
+TEST(SoftverbsPrivateMemory, TheEnvironmentDecidesWhetherItIsTrusted) {
+  const auto trust = [](sv::Driving driving) {
+    ibv_context* const context = sv::open_device(spinwire::Clock::real(), driving).value();
+    const sv::PageTrust chosen = sv::context_of(context).page_trust;
     (void)sv::close_device(context);
-    return trusted;
+    return chosen;
   };
-  const char* const before = std::getenv(sv::kTrustPagesVariable);
-  const std::string kept = before == nullptr ? "" : before;
-  (void)unsetenv(sv::kTrustPagesVariable);
-  EXPECT_TRUE(trusts());
-  (void)setenv(sv::kTrustPagesVariable, "0", 1);
-  EXPECT_FALSE(trusts());
-  (void)(before == nullptr ? unsetenv(sv::kTrustPagesVariable)
-                           : setenv(sv::kTrustPagesVariable, kept.c_str(), 1));
+  constexpr auto kEngine = sv::Driving::by_user;
+  constexpr auto kProgram = sv::Driving::by_poll;
+  for (const char* value : {"", "no"}) {
+    const TrustPages by_default(value);
+    EXPECT_EQ(trust(kEngine), sv::PageTrust::usual);
+    EXPECT_EQ(trust(kProgram), sv::PageTrust::all);
+  }
+  const std::pair<const char*, sv::PageTrust> kChosen[] = {{"0", sv::PageTrust::none},
+                                                           {"1", sv::PageTrust::all}};
+  for (const auto& [value, expected] : kChosen) {
+    const TrustPages chosen(value);
+    EXPECT_EQ(trust(kEngine), expected);
+    EXPECT_EQ(trust(kProgram), expected);
+  }
 }
 
 // ---- hugepages ----
@@ -119,7 +125,7 @@ TEST(SoftverbsHugepages, APageThatIsMissingFailsTheOperation) {
   if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
   if (own_process::number_in("/proc/meminfo", "HugePages_Free").value_or(0) != 0)
     GTEST_SKIP() << "hugepages are free, so none is missing";
-  link.a.internals().trusts_pages = false;
+  link.a.internals().page_trust = sv::PageTrust::usual;
   link.forge(2 << 20, 7);
   for (const sv::Copy direction : {sv::Copy::from_peer, sv::Copy::to_peer}) {
     const auto bytes = sv::resolve(link.peer, link.region.pd, link.b.address(0), 64,
@@ -133,10 +139,30 @@ TEST(SoftverbsHugepages, APageThatIsMissingFailsTheOperation) {
   }
 }
 
+TEST(SoftverbsHugepages, AreCopiedByTheKernelUnlessTrusted) {
+  struct Case {
+    sv::PageTrust trust;
+    bool shares_hugepages;
+    bool guarded;
+  };
+  for (const Case& c :
+       {Case{sv::PageTrust::none, false, true}, Case{sv::PageTrust::none, true, true},
+        Case{sv::PageTrust::usual, false, true}}) {
+    HugeLink link;
+    if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
+    link.a.internals().page_trust = c.trust;
+    link.a.internals().shares_hugepages = c.shares_hugepages;
+    link.forge(2 << 20, 7);
+    const sv::MappedObject* const mapped = sv::object_of(link.peer, link.region.object, 7);
+    ASSERT_NE(mapped, nullptr);
+    EXPECT_EQ(mapped->guarded, c.guarded);
+  }
+}
+
 TEST(SoftverbsHugepages, APartOfAPageIsUnmappedWhole) {
   HugeLink link;
   if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
-  link.a.internals().trusts_pages = false;  // else a page must be free
+  link.a.internals().page_trust = sv::PageTrust::none;  // else a page must be free
   const std::uint32_t object = link.region.object;
   for (std::uint32_t generation = 7; generation < 20; ++generation) {
     link.forge(4096, generation);

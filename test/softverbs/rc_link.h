@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -38,7 +39,8 @@ struct NodeOptions {
   int cq_entries = 1024;
   std::size_t memory = 4u << 20;
   bool private_memory = false;
-  bool trusts_pages = true;  ///< of peers in other processes
+  /// Private memory is reached; none: the device decides.
+  std::optional<sv::PageTrust> page_trust = sv::PageTrust::all;
   bool signal_all = false;
   spinwire::Clock clock = spinwire::Clock::real();
   sv::Driving driving = sv::Driving::by_user;
@@ -63,7 +65,7 @@ class Node {
     auto opened = sv::open_device(options.clock, options.driving, options.faults);
     must(opened.has_value(), "open_device");
     context = *opened;
-    internals().trusts_pages = options.trusts_pages;
+    if (options.page_trust) internals().page_trust = *options.page_trust;
     pd = sv::alloc_pd(context);
     cq = sv::create_cq(context, options.cq_entries);
     if (options.srq_depth != 0) {

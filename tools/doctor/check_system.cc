@@ -107,7 +107,7 @@ void check_ptrace_scope(const Subject& subject, Findings& findings) {
   findings.add("ptrace scope", forbidden ? Severity::warning : Severity::ok,
                forbidden ? "on softverbs, other processes cannot reach memory of "
                            "register_memory(); memory of the pools they reach"
-                         : "processes of one user reach each other's registered memory",
+                         : "processes of one user may reach each other's registered memory",
                fmt::format("{}: {}", kPath, *scope.text),
                forbidden ? "sysctl -w kernel.yama.ptrace_scope=0" : "");
 }

@@ -66,6 +66,7 @@ constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   struct stat st {};
   if (fstat(ref.fd, &st) != 0) return kNoObject;
+  if (st.st_blksize > sysconf(_SC_PAGESIZE)) c.shares_hugepages = true;
   std::uint32_t free = kNoObject;
   for (std::uint32_t i = 0; i < c.object_users.size(); ++i) {
     const ObjectEntry& o = c.segment->objects[i];

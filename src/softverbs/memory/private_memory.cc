@@ -27,15 +27,15 @@ void explain_refusal(const Peer& peer) noexcept {
 void explain_choice(const Peer& peer) noexcept {
   base::log(LogLevel::warning,
             "softverbs: an operation on the private memory of process {} is refused, because that "
-            "process could make it last for ever; let the memory lie in a pool of the engine, or "
-            "trust all peers: do not set {}=0",
+            "process could make it last for ever; let the memory lie in a pool of its engine, or "
+            "trust all processes of this user: set {}=1",
             peer.pid, kTrustPagesVariable);
 }
 
 /// Opens the address space of the peer's process. Unlike process_vm_writev(), the descriptor never
 /// leads to a later process with the same pid.
 bool open_address_space(Peer& peer) noexcept {
-  if (!peer.context->trusts_pages) {
+  if (peer.context->page_trust != PageTrust::all) {
     // The memory of a process that is ending cannot be mapped either.
     if (is_ending(peer.pid)) return errno = ESRCH, false;
     explain_choice(peer);

@@ -21,6 +21,13 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
   return *static_cast<const volatile std::uint64_t*>(&word);
 }
 
+/// Whether the processor must not copy hugepages of peers. A peer can take those away that the
+/// context shares itself, so that there is nothing to guard then.
+bool guards_hugepages(const Context& c) noexcept {
+  return c.page_trust == PageTrust::none ||
+         (c.page_trust == PageTrust::usual && !c.shares_hugepages);
+}
+
 /// Opens and maps object `index` of a peer in another process.
 [[gnu::cold, gnu::noinline]] MappedObject* map_object(Peer& peer, std::uint32_t index,
                                                       std::uint32_t generation) noexcept {
@@ -36,7 +43,7 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
     return nullptr;
   }
   MappedObject& mapped = peer.objects[index];
-  const bool guarded = file.hugepage != 0 && !peer.context->trusts_pages;
+  const bool guarded = file.hugepage != 0 && guards_hugepages(*peer.context);
   // Guarded pages are not reserved: the kernel copies, and reports a page that is missing.
   const int flags = MAP_SHARED | (guarded ? MAP_NORESERVE : 0);
   // Hugepages are mapped and unmapped whole.

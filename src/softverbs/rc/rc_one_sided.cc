@@ -84,8 +84,10 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   } else {
     // Other contexts use the processor's atomics on this memory, so a lock would not be atomic with
     // them.
-    if (bytes.kind != RemoteBytes::Kind::direct ||
-        reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
+    const bool reachable =
+        bytes.kind == RemoteBytes::Kind::direct ||
+        (bytes.kind == RemoteBytes::Kind::guarded && peer.context->page_trust != PageTrust::none);
+    if (!reachable || reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
       return Reached::failed;
     old = change_mapped(wr, bytes.data);
   }
