@@ -36,7 +36,9 @@ class Blocked {
       : child_([&](int, int out) {
           spinwire::Config config = engine_test::small_config();
           config.observability.directory = folder_.path();
-          config.connections.peer_timeout = std::chrono::hours(1);  // the server is silent
+          // The server is silent, which is no matter here.
+          config.connections.peer_timeout = std::chrono::hours(1);
+          config.connections.keepalive_interval = std::chrono::hours(1);
           engine_test::Pair p(config);
           const spinwire::Buffer b = p.client.filled(8, 1);
           const std::string server = p.server.listener.address();

@@ -75,8 +75,8 @@ std::string json_engine(const EngineReading& reading) {
   List latencies;
   for (const LatencyHistogram& latency : reading.latencies) latencies.add(json_latency(latency));
   List causes;
-  for (const std::string& found : findings(reading, Earlier(nullptr), {}))
-    causes.add(json_string(found));
+  for (const Finding& found : findings(reading, Earlier(nullptr), {}))
+    causes.add(json_string(found.text()));
   return fmt::format(
       "{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"device\":{},\"release\":{},"
       "\"file\":{},\"opened_at\":{:.6f},\"written_at\":{:.6f},\"since_written\":{:.6f},"

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <utility>
 
-#include "common/stat_events.h"
+#include "common/stat_event_findings.h"
 
 namespace spinwire::tools {
 namespace {
@@ -21,34 +22,42 @@ constexpr double kSetUpSeconds = 1;
 struct Cause {
   std::string_view blocker;
   std::string_view text;
+  std::string_view advice;
 };
 
 constexpr std::array kConnectionCauses = {
-    Cause{"credit",
-          "credit used up: the peer grants none until its application polls and takes "
-          "messages"},
-    Cause{"send_queue",
-          "send queue full (queues.send_depth): the peer or its device takes no operations"},
-    Cause{"operations", "all operations of the engine are under way (queues.operations)"},
-    Cause{"windows", "long messages wait: no memory window or record is free (memory.windows)"},
+    Cause{"credit", "credit used up",
+          "The peer's application does not poll, or takes messages too slowly."},
+    Cause{"send_queue", "send queue full",
+          "The peer or its device takes no operations, or queues.send_depth is too small."},
+    Cause{"operations", "all operations are under way",
+          "Wait for completions, or raise queues.operations."},
+    Cause{"windows", "no memory window is free",
+          "Nor a record: long messages wait. See whether the peer polls, or raise memory.windows."},
 };
 constexpr std::array kSessionCauses = {
-    Cause{"window", "window full: the server's handlers, or the network, are slow"},
-    Cause{"server_window", "the server has receives for fewer calls than the window"},
-    Cause{"congestion",
-          "congestion control has reduced the window: round trips are long, or "
-          "datagrams are lost"},
-    Cause{"receives", "the engine has no receives for further replies (rpc.receive_depth)"},
-    Cause{"send_queue", "the send queue of datagrams is full (rpc.send_depth)"},
-    Cause{"connection", "the session's connection is not ready, or is blocked"},
+    Cause{"window", "window full",
+          "The server's handlers, or the network, are slow. More calls need a larger rpc.window."},
+    Cause{"server_window", "the server's window is full",
+          "The server has receives for fewer calls than the session's window: raise its "
+          "rpc.receive_depth."},
+    Cause{"congestion", "the congestion window is full",
+          "Round trips are longer than rpc.target_rtt, or datagrams are lost."},
+    Cause{"receives", "the engine has no receives",
+          "The replies of all sessions need more receives: raise rpc.receive_depth."},
+    Cause{"send_queue", "datagram send queue full",
+          "The device does not send fast enough, or rpc.send_depth is too small."},
+    Cause{"connection", "the session's connection is blocked or not ready",
+          "See the connection to the same peer."},
 };
 
+/// Null: nothing is blocked, or by what a later release knows.
 template <std::size_t N>
-std::string_view cause_text(const std::array<Cause, N>& causes, std::string_view blocker) {
+const Cause* cause_of(const std::array<Cause, N>& causes, std::string_view blocker) {
   for (const Cause& cause : causes) {
-    if (cause.blocker == blocker) return cause.text;
+    if (cause.blocker == blocker) return &cause;
   }
-  return {};
+  return nullptr;
 }
 
 /// All labels of a row. Texts of readings have no line ends.
@@ -78,19 +87,27 @@ double engine_number(const EngineReading& reading, std::string_view column) {
   return table != nullptr && !table->rows.empty() ? table->number(table->rows[0], column) : 0;
 }
 
-using Found = std::vector<std::string>;
+std::string for_time(double seconds) { return fmt::format("for {}", time_text(seconds)); }
 
-void find_process_faults(const EngineReading& reading, Found& found) {
+void find_process_faults(const EngineReading& reading, Findings& found) {
   if (!reading.file.is_alive)
-    found.emplace_back("the process has died without closing the engine; this is its last state");
+    found.add({.severity = Severity::process,
+               .cause = "the process has died",
+               .found = "It did not close the engine; this is its last state.",
+               .advice = "spinwire-stat PID --events shows what came before."});
   const double silence = to_seconds(reading.since_written);
   if (silence > kNoPollSeconds)
-    found.push_back(fmt::format("the application has not polled for {}", time_text(silence)));
+    found.add({.severity = Severity::process,
+               .cause = fmt::format("the application has not polled for {}", time_text(silence)),
+               .advice = "It hangs, is stopped, has a slow callback, or has no processor: see its "
+                         "stack and its state."});
   if (engine_number(reading, "spinwire_draining") != 0)
-    found.emplace_back("the engine drains: it accepts and makes no connections");
+    found.add({.severity = Severity::notice,
+               .cause = "the engine drains",
+               .advice = "It accepts and makes no connections."});
 }
 
-void find_empty_pools(const EngineReading& reading, const Earlier& earlier, Found& found) {
+void find_empty_pools(const EngineReading& reading, const Earlier& earlier, Findings& found) {
   constexpr std::string_view kRefusals = "spinwire_pool_refusals_total";
   const MetricTable* const pools = reading.find("pool");
   if (pools == nullptr) return;
@@ -100,46 +117,92 @@ void find_empty_pools(const EngineReading& reading, const Earlier& earlier, Foun
     const double lately = before != nullptr ? refused - pools->number(*before, kRefusals) : 0;
     const bool is_empty = refused != 0 && pools->number(row, "spinwire_pool_free_bytes") == 0;
     if (lately <= 0 && !(is_empty && (!earlier.is_known() || !reading.file.is_alive))) continue;
-    found.push_back(
-        fmt::format("pool {}{} is used up (memory.{}_bytes): {:.0f} allocations refused{}",
-                    pools->text(row, "pool"), mark_of(row), pools->text(row, "pool"),
-                    lately > 0 ? lately : refused, lately > 0 ? " lately" : ""));
+    const std::string_view pool = pools->text(row, "pool");
+    found.add({.severity = Severity::memory,
+               .cause = fmt::format("pool {}{} is used up", pool, mark_of(row)),
+               .subject = fmt::format("{:.0f} allocations refused{}", lately > 0 ? lately : refused,
+                                      lately > 0 ? " lately" : ""),
+               .advice = fmt::format("Allocations answer no_buffer: release buffers, or enlarge "
+                                     "memory.{}_bytes.",
+                                     pool)});
   }
 }
 
-/// What the table's subjects wait for. `name` is "connection" or "session".
-template <std::size_t N>
-void find_blocked(const EngineReading& reading, std::string_view name, std::string_view peer,
-                  const std::array<Cause, N>& causes, Found& found) {
-  const double keepalive = engine_number(reading, "spinwire_keepalive_interval_seconds");
-  const double peer_timeout = engine_number(reading, "spinwire_peer_timeout_seconds");
-  const auto column = [&](const char* what) { return fmt::format("spinwire_{}_{}", name, what); };
-  for (const Subject& s : subjects_of(reading, name, peer)) {
-    const std::string who =
-        fmt::format("{} {}{} to {}", name, s.text(name), mark_of(*s.row), s.text("peer"));
+/// What the set-up of a connection or session waits for.
+Finding find_slow_set_up(std::string_view state, double since) {
+  Finding finding{.when = for_time(since)};
+  if (state == "resolving") {
+    finding.cause = "no TCP connection";
+    finding.advice = "The host does not answer: see its address, port, routes and firewalls.";
+  } else if (state == "exchanging" || state == "opening") {
+    finding.cause = "handshake not answered";
+    finding.advice = "The peer's engine does not answer: see that its application polls.";
+  } else {
+    finding.cause = fmt::format("still {}", state);
+    finding.advice = "Operations that are under way end first.";
+  }
+  return finding;
+}
+
+/// What a connection or session waits for. `name` is "connection" or "session".
+class SubjectCheck {
+ public:
+  SubjectCheck(const EngineReading& reading, std::string_view name, Findings& found)
+      : name_(name),
+        found_(found),
+        keepalive_(engine_number(reading, "spinwire_keepalive_interval_seconds")),
+        peer_timeout_(engine_number(reading, "spinwire_peer_timeout_seconds")) {}
+  /// `cause` is what blocks the subject; null: nothing that has an own text.
+  void check(const Subject& s, const Cause* cause) {
     const std::string_view state = s.text(column("state"));
-    const std::string_view blocker = s.text(column("blocked_by"));
     const double since = blocked_seconds(s);
-    if (blocker == "not_ready" && since > kSetUpSeconds) {
-      found.push_back(fmt::format("{}: {} for {}", who, state, time_text(since)));
-    } else if (const std::string_view cause = cause_text(causes, blocker); !cause.empty()) {
-      found.push_back(fmt::format("{}: {}, for {}", who, cause, time_text(since)));
+    if (s.text(column("blocked_by")) == "not_ready" && since > kSetUpSeconds) {
+      add(s, find_slow_set_up(state, since));
+    } else if (cause != nullptr) {
+      add(s, {.cause = std::string(cause->text),
+              .when = for_time(since),
+              .advice = std::string(cause->advice)});
     }
     if (s.number(column("backlog_full")) != 0 && state == "ready")
-      found.push_back(
-          fmt::format("{}: its backlog is full (rpc.backlog), so calls answer "
-                      "would_block",
-                      who));
+      add(s, {.cause = "backlog full",
+              .advice = "Calls answer would_block: make fewer at a time, or raise rpc.backlog."});
     const double silence = s.number(column("last_heard_seconds"));
-    if (state == "ready" && keepalive > 0 && silence > kMissedKeepalives * keepalive) {
-      found.push_back(fmt::format("{}: the peer is silent for {}; it is lost after {}", who,
-                                  time_text(silence), time_text(peer_timeout)));
-    }
+    if (state == "ready" && keepalive_ > 0 && silence > kMissedKeepalives * keepalive_)
+      add(s, {.severity = Severity::silent,
+              .cause = "the peer is silent",
+              .when = for_time(silence),
+              .advice = fmt::format("Its process hangs or is stopped, or the network is cut. It is "
+                                    "lost after {}.",
+                                    time_text(peer_timeout_))});
   }
+
+ private:
+  [[nodiscard]] std::string column(const char* what) const {
+    return fmt::format("spinwire_{}_{}", name_, what);
+  }
+  void add(const Subject& s, Finding finding) {
+    finding.subject =
+        fmt::format("{} {}{} to {}", name_, s.text(name_), mark_of(*s.row), s.text("peer"));
+    found_.add(std::move(finding));
+  }
+
+  std::string_view name_;
+  Findings& found_;
+  double keepalive_;
+  double peer_timeout_;
+};
+
+template <std::size_t N>
+void find_blocked(const EngineReading& reading, std::string_view name, std::string_view peer,
+                  const std::array<Cause, N>& causes, Findings& found) {
+  const std::string blocked_by = fmt::format("spinwire_{}_blocked_by", name);
+  SubjectCheck check(reading, name, found);
+  for (const Subject& s : subjects_of(reading, name, peer))
+    check.check(s, cause_of(causes, s.text(blocked_by)));
 }
 
 /// Blocked connections beyond those that have rows.
-void find_blocked_without_row(const EngineReading& reading, Found& found) {
+void find_blocked_without_row(const EngineReading& reading, Findings& found) {
   const MetricTable* const table = reading.find("connection");
   if (table == nullptr) return;
   struct Count {
@@ -159,50 +222,13 @@ void find_blocked_without_row(const EngineReading& reading, Found& found) {
     const auto shown = std::count_if(table->rows.begin(), table->rows.end(), [&](const auto& row) {
       return table->text(row, "spinwire_connection_blocked_by") == count.blocker;
     });
-    if (all <= static_cast<double>(shown)) continue;
-    found.push_back(fmt::format("{:.0f} connections without a row (observability.rows): {}",
-                                all - static_cast<double>(shown),
-                                cause_text(kConnectionCauses, count.blocker)));
-  }
-}
-
-struct EventCause {
-  std::string_view kind;
-  std::string_view text;
-};
-/// Events that tell of trouble, and what they mean.
-constexpr std::array kEventCauses = {
-    EventCause{"error", "has ended or was interrupted"},
-    EventCause{"refused", "refused a handshake of"},
-    EventCause{"lease_end", "a lease has ended"},
-    EventCause{"retransmission",
-               "requests are sent again: datagrams are lost, or the server does not poll"},
-    EventCause{"timeout", "calls run out of time"},
-    EventCause{"goodbye", "goodbye"},
-    EventCause{"slow_poll", "a poll was slow"},
-    EventCause{"slow_callback", "callbacks were slow"},
-    EventCause{"pause", "the application did not poll"},
-    EventCause{"slow", "slow"},
-    EventCause{"device", "an event of the device"},
-};
-
-/// What the flight recorder has noted lately, the newest first.
-void find_events(const EngineReading& reading, Found& found) {
-  constexpr auto kLately = std::chrono::seconds(60);
-  constexpr std::size_t kMost = 6;
-  const Nanoseconds reference = reference_time(reading);
-  std::size_t count = 0;
-  for (auto event = reading.events.rbegin(); event != reading.events.rend(); ++event) {
-    if (reference - event->at > kLately || count == kMost) break;
-    const auto* const cause =
-        std::find_if(kEventCauses.begin(), kEventCauses.end(),
-                     [&](const EventCause& each) { return each.kind == event->kind; });
-    if (cause == kEventCauses.end()) continue;
-    found.push_back(fmt::format(
-        "{} ago, {}: {}{}{}{}", time_text(std::max(to_seconds(reference - event->at), 0.0)),
-        subject_text(*event), cause->text, event->text.empty() ? "" : " ", event->text,
-        event->count > 1 ? fmt::format(", {} times", event->count) : ""));
-    ++count;
+    const double without = all - static_cast<double>(shown);
+    const Cause* const cause = cause_of(kConnectionCauses, count.blocker);
+    if (without <= 0 || cause == nullptr) continue;
+    found.add(
+        {.cause = std::string(cause->text),
+         .subject = fmt::format("{:.0f} connections without a row (observability.rows)", without),
+         .advice = std::string(cause->advice)});
   }
 }
 
@@ -261,16 +287,48 @@ double Earlier::rate(const Subject& subject, std::string_view column,
   return grown > 0 && seconds > 0 ? grown / seconds : 0;
 }
 
-std::vector<std::string> findings(const EngineReading& reading, const Earlier& earlier,
-                                  std::string_view peer) {
-  Found found;
+std::string Finding::line() const {
+  std::string text = cause;
+  if (!subject.empty()) text += ": " + subject;
+  if (others != 0) text += fmt::format(" and {} other{}", others, others == 1 ? "" : "s");
+  if (!when.empty()) text += (subject.empty() ? ": " : ", ") + when;
+  return text;
+}
+
+std::string Finding::text() const {
+  std::string all = line();
+  for (const std::string& part : {found, advice}) {
+    if (!part.empty()) all += (all.ends_with('.') ? " " : ". ") + part;
+  }
+  return all;
+}
+
+void Findings::add(Finding finding) {
+  const auto is_same = [&](const Finding& each) { return each.cause == finding.cause; };
+  const auto known = std::find_if(found_.begin(), found_.end(), is_same);
+  if (known == found_.end()) {
+    subjects_.insert(finding.cause + '\n' + finding.subject);
+    return found_.push_back(std::move(finding));
+  }
+  if (subjects_.insert(finding.cause + '\n' + finding.subject).second) ++known->others;
+}
+
+std::vector<Finding> Findings::take() {
+  std::stable_sort(found_.begin(), found_.end(),
+                   [](const Finding& a, const Finding& b) { return a.severity < b.severity; });
+  return std::move(found_);
+}
+
+std::vector<Finding> findings(const EngineReading& reading, const Earlier& earlier,
+                              std::string_view peer) {
+  Findings found;
   find_process_faults(reading, found);
   find_empty_pools(reading, earlier, found);
   find_blocked(reading, "connection", peer, kConnectionCauses, found);
   find_blocked(reading, "session", peer, kSessionCauses, found);
   find_blocked_without_row(reading, found);
-  find_events(reading, found);
-  return found;
+  find_events(reading, earlier, found);
+  return found.take();
 }
 
 }  // namespace spinwire::tools

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -60,8 +63,47 @@ inline double to_seconds(Nanoseconds time) noexcept {
 /// "3.2 s", "15 us"
 std::string time_text(double seconds);
 
-/// The most important first.
-std::vector<std::string> findings(const EngineReading& reading, const Earlier& earlier,
-                                  std::string_view peer);
+/// How much a cause explains. A cause may be the reason for all those behind it.
+enum class Severity : std::uint8_t {
+  process,  ///< the process is dead, or does not poll
+  silent,   ///< a peer is silent
+  ended,    ///< a connection or session has ended by an error
+  memory,   ///< a pool is used up
+  blocked,  ///< something is blocked now
+  recent,   ///< trouble of the last minute
+  notice,   ///< nothing is wrong
+};
+
+/// What holds an engine up.
+struct Finding {
+  Severity severity = Severity::blocked;
+  std::string cause{};
+  std::string when{};      ///< "for 3.2 s", "2 times, 1.3 s ago"; may be empty
+  std::string subject{};   ///< the first one; empty: the engine
+  std::string found{};     ///< what was found, as the engine wrote it; may be empty
+  std::string advice{};    ///< in sentences; may be empty
+  std::size_t others = 0;  ///< subjects with the same cause
+
+  /// "credit used up: connection 0-1 to 10.0.0.7:4000 and 2 others, for 3.2 s"
+  [[nodiscard]] std::string line() const;
+  /// All of it, in one line.
+  [[nodiscard]] std::string text() const;
+};
+
+/// Findings in the order in which they are added; one for each cause.
+class Findings {
+ public:
+  void add(Finding finding);
+  /// The most severe first.
+  [[nodiscard]] std::vector<Finding> take();
+
+ private:
+  std::vector<Finding> found_;
+  std::set<std::string> subjects_;  ///< with their causes
+};
+
+/// The most important first. Subjects with the same cause are one finding.
+std::vector<Finding> findings(const EngineReading& reading, const Earlier& earlier,
+                              std::string_view peer);
 
 }  // namespace spinwire::tools

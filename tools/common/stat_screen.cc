@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "common/stat_findings.h"
@@ -134,14 +135,53 @@ void show_pools(Screen& screen, const EngineReading& reading) {
   screen.line("{}", text);
 }
 
+/// A text in lines of this width at most, which begin with `indent`. Only a word may be longer.
+std::vector<std::string> wrap(std::string_view text, std::size_t width, std::string_view indent) {
+  std::vector<std::string> lines;
+  std::string line(indent);
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;) {
+    const bool is_empty = line.size() == indent.size();
+    if (!is_empty && line.size() + 1 + word.size() > width) {
+      lines.push_back(std::exchange(line, std::string(indent)));
+      line += word;
+    } else {
+      line += (is_empty ? "" : " ") + word;
+    }
+  }
+  if (line.size() != indent.size()) lines.push_back(std::move(line));
+  return lines;
+}
+
+/// The lines of a finding: the first one names the cause.
+std::vector<std::string> finding_lines(const Finding& finding, std::size_t width) {
+  std::vector<std::string> lines;
+  const auto append = [&](std::string_view text) {
+    for (std::string& line : wrap(text, width, "    ")) lines.push_back(std::move(line));
+  };
+  append(finding.line());
+  lines[0].replace(0, 4, "! ");
+  append(finding.found);
+  append(finding.advice);
+  return lines;
+}
+
 void show_findings(Screen& screen, const EngineReading& reading, const Earlier& earlier,
-                   std::string_view peer) {
-  const std::vector<std::string> found = findings(reading, earlier, peer);
+                   const ScreenOptions& options) {
+  const std::vector<Finding> found = findings(reading, earlier, options.peer);
   if (found.empty()) return screen.line("nothing is blocked");
-  // The tables below have all rows; this part leaves room for them.
-  constexpr std::size_t kMost = 12;
-  for (std::size_t i = 0; i < std::min(kMost, found.size()); ++i) screen.line("! {}", found[i]);
-  if (found.size() > kMost) screen.line("! and {} more", found.size() - kMost);
+  // For a terminal of 80 columns and 24 lines. The tables below have all rows.
+  constexpr std::size_t kColumns = 80, kMostLines = 16;
+  const std::size_t width = options.width != 0 ? std::min(options.width, kColumns) : kColumns;
+  std::size_t shown = 0, lines = 0;
+  for (const Finding& finding : found) {
+    const std::vector<std::string> text = finding_lines(finding, width);
+    if (shown != 0 && lines + text.size() > kMostLines) break;
+    for (const std::string& line : text) screen.line("{}", line);
+    lines += text.size();
+    ++shown;
+  }
+  if (shown < found.size()) screen.line("! and {} more", found.size() - shown);
 }
 
 std::string id_text(const Subject& s, std::string_view label) {
@@ -223,7 +263,7 @@ std::string screen_text(const EngineReading& reading, const EngineReading* befor
   const Earlier earlier(before);
   Screen screen(options);
   show_engine(screen, reading, earlier);
-  show_findings(screen, reading, earlier, options.peer);
+  show_findings(screen, reading, earlier, options);
   show_pools(screen, reading);
   show_stalls(screen, reading);
   show_connections(screen, reading, earlier, options.peer);
@@ -246,11 +286,10 @@ std::string list_text(std::span<const EngineReading> readings) {
                        std::string(mark_of(table->rows[0]))
                  : std::string("?");
     };
-    const std::vector<std::string> found = findings(reading, Earlier(nullptr), {});
+    const std::vector<Finding> found = findings(reading, Earlier(nullptr), {});
     // The column before says that an engine is dead.
-    const std::string cause = found.empty()                                ? "-"
-                              : found.size() > 1 && !reading.file.is_alive ? found[1]
-                                                                           : found[0];
+    const std::size_t first = found.size() > 1 && !reading.file.is_alive ? 1 : 0;
+    const std::string cause = found.empty() ? "-" : found[first].line();
     screen.line("{:>8} {:>6} {:<10} {:<16} {:<12} {:>8} {:>11} {:>8} {:>8}  {}", reading.file.pid,
                 reading.file.engine, state_of(reading), reading.program, reading.device,
                 time_text(to_seconds(uptime(reading))), value("spinwire_connections"),
