@@ -1,18 +1,33 @@
-// Common problems of users of RDMA libraries, by number, where no other suite covers them:
+// Common problems of users of RDMA libraries, by number. "peers" and "process" are the files
+// pain_points_peers_test.cc and pain_points_process_test.cc.
 //
 //    1 wrong GID index           Gid.*, Selection.*
+//    2 peer death, restart       peers, PeerLoss.*, Kill.*
 //    3 completions lost          here
 //    4 errors that say nothing   here
 //    5 limit on locked memory    EngineRefusals.LockedMemoryLimit, MemlockTest.*,
 //                                MemlockRealTest.*, RegistrationTest.DeviceErrorsAreTranslated
+//    6 hugepages                 process, HugepagesTest.*, Kill.VictimsHugepagesComeBack
+//    7 pools that block others   process, EngineRefusals.SendPoolDry,
+//                                EngineRefusals.ReceivePoolDryStopsNobodyForGood
 //    8 RNR storms                here, Credits.NoMessageEverFindsNoReceive
 //    9 send queue full           here, EngineRefusals.SendQueueFullTakesNothingAndRecovers
 //   10 completion queue overrun  Scenario24.*, here
 //   11 shutdown                  EngineClose.PeerThatDoesNotPollIsWaitedForUpToTheDeadline, here
+//   12 calls by other threads    EngineRefusals.OtherThreads, EngineRefusals.PollInsideACallback
 //   13 MTU not negotiated        here
-//   14 reconnect storms          EngineReconnect.*
+//   14 reconnect storms          peers, EngineReconnect.*
+//   15 unbounded waits           peers, OperationTimeouts.*
+//   16 buffers in flight         process, ArenaTest.FreePayloadsArePoisoned
+//   17 the library aborts        process, Attack*.*
+//   18 processor use when idle   process, Waiting.*
 //   19 device limits differ      DeviceLimits.*, ConfigConnectionAttributes.*
+//   20 tests without hardware    process, and all tests of a machine without an adapter
 //   21 async events              EngineDeviceEvents.*
+//   22 why did it stop?          process, EngineSnapshot.*, ToolsStatSituations.*
+//   23 fork                      process, EngineRefusals.ForkedChildTouchesNothingOfItsParents
+//   24 handshake without proof   peers, Authentication.*
+//   25 versions, GID types       peers, Handshake.VersionMismatchNamesBothSides
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
