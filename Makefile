@@ -127,6 +127,8 @@ TOOL_DOCTOR_SRC := $(wildcard tools/doctor/*.cc)
 PRELOAD_SRC := $(wildcard tools/preload/*.cc)
 PROBE_SRC := $(wildcard test/preload/programs/*.cc)
 SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
+# Programs that tests of the tools start.
+TARGET_SRC := $(wildcard test/tools/programs/*.cc)
 BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
 BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
@@ -163,6 +165,7 @@ COUNTS := $(addprefix $(BIN)/count-,$(call dashed,$(COUNT_SRC)))
 PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
 PROBES := $(addprefix $(BIN)/preload-,$(call dashed,$(PROBE_SRC)))
 SOFTROCE_PROGRAMS := $(addprefix $(BIN)/softroce-,$(call dashed,$(SOFTROCE_SRC)))
+TARGETS := $(addprefix $(BIN)/test-,$(call dashed,$(TARGET_SRC)))
 BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
 TESTS := $(BIN)/spinwire-tests
 CONFORMANCE := $(BIN)/verbs-conformance
@@ -199,7 +202,7 @@ peers: $(PEERS)
 
 ## everything: all, tests, benchmarks, comparators
 everything: all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE) \
-  $(SOFTROCE_PROGRAMS)
+  $(SOFTROCE_PROGRAMS) $(TARGETS)
 
 ## demo: install what is missing, build, run the demonstration
 demo: install-deps
@@ -219,7 +222,7 @@ nightly:
 	+@MAKE='$(MAKE)' tools/dev/run_nightly.sh
 
 # The programs that `make test` runs.
-test-build: $(TESTS) $(CONFORMANCE) $(PROBES) tools examples preload
+test-build: $(TESTS) $(CONFORMANCE) $(PROBES) $(TARGETS) tools examples preload
 
 # `make verify` runs the suites named Slow...; tsan runs the suites named Threads....
 QUICK := -Slow*:*/Slow*
@@ -237,7 +240,7 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 ## check: the quick tests (FILTER=Suite* for some of them) and the conformance cases
 check: check-tests
 	$(if $(VARIANT)$(FILTER),,@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS))
-check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
+check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(TARGETS) $(CONFORMANCE))
 	@$(if $(filter-out 1,$(SHARDS)),tools/dev/run_shards.sh $(SHARDS)) timeout -k 10 \
 	  $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' $(GTEST_ARGS)
 
@@ -370,7 +373,7 @@ $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(SIM_OBJ) $(SHARED_UNITS:%=$(OBJ)/%.o) \
   $(call object,$(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) $(PROBE_SRC) \
-  $(SOFTROCE_SRC)))
+  $(SOFTROCE_SRC) $(TARGET_SRC)))
 
 # ---- linking ----------------------------------------------------------------------------------
 
@@ -447,6 +450,9 @@ $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),$(call program,$(call dashed,$(s))
   $(if $(filter $(s),tools/spinwire_doctor.cc),$(TOOL_DOCTOR)) $(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
 $(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
+$(eval $(foreach s,$(TARGET_SRC),$(call program,test-$(call dashed,$(s)),$(s))))
+# Debuggers show their variables.
+$(call object,$(TARGET_SRC)): OPT = -O0 -g
 # Test programs that use libibverbs only.
 define probe
 $(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
@@ -588,7 +594,7 @@ $(LINT_FILES): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 # Compiles every source with clang, for its warnings only. A result is up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) \
-  $(PROBE_SRC) $(SOFTROCE_SRC) $(TEST_MAIN_SRC) test/conformance/conformance.cc
+  $(PROBE_SRC) $(SOFTROCE_SRC) $(TARGET_SRC) $(TEST_MAIN_SRC) test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
 CLANG_UNITS := $(UNITS:%=$(BUILD)/clang/%.ok)
 CLANG_TESTS := $(TEST_UNITS:%=$(BUILD)/clang/test/units/%.ok)
@@ -650,6 +656,8 @@ INCLUDEDIR := $(PREFIX)/include
 BINDIR := $(PREFIX)/bin
 SHAREDIR := $(PREFIX)/share/spinwire
 MANDIR := $(PREFIX)/share/man
+# gdb loads a file there with the library if its own data lies below the same prefix.
+GDBDIR := $(PREFIX)/share/gdb
 DOCDIR ?= $(PREFIX)/share/doc/spinwire
 COMPLETIONDIR := $(PREFIX)/share/bash-completion/completions
 # Libraries that programs of Spinwire alone load.
@@ -669,7 +677,7 @@ TEMPLATES := tools/dev/install
 install: libs tools preload man
 	$(call say,INST,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
-	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(PRIVATEDIR),$(COMPLETIONDIR)} \
+	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(PRIVATEDIR),$(COMPLETIONDIR),$(GDBDIR)/auto-load$(LIBDIR)} \
 	  $(DESTDIR){$(MANDIR)/man1,$(MANDIR)/man5,$(MANDIR)/man7} $(DESTDIR)$(DOCDIR)/examples/common
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
 	$(Q)install -m 644 $(STATIC) $(SIM) $(DESTDIR)$(LIBDIR)
@@ -685,6 +693,9 @@ install: libs tools preload man
 	$(if $(TOOLS),$(Q)install -m 755 $(TOOLS) $(DESTDIR)$(BINDIR))
 	$(if $(wildcard conf/*),$(Q)install -m 644 $(wildcard conf/*) $(DESTDIR)$(SHAREDIR)/conf)
 	$(Q)for s in 1 5 7; do install -m 644 $(MAN)/*.$$s $(DESTDIR)$(MANDIR)/man$$s; done
+	$(Q)install -m 644 tools/gdb/spinwire.py $(DESTDIR)$(GDBDIR)
+	$(Q)install -m 644 tools/gdb/spinwire.py \
+	  $(DESTDIR)$(GDBDIR)/auto-load$(LIBDIR)/$(notdir $(SHARED))-gdb.py
 	$(Q)install -m 644 include/*.md $(DESTDIR)$(DOCDIR)
 	$(Q)install -m 644 tools/examples/* $(DESTDIR)$(DOCDIR)/examples
 	$(Q)install -m 644 tools/common/* $(DESTDIR)$(DOCDIR)/examples/common

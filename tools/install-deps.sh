@@ -18,7 +18,7 @@ packages=(
   libhugetlbfs-dev libhugetlbfs0
   libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   # to test, check and measure
-  googletest libbenchmark-dev valgrind python3
+  googletest libbenchmark-dev valgrind python3 gdb
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest ucx-utils
   cmake git patch graphviz ca-certificates

@@ -77,6 +77,21 @@ fi
 SOURCE=consumer_sim.cc compile "$stage/sim" $(pkg-config --cflags --libs spinwire-sim)
 run_consumer 'pkg-config, simulator' "$stage/sim"
 
+# gdb loads the printers with the library. Its folder has the path of the installed library.
+if command -v gdb >/dev/null; then
+  mkdir -p "$stage/auto-load$root"
+  cp -r "$root/share/gdb/auto-load$prefix/lib" "$stage/auto-load$root"
+  LD_LIBRARY_PATH=$root/lib gdb -nx -batch -iex "set auto-load safe-path $stage" \
+    -iex "set auto-load scripts-directory $stage/auto-load" -ex 'set disable-randomization off' \
+    -ex 'break main' -ex run -ex 'info pretty-printer global' "$stage/shared" >"$stage/gdb.log" 2>&1 ||
+    { cat "$stage/gdb.log" >&2 && die 'gdb failed'; }
+  grep -qx '  spinwire' "$stage/gdb.log" || { cat "$stage/gdb.log" >&2 && die 'gdb has not loaded the printers'; }
+  [[ -e "$root/share/gdb/spinwire.py" ]] || die 'share/gdb/spinwire.py was not installed'
+  echo '  ok: gdb loads the printers'
+else
+  echo '  skipped: gdb is not installed'
+fi
+
 if command -v cmake >/dev/null; then
   cmake_quiet() {
     cmake "$@" >"$stage/cmake.log" 2>&1 || { cat "$stage/cmake.log" >&2 && die 'CMake failed'; }

@@ -1,0 +1,129 @@
+// gdb's printers of the public types, as include/tracing.md describes them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tools/programs.h"
+
+namespace debugging_test {
+namespace {
+
+using tools_test::Folder;
+using tools_test::Program;
+
+/// Replaces what differs from run to run: addresses, ports, and numbers of calls.
+std::string without_chance(std::string text) {
+  text = std::regex_replace(text, std::regex("0x[0-9a-f]+"), "ADDRESS");
+  text = std::regex_replace(text, std::regex("127\\.0\\.0\\.1:[0-9]+"), "PEER");
+  return std::regex_replace(text, std::regex("call [0-9]+ of"), "call N of");
+}
+
+/// Runs gdb's commands on the program `test-inspected`. Answers what gdb has written, or a text
+/// that says why it could not.
+std::string debug(const std::string& commands) {
+  const std::string inspected = tools_test::bin() + "/test-inspected";
+  if (!std::filesystem::exists(inspected)) return inspected + " is not built: run make test-build";
+  if (!std::filesystem::exists("/usr/bin/gdb"))
+    return "gdb is not installed: run tools/install-deps.sh";
+  const Folder folder;
+  std::ofstream(folder / "commands") << "set confirm off\nset pagination off\nset width 0\n"
+                                     << "set disable-randomization off\n"
+                                     << "source tools/gdb/spinwire.py\n"
+                                     << commands;
+  Program gdb({"/usr/bin/gdb", "-nx", "-batch", "-x", folder / "commands", inspected});
+  const int code = gdb.wait();
+  return gdb.out() + (code == 0 ? "" : "\ngdb has failed:\n" + gdb.err());
+}
+
+/// The values of gdb's lines "$1 = value", and of those that name a reference first.
+std::vector<std::string> values_in(const std::string& output) {
+  std::vector<std::string> values;
+  std::istringstream lines(output);
+  const std::regex value("\\$[0-9]+ = (?:\\([a-zA-Z:]+ &\\) @0x[0-9a-f]+: )?(.*)");
+  std::smatch found;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, found, value)) values.push_back(without_chance(found[1]));
+  }
+  return values;
+}
+
+struct Printed {
+  const char* member;
+  const char* value;
+};
+
+TEST(Gdb, PrintsHandlesAndValues) {
+  const std::vector<Printed> expected{
+      {"server", "Engine (softverbs, 1 connection, 0 sessions, 1 served session)"},
+      {"client", "Engine (softverbs, 1 connection, 1 session, 0 served sessions)"},
+      {"closed_engine", "Engine (closed)"},
+      {"listener", "Listener (0-1)"},
+      {"timer", "Timer (0-1)"},
+      {"connection", "Connection (0-2, ready, peer PEER)"},
+      {"accepted", "Connection (0-2, ready, peer PEER)"},
+      {"empty_connection", "Connection (empty)"},
+      {"closed_connection", "Connection (0-1, closed)"},
+      {"of_closed_engine", "Connection (0-1, the engine is closed)"},
+      {"session", "Session (0-1, ready, server PEER)"},
+      {"closed_session", "Session (1-1, closed)"},
+      {"served", "ServedSession (0-1, client PEER)"},
+      {"pending", "PendingCall (call N of session 0 by datagram)"},
+      {"buffer", "Buffer (100 of 256 bytes at ADDRESS, 3 references)"},
+      {"empty_buffer", "Buffer (empty)"},
+      {"slice", "BufferSlice (20 bytes at ADDRESS)"},
+      {"registered", "MemoryRegion (8192 bytes at ADDRESS, remote_read)"},
+      {"region", "RemoteRegion (100 bytes at ADDRESS, remote_read_write, rkey ADDRESS)"},
+      {"leased", "RemoteMemory (lease 1, 4096 bytes, remote_read_write)"},
+      {"not_leased", "RemoteMemory (empty)"},
+      {"operation", "OperationId (7)"},
+      {"no_call", "CallId (empty)"},
+      {"status", "would_block"},
+      {"unknown_status", "unknown (200)"},
+      {"access", "remote_read | remote_atomic"},
+      {"state", "draining"},
+      {"error", "Error (in_use: listen at port 1: another program listens there; use port 0)"},
+      {"goodbye", "Goodbye (draining, back after 200 ms)"},
+      {"number", "Result (ok) = {value = 5}"},
+      {"nothing", "Result (ok)"},
+      {"failed", "Result (failed) = {error = Error (limit: asked: found)}"},
+      {"snapshot.state", "ready"},
+      {"snapshot.blocked_by", "nothing"},
+  };
+  std::string commands = "break inspect\nrun\n";
+  for (const Printed& each : expected) commands += std::string("print world.") + each.member + "\n";
+  // The library's debug information gone, as far as a handle's printer can see.
+  commands +=
+      "python gdb.lookup_type = lambda name: (_ for _ in ()).throw(gdb.error(name))\n"
+      "print world.connection\nprint world.session\nprint world.leased\nkill\n";
+  const std::string output = debug(commands);
+  const std::vector<std::string> values = values_in(output);
+  ASSERT_EQ(values.size(), expected.size() + 3) << output;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(values[i], expected[i].value) << expected[i].member;
+  EXPECT_EQ(values[expected.size()], "Connection (0-2)");
+  EXPECT_EQ(values[expected.size() + 1], "Session (0-1)");
+  EXPECT_EQ(values[expected.size() + 2], "RemoteMemory (lease 1)");
+}
+
+TEST(Gdb, PrintsWhatCallbacksGet) {
+  std::string commands;
+  for (const char* what : {"message", "request", "reply"}) {
+    commands += std::string("tbreak inspect_") + what + "\ncommands\nsilent\nprint " + what +
+                "\ncontinue\nend\n";
+  }
+  const std::string output = debug(commands + "break inspect\nrun\nkill\n");
+  std::vector<std::string> values = values_in(output);
+  std::sort(values.begin(), values.end());
+  EXPECT_EQ(values, (std::vector<std::string>{"Message (12 bytes at ADDRESS)",
+                                              "Reply (ok, 12 bytes at ADDRESS)",
+                                              "Request (method 3, 12 bytes at ADDRESS)"}))
+      << output;
+}
+
+}  // namespace
+}  // namespace debugging_test
