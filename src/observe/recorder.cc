@@ -1,9 +1,11 @@
 #include "observe/recorder.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <span>
 
+#include "base/probe.h"
 #include "observe/whole_write.h"
 #include "spinwire/observe.h"
 
@@ -33,10 +35,49 @@ constexpr std::array kKinds = {
     EventKindInfo{"drain", "Engine::drain() has begun or ended"},
 };
 
+/// An event while it is made. Its text ends with 0, which tracers need.
+struct TerminatedEvent {
+  EventRecord event;
+  char end = '\0';
+};
+static_assert(offsetof(EventRecord, text) + sizeof(EventRecord::text) == sizeof(EventRecord));
+
 void set_text(EventRecord& event, std::initializer_list<std::string_view> parts) noexcept {
   std::size_t size = 0;
   for (const std::string_view part : parts)
     size += part.copy(event.text.data() + size, event.text.size() - size);
+}
+
+/// The probe of an event, of the same name.
+void fire_probe(EventKind kind, EventSubject subject, std::uint32_t index, std::uint32_t generation,
+                const char* text) noexcept {
+  const char* const whose = name_of(subject).data();
+#define SPINWIRE_EVENT_PROBE(kind)                        \
+  case EventKind::kind:                                   \
+    SPINWIRE_PROBE(kind, whose, index, generation, text); \
+    return
+  switch (kind) {
+    case EventKind::none:
+      return;
+      SPINWIRE_EVENT_PROBE(opened);
+      SPINWIRE_EVENT_PROBE(state);
+      SPINWIRE_EVENT_PROBE(handshake);
+      SPINWIRE_EVENT_PROBE(refused);
+      SPINWIRE_EVENT_PROBE(error);
+      SPINWIRE_EVENT_PROBE(goodbye);
+      SPINWIRE_EVENT_PROBE(lease_end);
+      SPINWIRE_EVENT_PROBE(retransmission);
+      SPINWIRE_EVENT_PROBE(timeout);
+      SPINWIRE_EVENT_PROBE(blocked);
+      SPINWIRE_EVENT_PROBE(unblocked);
+      SPINWIRE_EVENT_PROBE(slow_poll);
+      SPINWIRE_EVENT_PROBE(slow_callback);
+      SPINWIRE_EVENT_PROBE(pause);
+      SPINWIRE_EVENT_PROBE(slow);
+      SPINWIRE_EVENT_PROBE(device);
+      SPINWIRE_EVENT_PROBE(drain);
+  }
+#undef SPINWIRE_EVENT_PROBE
 }
 
 /// Whether `event` repeats the newest event of its ring.
@@ -69,13 +110,15 @@ void Recorder::open(const EventRings& all,
 void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
                       std::uint32_t generation,
                       std::initializer_list<std::string_view> text) noexcept {
+  TerminatedEvent made;
+  EventRecord& event = made.event;
+  set_text(event, text);
+  fire_probe(kind, subject, index, generation, event.text.data());
   if (all_.length == 0) return;
-  EventRecord event;
   event.kind = static_cast<std::uint16_t>(kind);
   event.subject = static_cast<std::uint8_t>(subject);
   event.index = index;
   event.generation = generation;
-  set_text(event, text);
   const std::uint64_t now = clock_->now();
   event.at_ns = (realtime_ + clock_->duration(now - std::min(now, tick_))).count();
   const auto i = static_cast<std::size_t>(subject);

@@ -1,6 +1,7 @@
 // The flight recorder: the last events of an engine, and of each of its connections and sessions.
 // They lie in the engine's file, so they can be read while the engine runs and after its process
-// was killed. Cold, except record() of a retransmission. Nothing is read back.
+// was killed. Each event is a static probe, too, with or without a file. Cold, except record() of a
+// retransmission. Nothing is read back.
 #pragma once
 
 #include <array>
@@ -79,7 +80,8 @@ class Recorder {
     tick_ = tick;
     realtime_ = realtime;
   }
-  /// Records an event. Its text is that of all parts, up to the length of EventRecord::text.
+  /// Fires the event's probe, and records the event. Its text is that of all parts, up to the
+  /// length of EventRecord::text.
   [[gnu::cold, gnu::noinline]] void record(EventKind kind, EventSubject subject,
                                            std::uint32_t index, std::uint32_t generation,
                                            std::initializer_list<std::string_view> text) noexcept;

@@ -1,13 +1,16 @@
-// gdb's printers of the public types, as include/tracing.md describes them.
+// gdb's printers of the public types, and the static probes, as include/tracing.md describes them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "spinwire/observe.h"
 #include "tools/programs.h"
 
 namespace debugging_test {
@@ -15,6 +18,7 @@ namespace {
 
 using tools_test::Folder;
 using tools_test::Program;
+using tools_test::read_file;
 
 /// Replaces what differs from run to run: addresses, ports, and numbers of calls.
 std::string without_chance(std::string text) {
@@ -124,6 +128,87 @@ TEST(Gdb, PrintsWhatCallbacksGet) {
                                               "Request (method 3, 12 bytes at ADDRESS)"}))
       << output;
 }
+
+#ifdef __x86_64__
+
+/// Arguments of each probe, by its name.
+using Probes = std::map<std::string, std::set<std::size_t>>;
+
+/// The probes of an ELF file, as readelf reads the notes.
+Probes probes_of(const std::string& file) {
+  Program readelf({"/usr/bin/env", "readelf", "-n", "-W", file});
+  EXPECT_EQ(readelf.wait(), 0) << readelf.err();
+  Probes probes;
+  std::istringstream lines(readelf.out());
+  std::string name;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string key;
+    std::string value;
+    words >> key >> value;
+    if (key == "Provider:") {
+      EXPECT_EQ(value, "spinwire");
+    }
+    if (key == "Name:") name = value;
+    if (key != "Arguments:") continue;
+    EXPECT_TRUE(value.starts_with("8@")) << line;  // a pointer
+    std::size_t arguments = 1;
+    while (words >> value) ++arguments;
+    probes[name].insert(arguments);
+  }
+  return probes;
+}
+
+/// The rows "| `name` | arguments |" of the page.
+Probes documented_probes() {
+  Probes probes;
+  std::istringstream lines(read_file("include/tracing.md"));
+  const std::regex row("\\| `([a-z_]+)` \\| ([0-9]+) \\|.*");
+  std::smatch found;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, found, row)) probes[found[1]].insert(std::stoul(found[2]));
+  }
+  return probes;
+}
+
+TEST(Probes, AreThoseOfTheDocumentedTable) {
+  const Probes documented = documented_probes();
+  EXPECT_FALSE(documented.empty()) << "run this in the source tree";
+  const std::string library = tools_test::bin() + "/../lib/libspinwire.so";
+  ASSERT_TRUE(std::filesystem::exists(library)) << library << " is not built: run make";
+  EXPECT_EQ(probes_of(library), documented);
+  // Each event of the flight recorder is one.
+  std::set<std::string> names;
+  for (const auto& probe : documented) names.insert(probe.first);
+  std::set<std::string> kinds;
+  for (const spinwire::EventKindInfo& kind : spinwire::event_kinds())
+    kinds.insert(std::string(kind.name));
+  EXPECT_EQ(names, kinds);
+}
+
+TEST(Probes, TellWhatHappensToWhom) {
+  std::string commands;
+  for (const char* probe : {"state", "refused", "error", "opened"}) {
+    commands += std::string("break -probe-stap spinwire:") + probe +
+                "\ncommands\nsilent\nprintf \"probe " + probe +
+                " %s %u-%u %s (%d)\\n\", (char*)$_probe_arg0, $_probe_arg1, $_probe_arg2, "
+                "(char*)$_probe_arg3, $_probe_argc\ncontinue\nend\n";
+  }
+  const std::string output = without_chance(debug(commands + "run\n"));
+  for (const char* expected :
+       {"probe state connection 0-1 exchanging, peer PEER (4)\n",
+        "probe state connection 0-1 ready, peer PEER (4)\n",
+        "probe state connection 0-1 closed, peer PEER (4)\n",
+        "probe state session 0-1 ready, server PEER (4)\n",
+        "probe state session 1-1 closing, server PEER (4)\n",
+        "probe opened served_session 1-1 by client PEER (4)\n",
+        "probe refused engine 0-0 PEER: not today (4)\n", "probe error connection 1-"}) {
+    EXPECT_NE(output.find(expected), std::string::npos) << expected << "\n" << output;
+  }
+  EXPECT_NE(output.find("exited normally"), std::string::npos) << output;
+}
+
+#endif
 
 }  // namespace
 }  // namespace debugging_test
