@@ -179,6 +179,7 @@ SONAME := libspinwire.so.$(SOVERSION)
 SHARED := $(LIB)/libspinwire.so.$(VERSION)
 PRELOAD := $(LIB)/libsoftverbs-preload.so
 PRELOAD_RUN := $(BIN)/softverbs-preload
+NEW_PROJECT := $(BIN)/spinwire-new-project
 
 # ---- targets ----------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 ## all: libraries, tools and examples
 all: libs tools examples preload
 libs: $(STATIC) $(SHARED) $(SIM)
-tools: $(TOOLS)
+tools: $(TOOLS) $(NEW_PROJECT)
 examples: $(EXAMPLES)
 ## preload: softverbs-preload, which runs libibverbs programs on the embedded device
 preload: $(PRELOAD) $(PRELOAD_RUN)
@@ -433,6 +434,13 @@ $(PRELOAD_RUN): tools/softverbs_preload.sh
 	@mkdir -p $(@D)
 	$(Q)$(call preload_script,$(BIN),$(LIB)) >$@ && chmod 755 $@
 
+# $(call new_project,FOLDER OF THE PROGRAM,FOLDER OF THE TEMPLATE)
+new_project = sed '/^to_template=/s|=.*|=$(shell realpath -m --relative-to='$(1)' '$(2)')|' tools/new-project
+$(NEW_PROJECT): tools/new-project
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)$(call new_project,$(BIN),tools/template) >$@ && chmod 755 $@
+
 # $(call program,NAME,SOURCES,ARCHIVES,LIBRARIES): how to link one program.
 define program
 $(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
@@ -638,9 +646,9 @@ $(PAGES) &: $(MAN_SRC) tools/man/make_pages.py include/README.md conf/default.to
 ## man: the manual pages, into build/man
 man: $(PAGES)
 ## check-man: the pages are correct and agree with --help (tools/install-deps.sh --docs)
-check-man: $(PAGES) $(PRELOAD_RUN)
+check-man: $(PAGES) $(PRELOAD_RUN) $(NEW_PROJECT)
 	$(call say,CHECK,manual pages)
-	@tools/dev/check_man.sh $(MAN) $(TOOLS) $(PRELOAD_RUN)
+	@tools/dev/check_man.sh $(MAN) $(TOOLS) $(PRELOAD_RUN) $(NEW_PROJECT)
 
 ## docs: the API reference, into build/docs (tools/install-deps.sh --docs)
 docs:
@@ -677,7 +685,8 @@ TEMPLATES := tools/dev/install
 install: libs tools preload man
 	$(call say,INST,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
-	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(PRIVATEDIR),$(COMPLETIONDIR),$(GDBDIR)/auto-load$(LIBDIR)} \
+	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(SHAREDIR)/template,$(PRIVATEDIR),$(COMPLETIONDIR)} \
+	  $(DESTDIR)$(GDBDIR)/auto-load$(LIBDIR) \
 	  $(DESTDIR){$(MANDIR)/man1,$(MANDIR)/man5,$(MANDIR)/man7} $(DESTDIR)$(DOCDIR)/examples/common
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
 	$(Q)install -m 644 $(STATIC) $(SIM) $(DESTDIR)$(LIBDIR)
@@ -685,6 +694,9 @@ install: libs tools preload man
 	$(Q)install -m 755 $(PRELOAD) $(DESTDIR)$(PRIVATEDIR)
 	$(Q)$(call preload_script,$(BINDIR),$(PRIVATEDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/softverbs-preload
+	$(Q)$(call new_project,$(BINDIR),$(SHAREDIR)/template) >$(DESTDIR)$(BINDIR)/spinwire-new-project
+	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/spinwire-new-project
+	$(Q)install -m 644 tools/template/* $(DESTDIR)$(SHAREDIR)/template
 	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
 	$(Q)for f in spinwire.pc spinwire-shared.pc spinwire-sim.pc; do \
 	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$f; done
@@ -700,7 +712,7 @@ install: libs tools preload man
 	$(Q)install -m 644 tools/examples/* $(DESTDIR)$(DOCDIR)/examples
 	$(Q)install -m 644 tools/common/* $(DESTDIR)$(DOCDIR)/examples/common
 	$(Q)install -m 644 tools/completion.bash $(DESTDIR)$(COMPLETIONDIR)/spinwire-perf
-	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS))); do \
+	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS) $(NEW_PROJECT))); do \
 	  ln -sf spinwire-perf $(DESTDIR)$(COMPLETIONDIR)/$$t; done
 
 ## deb: Debian packages, into build/deb (tools/install-deps.sh --packages)

@@ -40,4 +40,5 @@ _spinwire() {
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }
 complete -o bashdefault -o default -F _spinwire \
-  spinwire-devices spinwire-doctor spinwire-keygen spinwire-perf spinwire-sim spinwire-stat
+  spinwire-devices spinwire-doctor spinwire-keygen spinwire-new-project spinwire-perf spinwire-sim \
+  spinwire-stat

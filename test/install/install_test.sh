@@ -110,6 +110,24 @@ else
   echo '  skipped: CMake is not installed'
 fi
 
+# A new project, by its Makefile and by CMake.
+"$root/bin/spinwire-new-project" "$stage/first" >/dev/null
+run_project() {
+  local said
+  said=$(LD_LIBRARY_PATH=$root/lib "$2") || die "$1: the new project failed"
+  [[ "$said" == *'the call answered: 42'* ]] || die "$1: the new project says '$said'"
+  echo "  ok: new project, $1"
+}
+$make --no-print-directory -C "$stage/first" CXX="$cxx" >"$stage/make.log" 2>&1 ||
+  { cat "$stage/make.log" >&2 && die 'make of the new project failed'; }
+run_project make "$stage/first/first"
+if command -v cmake >/dev/null; then
+  cmake_quiet -S "$stage/first" -B "$stage/first/build" -DCMAKE_CXX_COMPILER="$cxx" \
+    -DCMAKE_PREFIX_PATH="$root"
+  cmake_quiet --build "$stage/first/build"
+  run_project CMake "$stage/first/build/first"
+fi
+
 for tool in "$root"/bin/*; do
   [[ -e "$tool" ]] || continue
   "$tool" --help >/dev/null || die "$(basename "$tool") --help failed"

@@ -68,6 +68,8 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"market-feed", {"strategy", "--cpu", "0,1"}},
       {"spinwire-perf", {"lat", "--count", "-1", "--one-thread"}},
       {"spinwire-sim", {"--runs", "0"}},
+      {"spinwire-new-project", {}},
+      {"spinwire-new-project", {"--bogus"}},
       {"sim-test", {"abc"}},
       {"sim-test", {"-1"}},
       {"sim-test", {"1", "2"}},
@@ -78,6 +80,23 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
     EXPECT_EQ(o.out, "");
     EXPECT_NE(o.err, "") << name << ' ' << testing::PrintToString(arguments);
     EXPECT_LT(o.err.size(), 400u) << name << ' ' << o.err;
+  }
+}
+
+TEST_F(Tools, AProjectIsMadeInANewOrEmptyFolderOnly) {
+  const Folder folder;
+  const std::string path = folder / "first";
+  EXPECT_EQ(run("spinwire-new-project", {path}).code, 0);
+  EXPECT_NE(read_file(path + "/Makefile").find("\nfirst: main.cc\n"), std::string::npos);
+  EXPECT_EQ(read_file(path + "/main.cc").find("@NAME@"), std::string::npos);
+  std::ofstream(path + "/main.cc") << "mine";
+  const Outcome again = run("spinwire-new-project", {path});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_NE(again.err.find("is not empty"), std::string::npos) << again.err;
+  EXPECT_EQ(read_file(path + "/main.cc"), "mine");
+  for (const char* name : {"a b", "1st", "all", "$x"}) {
+    EXPECT_EQ(run("spinwire-new-project", {folder / name}).code, 1) << name;
+    EXPECT_FALSE(std::filesystem::exists(folder / name)) << name;
   }
 }
 
