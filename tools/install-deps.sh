@@ -7,7 +7,7 @@
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make docs` and `make check-man` need as well
-#   ... --packages                  with what `make deb` needs as well
+#   ... --packages                  with what `make deb` and the test of its packages need as well
 set -euo pipefail
 
 # One package per line. "a|b" is satisfied by either; a is installed.
@@ -38,8 +38,8 @@ softroce_packages=(
 # For `make docs` and `make check-man`. Building the manual pages needs neither.
 docs_packages=(doxygen mandoc)
 
-# For `make deb`.
-deb_packages=(debhelper dpkg-dev fakeroot)
+# For `make deb`, and for the test that installs the packages.
+deb_packages=(debhelper dpkg-dev fakeroot lintian man-db)
 
 die() {
   echo "install-deps: $*" >&2

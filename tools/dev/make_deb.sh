@@ -19,28 +19,31 @@ built=$(awk '$1 == "#define" && $2 ~ /^SPINWIRE_VERSION_[MP]/ { v = v (v == "" ?
   exit 1
 }
 
+# Packed in a new folder of its own, so nothing that exists is removed but old packages of these names.
 mkdir -p "$out"
-rm -rf "$out/spinwire" "$out"/*.deb "$out/build.log"
-mkdir "$out/spinwire"
-cp -r tools/debian "$out/spinwire/debian"
-rm "$out/spinwire/debian/README.md"
+rm -f "$out"/{libspinwire0,libspinwire-dev,spinwire-tools}_*.deb
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/spinwire"
+cp -r tools/debian "$work/spinwire/debian"
+rm "$work/spinwire/debian/README.md"
 {
   printf '%s\n' 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/' \
     'Upstream-Name: Spinwire' '' 'Files: *' "Copyright: $(sed -n 's/^Copyright (c) //p' LICENSE)" \
     'License: BSD-3-clause'
   sed '1,/^Copyright/d; /./,$!d' LICENSE | sed 's/^$/./; s/^/ /'
-} >"$out/spinwire/debian/copyright"
+} >"$work/spinwire/debian/copyright"
 
 log=$out/build.log
 (
-  ${MAKE:-make} --no-print-directory install DESTDIR="$out/spinwire/debian/tmp" PREFIX=/usr \
+  ${MAKE:-make} --no-print-directory install DESTDIR="$work/spinwire/debian/tmp" PREFIX=/usr \
     LIBDIR="/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)" DOCDIR=/usr/share/doc/libspinwire-dev
-  cd "$out/spinwire"
+  cd "$work/spinwire"
   # The flags of this build have nothing to do with how debhelper packs.
   DEB_BUILD_OPTIONS='nocheck noautodbgsym' DH_QUIET=1 MAKEFLAGS='' exec debian/rules binary
 ) >"$log" 2>&1 || {
   cat "$log" >&2
   exit 1
 }
-rm -rf "$out/spinwire"
+mv "$work"/*.deb "$out"
 (cd "$out" && ls ./*.deb)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make verify`: every check that `make test` leaves out: formatting, layers and clang-tidy, the slow
 # tests, the planted defects, Soft-RoCE, the other compiler, the sanitizers, the fuzzers, the instruction
-# counts and the install test. Stops at the first stage that fails. The last line is "N passed, N failed".
+# counts, the install test and the Debian packages. Stops at the first stage that fails. The last line is
+# "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
@@ -42,6 +43,17 @@ end_builds() {
   echo "== builds for the other compiler and the sanitizers: $((SECONDS - start)) s more"
 }
 
+# Installs the Debian packages in a root of their own, with what this machine has for it.
+test_packages() {
+  tools/install-deps.sh --packages || echo 'packages: goes on with what is there'
+  if ! command -v dh >/dev/null; then
+    echo 'packages: left out: debhelper is missing'
+    return 0
+  fi
+  "${make[@]}" deb || return
+  test/install/packages_test.sh build/deb || [[ $? -eq 77 ]] # 77: left out, it has said why
+}
+
 if has_softroce; then
   stage dependencies tools/install-deps.sh --bench --docs --softroce
 else
@@ -76,3 +88,4 @@ wait "$asan" || code=$?
 asan=
 judge asan "$code" "$asan_start"
 stage install test/install/install_test.sh
+stage packages test_packages
