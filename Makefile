@@ -638,7 +638,7 @@ RELEASE_DATE = $(shell LC_ALL=C date -u '+%B %-d, %Y' \
 MAN := $(BUILD)/man
 MAN_SRC := $(wildcard tools/man/*.in)
 PAGES := $(MAN_SRC:tools/man/%.in=$(MAN)/%)
-$(PAGES) &: $(MAN_SRC) tools/man/make_pages.py include/README.md conf/default.toml \
+$(PAGES) &: $(MAN_SRC) tools/man/make_pages.py $(wildcard include/*.md) conf/default.toml \
   tools/debian/changelog $(TOOLS)
 	$(call say,MAN,$(MAN))
 	$(Q)tools/man/make_pages.py --bin $(BIN) --out $(MAN) --version $(VERSION) \

@@ -9,7 +9,7 @@ A source is mdoc(7). Lines that consist of one of these are replaced:
   @SETTINGS@                      the settings of conf/default.toml, which a test compares with the
                                   library's table of keys
   @METRICS@                       the metrics that spinwire-stat --list names
-  @GUIDE HEADING@                 that part of include/README.md, without its heading
+  @GUIDE HEADING@                 that part of the guide, include/*.md, without its heading
 
 @VERSION@ and @DATE@ are replaced anywhere.
 """
@@ -283,10 +283,15 @@ def blocks(lines):
 
 
 def guide(heading):
-    text = (ROOT / 'include' / 'README.md').read_text()
-    found = re.search(rf'^## {re.escape(heading)}\n(.*?)(?=^## |\Z)', text, re.S | re.M)
+    found = None
+    for page in sorted((ROOT / 'include').glob('*.md')):
+        part = re.search(rf'^## {re.escape(heading)}\n(.*?)(?=^## |\Z)', page.read_text(),
+                         re.S | re.M)
+        if part and found:
+            fail(f'two pages of include/ have the heading "## {heading}"')
+        found = part or found
     if not found:
-        fail(f'include/README.md has no heading "## {heading}"')
+        fail(f'no page of include/ has the heading "## {heading}"')
     first = True
     for kind, lines in blocks(found.group(1).strip('\n').splitlines()):
         if kind == 'heading':
