@@ -292,7 +292,7 @@ class SPINWIRE_API Engine {
   /// Sleeps until something is to be done, or `timeout` has passed. Polls once before, so callbacks
   /// may run inside. While the engine sleeps, its timers, time-outs and keepalives go on: the
   /// function returns in time for them. Call poll() after each return, and poll_control() if
-  /// engine.control is manual. include/README.md says what wakes an engine. With a manual clock it
+  /// engine.control is manual. include/waiting.md says what wakes an engine. With a manual clock it
   /// never sleeps. Answers:
   ///   ok         something may be to be done; also after a signal, after next_deadline(), and if a
   ///              callback has destroyed the engine
