@@ -54,17 +54,22 @@ const char* kind_text(OperationKind kind) noexcept {
 
 /// The likely cause of a completion status, and the remedy.
 const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcept {
+  const bool is_embedded = ctx.device->info().gid_type == GidType::embedded;
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
-      return ctx.device->info().gid_type == GidType::embedded
+      return is_embedded
                  ? "the peer's process is gone, has closed its device, or its queue pair has failed"
                  : "the peer's process is gone or its queue pair has failed; else packets are lost "
                    "on the way: see both GIDs, the MTU of every hop, and flow control";
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer has no receive posted: see whether its engine is polled";
     case IBV_WC_REM_ACCESS_ERR:
-      return "the peer's memory was revoked, is smaller or of other rights than was used, or in "
-             "another protection domain than the peer's end (own_domain)";
+      return is_embedded
+                 ? "the peer's memory was revoked, is smaller or of other rights than was used, in "
+                   "another protection domain than the peer's end (own_domain), or of another "
+                   "process and in no pool, which needs SOFTVERBS_TRUST_PAGES=1 here"
+                 : "the peer's memory was revoked, is smaller or of other rights than was used, or "
+                   "in another protection domain than the peer's end (own_domain)";
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
       return "the peer's device could not do it: see its events and the longest message it takes";

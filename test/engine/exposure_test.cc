@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/harness.h"
+#include "trust_pages.h"
 
 namespace exposure_test {
 namespace {
@@ -198,6 +199,7 @@ class EngineExposureAcross : public testing::TestWithParam<bool> {};
 
 TEST_P(EngineExposureAcross, Processes) {
   const bool heap = GetParam();
+  const TrustPages trust(heap ? "1" : "");
   Child child([&](int in, int out) { return exposing_server(in, out, heap); });
   const std::string address = child.line();
   RemoteRegion remote;

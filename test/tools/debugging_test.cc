@@ -202,7 +202,7 @@ TEST(Probes, TellWhatHappensToWhom) {
         "probe state session 0-1 ready, server PEER (4)\n",
         "probe state session 1-1 closing, server PEER (4)\n",
         "probe opened served_session 1-1 by client PEER (4)\n",
-        "probe refused engine 0-0 PEER: not today (4)\n", "probe error connection 1-"}) {
+        "probe refused stranger 0-0 PEER: not today (4)\n", "probe error connection 1-"}) {
     EXPECT_NE(output.find(expected), std::string::npos) << expected << "\n" << output;
   }
   EXPECT_NE(output.find("exited normally"), std::string::npos) << output;
