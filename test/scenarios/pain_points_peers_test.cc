@@ -39,7 +39,7 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// A peer that speaks the handshake by hand.
+/// A peer whose handshake the test makes, frame by frame.
 class PlainPeer {
  public:
   explicit PlainPeer(Node& server)

@@ -24,7 +24,7 @@ constexpr std::span<const std::byte> kNothing;
 
 /// Calls travel as datagrams, and nobody is lost.
 Config call_config() {
-  Config c = patient(rpc_test::over(spinwire::RpcTransport::datagram));
+  Config c = without_loss(rpc_test::over(spinwire::RpcTransport::datagram));
   c.rpc.call_timeout = 1h;
   return c;
 }
@@ -84,7 +84,7 @@ void fill_backlog(const Scene& scene) {
   t.play();
 }
 
-void lose_datagrams(const Scene& scene) {
+void drop_datagrams(const Scene& scene) {
   Calling t(scene);
   FaultPlan plan;
   plan.drop = 0.3;
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, ToolsStatSituations,
                          testing::ValuesIn(std::vector<Situation>{
                              {"slow peer", wait_for_slow_handlers},
                              {"backlog full", fill_backlog},
-                             {"lost datagrams", lose_datagrams},
+                             {"lost datagrams", drop_datagrams},
                              {"hung server", call_hung_server},
                              {"calls out of time", run_out_of_time},
                              {"receive shortage", lack_receives},

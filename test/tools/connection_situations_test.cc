@@ -36,7 +36,7 @@ void write_until_refused(Pair& p) {
 
 /// The server's application polls no more.
 void use_up_credit(const Scene& scene) {
-  Pair p(Scene::hidden(patient()), scene.shown(patient()));
+  Pair p(Scene::hidden(without_loss()), scene.shown(without_loss()));
   const Buffer b = p.client.filled(8, 1);
   while (p.ends.client.send(b) == Status::ok) {
   }
@@ -51,7 +51,7 @@ void use_up_pool(const Scene& scene) {
 }
 
 void hang_peer(const Scene& scene) {
-  Config watchful = patient();
+  Config watchful = without_loss();
   watchful.connections.keepalive_interval = 20ms;
   Pair p(Scene::hidden(watchful), scene.shown(watchful));
   play({&p.client});
@@ -90,7 +90,7 @@ void give_wrong_gid(const Scene& scene) {
 }
 
 /// A WRITE of many packets ends as on an adapter behind whose switch they are lost.
-void lose_long_packets(const Scene& scene) {
+void drop_long_packets(const Scene& scene) {
   Pair p(Scene::hidden(), scene.shown());
   const Ends other = connect(p.client, p.server);
   constexpr std::size_t kLong = 64 << 10;
@@ -127,7 +127,7 @@ void run_slow_callback(const Scene& scene) {
 
 void let_lease_expire(const Scene& scene) {
   std::uint64_t ticks = 1'000'000'000;
-  Config config = patient();
+  Config config = without_loss();
   config.leases.maximum = 16;
   Pair p(scene.shown(config), Scene::hidden(config), &ticks);
   spinwire::LeaseOptions options;
@@ -141,7 +141,7 @@ void let_lease_expire(const Scene& scene) {
 }
 
 void fill_send_queue(const Scene& scene) {
-  Config config = patient();
+  Config config = without_loss();
   config.queues.send_depth = 16;
   Pair p(Scene::hidden(config), scene.shown(config));
   hold_work(p.client);
@@ -150,7 +150,7 @@ void fill_send_queue(const Scene& scene) {
 }
 
 void use_up_operations(const Scene& scene) {
-  Config config = patient();
+  Config config = without_loss();
   config.queues.operations = 20;
   Pair p(Scene::hidden(config), scene.shown(config));
   hold_work(p.client);
@@ -160,7 +160,7 @@ void use_up_operations(const Scene& scene) {
 
 /// The server has no time for the long messages that it is offered.
 void use_up_windows(const Scene& scene) {
-  Config config = patient();
+  Config config = without_loss();
   config.memory.windows = 3;
   config.memory.rendezvous_bytes = 4u << 20;
   config.connections.max_message_bytes = 1u << 20;
@@ -229,7 +229,7 @@ void connect_raw_to_other(const Scene& scene) {
   play({&client, &server});
 }
 
-void lose_peer(const Scene& scene) {
+void kill_peer(const Scene& scene) {
   Child server([](int in, int out) { return echo_server(in, out, Scene::hidden()); });
   Node client(scene.shown());
   const Connection c = client.begin(server.line());
@@ -261,7 +261,7 @@ void kill_process(const Scene& scene) {
 
 /// The server's connection stays, because its client does not poll.
 void drain_engine(const Scene& scene) {
-  Pair p(scene.shown(patient()), Scene::hidden(patient()));
+  Pair p(scene.shown(without_loss()), Scene::hidden(without_loss()));
   ASSERT_TRUE(p.server.engine.drain(1h));
   play({&p.server});
 }
@@ -279,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(Connections, ToolsStatSituations,
                              {"pool dry", use_up_pool},
                              {"hung peer", hang_peer},
                              {"wrong GID", give_wrong_gid},
-                             {"MTU mismatch", lose_long_packets},
+                             {"MTU mismatch", drop_long_packets},
                              {"slow callback", run_slow_callback},
                              {"lease expired", let_lease_expire},
                              {"send queue full", fill_send_queue},
@@ -290,7 +290,7 @@ INSTANTIATE_TEST_SUITE_P(Connections, ToolsStatSituations,
                              {"nobody listens", connect_to_nobody},
                              {"peer answers no handshake", await_handshake},
                              {"peer of another kind", connect_raw_to_other},
-                             {"peer died", lose_peer},
+                             {"peer died", kill_peer},
                              {"remote memory revoked", use_revoked_memory},
                              {"application does not poll", stop_polling},
                              {"process died", kill_process},

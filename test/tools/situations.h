@@ -42,7 +42,7 @@ class Scene {
 };
 
 /// A peer that is silent is not lost.
-inline Config patient(Config c = small_config()) {
+inline Config without_loss(Config c = small_config()) {
   c.connections.peer_timeout = 1h;
   return c;
 }

@@ -146,6 +146,14 @@ TEST_F(ToolsStatRows, MarksRowsThatAreNotWhole) {
   EXPECT_TRUE(has(json, "\"consistent\":false")) << json;
 }
 
+TEST_F(ToolsStatRows, SubjectsWithTheSameCauseShareALine) {
+  const HalfWritten file;
+  const std::string screen = file.stat({std::to_string(::getpid()), "--once"});
+  EXPECT_TRUE(has(screen, "! credit used up: connection torn? to peer and 1 other, for "))
+      << screen;
+  EXPECT_EQ(screen.find("credit used up"), screen.rfind("credit used up")) << screen;
+}
+
 TEST_F(ToolsStatRows, LiveViewSaysWhyItCannotReadOn) {
   const HalfWritten file;
   Program view({tools_test::bin() + "/spinwire-stat", std::to_string(::getpid()), "--directory",

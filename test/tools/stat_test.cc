@@ -269,6 +269,7 @@ TEST_F(ToolsStat, ReadsWhatAKilledProcessLeft) {
   const std::string screen = blocked.stat({"--once"});
   EXPECT_TRUE(has(screen, "the process has died")) << screen;
   EXPECT_TRUE(has(screen, Blocked::kCause)) << screen;
+  EXPECT_LT(screen.find("the process has died"), screen.find(Blocked::kCause)) << "the worst first";
   const Outcome text = tools_test::run("spinwire-stat", blocked.words({"--prometheus"}, false));
   EXPECT_EQ(PrometheusText(text.out).count("spinwire_up"), 2u);
   EXPECT_EQ(PrometheusText(text.out).count("spinwire_polls_total"), 0u);

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "common/stat_events.h"
@@ -70,68 +73,93 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// What the recorder and the tables know of the subject of an event.
-class EventSubject {
+/// What the recorder and the tables say of the subjects of events.
+class Subjects {
  public:
-  EventSubject(const EngineReading& reading, const Earlier& earlier, const EngineEvent& event)
-      : reading_(reading), earlier_(earlier), event_(event) {
-    for (const EngineEvent& each : reading.events) {
-      if (each.subject != event.subject || each.id != event.id) continue;
-      read_state(each);
-      if (each.number >= event.number) continue;
-      was_ready_ |= each.kind == "state" && each.text.starts_with("ready");
-      has_endpoint_ |= each.kind == "handshake";
-    }
+  Subjects(const EngineReading& reading, const Earlier& earlier) {
+    for (const EngineEvent& event : reading.events) read_event(event);
+    for (const std::string_view table : {"connection", "session"}) read_table(reading, table);
+    read_replies(reading, earlier);
   }
   /// "connection 3-1 to 10.0.0.7:4000"
-  [[nodiscard]] std::string text() const {
-    return subject_text(event_) + (peer_.empty() ? "" : fmt::format(" to {}", peer_));
+  [[nodiscard]] std::string text(const EngineEvent& event) const {
+    const std::string& peer = known(event).peer;
+    return subject_text(event) + (peer.empty() ? "" : fmt::format(" to {}", peer));
   }
-  [[nodiscard]] bool was_ready() const noexcept { return was_ready_; }
-  /// Whether a step of its handshake was done.
-  [[nodiscard]] bool has_endpoint() const noexcept { return has_endpoint_; }
-  /// Whether the peer has been heard lately, by any connection or session.
-  [[nodiscard]] bool answers() const {
-    return !peer_.empty() && (answers_by("connection") || answers_by("session"));
+  /// Whether the subject of the event was ready before.
+  [[nodiscard]] bool was_ready(const EngineEvent& event) const {
+    return known(event).ready < event.number;
+  }
+  /// Whether a step of its handshake was done before.
+  [[nodiscard]] bool had_handshake(const EngineEvent& event) const {
+    return known(event).handshake < event.number;
+  }
+  /// Whether its peer has been heard lately, by any connection or session.
+  [[nodiscard]] bool answers(const EngineEvent& event) const {
+    return answering_.contains(known(event).peer);
   }
   /// Whether calls of the session have ended between two readings.
-  [[nodiscard]] bool has_replies() const {
-    for (const Subject& s : subjects_of(reading_, "session", peer_)) {
-      const MetricRow* const before = s.text("session") == event_.id ? earlier_.find(s) : nullptr;
-      if (before != nullptr) return ended_calls(*s.table, *s.row) > ended_calls(*s.table, *before);
-    }
-    return false;
+  [[nodiscard]] bool has_replies(const EngineEvent& event) const {
+    return replied_.contains(event.id);
   }
 
  private:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  struct Known {
+    std::string peer;
+    std::uint64_t ready = kNever;  ///< number of the first such event
+    std::uint64_t handshake = kNever;
+  };
+
+  static std::string key_of(const EngineEvent& event) { return event.subject + ' ' + event.id; }
+  [[nodiscard]] const Known& known(const EngineEvent& event) const {
+    static const Known none;
+    const auto found = known_.find(key_of(event));
+    return found != known_.end() ? found->second : none;
+  }
+  /// A state is "ready, peer 10.0.0.7:4000".
+  void read_event(const EngineEvent& event) {
+    if (event.kind != "state" && event.kind != "handshake") return;
+    Known& known = known_[key_of(event)];
+    if (event.kind == "handshake") {
+      known.handshake = std::min(known.handshake, event.number);
+      return;
+    }
+    if (event.text.starts_with("ready")) known.ready = std::min(known.ready, event.number);
+    for (const std::string_view before : {", peer ", ", server ", ", client "}) {
+      const std::size_t at = event.text.find(before);
+      if (at != std::string::npos) known.peer = event.text.substr(at + before.size());
+    }
+  }
+  void read_table(const EngineReading& reading, std::string_view name) {
+    const MetricTable* const table = reading.find(name);
+    if (table == nullptr) return;
+    const std::string state = fmt::format("spinwire_{}_state", name);
+    const std::string heard = fmt::format("spinwire_{}_last_heard_seconds", name);
+    for (const MetricRow& row : table->rows) {
+      if (table->text(row, state) == "ready" && table->number(row, heard) < kAnswersSeconds)
+        answering_.emplace(table->text(row, "peer"));
+    }
+  }
+  void read_replies(const EngineReading& reading, const Earlier& earlier) {
+    const MetricTable* const table = reading.find("session");
+    if (table == nullptr || !earlier.is_known()) return;
+    for (const MetricRow& row : table->rows) {
+      const MetricRow* const before = earlier.find({table, &row});
+      if (before != nullptr && ended_calls(*table, row) > ended_calls(*table, *before))
+        replied_.emplace(table->text(row, "session"));
+    }
+  }
   static double ended_calls(const MetricTable& table, const MetricRow& row) {
     return table.number(row, "spinwire_session_calls_total") -
            table.number(row, "spinwire_session_in_flight") -
            table.number(row, "spinwire_session_long_calls") -
            table.number(row, "spinwire_session_backlog");
   }
-  /// "ready, peer 10.0.0.7:4000"
-  void read_state(const EngineEvent& event) {
-    if (event.kind != "state") return;
-    for (const std::string_view before : {", peer ", ", server ", ", client "}) {
-      const std::size_t at = event.text.find(before);
-      if (at != std::string::npos) peer_ = event.text.substr(at + before.size());
-    }
-  }
-  [[nodiscard]] bool answers_by(std::string_view name) const {
-    const auto subjects = subjects_of(reading_, name, peer_);
-    return std::any_of(subjects.begin(), subjects.end(), [&](const Subject& s) {
-      return s.text("peer") == peer_ && s.text(fmt::format("spinwire_{}_state", name)) == "ready" &&
-             s.number(fmt::format("spinwire_{}_last_heard_seconds", name)) < kAnswersSeconds;
-    });
-  }
 
-  const EngineReading& reading_;
-  const Earlier& earlier_;
-  const EngineEvent& event_;
-  std::string peer_;
-  bool was_ready_ = false;
-  bool has_endpoint_ = false;
+  std::unordered_map<std::string, Known> known_;
+  std::unordered_set<std::string> answering_;  ///< peers
+  std::unordered_set<std::string> replied_;    ///< sessions
 };
 
 /// A finding with the event's text.
@@ -144,18 +172,18 @@ Finding noted(Severity severity, std::string_view cause, std::string_view advice
 }
 
 /// Why a connection or session has ended or was interrupted.
-Finding find_error(const EngineEvent& event, const EventSubject& subject) {
+Finding find_error(const EngineEvent& event, const Subjects& subjects) {
   const std::string_view text = event.text;
   const std::string_view status = text.substr(0, text.find(':'));
   const bool is_lost = status == "peer_lost" || status == "timed_out";
-  if (is_lost && subject.has_endpoint() && !subject.was_ready())
+  if (is_lost && subjects.had_handshake(event) && !subjects.was_ready(event))
     return noted(Severity::ended, "packets do not arrive",
                  "The handshake works: compare GID, its type and the network of both ends "
                  "(device.gid_index), and see "
                  "that UDP port 4791 is open: spinwire-doctor HOST.",
                  event);
   constexpr std::string_view kNoAcknowledgement = "completion status 12";
-  if (is_lost && has(text, kNoAcknowledgement) && subject.answers())
+  if (is_lost && has(text, kNoAcknowledgement) && subjects.answers(event))
     return noted(Severity::ended, "long packets are lost",
                  "The peer answers otherwise, so a hop has a smaller MTU than both ends: see "
                  "connections.mtu, and spinwire-doctor HOST.",
@@ -190,11 +218,11 @@ Finding find_lease_end(const EngineEvent& event) {
 }
 
 /// Requests that were sent again.
-Finding find_retransmission(const EngineEvent& event, const EventSubject& subject) {
-  if (subject.has_replies())
+Finding find_retransmission(const EngineEvent& event, const Subjects& subjects) {
+  if (subjects.has_replies(event))
     return noted(Severity::recent, "datagrams are lost",
                  "Requests are sent again: the network or the server drops datagrams.", event);
-  if (subject.answers())
+  if (subjects.answers(event))
     return noted(Severity::recent, "replies are late",
                  "Requests are sent again: handlers take long, or datagrams are lost.", event);
   return noted(Severity::recent, "the server does not reply",
@@ -203,17 +231,17 @@ Finding find_retransmission(const EngineEvent& event, const EventSubject& subjec
 }
 
 /// False: the event tells of no trouble.
-bool find_event(const EngineEvent& event, const EventSubject& subject, Finding& finding) {
+bool find_event(const EngineEvent& event, const Subjects& subjects, Finding& finding) {
   // A queue pair's end in order.
   if (event.kind == "device" && event.text == "last WQE reached") return false;
   if (event.kind == "error") {
-    finding = find_error(event, subject);
+    finding = find_error(event, subjects);
   } else if (event.kind == "refused") {
     finding = find_refusal(event);
   } else if (event.kind == "lease_end") {
     finding = find_lease_end(event);
   } else if (event.kind == "retransmission") {
-    finding = find_retransmission(event, subject);
+    finding = find_retransmission(event, subjects);
   } else if (event.kind == "goodbye") {
     const bool is_sent = event.text.starts_with("sent");
     finding = noted(Severity::notice, is_sent ? "goodbye sent" : "goodbye received", "", event);
@@ -237,13 +265,14 @@ std::string when_text(const EngineEvent& event, Nanoseconds reference) {
 
 void find_events(const EngineReading& reading, const Earlier& earlier, Findings& found) {
   const Nanoseconds reference = reference_time(reading);
+  const Subjects subjects(reading, earlier);
   for (auto event = reading.events.rbegin(); event != reading.events.rend(); ++event) {
     if (reference - event->at > kLately) break;
-    const EventSubject subject(reading, earlier, *event);
     Finding finding;
-    if (!find_event(*event, subject, finding)) continue;
+    if (!find_event(*event, subjects, finding)) continue;
     finding.when = when_text(*event, reference);
-    if (finding.subject.empty() && event->subject != "engine") finding.subject = subject.text();
+    if (finding.subject.empty() && event->subject != "engine")
+      finding.subject = subjects.text(*event);
     found.add(std::move(finding));
   }
 }

@@ -228,7 +228,8 @@ void find_blocked_without_row(const EngineReading& reading, Findings& found) {
     found.add(
         {.cause = std::string(cause->text),
          .subject = fmt::format("{:.0f} connections without a row (observability.rows)", without),
-         .advice = std::string(cause->advice)});
+         .advice = std::string(cause->advice),
+         .count = static_cast<std::size_t>(without)});
   }
 }
 
@@ -310,7 +311,8 @@ void Findings::add(Finding finding) {
     subjects_.insert(finding.cause + '\n' + finding.subject);
     return found_.push_back(std::move(finding));
   }
-  if (subjects_.insert(finding.cause + '\n' + finding.subject).second) ++known->others;
+  if (subjects_.insert(finding.cause + '\n' + finding.subject).second)
+    known->others += finding.count;
 }
 
 std::vector<Finding> Findings::take() {

@@ -82,7 +82,8 @@ struct Finding {
   std::string subject{};   ///< the first one; empty: the engine
   std::string found{};     ///< what was found, as the engine wrote it; may be empty
   std::string advice{};    ///< in sentences; may be empty
-  std::size_t others = 0;  ///< subjects with the same cause
+  std::size_t count = 1;   ///< subjects that `subject` stands for
+  std::size_t others = 0;  ///< further subjects with the same cause
 
   /// "credit used up: connection 0-1 to 10.0.0.7:4000 and 2 others, for 3.2 s"
   [[nodiscard]] std::string line() const;
