@@ -6,6 +6,7 @@
 #include <infiniband/verbs.h>
 
 #include <string>
+#include <utility>
 
 #include "base/internals.h"
 #include "control/address.h"
@@ -14,6 +15,7 @@
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "spinwire/connection_settings.h"
+#include "verbs/providers.h"
 
 namespace connection_attributes_test {
 namespace {
@@ -22,6 +24,7 @@ using namespace engine_test;  // the names of a test namespace
 using spinwire::ConnectionSettings;
 using spinwire::Endpoint;
 using spinwire::PrepareOptions;
+using spinwire::verbs::Provider;
 using Member = std::optional<std::uint32_t> ConnectionSettings::*;
 
 constexpr std::uint32_t kMost = 0xffff'ffff;
@@ -130,6 +133,77 @@ TEST(ConfigConnectionAttributes, ReachTheDevice) {
     EXPECT_EQ(attr.ah_attr.static_rate, 7);
   }
   (*device)->destroy_qp(*qp);
+}
+
+/// The embedded device as if each port had three GIDs, of which two are readable, and four
+/// partition keys. Records what a queue pair is given.
+struct Places {
+  static const Provider& real() { return spinwire::verbs::softverbs_provider(); }
+  static Provider provider() {
+    Provider p = real();
+    p.query_port = [](ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
+      const int error = real().query_port(context, port, attr);
+      attr->gid_tbl_len = 3;
+      attr->pkey_tbl_len = 4;
+      return error;
+    };
+    p.gid_table = [](ibv_context* context, std::uint8_t port, int) {
+      auto table = real().gid_table(context, port, 1);
+      auto another = table.at(0);
+      another.index = 2;
+      another.gid.raw[15] ^= 1;
+      table.push_back(another);
+      return table;
+    };
+    p.modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int mask) {
+      if ((mask & IBV_QP_PORT) != 0) port = attr->port_num;
+      if ((mask & IBV_QP_PKEY_INDEX) != 0) pkey_index = std::exchange(attr->pkey_index, {});
+      if ((mask & IBV_QP_AV) != 0) gid_index = std::exchange(attr->ah_attr.grh.sgid_index, {});
+      return real().modify_qp(qp, attr, mask);
+    };
+    return p;
+  }
+  static inline int port, pkey_index, gid_index;
+};
+
+TEST(ConfigConnectionAttributes, PortGidAndPartitionKeyReachTheDevice) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  const Provider provider = Places::provider();
+  const Provider* const all[] = {&provider};
+  const auto config = small_config();
+  auto device =
+      spinwire::verbs::Device::open(spinwire::engine::device_options(config, Clock::real()), all);
+  ASSERT_TRUE(device) << device.error().message();
+  const auto expect_reached = [&](const ConnectionSettings& s, int port, int gid, int pkey) {
+    const auto settled = spinwire::config::resolve(config, **device, s, false);
+    ASSERT_TRUE(settled) << settled.error().message();
+    const auto& options = settled->queue_pair;
+    auto qp = (*device)->create_qp(options);
+    ASSERT_TRUE(qp);
+    spinwire::verbs::RemoteQueuePair self;
+    self.gid = options.place.gid;
+    if (gid == 2) self.gid.raw[15] ^= 1;  // the real one
+    self.qp_num = (*qp)->qp_num;
+    self.mtu = 1024;
+    Places::port = Places::gid_index = Places::pkey_index = -1;
+    ASSERT_TRUE((*device)->to_init(*qp, options));
+    const auto rtr = (*device)->to_rtr(*qp, options, self);
+    ASSERT_TRUE(rtr) << rtr.error().message();
+    EXPECT_EQ(Places::port, port);
+    EXPECT_EQ(Places::gid_index, gid);
+    EXPECT_EQ(Places::pkey_index, pkey);
+    (*device)->destroy_qp(*qp);
+  };
+  ConnectionSettings s;
+  expect_reached(s, 1, 0, 0);
+  s.port = 2;
+  s.gid_index = 2;
+  s.pkey_index = 3;
+  expect_reached(s, 2, 2, 3);
+  s.gid_index = 1;
+  const auto unreadable = spinwire::config::resolve(config, **device, s, false);
+  ASSERT_FALSE(unreadable);
+  EXPECT_EQ(unreadable.error().status, Status::no_device);
 }
 
 TEST(ConfigConnectionAttributes, AreThoseOfOneConnectionOnly) {

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+#include "base/internals.h"
+#include "base/owner_guard.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace allocation_test {
@@ -12,6 +16,9 @@ namespace {
 
 using namespace engine_test;  // the names of a test namespace
 using spinwire::AllocateOptions;
+using spinwire::detail::EngineCore;
+using spinwire::memory::PoolId;
+using spinwire::memory::RegistrationTable;
 
 AllocateOptions aligned(std::size_t alignment, Pool pool = Pool::send) {
   return {pool, alignment, false};
@@ -149,6 +156,29 @@ TEST(EngineMemoryStats, CountReceives) {
   kept.reset();
   EXPECT_EQ(p.server.engine.memory_stats(Pool::receive).blocks_used, before.blocks_used);
   p.finish();
+}
+
+TEST(EngineAllocate, GivesMoreThanTwoGiBInOnePiece) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "pages are allocated when touched";
+  constexpr std::size_t kSize = (std::size_t{2} << 30) + 4096;
+  Config config = small_config();
+  config.memory.lease_bytes = std::size_t{3} << 30;
+  EngineCore core(config, Clock::real(), std::move(*spinwire::base::OwnerGuard::create()));
+  const auto opened = core.open({.sparse = true});
+  if (!opened && opened.error().status == Status::no_memory) GTEST_SKIP() << "no 3 GiB here";
+  ASSERT_TRUE(opened) << opened.error().message();
+  auto* const block = core.context.arena->allocate(PoolId::lease, kSize);
+  ASSERT_NE(block, nullptr);
+  Buffer whole = spinwire::detail::make<Buffer>(block, kSize);
+  EXPECT_GE(whole.capacity(), kSize);
+  whole.data()[0] = whole.data()[kSize - 1] = std::byte{7};
+  const auto exposed = core.context.registrations->expose(
+      whole.slice(), Access::remote_read, nullptr, RegistrationTable::kApplication, {});
+  ASSERT_TRUE(exposed) << exposed.error().message();
+  EXPECT_EQ(exposed->length, kSize);
+  EXPECT_EQ(core.context.registrations->revoke(exposed->rkey), Status::ok);
+  whole.reset();
+  EXPECT_TRUE(core.audit());
 }
 
 }  // namespace

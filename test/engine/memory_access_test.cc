@@ -131,6 +131,62 @@ TEST(MemoryAccessDeathTest, CheckedAccessStopsTheProgramWhereItIsWrong) {
   p.finish();
 }
 
+TEST(MemoryAccessDeathTest, CheckedSharedAccessStopsTheProgramWhereItIsWrong) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child may not use the engine
+  Pair p(without_direct_messages());
+  Buffer theirs = p.server.filled(64, 1);
+  const auto region = p.server.engine.expose(theirs.slice(), Access::remote_read);
+  ASSERT_TRUE(region);
+  Buffer b = p.client.filled(64, 1);
+  Connection c = p.ends.client;
+  EXPECT_DEATH(
+      {
+        ASSERT_EQ(c.read(b, *region, {}, Post::defer), Status::ok);
+        (void)SharedAccess::open(p.client.engine, b, true);
+      },
+      "an operation is changing the bytes");
+  EXPECT_DEATH(
+      {
+        const auto mine = SharedAccess::open(p.client.engine, b, true);
+        ASSERT_EQ(c.read(b, *region, {}, Post::defer), Status::ok);
+      },
+      "an operation began to change the bytes meanwhile");
+  {
+    const auto mine = SharedAccess::open(p.client.engine, b, true);
+    EXPECT_EQ(given(p.client, b), kReading) << "the access is recorded";
+    ASSERT_EQ(c.send(b, {}, Post::defer), Status::ok);  // reads, too
+  }
+  EXPECT_EQ(c.flush(), Status::ok);
+  ASSERT_TRUE(p.until([&] { return p.server.messages == 1; }));
+  EXPECT_EQ(p.server.engine.revoke(*region), Status::ok);
+  theirs.reset();
+  b.reset();
+  p.finish();
+}
+
+TEST(MemoryAccessDeathTest, ADebugBuildChecksWhereTheCallerDoesNotSay) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child may not use the engine
+#ifdef NDEBUG
+  constexpr bool kDebugBuild = false;
+#else
+  constexpr bool kDebugBuild = true;
+#endif
+  ASSERT_EQ(SPINWIRE_CHECK_ACCESS, kDebugBuild);
+  Node node;
+  const Buffer b = node.filled(64, 1);
+  const auto writes = ExclusiveAccess::try_open(node.engine, b, true);
+  const auto open_both = [&] {
+    (void)SharedAccess::open(node.engine, b);
+    (void)ExclusiveAccess::open(node.engine, b);
+  };
+  if (kDebugBuild) {
+    EXPECT_DEATH((void)SharedAccess::open(node.engine, b), "");
+    EXPECT_DEATH((void)ExclusiveAccess::open(node.engine, b), "");
+  } else {
+    open_both();
+  }
+}
+
 TEST(MemoryAccess, WithoutTheCheckItIsGivenAlways) {
   Pair p(without_direct_messages());
   Buffer b = p.client.filled(64, 1);

@@ -66,6 +66,26 @@ bool exists(const std::string& pattern, const std::vector<std::string>& names) {
                      [&](const std::string& name) { return fits(pattern, name); });
 }
 
+/// Whether this is the whole name of a test, or "Suite.*" of a suite with tests. A suite alone, or
+/// a part of a name, does not say which test shows the feature.
+bool names_tests(const std::string& pattern, const std::vector<std::string>& names) {
+  const std::size_t dot = pattern.find('.');
+  const std::size_t star = pattern.find_first_of("*?[");
+  const bool is_whole =
+      dot != std::string::npos &&
+      (star == std::string::npos || (star == dot + 1 && star + 1 == pattern.size()));
+  return is_whole && exists(pattern, names);
+}
+
+TEST(Documents, AFeatureNamesWholeTestsOrAWholeSuite) {
+  const std::vector<std::string> names{"Waiting.IsLong", "By/Scenario1.Runs/0"};
+  for (const char* good : {"Waiting.IsLong", "Waiting.*", "Scenario1.Runs", "Scenario1.*"})
+    EXPECT_TRUE(names_tests(good, names)) << good;
+  for (const char* bad : {"Waiting", "Waiting.Is", "Waiting.Is*", "Wait*.*", "Wait*", "Scenario1",
+                          "Other.*", "Waiting.?sLong", "*"})
+    EXPECT_FALSE(names_tests(bad, names)) << bad;
+}
+
 TEST(Documents, EachFeatureNamesATestThatExists) {
   const std::string document = read_file("include/features.md");
   const std::size_t end = document.find("## Refused");
@@ -78,7 +98,7 @@ TEST(Documents, EachFeatureNamesATestThatExists) {
       continue;
     const std::vector<std::string> tests = quoted_in_last_column(row);
     EXPECT_FALSE(tests.empty()) << row;
-    for (const std::string& pattern : tests) EXPECT_TRUE(exists(pattern, names)) << pattern;
+    for (const std::string& pattern : tests) EXPECT_TRUE(names_tests(pattern, names)) << pattern;
     ++features;
   }
   EXPECT_GT(features, 50);
