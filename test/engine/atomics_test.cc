@@ -9,7 +9,7 @@
 
 #include "base/internals.h"
 #include "engine/engine_core.h"
-#include "engine/harness.h"
+#include "engine/exposed_memory.h"
 #include "verbs/providers.h"
 
 namespace atomics_test {
@@ -20,12 +20,11 @@ using spinwire::detail::EngineCore;
 using spinwire::verbs::Provider;
 
 /// A pair, and numbers at the server that the client can access.
-struct Bench : Pair {
-  explicit Bench(const Config& config = small_config()) : Pair(config) {
+struct Bench : ExposedMemory {
+  explicit Bench(const Config& config = small_config()) : ExposedMemory(config) {
     if (!client.engine.device().atomics) return;
-    memory = server.buffer(4096, Pool::lease);
+    expose(4096, Access::remote_all);
     std::memset(memory.data(), 0, memory.size());
-    region = server.engine.expose(memory.slice(), Access::remote_all).value();
   }
   [[nodiscard]] RemoteRegion word(std::size_t index) const { return region.slice(8 * index, 8); }
   [[nodiscard]] std::uint64_t& number(std::size_t index) {
@@ -45,13 +44,6 @@ struct Bench : Pair {
     EXPECT_EQ(ended, 1);
     return seen;
   }
-  void finish() {
-    EXPECT_EQ(server.engine.revoke(region), Status::ok);
-    memory.reset();
-    Pair::finish();
-  }
-  Buffer memory;
-  RemoteRegion region;
 };
 
 #define NEEDS_ATOMICS(bench) \

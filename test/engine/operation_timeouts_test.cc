@@ -1,11 +1,15 @@
 // Operations with a time-out.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "base/internals.h"
-#include "engine/harness.h"
+#include "engine/engine_core.h"
+#include "engine/exposed_memory.h"
 #include "engine/zero_cost.h"
+#include "softverbs/faults/fault_plan.h"
 
 namespace operation_timeouts_test {
 namespace {
@@ -25,11 +29,9 @@ struct Time {
 };
 
 /// A pair whose time the test moves, and memory of the server.
-struct Bench : Time, Pair {
-  explicit Bench() : Pair(long_messages(), &ticks) {
-    memory = server.buffer(8192, Pool::lease);
-    region = server.engine.expose(memory.slice(), Access::remote_read_write | Access::remote_atomic)
-                 .value();
+struct Bench : Time, ExposedMemory {
+  explicit Bench() : ExposedMemory(long_messages(), &ticks) {
+    expose(8192, Access::remote_read_write | Access::remote_atomic);
     const Buffer one = client.filled(1, 1);
     EXPECT_TRUE(until([&] {
       (void)c().send(one);
@@ -54,13 +56,6 @@ struct Bench : Time, Pair {
     EXPECT_EQ(c().set_timeout(id, timeout), Status::ok);
     return id;
   }
-  void finish() {
-    EXPECT_EQ(server.engine.revoke(region), Status::ok);
-    memory.reset();
-    Pair::finish();
-  }
-  Buffer memory;
-  RemoteRegion region;
   int arrived = 0;
 };
 
@@ -89,6 +84,81 @@ TEST(OperationTimeouts, EndADeferredOperationOfEachKind) {
   EXPECT_EQ(b.c().stats().writes, 0u);
   one.reset();
   b.finish();
+}
+
+/// The client's device holds what is posted, until the test lets it go on.
+class HeldOperationTimeouts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "other devices lack faults";
+    b_.emplace();
+    spinwire::softverbs::FaultPlan plan;
+    plan.delay_min = plan.delay_max = std::chrono::hours(24);
+    const auto set = spinwire::softverbs::set_faults(device(), plan);
+    ASSERT_TRUE(set) << set.error().message();
+    memory_ = b_->client.filled(8, 1);
+  }
+  [[nodiscard]] ibv_context* device() {
+    return spinwire::detail::core_of(b_->client.engine)->context.device->context();
+  }
+  /// Posts one operation of each kind, and lets 10 ms pass, after which all of them end.
+  void time_out_one_of_each_kind() {
+    const RemoteRegion number = b_->region.slice(64, 8);
+    const auto post = [this](auto&& call) { b_->start(call, 10ms); };
+    post([&](auto done) { return b_->c().write(memory_, b_->region.slice(0, 8), done); });
+    post([&](auto done) { return b_->c().read(into_.slice(), b_->region.slice(8, 8), done); });
+    post([&](auto done) { return b_->c().fetch_add(number, 5, done); });
+    post([&](auto done) { return b_->c().compare_swap(number, 5, 7, done); });
+    b_->pass(9'000'000);
+    EXPECT_EQ(b_->timed_out(), 0u);
+    EXPECT_EQ(b_->c().stats().outstanding, 4u);
+    b_->pass(1'300'000);
+    EXPECT_EQ(b_->timed_out(), 4u);
+    EXPECT_EQ(b_->c().stats().outstanding, 4u) << "the device has them";
+    EXPECT_FALSE(memory_.unique()) << "the device may read the memory";
+    EXPECT_FALSE(into_.unique()) << "the device may write the memory";
+  }
+  std::optional<Bench> b_;
+  Buffer memory_;
+  Buffer into_;
+};
+
+TEST_F(HeldOperationTimeouts, EndOneOfEachKindAndTheDeviceFinishesIt) {
+  into_ = b_->client.filled(8, 9);
+  for (std::size_t i = 0; i < 8; ++i) b_->memory.data()[8 + i] = Node::pattern(2, i);
+  std::fill_n(b_->memory.data() + 64, 8, std::byte{});
+  time_out_one_of_each_kind();
+  spinwire::softverbs::clear_faults(device());
+  ASSERT_TRUE(b_->until([&] { return b_->c().stats().outstanding == 0; }));
+  EXPECT_EQ(b_->client.tally.completed, 4u);
+  EXPECT_TRUE(Node::holds({b_->memory.data(), 8}, 1)) << "the write";
+  EXPECT_TRUE(Node::holds({into_.data(), 8}, 2)) << "the read";
+  EXPECT_EQ(b_->memory.data()[64], std::byte{7}) << "both atomics, in their order";
+  EXPECT_TRUE(memory_.unique() && into_.unique());
+  EXPECT_TRUE(b_->c().ready());
+  memory_.reset();
+  into_.reset();
+  b_->finish();
+}
+
+TEST_F(HeldOperationTimeouts, ADeviceThatNeverFinishesThemIsLeftByClosing) {
+  into_ = b_->client.filled(8, 9);
+  time_out_one_of_each_kind();
+  b_->pass(60'000'000'000);
+  EXPECT_EQ(b_->client.tally.completed, 4u);
+  EXPECT_FALSE(memory_.unique() || into_.unique());
+  EXPECT_EQ(b_->c().close(), Status::ok);
+  ASSERT_TRUE(b_->until([&] {
+    b_->ticks += 1'000'000;
+    return b_->c().state() == ConnectionState::closed &&
+           b_->server.engine.stats().connections == 0;
+  }));
+  EXPECT_EQ(b_->client.tally.completed, 4u) << "none ends twice";
+  EXPECT_TRUE(memory_.unique() && into_.unique());
+  EXPECT_TRUE(Node::holds({into_.data(), 8}, 9));
+  memory_.reset();
+  into_.reset();
+  b_->finish();
 }
 
 TEST(OperationTimeouts, EndAMessageThatThePeerDoesNotTake) {
