@@ -47,6 +47,11 @@ void drive(Engine& engine);
 template <typename Step, typename Done>
 void run_until(std::string_view what, Step&& step, Done&& done);
 
+/// Has the engine prepare to sleep, and polls it again, so that what follows is counted of an
+/// engine that sleeps at times. `step` drives all engines. Set-up.
+template <typename Step>
+void sleep_once(Engine& engine, Step&& step);
+
 /// Two engines on one thread with connections from `near` to `far`. `far` counts the messages that
 /// arrive.
 class Pair {
@@ -98,6 +103,12 @@ void run_until(std::string_view what, Step&& step, Done&& done) {
   for (const WaitLimit limit; !done(); step()) {
     if (limit.over()) give_up(what);
   }
+}
+
+template <typename Step>
+void sleep_once(Engine& engine, Step&& step) {
+  run_until("an engine does not sleep", step, [&] { return engine.arm(); });
+  for (int i = 0; i < 100; ++i) step();
 }
 
 }  // namespace spinwire::bench

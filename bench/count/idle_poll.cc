@@ -1,8 +1,10 @@
-// Counts a poll that finds no work: count-idle-poll CONNECTIONS OPERATIONS.
+// Counts a poll that finds no work, of an engine that has never slept, or that has:
+// count-idle-poll CONNECTIONS [slept] OPERATIONS.
 #include <fmt/core.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <string_view>
 
 #include "common/setup.h"
 
@@ -10,7 +12,8 @@ using namespace spinwire;
 
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
-  if (argc != 3) bench::give_up("arguments: CONNECTIONS OPERATIONS");
+  const bool has_slept = argc == 4 && std::string_view(argv[2]) == "slept";
+  if (argc != 3 && !has_slept) bench::give_up("arguments: CONNECTIONS [slept] OPERATIONS");
   Config config = bench::hot_path_config();
   config.queues.send_depth = 16;  // the completion queue must fit all connections
   config.queues.completion_depth = 65536;
@@ -18,6 +21,11 @@ int main(int argc, char** argv) {
   config.connections.keepalive_interval = config.connections.peer_timeout =
       config.connections.credit_idle_timeout = std::chrono::hours(1);
   bench::Pair pair(config, static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)));
+  const auto drive_both = [&pair] {
+    bench::drive(pair.near);
+    bench::drive(pair.far);
+  };
+  if (has_slept) bench::sleep_once(pair.near, drive_both);
   // Several polls per turn, so that the loop's own instructions hardly count.
   constexpr std::uint64_t kPolls = 16;
   const auto work = [&pair] {
