@@ -31,8 +31,8 @@ class Callback;
 ///     was not accepted.
 ///   - Memory that was not moved out of a LeaseReply is released.
 /// Other callbacks only report, and what they are about goes on:
-///   - A Completion, Reply or RawReceive: the operation or call has ended. Its connection or session
-///     stays, as after a RawPostedCallback.
+///   - A Completion, Reply or RawReceive: the operation or call has ended. Its connection or
+///     session stays, as after a RawPostedCallback.
 ///   - A TimerCallback: a timer of Engine::every() runs again.
 ///   - A ResolveCallback: the name is resolved.
 ///   - DrainOptions::on_drained: the engine is drained.

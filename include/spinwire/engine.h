@@ -272,8 +272,8 @@ class SPINWIRE_API Engine {
   ///
   /// An engine that one of its callbacks destroys or replaces ends when the poll(),
   /// poll_control(), arm(), wait() or visit_served_sessions() that runs the callback returns, or
-  /// with the destruction that runs it. Until then its handles answer as before and its other callbacks run: their captures
-  /// must be valid that long. A callback may move its engine.
+  /// with the destruction that runs it. Until then its handles answer as before and its other
+  /// callbacks run: their captures must be valid that long. A callback may move its engine.
   ~Engine();
 
   /// Drains completions, runs callbacks, reposts receives and rings doorbells. Takes a control step

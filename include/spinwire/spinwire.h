@@ -13,8 +13,8 @@
 // Callbacks run inside Engine::poll(), poll_control(), arm() or wait(), or while their engine is
 // destroyed; a visitor runs inside Engine::visit_served_sessions(). None runs inside cancel(),
 // close(), recall() or revoke(). They may call everything except poll(), poll_control(), wait(),
-// Engine::serve() and Engine::audit(), which answer reentrant, and arm(), which answers false. A callback may destroy its engine; see Engine::~Engine(). See
-// callback.h for exceptions.
+// Engine::serve() and Engine::audit(), which answer reentrant, and arm(), which answers false. A
+// callback may destroy its engine; see Engine::~Engine(). See callback.h for exceptions.
 //
 // Handles. Connection, Session, PendingCall, Listener, RemoteMemory and Timer may outlive the
 // objects they name. Once the connection, session, call or engine is gone, functions that answer a

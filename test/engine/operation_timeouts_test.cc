@@ -150,8 +150,7 @@ TEST_F(HeldOperationTimeouts, ADeviceThatNeverFinishesThemIsLeftByClosing) {
   EXPECT_EQ(b_->c().close(), Status::ok);
   ASSERT_TRUE(b_->until([&] {
     b_->ticks += 1'000'000;
-    return b_->c().state() == ConnectionState::closed &&
-           b_->server.engine.stats().connections == 0;
+    return b_->c().state() == ConnectionState::closed && b_->server.engine.stats().connections == 0;
   }));
   EXPECT_EQ(b_->client.tally.completed, 4u) << "none ends twice";
   EXPECT_TRUE(memory_.unique() && into_.unique());
