@@ -351,6 +351,7 @@ void control(Context& c) noexcept {
   c.lane_scan.opens = kOpensPerStep;
   c.lane_scan.tries = kTriesPerStep;
   c.lane_scan.clears = kClearsPerStep;
+  c.maps_left = kMapsPerStep;
   wake_lanes(c);
   open_new_lanes(c);
   check_liveness(c);

@@ -357,6 +357,10 @@ struct LaneScan {
   std::unique_ptr<std::uint64_t[]> claimed_since;        ///< by lane: tick; 0: not seen as claimed
 };
 
+/// Objects that packets of peers may have mapped between two control steps. Each takes system
+/// calls.
+inline constexpr std::uint32_t kMapsPerStep = 8;
+
 /// How control steps notice that peers have ended.
 struct Liveness {
   base::UniqueFd processes;   ///< epoll set of the pidfds
@@ -432,6 +436,8 @@ struct Context {
   std::size_t direct_scan = 0;  ///< the peer that take_lost() checks next
   LaneScan lane_scan;
   Liveness liveness;
+  std::uint32_t maps_left = kMapsPerStep;  ///< that packets may cause before the next control step
+  bool waits_to_map = false;               ///< a packet needs one more
   RegionSlots regions;
   base::LargeMemory queue_pair_memory;        ///< holds `queue_pairs`
   std::shared_ptr<QueuePairRights[]> rights;  ///< of the queue pairs, by index

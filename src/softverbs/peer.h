@@ -16,6 +16,7 @@
 #include "softverbs/lane/lanes.h"
 #include "softverbs/lane/segment.h"
 #include "softverbs/lane/wake_pipe.h"
+#include "softverbs/memory/mapped_share.h"
 
 namespace spinwire::softverbs {
 
@@ -73,6 +74,7 @@ struct PeerProcess {
   bool watched = false;     ///< in the epoll set
   base::UniqueFd pidfd;     ///< empty if the kernel gave none: control() then checks the process
   base::UniqueFd memory;    ///< its address space, once it was needed
+  Mapped mapped;            ///< objects of its contexts, as this context has mapped them
 };
 
 /// Another context, of this process or another, identified by its GID.

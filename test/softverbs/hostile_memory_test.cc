@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "own_process.h"
@@ -105,6 +106,7 @@ struct HugeLink : Link {
   sv::Peer& peer = *a.internals().peers[0];
   sv::Context& owner = b.internals();
   sv::RegionEntry& region = owner.segment->regions[sv::region_index(b.mr->rkey)];
+  sv::PeerProcess process;
 
   /// Makes the other node look like one of another process.
   void forge(std::uint64_t size, std::uint32_t generation) {
@@ -116,8 +118,15 @@ struct HugeLink : Link {
     object.inode = file.st_ino;
     object.generation = region.object_generation = generation;
     peer.same_process = false;
+    peer.process = &process;
   }
-  ~HugeLink() { peer.same_process = true; }
+  ~HugeLink() {
+    sv::unmap_objects(peer);
+    peer.process = nullptr;
+    peer.same_process = true;
+    EXPECT_EQ(process.mapped.objects, 0u);
+    EXPECT_EQ(process.mapped.bytes, 0u);
+  }
 };
 
 TEST(SoftverbsHugepages, APageThatIsMissingFailsTheOperation) {
@@ -182,6 +191,67 @@ TEST(SoftverbsHugepages, CopiesThroughTheKernelAreWhole) {
   fill(link.a.bytes(0, 5000), 4);
   ASSERT_TRUE(sv::copy_remote(peer, bytes, parts, 2, 5000, sv::Copy::to_peer));
   EXPECT_TRUE(holds(link.b.bytes(0, 5000), 4));
+}
+
+// ---- how much is mapped ----
+
+TEST(SoftverbsMappedShare, LeavesSomethingForOthers) {
+  std::vector<sv::Mapped> processes(12);
+  for (sv::Mapped& own : processes) {
+    while (sv::take_mapping(own, 1 << 20)) {
+    }
+    EXPECT_GE(own.objects, 256u);
+    EXPECT_LE(own.objects, sv::kMostMapped.objects / 4);
+  }
+  for (sv::Mapped& own : processes) {
+    while (own.objects != 0) sv::return_mapping(own, 1 << 20);
+    EXPECT_EQ(own.bytes, 0u);
+  }
+}
+
+TEST(SoftverbsMappedShare, CountsBytes) {
+  sv::Mapped first;
+  sv::Mapped second;
+  EXPECT_FALSE(sv::take_mapping(first, ~std::uint64_t{0}));
+  EXPECT_FALSE(sv::take_mapping(first, sv::kMostMapped.bytes / 4 + 1));
+  ASSERT_TRUE(sv::take_mapping(first, sv::kMostMapped.bytes / 5));
+  EXPECT_FALSE(sv::take_mapping(first, sv::kMostMapped.bytes / 5));
+  EXPECT_EQ(first.objects, 1u);
+  ASSERT_TRUE(sv::take_mapping(second, sv::kMostMapped.bytes / 5));
+  sv::return_mapping(first, sv::kMostMapped.bytes / 5);
+  sv::return_mapping(second, sv::kMostMapped.bytes / 5);
+}
+
+/// Node b says before each message by reference that its memory is another object.
+TEST(SoftverbsMappedShare, PacketsHaveFewObjectsMappedInAStep) {
+  constexpr std::uint32_t kMessages = 3 * sv::kMapsPerStep - 1;
+  HugeLink link;
+  fill(link.b.bytes(0, 2048), 6);
+  link.peer.same_process = false;
+  link.peer.process = &link.process;
+  link.control();
+  const auto receive = [&] {
+    for (int i = 0; i < 100; ++i) link.poll_a();
+  };
+  std::uint32_t expected = 0;
+  for (std::uint32_t i = 0; i < kMessages; ++i) {
+    link.owner.segment->objects[link.region.object].generation = link.region.object_generation =
+        100 + i;
+    ASSERT_EQ(link.a.post_recv(i, 0, 2048), 0);
+    ASSERT_EQ(Send(i, link.b.sge(0, 2048)).post(link.qb), 0);
+    receive();
+    if (i == 0 || i % sv::kMapsPerStep != 0) {
+      EXPECT_EQ(link.at_a.size(), ++expected) << i;
+      continue;
+    }
+    EXPECT_EQ(link.at_a.size(), expected) << "it waits for a step";
+    link.control();
+    receive();
+    EXPECT_EQ(link.at_a.size(), ++expected);
+  }
+  for (const ibv_wc& wc : link.at_a) EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_TRUE(holds(link.a.bytes(0, 2048), 6));
+  EXPECT_EQ(link.process.mapped.objects, 1u);
 }
 
 // ---- what we know of ourselves ----

@@ -20,6 +20,7 @@
 #include "softverbs/device_control.h"
 #include "softverbs/lane/local_segments.h"
 #include "softverbs/memory/peer_file.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/queues.h"
 #include "softverbs/refusal.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -496,9 +497,7 @@ void detach_peer(Context& c, Peer& peer) noexcept {
   };
   unlist(c.unacked, c.pending.unacked);
   unlist(c.acks_due, c.pending.acks_due);
-  for (MappedObject& object : peer.objects) {
-    if (object.base != nullptr) munmap(object.base, object.size);
-  }
+  unmap_objects(peer);
   unmark_accesses(peer);
   release_out_lane(c, peer);
   unmap_segment(peer);

@@ -261,7 +261,8 @@ inline std::uint32_t receive_messages(Context& c, InLane& lane, Cq& cq, std::uin
         break;
     }
     if (taken == 0) [[unlikely]] {
-      receive_packet(c, lane, word);
+      if (!receive_packet(c, lane, word)) [[unlikely]]
+        break;
       taken = 1;
     }
     left -= std::min(left, taken);

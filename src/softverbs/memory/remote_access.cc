@@ -28,6 +28,15 @@ bool guards_hugepages(const Context& c) noexcept {
          (c.page_trust == PageTrust::usual && !c.shares_hugepages);
 }
 
+/// Unmaps what is mapped. False: the kernel refuses.
+bool unmap(Peer& peer, MappedObject& mapped) noexcept {
+  if (mapped.base == nullptr) return true;
+  if (munmap(mapped.base, mapped.size) != 0) return false;
+  return_mapping(peer.process->mapped, mapped.size);
+  mapped = {};
+  return true;
+}
+
 /// Opens and maps object `index` of a peer in another process.
 [[gnu::cold, gnu::noinline]] MappedObject* map_object(Peer& peer, std::uint32_t index,
                                                       std::uint32_t generation) noexcept {
@@ -48,22 +57,41 @@ bool guards_hugepages(const Context& c) noexcept {
   const int flags = MAP_SHARED | (guarded ? MAP_NORESERVE : 0);
   // Hugepages are mapped and unmapped whole.
   if (file.hugepage != 0) size = (size + file.hugepage - 1) & ~(file.hugepage - 1);
-  if (mapped.base != nullptr && munmap(mapped.base, mapped.size) != 0) return nullptr;
-  mapped = {};
+  if (!unmap(peer, mapped) || !take_mapping(peer.process->mapped, size)) return nullptr;
   void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, file.fd.get(), 0);
-  if (at == MAP_FAILED) return nullptr;
+  if (at == MAP_FAILED) return return_mapping(peer.process->mapped, size), nullptr;
   mapped = {static_cast<std::byte*>(at), size, generation, guarded};
   return &mapped;
+}
+
+/// The object if it is mapped.
+[[gnu::always_inline]] inline const MappedObject* mapped_object(const Peer& peer,
+                                                                std::uint32_t index,
+                                                                std::uint32_t generation) noexcept {
+  const bool is_mapped = index < peer.objects.size() &&
+                         peer.objects[index].generation == generation &&
+                         peer.objects[index].base != nullptr;
+  return is_mapped ? &peer.objects[index] : nullptr;
+}
+
+/// Whether a packet may have one more object mapped before the next control step.
+bool may_map(Context& c) noexcept {
+  if (c.maps_left == 0) return c.waits_to_map = true, false;
+  --c.maps_left;
+  return true;
 }
 
 }  // namespace
 
 const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
-  if (index < peer.objects.size() && peer.objects[index].generation == generation &&
-      peer.objects[index].base != nullptr) [[likely]] {
-    return &peer.objects[index];
-  }
+  if (const MappedObject* const mapped = mapped_object(peer, index, generation); mapped != nullptr)
+      [[likely]]
+    return mapped;
   return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
+}
+
+void unmap_objects(Peer& peer) noexcept {
+  for (MappedObject& object : peer.objects) (void)unmap(peer, object);
 }
 
 namespace {
@@ -117,8 +145,14 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   }
   // Locks are no memory of the application. lock_of() may map them anew.
   if (object == kLockObject) return {};
-  const MappedObject* mapped = object_of(peer, object, region.object_generation);
-  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
+  const std::uint32_t generation = region.object_generation;
+  const MappedObject* mapped = mapped_object(peer, object, generation);
+  if (mapped == nullptr) [[unlikely]] {
+    // Without a right: for a packet of the peer, not for an operation of ours.
+    if (access == 0 && !may_map(*peer.context)) return {};
+    mapped = object_of(peer, object, generation);
+    if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
+  }
   const auto kind = mapped->guarded ? RemoteBytes::Kind::guarded : RemoteBytes::Kind::direct;
   const std::uint64_t offset = region.object_offset + (address - region.address);
   if (offset > mapped->size || length > mapped->size - offset) return {};

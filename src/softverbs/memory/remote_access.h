@@ -26,13 +26,17 @@ struct RemoteBytes {
 /// Resolves [address, address + length) under `key` of `peer`, with the rights `access`, in the
 /// peer's protection domain `pd` or through a window for its queue pair `qpn`. Call it, and access
 /// the bytes, between begin_access() and end_access(). Maps the object on first use, which makes
-/// system calls; hot after that.
+/// system calls; hot after that. With no `access`, for a packet of the peer, refuses to map more
+/// than kMapsPerStep between two control steps, and sets Context::waits_to_map.
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
                     std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept;
 
 /// Object `index` of a peer in another process; null if it cannot be mapped. Maps it on first use,
 /// which makes system calls; hot after that.
 const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept;
+
+/// Unmaps all objects of a peer.
+void unmap_objects(Peer& peer) noexcept;
 
 /// begin_access() and end_access() mark the initiator busy with plain stores; the revoker's
 /// membarrier replaces a fence here.

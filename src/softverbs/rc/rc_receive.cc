@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "softverbs/device_control.h"
 #include "softverbs/lane/lane_data.h"
@@ -56,6 +57,7 @@ enum class Fetched : std::uint8_t {
   all,
   nothing,  ///< the sender's queue pair or process is gone: the message counts as never sent
   failed,
+  later,  ///< an object must be mapped first: Context::waits_to_map
 };
 
 /// The references of a packet. The sender can change them in the lane at any time, so they are read
@@ -106,7 +108,9 @@ Fetched fetch_references(Qp& qp, const References& from, ScatterCursor& to) noex
   end_access(peer);
   // If the sender's queue pair failed meanwhile, its memory may already be reused.
   if (!there || sender.ident.load(std::memory_order_acquire) != alive) return Fetched::nothing;
-  return ok ? Fetched::all : Fetched::failed;
+  if (ok) [[likely]]
+    return Fetched::all;
+  return peer.context->waits_to_map ? Fetched::later : Fetched::failed;
 }
 
 /// Refuses a request and ends the connection: the sender gets `reason`, the local queue pair goes
@@ -135,12 +139,14 @@ inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::ui
     CompletionHead{opcode, qp.qp_num, qp.dest_qpn, imm, flags}.fill(*wc, wr_id, length);
 }
 
-/// Fetches a message; false on failure. A message whose sender is gone counts as lost; any other
-/// failure ends the connection.
+/// Fetches a message; false on failure. A message whose sender is gone counts as lost, and one
+/// may have to wait; any other failure ends the connection.
 bool fetched(InLane& lane, Qp& qp, const References& from, ScatterCursor& to) noexcept {
   const Fetched result = fetch_references(qp, from, to);
   if (result == Fetched::all) [[likely]]
     return true;
+  if (result == Fetched::later) return false;
+  qp.peer->context->waits_to_map = false;
   if (result == Fetched::failed) return refuse(lane, qp, Nak::operational);
   answer_nak(lane, &qp, Nak::not_ready);
   return false;
@@ -209,7 +215,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   return true;
 }
 
-/// Receives an expected packet. False if the packet was refused.
+/// Receives an expected packet. False if the packet was refused, or has to wait.
 bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   if (a.bytes == nullptr) [[unlikely]]
     return refuse(lane, qp, Nak::invalid_request);
@@ -219,13 +225,14 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 }  // namespace
 
 /// Receives any packet that the short paths leave.
-[[gnu::noinline]] void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
+[[gnu::noinline]] bool receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
   const std::uint32_t length = line->length;
   if (word_packet(word) >= Packet::datagram) {
     receive_datagram(c, lane, word, length);
-    return advance(lane, 1);
+    advance(lane, 1);
+    return true;
   }
   Qp* qp = find_queue_pair(c, queue_pair_index(qpn));
   if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected || qp->peer != lane.peer)
@@ -243,9 +250,12 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     if (receive(lane, *qp, a)) {
       qp->expected = next_word(word);
       if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
+    } else if (std::exchange(c.waits_to_map, false)) [[unlikely]] {
+      return false;
     }
   }
   advance(lane, 1);
+  return true;
 }
 
 std::uint32_t discard_lane(const Context& c, InLane& lane) noexcept {
