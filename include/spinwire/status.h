@@ -6,6 +6,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#if !__has_include(<tl/expected.hpp>)
+#error "Spinwire's headers need tl/expected.hpp: install libexpected-dev (Debian), or tl-expected"
+#endif
 #include <tl/expected.hpp>
 #include <utility>
 
