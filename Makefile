@@ -88,10 +88,11 @@ LIBS := -libverbs -lrdmacm -lhugetlbfs -lsodium -lxxhash -lfmt -lpthread
 GTEST := /usr/src/googletest/googletest
 INC_src := -Iinclude -Isrc
 INC_tools := -Iinclude -Itools
+INC_examples := -Iinclude
 INC_preload := -Iinclude -Isrc -Itools
 INC_bench := -Iinclude -Isrc -Ibench
 INC_test = -Iinclude -Isrc -Itest -I$(GEN) -isystem $(GTEST)/include -isystem $(GTEST)
-inc_of = $(INC_$(or $(filter preload,$(word 2,$(subst /, ,$(1)))),$(firstword $(subst /, ,$(1)))))
+inc_of = $(INC_$(or $(filter preload examples,$(word 2,$(subst /, ,$(1)))),$(firstword $(subst /, ,$(1)))))
 
 # ---- sources and targets ----------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ BIN := $(BUILD)/bin
 LIB := $(BUILD)/lib
 GEN := $(BUILD)/gen
 
-find = $(sort $(foreach d,$(wildcard $(1)),$(shell find $(d) -name '$(2)')))
+find = $(sort $(foreach d,$(wildcard $(1)),$(shell find $(d) -type f -name '$(2)')))
 object = $(patsubst %.cc,$(OBJ)/%.o,$(1))
 # tools/spinwire_perf.cc -> spinwire-perf
 dashed = $(subst _,-,$(basename $(notdir $(1))))
@@ -120,7 +121,9 @@ SIM_OBJ := $(OBJ)/src/sim.o
 LIB_OBJ := $(filter-out $(SIM_OBJ),$(LIB_UNITS:%=$(OBJ)/%.o)) $(call object,$(LIB_APART))
 LIB_SRC += $(LIB_APART)
 TOOL_SRC := $(wildcard tools/*.cc)
-EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
+# Each example is a folder with all its sources; some are links to files that several examples have.
+EXAMPLE_SRC := $(wildcard tools/examples/*/*.cc)
+EXAMPLE_NAMES := $(patsubst tools/examples/%/CMakeLists.txt,%,$(wildcard tools/examples/*/CMakeLists.txt))
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
 TOOL_SIM_SRC := $(wildcard tools/sim/*.cc)
 TOOL_DOCTOR_SRC := $(wildcard tools/doctor/*.cc)
@@ -160,7 +163,7 @@ TEST_UNITS := $(sort $(foreach e,$(TEST_UNIT_LIST),$(firstword $(subst :, ,$(e))
 tests_of = $(patsubst $(1):test/%,%,$(filter $(1):%,$(TEST_UNIT_LIST)))
 
 TOOLS := $(addprefix $(BIN)/,$(call dashed,$(TOOL_SRC)))
-EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
+EXAMPLES := $(addprefix $(BIN)/,$(EXAMPLE_NAMES))
 COUNTS := $(addprefix $(BIN)/count-,$(call dashed,$(COUNT_SRC)))
 PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
 PROBES := $(addprefix $(BIN)/preload-,$(call dashed,$(PROBE_SRC)))
@@ -451,11 +454,11 @@ $(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
 
 endef
 
-# The tools and examples that simulate.
-SIM_PROGRAMS := tools/spinwire_sim.cc tools/examples/sim_test.cc
-$(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),$(call program,$(call dashed,$(s)),$(s),\
-  $(if $(filter $(s),$(SIM_PROGRAMS)),$(TOOL_SIM) $(SIM)) \
+$(eval $(foreach s,$(TOOL_SRC),$(call program,$(call dashed,$(s)),$(s),\
+  $(if $(filter $(s),tools/spinwire_sim.cc),$(TOOL_SIM) $(SIM)) \
   $(if $(filter $(s),tools/spinwire_doctor.cc),$(TOOL_DOCTOR)) $(TOOL_COMMON))))
+$(eval $(foreach e,$(EXAMPLE_NAMES),$(call program,$(e),$(wildcard tools/examples/$(e)/*.cc),\
+  $(if $(filter $(e),sim-test),$(SIM)))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
 $(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
 $(eval $(foreach s,$(TARGET_SRC),$(call program,test-$(call dashed,$(s)),$(s))))
@@ -687,7 +690,7 @@ install: libs tools preload man
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
 	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf,$(SHAREDIR)/template,$(PRIVATEDIR),$(COMPLETIONDIR)} \
 	  $(DESTDIR)$(GDBDIR)/auto-load$(LIBDIR) \
-	  $(DESTDIR){$(MANDIR)/man1,$(MANDIR)/man5,$(MANDIR)/man7} $(DESTDIR)$(DOCDIR)/examples/common
+	  $(DESTDIR){$(MANDIR)/man1,$(MANDIR)/man5,$(MANDIR)/man7} $(EXAMPLE_NAMES:%=$(DESTDIR)$(DOCDIR)/examples/%)
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
 	$(Q)install -m 644 $(STATIC) $(SIM) $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
@@ -709,8 +712,9 @@ install: libs tools preload man
 	$(Q)install -m 644 tools/gdb/spinwire.py \
 	  $(DESTDIR)$(GDBDIR)/auto-load$(LIBDIR)/$(notdir $(SHARED))-gdb.py
 	$(Q)install -m 644 include/*.md $(DESTDIR)$(DOCDIR)
-	$(Q)install -m 644 tools/examples/* $(DESTDIR)$(DOCDIR)/examples
-	$(Q)install -m 644 tools/common/* $(DESTDIR)$(DOCDIR)/examples/common
+	$(Q)for e in $(EXAMPLE_NAMES); do \
+	  install -m 644 tools/examples/$$e/* $(DESTDIR)$(DOCDIR)/examples/$$e; done
+	$(Q)install -m 644 tools/examples/README.md $(DESTDIR)$(DOCDIR)/examples
 	$(Q)install -m 644 tools/completion.bash $(DESTDIR)$(COMPLETIONDIR)/spinwire-perf
 	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS) $(NEW_PROJECT))); do \
 	  ln -sf spinwire-perf $(DESTDIR)$(COMPLETIONDIR)/$$t; done

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Installs into a temporary DESTDIR and uses the result as an outside user would. A consumer is compiled
-# by pkg-config and by CMake, against the shared and the static library, and run.
+# Installs into a temporary DESTDIR and uses the result as an outside user would. A consumer, a new
+# project and the examples are compiled by pkg-config and by CMake, and run.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../.."
+
+# shellcheck source=test/install/examples.sh
+source "$here/examples.sh"
 
 make=${MAKE:-make}
 cxx=${CXX:-g++}
@@ -127,6 +130,35 @@ if command -v cmake >/dev/null; then
   cmake_quiet --build "$stage/first/build"
   run_project CMake "$stage/first/build/first"
 fi
+
+test_examples
+
+# Without tl-expected: a message that names it, for both ways to build. The compiler sees all of
+# /usr/include but that.
+mkdir "$stage/include"
+for entry in /usr/include/*; do
+  [[ "$entry" == */tl ]] || ln -s "$entry" "$stage/include"
+done
+folders=()
+while read -r folder; do
+  [[ "$folder" != /usr/include ]] || folder=$stage/include
+  folders+=(-isystem "$folder")
+done < <("$cxx" -E -v -x c++ /dev/null 2>&1 | sed -n '/^#include </,/^End/s|^ \(/.*\)|\1|p')
+# shellcheck disable=SC2046
+if SOURCE=consumer_sim.cc compile "$stage/none" -nostdinc "${folders[@]}" $(pkg-config --cflags spinwire) \
+  2>"$stage/none.log"; then
+  die 'the headers compile without tl-expected'
+fi
+grep -m 1 'error' "$stage/none.log" | grep -q 'install libexpected-dev' ||
+  die "the first error without tl-expected does not name it: $(head -n 5 "$stage/none.log")"
+if command -v cmake >/dev/null; then
+  if cmake -S "$here" -B "$stage/none-cmake" -DCMAKE_PREFIX_PATH="$root" -DWANTED_VERSION="$version" \
+    -DCMAKE_DISABLE_FIND_PACKAGE_tl-expected=ON >"$stage/none.log" 2>&1; then
+    die 'CMake finds Spinwire without tl-expected'
+  fi
+  grep -q 'tl-expected' "$stage/none.log" || die 'CMake does not name tl-expected, which is missing'
+fi
+echo '  ok: a missing tl-expected is named'
 
 for tool in "$root"/bin/*; do
   [[ -e "$tool" ]] || continue

@@ -161,6 +161,15 @@ check_development() {
   fi
 }
 
+check_example() {
+  cp -r /usr/share/doc/libspinwire-dev/examples/echo /tmp/echo
+  local command
+  command=$(sed -nE 's|^//   (g\+\+ .*) -O2 (.*)|cd /tmp/echo \&\& \1 \2|p' /tmp/echo/echo.cc)
+  run_user sh -c "${command:?no command in the head of echo.cc}" || die 'the example echo does not build'
+  run_user /tmp/echo/echo both --count 100 >/dev/null || die 'the example echo failed'
+  step 'an example'
+}
+
 check_lintian() {
   command -v lintian >/dev/null || {
     echo '  left out: lintian is not installed (tools/install-deps.sh --packages)'
@@ -191,6 +200,7 @@ in_overlay() {
   step "installed, $(wc -l </packages-test/files) files"
   check_installed
   check_development
+  check_example
 
   ! dpkg -r libspinwire0 >/dev/null 2>&1 || die 'the library can be removed below the development package'
   dpkg --force-unsafe-io -r "${packages[@]}" >/packages-test/log 2>&1 ||

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "../../tools/common/values.h"
+#include "../../tools/examples/program.h"
 #include "eventually.h"
 #include "spinwire/spinwire.h"
 #include "tools/programs.h"
@@ -72,13 +72,12 @@ class Trader {
     bool is_filled = false;
     const auto done = [&](spinwire::Reply& reply) {
       is_under_way = false;
-      if (reply.status() == spinwire::Status::ok)
-        is_filled = spinwire::tools::decode(reply.bytes(), fill);
+      if (reply.status() == spinwire::Status::ok) is_filled = program::decode(reply.bytes(), fill);
     };
     EXPECT_TRUE(waiting::eventually([&] {
       if (!is_under_way && !is_filled)
         is_under_way =
-            session_.call(kOrder, spinwire::tools::bytes_of(order), done) == spinwire::Status::ok;
+            session_.call(kOrder, program::bytes_of(order), done) == spinwire::Status::ok;
       (void)engine_.poll();
       return is_filled;
     }));

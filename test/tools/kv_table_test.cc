@@ -1,6 +1,6 @@
 // The slots of kv-store: a reader accepts only the bytes of one write, whatever mixture it has
 // read.
-#include "../../tools/common/kv_table.h"
+#include "../../tools/examples/kv-store/kv_table.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 namespace kv_table_test {
 namespace {
 
-namespace kv = spinwire::tools::kv;
 using kv::Bucket;
 using kv::Look;
 using kv::Slot;

@@ -11,14 +11,12 @@
 #include <string>
 #include <string_view>
 
-#include "../../tools/common/kv_table.h"
+#include "../../tools/examples/kv-store/kv_table.h"
 #include "eventually.h"
 #include "tools/process_memory.h"
 #include "tools/programs.h"
 
 namespace tools_test {
-
-namespace kv = spinwire::tools::kv;
 
 /// Runs the test with these options and checks its report.
 void expect_calls(const Words& more, const Words& where = {"--one-thread"}) {

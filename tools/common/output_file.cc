@@ -1,4 +1,4 @@
-#include "common/output_file.h"
+#include "output_file.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>

@@ -81,7 +81,7 @@ file_to_push() {
 explain_hugepages
 
 heading 'tour: what engines do, one thing after the other' \
-  'Both ends in one thread; tools/examples/tour.cc is meant to be read.'
+  'Both ends in one thread; tools/examples/tour/tour.cc is meant to be read.'
 run tour
 
 heading 'echo: a million round trips between two processes' \

@@ -1,4 +1,4 @@
-#include "common/progress.h"
+#include "progress.h"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -8,18 +8,18 @@
 #include <cstdio>
 #include <utility>
 
-namespace spinwire::tools {
+namespace push {
 namespace {
 
 constexpr std::size_t kWidth = 40;
 
-Nanoseconds interval(bool terminal) {
+spinwire::Nanoseconds interval(bool terminal) {
   return terminal ? std::chrono::milliseconds(50) : std::chrono::milliseconds(2000);
 }
 
 }  // namespace
 
-Progress::Progress(std::string what, std::uint64_t total, const Clock& clock)
+Progress::Progress(std::string what, std::uint64_t total, const spinwire::Clock& clock)
     : what_(std::move(what)),
       total_(total),
       clock_(clock),
@@ -28,7 +28,7 @@ Progress::Progress(std::string what, std::uint64_t total, const Clock& clock)
 
 void Progress::update(std::uint64_t done) {
   if (!next_.passed()) return;
-  next_ = Deadline(clock_, interval(terminal_));
+  next_ = program::Deadline(clock_, interval(terminal_));
   drawn_ = true;
   draw(done);
 }
@@ -53,4 +53,4 @@ void Progress::draw(std::uint64_t done) const {
   std::fflush(stderr);
 }
 
-}  // namespace spinwire::tools
+}  // namespace push

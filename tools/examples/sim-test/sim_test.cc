@@ -9,6 +9,10 @@
 // again under the same name, so an amount may arrive twice but must count once. A confirmed amount
 // must be on the second node when the first dies. Note that the protocol is ordinary code with
 // callbacks and sessions; the test has only the simulation's step() in place of a loop of polls.
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o sim-test $(pkg-config --cflags --libs spinwire-sim fmt)
 #include <fmt/core.h>
 
 #include <array>

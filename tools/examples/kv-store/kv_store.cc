@@ -9,8 +9,12 @@
 // remote call: only the server writes. A get is a one-sided READ of the one bucket that can hold
 // the key. The network adapter (on softverbs, the reader's own processor) executes it, without the
 // server's processor, which may be writing at that moment. The reader recognises a torn value by a
-// version and a checksum in each slot: read tools/common/kv_table.h first. The server replies to a
+// version and a checksum in each slot: read kv_table.h first. The server replies to a
 // put after the slot is whole, so a client with the reply reads that value or a later one.
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o kv-store $(pkg-config --cflags --libs spinwire fmt CLI11 libxxhash)
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -20,31 +24,27 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "common/child.h"
-#include "common/cli.h"
-#include "common/kv_bench.h"
-#include "common/kv_table.h"
-#include "common/spin.h"
-#include "spinwire/spinwire.h"
+#include "kv_bench.h"
+#include "kv_table.h"
+#include "program.h"
 
 namespace {
 
 using namespace spinwire;  // NOLINT: a program of one file
-using tools::fail;
+using program::fail;
+using program::Failure;
+using program::must;
 using namespace std::chrono_literals;
-using tools::kv::BenchOptions;
-using tools::kv::Bucket;
-using tools::kv::Found;
-using tools::kv::kKeyBytes;
-using tools::kv::kValueBytes;
-namespace kv = tools::kv;
+using kv::BenchOptions;
+using kv::Bucket;
+using kv::Found;
+using kv::kKeyBytes;
+using kv::kValueBytes;
 
 // ---- the protocol -----------------------------------------------------------------------------
 
@@ -66,15 +66,6 @@ struct PutHead {
   std::uint32_t value_size;
 };
 
-// An error to show to the user.
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw Failure(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 void must(Status status, std::string_view what) {
   if (status != Status::ok) throw Failure(fmt::format("{}: {}", what, to_string(status)));
 }
@@ -112,7 +103,7 @@ class Server {
   void run(bool once) {
     // A server that waits for clients sleeps; one that is measured yields.
     Idler idler(once ? IdleStrategy::yield : IdleStrategy::wait);
-    while (!tools::stop_requested() && !(once && gone_ != 0)) {
+    while (!program::stop_requested() && !(once && gone_ != 0)) {
       if (idler.idle(engine_, engine_.poll()) != Status::ok) throw Failure("poll() was misused");
     }
   }
@@ -172,9 +163,9 @@ class Server {
 
 int serve(const std::string& address, std::uint64_t buckets, bool once, int announce) {
   Server server(address, buckets);
-  tools::announce_address(announce, server.address());
+  program::announce_address(announce, server.address());
   server.run(once);
-  return tools::kDone;
+  return program::kDone;
 }
 
 // ---- the client -------------------------------------------------------------------------------
@@ -237,10 +228,10 @@ class Client {
   /// Polls until `done()`.
   template <typename Done>
   void until(Done&& done) {
-    const tools::Deadline deadline(engine_.clock(), 20s);
+    const program::Deadline deadline(engine_.clock(), 20s);
     while (!done()) {
       if (poll() < 0) throw Failure("poll() was misused");
-      if (tools::stop_requested()) throw Failure("interrupted");
+      if (program::stop_requested()) throw Failure("interrupted");
       if (deadline.passed()) throw Failure("the server does not answer");
     }
   }
@@ -275,7 +266,7 @@ class Client {
     std::string key;
     RemoteRegion from;
     Callback<void(const Found&)> done;
-    std::optional<tools::Deadline> torn;  // since the slot was first seen torn
+    std::optional<program::Deadline> torn;  // since the slot was first seen torn
   };
 
   void on_welcome(const Message& message) {
@@ -359,7 +350,7 @@ int change(const std::string& address, const std::string& key, const std::string
   must(value != nullptr ? client.put(key, *value, done) : client.remove(key, done), key);
   client.until([&ended] { return ended.has_value(); });
   client.close();
-  if (*ended == Status::ok) return tools::kDone;
+  if (*ended == Status::ok) return program::kDone;
   return fail(fmt::format("{} was not {}: {}", key, value != nullptr ? "put" : "deleted",
                           why.empty() ? to_string(*ended) : why));
 }
@@ -379,7 +370,7 @@ int get(const std::string& address, const std::string& key) {
   must(found->status, key);
   if (found->look != kv::Look::there) return fail(fmt::format("there is no {}", key));
   fmt::print("{}\n", value);
-  return tools::kDone;
+  return program::kDone;
 }
 
 // ---- bench ------------------------------------------------------------------------------------
@@ -390,31 +381,30 @@ int bench(const std::string& address, const BenchOptions& options) {
   run = std::make_unique<kv::Bench<Client>>(*client, options);
   if (const std::string wrong = run->run(); !wrong.empty()) throw Failure(wrong);
   client->close();
-  return tools::kDone;
+  return program::kDone;
 }
 
 int demo(const BenchOptions& options) {
   // Fork before engines are opened: an engine belongs to the process and thread that opened it.
-  auto server = tools::ServerChild::start([](int announce) {
+  program::ServerChild server([](int announce) {
     try {
       return serve("127.0.0.1:0", 1024, /*once=*/true, announce);
     } catch (const Failure& failure) {
       return fail(failure.what());
     }
   });
-  if (!server) return fail(server.error());
   fmt::print("a server with 1024 buckets of {} slots in a process of its own, on {}\n", kv::kWays,
-             server->address());
-  const int code = bench(server->address(), options);
-  if (code != tools::kDone) return code;
-  return server->wait(10s) == 0 ? tools::kDone : fail("the server failed");
+             server.address());
+  const int code = bench(server.address(), options);
+  if (code != program::kDone) return code;
+  return server.wait() == 0 ? program::kDone : fail("the server failed");
 }
 
 // ---- the command line -------------------------------------------------------------------------
 
 void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("-n,--count", o.count, "operations")
-      ->check(CLI::Range(tools::kOne, tools::kMostCount))
+      ->check(CLI::Range(program::kOne, program::kMostCount))
       ->capture_default_str();
   app.add_option("-k,--keys", o.keys, "keys that the operations are spread over")
       ->check(CLI::Range(1, 1000))
@@ -430,14 +420,14 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("kv-store");
-  tools::log_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "kv-store";
+  program::log_to_stderr();
+  program::catch_stop_signals();
 
   CLI::App app("Keeps values under keys: puts are remote calls, gets are one-sided reads.",
                "kv-store");
   app.require_subcommand(1);
-  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::string address = program::kDefaultAddress;
   std::uint64_t buckets = 4096;
   std::string key, value;
   BenchOptions options;
@@ -472,7 +462,7 @@ int main(int argc, char** argv) {
   }
   for (CLI::App* one : {benching, showing}) add_bench_options(*one, options);
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   try {
     if (*serving) return serve(address, buckets, /*once=*/false, -1);
     if (*putting) return change(address, key, &value);

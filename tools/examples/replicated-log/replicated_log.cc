@@ -38,7 +38,11 @@
 //
 // Note that this program has no loop that connects, no queue of things to send, and no sleep: see
 // Reconnect, on_writable, Idler and drain.
-#include "examples/replicated_log.h"
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o replicated-log $(pkg-config --cflags --libs spinwire fmt CLI11)
+#include "replicated_log.h"
 
 #include <fmt/core.h>
 
@@ -51,17 +55,17 @@
 #include <random>
 #include <vector>
 
-#include "common/cli.h"
+#include "program.h"
 
 namespace {
 
 using namespace spinwire;        // NOLINT: a program of one file
 using namespace replicated_log;  // NOLINT
 using namespace std::chrono_literals;
-using tools::bytes_of;
-using tools::decode;
-using tools::fail;
-using tools::must;
+using program::bytes_of;
+using program::decode;
+using program::fail;
+using program::must;
 
 constexpr Nanoseconds kTick = 20ms;
 constexpr Nanoseconds kLease = 300ms;          // renewed at each tick
@@ -127,12 +131,12 @@ class Node {
 
   int run() {
     Idler idler;
-    while (fault_.empty() && !tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    while (fault_.empty() && !program::stop_requested()) must(idler.idle(engine_, engine_.poll()));
     if (!fault_.empty()) return fail(fault_);
     // The leader answers the calls under way. Then the peers and clients go elsewhere for a time.
     must(engine_.drain(2s, {.retry_after = 50ms}));
     while (!engine_.drained()) must(idler.idle(engine_, engine_.poll()));
-    return tools::kDone;
+    return program::kDone;
   }
 
  private:
@@ -397,9 +401,9 @@ class Node {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("replicated-log");
-  tools::log_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "replicated-log";
+  program::log_to_stderr();
+  program::catch_stop_signals();
 
   // On softverbs, nodes lease each other memory that lies in no pool. They are processes of one
   // user that trust each other.
@@ -421,7 +425,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--journal", o.journal, "a file to which each call that runs here is added");
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   try {
     const auto node = std::make_unique<Node>(o);
     return node->run();

@@ -14,12 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/cli.h"
-#include "common/spin.h"
-#include "spinwire/engine.h"
-#include "spinwire/idler.h"
+#include "program.h"
 
-namespace spinwire::tools::push {
+namespace push {
+
+using namespace spinwire;  // NOLINT: a part of one program
 
 inline constexpr Nanoseconds kTimeout = std::chrono::seconds(60);  ///< without any progress
 
@@ -77,7 +76,7 @@ class End {
     // Closing the engine runs the callbacks of outstanding operations, so it happens while all
     // members exist.
     engine_ = Engine();
-    return fault_.empty() ? kDone : fail(fault_);
+    return fault_.empty() ? program::kDone : program::fail(fault_);
   }
 
  protected:
@@ -89,11 +88,11 @@ class End {
 
   void drive_to_end() {
     Idler idler;
-    Deadline timeout(engine_.clock(), kTimeout);
+    program::Deadline timeout(engine_.clock(), kTimeout);
     while (!over_) {
-      const int events = drive(engine_);
+      const int events = engine_.poll();
       if (events < 0) return static_cast<void>(fault_ = "poll() was misused");
-      if (stop_requested()) give_up("interrupted");
+      if (program::stop_requested()) give_up("interrupted");
       send_outbox();
       const bool worked = turn();
       if (worked || events > 0 || !met_) timeout = {engine_.clock(), kTimeout};
@@ -159,6 +158,18 @@ class End {
   bool over_ = false;
   std::string fault_;
 
+ protected:
+  void on_closed(const Error& error) {
+    if (over_) return;
+    if (!met_) {
+      fault_ = error.message();
+    } else if (!closing_) {
+      fault_ = fmt::format("lost {} at {}: {}", peer_is_, name_,
+                           error.status != Status::ok ? error.message() : "it left before the end");
+    }
+    over_ = true;
+  }
+
  private:
   void on_message(Message& message) {
     Note note;
@@ -173,13 +184,6 @@ class End {
       on_note(note);
     }
   }
-  void on_closed(const Error& error) {
-    if (!closing_) {
-      fault_ = fmt::format("lost {} at {}: {}", peer_is_, name_,
-                           error.status != Status::ok ? error.message() : "it left before the end");
-    }
-    over_ = true;
-  }
 
   std::string peer_is_;  // for messages: "the sender"
   std::string name_;     // its address
@@ -187,4 +191,4 @@ class End {
   std::vector<Note> outbox_;
 };
 
-}  // namespace spinwire::tools::push
+}  // namespace push

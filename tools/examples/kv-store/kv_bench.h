@@ -12,18 +12,20 @@
 #include <utility>
 #include <vector>
 
-#include "common/cli.h"
-#include "common/histogram.h"
-#include "common/kv_table.h"
-#include "common/spin.h"
+#include "histogram.h"
+#include "kv_table.h"
+#include "program.h"
 #include "spinwire/spinwire.h"
 
-namespace spinwire::tools::kv {
+namespace kv {
+
+using namespace spinwire;  // NOLINT: a part of one program
+using tools::Histogram;
 
 /// The result of a get.
 struct Found {
   Status status = Status::ok;  // not ok: the READ failed, or the slot stayed torn
-  kv::Look look = kv::Look::absent;
+  Look look = Look::absent;
   std::string_view value;     // points into the read buffer, valid until the callback returns
   std::uint64_t version = 0;  // of the slot: each put raises it
 };
@@ -54,7 +56,7 @@ class Bench {
       while (begun_ != options_.count && begin_one()) ++begun_;
       (void)idler.idle(client_.engine(), client_.poll());
       if (!wrong_.empty()) return wrong_;
-      if (stop_requested()) return "interrupted";
+      if (program::stop_requested()) return "interrupted";
     }
     report(client_.clock().duration(client_.clock().now() - begin));
     return {};
@@ -183,4 +185,4 @@ class Bench {
   Histogram gets_;
 };
 
-}  // namespace spinwire::tools::kv
+}  // namespace kv

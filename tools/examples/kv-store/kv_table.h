@@ -18,7 +18,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace spinwire::tools::kv {
+namespace kv {
 
 inline constexpr std::size_t kKeyBytes = 40;
 inline constexpr std::size_t kValueBytes = 448;
@@ -103,4 +103,4 @@ inline Look look(const Bucket& bucket, std::string_view key, std::string_view& v
   return found;
 }
 
-}  // namespace spinwire::tools::kv
+}  // namespace kv

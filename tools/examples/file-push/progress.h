@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <string>
 
-#include "common/spin.h"
+#include "program.h"
 
-namespace spinwire::tools {
+namespace push {
 
 /// A bar that is redrawn on a terminal; elsewhere a line every other second.
 class Progress {
  public:
-  Progress(std::string what, std::uint64_t total, const Clock& clock);
+  Progress(std::string what, std::uint64_t total, const spinwire::Clock& clock);
   /// Draws if a redraw is due.
   void update(std::uint64_t done);
   /// Completes the bar, if one was drawn.
@@ -22,10 +22,10 @@ class Progress {
 
   std::string what_;
   std::uint64_t total_;
-  Clock clock_;
+  spinwire::Clock clock_;
   bool terminal_;
   bool drawn_ = false;
-  Deadline next_;
+  program::Deadline next_;
 };
 
-}  // namespace spinwire::tools
+}  // namespace push

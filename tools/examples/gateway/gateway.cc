@@ -20,6 +20,10 @@
 //
 // Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
 // that wait for room (on_writable), a sleep (Idler, timers).
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o gateway $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -34,20 +38,17 @@
 #include <string>
 #include <vector>
 
-#include "common/child.h"
-#include "common/cli.h"
-#include "common/values.h"
-#include "spinwire/spinwire.h"
+#include "program.h"
 
 namespace {
 
 using namespace spinwire;  // NOLINT: a program of one file
 using namespace std::chrono_literals;
-using tools::bytes_of;
-using tools::decode;
-using tools::fail;
-using tools::Failure;
-using tools::must;
+using program::bytes_of;
+using program::decode;
+using program::fail;
+using program::Failure;
+using program::must;
 
 struct Options {
   std::vector<std::string> addresses;  // ours, then the peer's; of a trader, the gateways'
@@ -120,7 +121,7 @@ class Exchange {
   [[nodiscard]] std::string address() const { return listener_.address(); }
   void run() {
     Idler idler;
-    while (!tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    while (!program::stop_requested()) must(idler.idle(engine_, engine_.poll()));
   }
 
  private:
@@ -204,7 +205,7 @@ class Gateway {
   void run() {
     Engine* const engines[] = {&inside_, &outside_};
     Idler idler(options_.idle);
-    while (!tools::stop_requested()) must(idler.turn(engines));
+    while (!program::stop_requested()) must(idler.turn(engines));
     // Orders under way are answered. Traders go on to the other gateway.
     must(inside_.drain(1s));
     while (!inside_.drained()) must(idler.turn(engines));
@@ -281,7 +282,7 @@ class Trader {
   /// Runs until so many orders are filled.
   void run(std::uint64_t count) {
     Idler idler;
-    while (filled_ < count && fault_.empty() && !tools::stop_requested())
+    while (filled_ < count && fault_.empty() && !program::stop_requested())
       must(idler.idle(engine_, engine_.poll()));
     if (!fault_.empty()) throw Failure(fault_);
     if (filled_ < count) throw Failure("interrupted");
@@ -338,7 +339,7 @@ template <typename Work>
 int guarded(const Work& work) {
   try {
     work();
-    return tools::kDone;
+    return program::kDone;
   } catch (const Failure& failure) {
     return fail(failure.what());
   }
@@ -348,15 +349,9 @@ template <typename Server>
 int serve(const Options& o, int announce) {
   return guarded([&] {
     const auto server = std::make_unique<Server>(o);
-    tools::announce_address(announce, server->address());
+    program::announce_address(announce, server->address());
     server->run();
   });
-}
-
-/// Forks, so it comes before this process opens an engine.
-template <typename Server>
-tools::ServerChild start(const Options& o) {
-  return must(tools::ServerChild::start([&o](int announce) { return serve<Server>(o, announce); }));
 }
 
 void trade(const Options& o) {
@@ -367,10 +362,13 @@ void trade(const Options& o) {
 
 void demo(Options o) {
   o.addresses = {"127.0.0.1:0"};
-  const tools::ServerChild exchange = start<Exchange>(o);
+  // All fork before this process opens an engine.
+  const program::ServerChild exchange([&o](int to) { return serve<Exchange>(o, to); });
   o.addresses.push_back(exchange.address());
-  std::optional<tools::ServerChild> first = start<Gateway>(o);
-  const tools::ServerChild standby = start<Gateway>(o);
+  const auto gateway = [&o](int to) { return serve<Gateway>(o, to); };
+  std::optional<program::ServerChild> first;
+  first.emplace(gateway);
+  const program::ServerChild standby(gateway);
   o.addresses = {first->address(), standby.address()};
   const auto trader = std::make_unique<Trader>(o);
   trader->run(o.count / 2);
@@ -382,9 +380,9 @@ void demo(Options o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("gateway");
-  tools::log_errors_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "gateway";
+  program::log_to_stderr(LogLevel::error);
+  program::catch_stop_signals();
 
   CLI::App app("A trading gateway with a hot standby.", "gateway");
   app.require_subcommand(1);
@@ -415,10 +413,10 @@ int main(int argc, char** argv) {
   }
   for (CLI::App* one : {demo_, trader})
     one->add_option("-n,--count", o.count, "orders")
-        ->check(CLI::Range(tools::kOne, tools::kMostCount))
+        ->check(CLI::Range(program::kOne, program::kMostCount))
         ->capture_default_str();
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   if (*exchange) return serve<Exchange>(o, -1);
   if (*gateway) return serve<Gateway>(o, -1);
   return guarded([&] { *trader ? trade(o) : demo(o); });

@@ -7,6 +7,10 @@
 //
 // Note that an Engine does nothing by itself. Both ends have a loop that calls poll(), and every
 // event arrives in a callback inside poll().
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o echo $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -17,16 +21,13 @@
 #include <string>
 #include <vector>
 
-#include "common/child.h"
-#include "common/cli.h"
-#include "common/histogram.h"
-#include "common/spin.h"
-#include "spinwire/spinwire.h"
+#include "histogram.h"
+#include "program.h"
 
 namespace {
 
 using namespace spinwire;  // NOLINT: a program of one file
-using tools::fail;
+using program::fail;
 
 Result<Config> load_config() {
   // Configuration: defaults, then the environment (e.g. SPINWIRE_MEMORY_HUGEPAGES=off), then this
@@ -59,15 +60,15 @@ int serve(const std::string& address, bool once, int announce) {
   };
   auto listener = engine->listen(address, options);
   if (!listener) return fail(listener.error());
-  tools::announce_address(announce, listener->address());
+  program::announce_address(announce, listener->address());
 
   // A server that waits for clients sleeps; one that is measured yields.
   Idler idler(once ? IdleStrategy::yield : IdleStrategy::wait);
-  while (!tools::stop_requested()) {
+  while (!program::stop_requested()) {
     if (idler.idle(*engine, engine->poll()) != Status::ok) return fail("poll() was misused");
     if (left && once && engine->stats().accepted != 0) break;
   }
-  return tools::kDone;
+  return program::kDone;
 }
 
 // ---- the client -------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
 
   const std::uint64_t begin = client->clock.now();
   Idler idler(IdleStrategy::yield);
-  while (!client->closed && !tools::stop_requested()) {
+  while (!client->closed && !program::stop_requested()) {
     if (idler.idle(*engine, engine->poll()) != Status::ok) return fail("poll() was misused");
     if (client->due) client->send_next();
   }
@@ -155,36 +156,35 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
     return fail(fmt::format("cannot send {} bytes: {}", size, to_string(client->refusal)));
   }
   if (client->reason.status != Status::ok) return fail(client->reason);
-  if (tools::stop_requested()) return fail("interrupted");
+  if (program::stop_requested()) return fail("interrupted");
   if (client->number != count) {
     return fail(fmt::format("{} ended after {} of {} round trips", address, client->number, count));
   }
   print(*client, std::chrono::duration<double>(took).count());
-  return tools::kDone;
+  return program::kDone;
 }
 
 // ---- both -------------------------------------------------------------------------------------
 
 int run_both(std::uint64_t count, std::size_t size) {
   // Fork first, open engines after: an engine belongs to the process and thread that opened it.
-  auto child = tools::ServerChild::start(
+  program::ServerChild child(
       [](int announce) { return serve("127.0.0.1:0", /*once=*/true, announce); });
-  if (!child) return fail(child.error());
-  const int code = run_client(child->address(), count, size);
-  if (code != tools::kDone) return code;
-  return child->wait(std::chrono::seconds(10)) == 0 ? tools::kDone : fail("the server failed");
+  const int code = run_client(child.address(), count, size);
+  if (code != program::kDone) return code;
+  return child.wait() == 0 ? program::kDone : fail("the server failed");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("echo");
-  tools::log_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "echo";
+  program::log_to_stderr();
+  program::catch_stop_signals();
 
   CLI::App app("Sends messages back and forth and measures the round trip.", "echo");
   app.require_subcommand(1);
-  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::string address = program::kDefaultAddress;
   std::uint64_t count = 100'000;
   std::size_t size = 32;
   bool once = false;
@@ -197,15 +197,19 @@ int main(int argc, char** argv) {
   CLI::App* both = app.add_subcommand("both", "run a server and a client in two processes");
   for (CLI::App* sender : {client, both}) {
     sender->add_option("-n,--count", count, "messages")
-        ->check(CLI::Range(tools::kOne, tools::kMostCount))
+        ->check(CLI::Range(program::kOne, program::kMostCount))
         ->capture_default_str();
     sender->add_option("-s,--size", size, "bytes per message")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
   }
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   if (*server) return serve(address, once, -1);
   if (*client) return run_client(address, count, size);
-  return run_both(count, size);
+  try {
+    return run_both(count, size);
+  } catch (const program::Failure& failure) {
+    return fail(failure.what());
+  }
 }

@@ -8,6 +8,10 @@
 // Note that the session finds the leader: a node that does not lead ends the session with a
 // goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile.
 // Any other refusal ends the program.
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o log-client $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -18,18 +22,18 @@
 #include <string_view>
 #include <vector>
 
-#include "common/cli.h"
-#include "examples/replicated_log.h"
+#include "program.h"
+#include "replicated_log.h"
 
 namespace {
 
 using namespace spinwire;        // NOLINT: a program of one file
 using namespace replicated_log;  // NOLINT
 using namespace std::chrono_literals;
-using tools::bytes_of;
-using tools::decode;
-using tools::fail;
-using tools::must;
+using program::bytes_of;
+using program::decode;
+using program::fail;
+using program::must;
 
 struct Options {
   std::vector<std::string> nodes;
@@ -86,7 +90,7 @@ class Client {
     }
     fmt::print("{} records in {} calls, longest gap between two answers {} ms\n", all, attempts_,
                longest_gap_ / 1ms);
-    return tools::kDone;
+    return program::kDone;
   }
 
  private:
@@ -97,7 +101,7 @@ class Client {
     bool is_calling = false;
   };
 
-  [[nodiscard]] bool is_done() const { return left_ == 0 || tools::stop_requested(); }
+  [[nodiscard]] bool is_done() const { return left_ == 0 || program::stop_requested(); }
 
   void on_tick() {
     for (Writer& w : writers_) {
@@ -158,8 +162,8 @@ class Reader {
 
   int run() {
     Idler idler;
-    while (!is_over_ && !tools::stop_requested()) must(idler.idle(engine_, engine_.poll()));
-    return fault_.empty() ? tools::kDone : fail(fault_);
+    while (!is_over_ && !program::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    return fault_.empty() ? program::kDone : fail(fault_);
   }
 
  private:
@@ -203,9 +207,9 @@ int run(const Args&... args) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("log-client");
-  tools::log_errors_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "log-client";
+  program::log_to_stderr(LogLevel::error);
+  program::catch_stop_signals();
 
   CLI::App app("Appends records to a replicated log, or reads them.", "log-client");
   app.require_subcommand(1);
@@ -216,7 +220,7 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->required();
   append->add_option("-n,--count", o.count, "records (until interrupted)")
-      ->check(CLI::Range(tools::kOne, tools::kMostCount));
+      ->check(CLI::Range(program::kOne, program::kMostCount));
   append->add_option("--writers", o.writers, "records that are appended at once")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
@@ -228,7 +232,7 @@ int main(int argc, char** argv) {
   CLI::App* read = app.add_subcommand("read", "print the committed records of a node");
   read->add_option("node", node, "a.b.c.d:port")->required();
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   try {
     return *append ? run<Client>(o) : run<Reader>(node);
   } catch (const Failure& failure) {

@@ -17,36 +17,41 @@
 // Note that neither loop sleeps, allocates, or calls the system. Each end runs on its own processor
 // (--cpu). Ticks come at fixed times (--interval), whether or not the strategy has responded to the
 // last.
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o market-feed $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
+#include <sched.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "common/child.h"
-#include "common/cli.h"
-#include "common/histogram.h"
-#include "common/spin.h"
-#include "spinwire/spinwire.h"
+#include "histogram.h"
+#include "program.h"
 
 namespace {
 
 using namespace spinwire;  // NOLINT: a program of one file
-using tools::fail;
+using program::bytes_of;
+using program::decode;
+using program::fail;
+using program::Failure;
+using program::must;
 using namespace std::chrono_literals;
 
+constexpr int kMostCpu = CPU_SETSIZE - 1;
+
 struct Options {
-  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::string address = program::kDefaultAddress;
   std::uint64_t count = 200'000;  // ticks
   std::uint64_t interval = 5000;  // ns between two ticks
   std::uint32_t every = 1;        // the strategy places an order every so many ticks
@@ -90,31 +95,47 @@ struct Fill {
 static_assert(sizeof(Order) <= kSlotPayloadBytes &&
               sizeof(Fill) <= kSlotPayloadBytes);  // one cacheline each
 
-template <typename T>
-std::span<const std::byte> bytes_of(const T& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
-/// Fails if the length differs from T's.
-template <typename T>
-bool read(std::span<const std::byte> bytes, T& value) {
-  if (bytes.size() != sizeof value) return false;
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return true;
+/// Keeps the calling thread on one processor.
+void pin_to_cpu(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<unsigned>(cpu), &set);
+  if (::sched_setaffinity(0, sizeof set, &set) != 0)
+    throw Failure(fmt::format("cannot run on CPU {}: give one that `taskset -cp $$` lists", cpu));
 }
 
-/// An error to show to the user.
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-template <typename T>
-T must(Result<T> result) {
-  if (!result) throw Failure(result.error().message());
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
+/// The processors that this process may run on.
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ::sched_getaffinity(0, sizeof set, &set);
+  std::vector<int> cpus;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(static_cast<unsigned>(i), &set)) cpus.push_back(i);
+  }
+  return cpus;
 }
+
+/// Acts only after thousands of turns without an event, when nothing but a peer's absence is
+/// measured. Then it yields the processor, which the peer may need. An Idler would cost too much
+/// here. Hot.
+class IdleCare {
+ public:
+  void turn(int events) noexcept {
+    if (events != 0) {
+      idle_ = 0;
+    } else if ((++idle_ & 0xfff) == 0) [[unlikely]] {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::uint32_t idle_ = 0;
+};
 
 Engine open_engine(const Options& o, std::size_t end) {
   // A single end has one CPU in the list.
-  if (!o.cpus.empty()) must(tools::pin_to_cpu(o.cpus[std::min(end, o.cpus.size() - 1)]));
+  if (!o.cpus.empty()) pin_to_cpu(o.cpus[std::min(end, o.cpus.size() - 1)]);
   Config config = must(Config::load());
   config.engine.control = ControlMode::automatic;
   return must(Engine::open(config));
@@ -148,15 +169,15 @@ class Exchange {
 
   /// Runs until the strategy has gone.
   int run() {
-    tools::IdleCare idle;
+    IdleCare idle;
     while (!gone_) {
       const int events = engine_.poll();
       if (published_ != feed_.count) publish();
-      idle.turn(engine_, events);
-      if (tools::stop_requested()) return fail("interrupted");
+      idle.turn(events);
+      if (program::stop_requested()) return fail("interrupted");
     }
     if (!why_.empty()) return fail(why_);
-    if (published_ == feed_.count && wrong_ == 0) return tools::kDone;
+    if (published_ == feed_.count && wrong_ == 0) return program::kDone;
     return fail(
         fmt::format("the strategy left after {} of {} ticks; {} of its {} orders were invalid",
                     published_, feed_.count, wrong_, orders_));
@@ -179,7 +200,7 @@ class Exchange {
 
   void on_subscribe(Request& request) {
     Subscription wanted{};
-    if (!read(request.bytes(), wanted) || wanted.count == 0 || feed_.count != 0 || !accepted_)
+    if (!decode(request.bytes(), wanted) || wanted.count == 0 || feed_.count != 0 || !accepted_)
       return static_cast<void>(request.refuse("that is not a subscription"));
     feed_ = wanted;
     step_ = clock_.ticks(Nanoseconds(wanted.interval));
@@ -192,7 +213,7 @@ class Exchange {
   void on_order(Request& request) {
     const std::uint64_t now = clock_.now();
     Order order{};
-    if (!read(request.bytes(), order) || order.number >= published_ || order.published > now) {
+    if (!decode(request.bytes(), order) || order.number >= published_ || order.published > now) {
       ++wrong_;
       return static_cast<void>(request.refuse("that is not an order"));
     }
@@ -219,7 +240,7 @@ class Exchange {
 
 int exchange(const Options& o, int announce) {
   const auto end = std::make_unique<Exchange>(o);
-  tools::announce_address(announce, end->address());
+  program::announce_address(announce, end->address());
   return end->run();
 }
 
@@ -259,7 +280,7 @@ class Strategy {
     until([this] { return engine_.rpc_stats().sessions == 0; });
     (void)feed_.close();
     until([this] { return engine_.stats().connections == 0; });
-    return tools::kDone;
+    return program::kDone;
   }
 
  private:
@@ -267,7 +288,7 @@ class Strategy {
   /// sends it at once rather than at the end of the poll. Hot.
   void on_tick(const Message& message) {
     Tick tick{};
-    if (!read(message.bytes(), tick) || tick.number != ticks_) [[unlikely]]
+    if (!decode(message.bytes(), tick) || tick.number != ticks_) [[unlikely]]
       return give_up(fmt::format("a tick is missing or invalid after number {}", ticks_));
     ++ticks_;
     if (tick.number % options_.every != 0) return;
@@ -290,7 +311,7 @@ class Strategy {
   void on_fill(const Reply& reply, std::uint64_t number, std::uint32_t price, std::uint64_t at) {
     const std::uint64_t now = clock_.now();
     Fill fill{};
-    if (reply.status() != Status::ok || !read(reply.bytes(), fill) || fill.number != number ||
+    if (reply.status() != Status::ok || !decode(reply.bytes(), fill) || fill.number != number ||
         fill.price != price) [[unlikely]] {
       return give_up(fmt::format("order {} was not filled: {}", number, to_string(reply.status())));
     }
@@ -315,17 +336,17 @@ class Strategy {
   /// Polls until `done()`, or until nothing has happened for too long.
   template <typename Done>
   void until(Done&& done) {
-    tools::IdleCare idle;
+    IdleCare idle;
     std::uint64_t seen = 0;
     std::uint32_t turns = 0;
-    std::optional<tools::Deadline> deadline;
+    std::optional<program::Deadline> deadline;
     while (!done()) {
       const int events = engine_.poll();
       if (events < 0) throw Failure("poll() was misused");
       if (!fault_.empty()) throw Failure(fault_);
-      idle.turn(engine_, events);
+      idle.turn(events);
       if ((++turns & 0xffff) != 0) continue;
-      if (tools::stop_requested()) throw Failure("interrupted");
+      if (program::stop_requested()) throw Failure("interrupted");
       if (!deadline || seen != ticks_ + fills_) deadline.emplace(clock_, 20s);
       seen = ticks_ + fills_;
       if (deadline->passed()) throw Failure("the exchange makes no progress");
@@ -370,16 +391,15 @@ int guarded(const Work& work) {
 
 int both(Options o) {
   o.address = "127.0.0.1:0";
-  if (const std::vector<int> cpus = tools::allowed_cpus(); o.cpus.empty() && cpus.size() > 1)
+  if (const std::vector<int> cpus = allowed_cpus(); o.cpus.empty() && cpus.size() > 1)
     o.cpus = {cpus.front(), cpus.back()};
   // Fork before engines are opened: an engine belongs to the process and thread that opened it.
-  auto child = tools::ServerChild::start(
+  program::ServerChild child(
       [&o](int announce) { return guarded([&o, announce] { return exchange(o, announce); }); });
-  if (!child) return fail(child.error());
-  o.address = child->address();
+  o.address = child.address();
   const int code = strategy(o);
-  if (code != tools::kDone) return code;
-  return child->wait(10s) == 0 ? tools::kDone : fail("the exchange failed");
+  if (code != program::kDone) return code;
+  return child.wait() == 0 ? program::kDone : fail("the exchange failed");
 }
 
 // ---- the command line -------------------------------------------------------------------------
@@ -387,9 +407,9 @@ int both(Options o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("market-feed");
-  tools::log_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "market-feed";
+  program::log_to_stderr();
+  program::catch_stop_signals();
 
   CLI::App app("Publishes ticks to a strategy that responds with orders, and measures both.",
                "market-feed");
@@ -401,7 +421,7 @@ int main(int argc, char** argv) {
     one->add_option("address", o.address, "a.b.c.d:port or [v6]:port")->capture_default_str();
   for (CLI::App* one : {&app, other}) {
     one->add_option("-n,--count", o.count, "ticks")
-        ->check(CLI::Range(tools::kOne, tools::kMostCount))
+        ->check(CLI::Range(program::kOne, program::kMostCount))
         ->capture_default_str();
     one->add_option("-i,--interval", o.interval, "time between two ticks, e.g. 500ns, 20us, 1ms")
         ->transform(CLI::AsNumberWithUnit(
@@ -415,12 +435,12 @@ int main(int argc, char** argv) {
   for (CLI::App* one : {alone, other})
     one->add_option("--cpu", o.cpus, "processor to run on (any)")
         ->expected(1)
-        ->check(CLI::Range(0, tools::kMostCpu));
+        ->check(CLI::Range(0, kMostCpu));
   app.add_option("--cpu", o.cpus, "processors of exchange and strategy, e.g. 2,3 (any two)")
       ->delimiter(',')
       ->expected(2)
-      ->check(CLI::Range(0, tools::kMostCpu));
+      ->check(CLI::Range(0, kMostCpu));
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   return guarded([&] { return *alone ? exchange(o, -1) : *other ? strategy(o) : both(o); });
 }

@@ -5,6 +5,10 @@
 //
 // An Engine does nothing by itself. This thread polls both engines in turn (Tour::until below), and
 // every event arrives in a callback inside poll().
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o tour $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -16,8 +20,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/cli.h"
-#include "spinwire/spinwire.h"
+#include "program.h"
 
 namespace {
 
@@ -357,23 +360,23 @@ void Tour::run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("tour");
-  tools::log_to_stderr();
+  program::name = "tour";
+  program::log_to_stderr();
   CLI::App app("Shows the features of Spinwire's engines, one after another.", "tour");
   std::string device;
   app.add_option("--device", device, "device to open; overrides the configuration");
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
 
   // Defaults, then the environment, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
   auto config = Config::load();
-  if (!config) return tools::fail(config.error());
+  if (!config) return program::fail(config.error());
   config->engine.control = ControlMode::automatic;
   if (!device.empty()) config->device.name = device;
   try {
     Tour(*config).run();
   } catch (const Wrong& wrong) {
-    return tools::fail(wrong.what());
+    return program::fail(wrong.what());
   }
-  return tools::kDone;
+  return program::kDone;
 }

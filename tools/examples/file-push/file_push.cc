@@ -18,6 +18,10 @@
 //                                     ←  verdict (size, digest)
 //
 // Either end may send `abort` with a reason instead.
+//
+// CMake builds it, and so does this command:
+//
+//   g++ -std=c++20 -O2 *.cc -o file-push $(pkg-config --cflags --libs spinwire fmt CLI11 libxxhash)
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
@@ -34,27 +38,24 @@
 #include <utility>
 #include <vector>
 
-#include "common/child.h"
-#include "common/cli.h"
-#include "common/dialer.h"
-#include "common/output_file.h"
-#include "common/progress.h"
-#include "common/push.h"
-#include "common/spin.h"
-#include "spinwire/spinwire.h"
+#include "output_file.h"
+#include "program.h"
+#include "progress.h"
+#include "push.h"
 
 namespace {
 
 using namespace spinwire;  // NOLINT: a program of one file
-using tools::fail;
-using tools::push::Digest;
-using tools::push::End;
-using tools::push::Kind;
-using tools::push::Note;
+using namespace std::chrono_literals;
+using program::fail;
+using push::Digest;
+using push::End;
+using push::Kind;
+using push::Note;
 
 struct Options {
   std::string file;
-  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::string address = program::kDefaultAddress;
   std::string out;
   std::uint64_t block = 512 << 10;  // bytes
   std::uint32_t window = 8;         // blocks of the ring
@@ -86,7 +87,7 @@ class Receiver final : public End {
     auto listener = engine_.listen(options_.address, options);
     if (!listener) return tl::unexpected(listener.error());
     listener_ = std::move(*listener);
-    tools::announce_address(announce, listener_.address());
+    program::announce_address(announce, listener_.address());
     return {};
   }
 
@@ -201,6 +202,7 @@ int receive(const Options& options, int announce) {
   // Memory comes in chunks of 2 MiB. One more than the ring leaves room for headroom.
   config->memory.lease_bytes =
       std::max(config->memory.lease_bytes, options.block * options.window + (4u << 20));
+  config->engine.control = ControlMode::automatic;
   auto engine = Engine::open(*config);
   if (!engine) return fail(engine.error());
   Receiver receiver(std::move(*engine), options);
@@ -218,21 +220,31 @@ class Sender final : public End {
         clock_(engine_.clock()),
         fd_(fd),
         size_(size),
-        progress_("sending", size, engine_.clock()),
-        dialer_(engine_, options.address, handlers(), std::chrono::seconds(10)) {}
+        progress_("sending", size, engine_.clock()) {}
 
- private:
-  bool turn() override {
-    if (!met_) {
-      const auto state = dialer_.turn();
-      if (state == tools::Dialer::State::failed) give_up(dialer_.error().message());
-      if (state != tools::Dialer::State::ready) return false;
-      set_peer(dialer_.connection());
+  /// Tries for a few seconds: the receiver may start later.
+  Result<void> connect() {
+    ConnectOptions connect;
+    connect.reconnect = {.attempts = 200, .first_delay = 50ms, .max_delay = 50ms};
+    connect.handlers = handlers();
+    connect.handlers.on_ready = [this](Connection receiver) {
+      set_peer(receiver);
       Note note;
       note.kind = Kind::announce;
       note.size = size_;
       say(note);
-    }
+    };
+    // A transfer that was lost is not taken up again.
+    connect.handlers.on_interrupted = [this](Connection, const Error& error) {
+      if (met_) on_closed(error);
+    };
+    if (auto begun = engine_.connect(options_.address, connect); !begun)
+      return tl::unexpected(begun.error());
+    return {};
+  }
+
+ private:
+  bool turn() override {
     if (!memory_ || finished_) return false;
     progress_.update(completed_ * block_);
     if (next_offset_ == size_ && !pending_) {
@@ -341,8 +353,7 @@ class Sender final : public End {
   Clock clock_;
   int fd_;
   std::uint64_t size_;
-  tools::Progress progress_;
-  tools::Dialer dialer_;
+  push::Progress progress_;
   RemoteRegion ring_;
   std::uint64_t block_ = 0;   // bytes
   std::uint64_t blocks_ = 0;  // of the ring
@@ -384,9 +395,11 @@ int send(const Options& options) {
   if (!file.fault.empty()) return fail(file.fault);
   auto config = Config::load();
   if (!config) return fail(config.error());
+  config->engine.control = ControlMode::automatic;
   auto engine = Engine::open(*config);
   if (!engine) return fail(engine.error());
   Sender sender(std::move(*engine), options, file.fd, file.size);
+  if (auto connecting = sender.connect(); !connecting) return fail(connecting.error());
   return sender.run();
 }
 
@@ -400,14 +413,12 @@ int run_both(Options options) {
     const char* folder = std::getenv("TMPDIR");
     options.out = fmt::format("{}/file_push-{}", folder != nullptr ? folder : "/tmp", ::getpid());
   }
-  options.address = fmt::format("{}:0", tools::kDefaultBind);
+  options.address = "127.0.0.1:0";
   const Options* for_child = &options;
-  auto child = tools::ServerChild::start(
-      [for_child](int announce) { return receive(*for_child, announce); });
-  if (!child) return fail(child.error());
-  options.address = child->address();
+  program::ServerChild child([for_child](int announce) { return receive(*for_child, announce); });
+  options.address = child.address();
   int code = send(options);
-  if (child->wait(std::chrono::seconds(10)) != tools::kDone) code = tools::kFailed;
+  if (child.wait() != program::kDone) code = program::kFailed;
   if (!keep) ::unlink(options.out.c_str());
   return code;
 }
@@ -415,9 +426,9 @@ int run_both(Options options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  tools::set_program("file-push");
-  tools::log_to_stderr();
-  tools::catch_stop_signals();
+  program::name = "file-push";
+  program::log_to_stderr();
+  program::catch_stop_signals();
 
   Options options;
   CLI::App app("Pushes a file to another process by one-sided writes.", "file-push");
@@ -441,8 +452,12 @@ int main(int argc, char** argv) {
         ->capture_default_str();
   }
   int code = 0;
-  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (!program::parse_arguments(app, argc, argv, code)) return code;
   if (*receiver) return receive(options, -1);
   if (*sender) return send(options);
-  return run_both(options);
+  try {
+    return run_both(options);
+  } catch (const program::Failure& failure) {
+    return fail(failure.what());
+  }
 }

@@ -19,12 +19,11 @@
 #include <string>
 #include <string_view>
 
-#include "common/values.h"
-#include "spinwire/spinwire.h"
+#include "program.h"
 
 namespace replicated_log {
 
-using spinwire::tools::Failure;
+using program::Failure;
 
 // ---- the calls --------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+../../common/output_file.h

@@ -1,0 +1,1 @@
+../replicated-log/replicated_log.h
