@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/cli.h"
+#include "doctor/certify.h"
 #include "doctor/checks.h"
 #include "doctor/plan.h"
 #include "doctor/two_hosts.h"
@@ -28,6 +29,7 @@ struct Options {
   bool serves = false;
   std::string address{tools::kDefaultBind};  ///< to serve at
   doctor::Demand demand;
+  doctor::Certification certification;
 };
 
 int fail(const Error& error) {
@@ -101,6 +103,48 @@ void add_plan(CLI::App& app, Options& options) {
   plan->add_flag("--json", options.json, "print the sizes as JSON");
 }
 
+void add_certify(CLI::App& app, Options& options) {
+  CLI::App* const certify = app.add_subcommand("certify",
+                                               "Runs the conformance cases, the tests of engine "
+                                               "and calls, and a comparison with perftest on "
+                                               "a device, and reports every departure and figure.");
+  doctor::Certification& what = options.certification;
+  certify->add_option("-d,--device", what.device, "the device, as spinwire-devices names it")
+      ->required();
+  certify->add_option("--gid", what.gid_index,
+                      "index of the GID for the conformance cases and perftest");
+  certify->add_option("--address", what.address,
+                      "IP address of the device's port; without one, tests of rdma_cm are skipped");
+  certify->add_option("-c,--config", options.file, "configuration of spinwire-perf");
+  certify->add_option("--programs", what.programs,
+                      "folder of verbs-conformance, spinwire-tests and spinwire-perf; without one, "
+                      "that of this program");
+  certify->add_option("--tests", what.tests, "GoogleTest filter of the tests of engine and calls")
+      ->capture_default_str();
+  certify
+      ->add_option("--slowness", what.slowness,
+                   "the tests wait so many times longer, and runs are so many times shorter")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  certify->add_option("--test-seconds", what.test_seconds, "most time for one test")->group("");
+  certify->add_option("--minutes", what.minutes, "most time for everything")
+      ->check(CLI::Range(0.01, 1440.0))
+      ->capture_default_str();
+  certify->add_flag("--json", options.json, "print the report as JSON");
+}
+
+int certify_device(Options& options) {
+  tools::catch_stop_signals();
+  options.certification.config = options.file;
+  const doctor::Findings findings = doctor::certify(options.certification);
+  if (!options.json) {
+    fmt::print("device {}: {}\n", options.certification.device,
+               findings.exit_code() == 0 ? "no departure" : "there are departures");
+  }
+  fmt::print("{}", options.json ? findings.json() : findings.text(true));
+  return findings.exit_code();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -125,8 +169,10 @@ int main(int argc, char** argv) {
   app.add_option("--root", options.root, "folder that has the host's /proc, /sys and /dev")
       ->group("");
   add_plan(app, options);
+  add_certify(app, options);
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code == tools::kDone ? 0 : kNotDone;
   options.serves = serves->count() != 0;
+  if (app.got_subcommand("certify")) return certify_device(options);
   return app.got_subcommand("plan") ? make_plan(options) : examine(options);
 }
