@@ -34,6 +34,11 @@ constexpr std::uint32_t kTablesMax = 64;
 constexpr std::uint32_t kColumnsMax = 256;
 /// Numbers and texts of all tables.
 constexpr std::uint64_t kValuesMax = std::uint64_t{1} << 22;
+/// Bytes that a reading copies and decodes once more, because their rows were being written. Tables
+/// may overlap and a row may be as long as the file, so the number of rows limits nothing.
+constexpr std::uint64_t kReadAgainMax = std::uint64_t{64} << 20;
+/// Two system calls take about as long as copying so much.
+constexpr std::uint64_t kBytesOfACall = 1024;
 
 constexpr const char* kAsked = "read an engine's file";
 
@@ -74,8 +79,9 @@ struct Place {
 /// Where the rows of a table are.
 struct Rows {
   std::uint32_t row_bytes = 0;
-  std::vector<Place> columns;     ///< in a row
-  std::vector<std::uint64_t> at;  ///< in the file, by MetricTable::rows
+  std::uint64_t bytes_to_read = 0;  ///< of a row: those to copy, and those of its columns
+  std::vector<Place> columns;       ///< in a row
+  std::vector<std::uint64_t> at;    ///< in the file, by MetricTable::rows
 };
 /// A reading, and where its rows are, by table.
 struct Decoded {
@@ -138,6 +144,7 @@ Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& head
   if (count > values) return damaged("the tables have too many values");
   values -= count;
   rows.row_bytes = d.row_bytes;
+  rows.bytes_to_read = kBytesOfACall + d.row_bytes;
   for (std::uint32_t i = 0; i < d.column_count; ++i) {
     const auto column =
         load<ColumnDescriptor>(file, d.columns_offset + std::uint64_t{i} * header.column_bytes);
@@ -145,6 +152,7 @@ Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& head
     if (!decoded) return tl::unexpected(decoded.error());
     table.columns.push_back(std::move(*decoded));
     rows.columns.push_back({column.offset, column.bytes});
+    rows.bytes_to_read += column.bytes;
   }
   for (std::uint32_t i = 0; i < d.row_count; ++i) {
     const std::uint64_t at = d.rows_offset + std::uint64_t{i} * d.row_bytes;
@@ -287,15 +295,15 @@ Result<MetricRow> read_row(const ReadBytes& read, const MetricTable& table, cons
   return decoded;
 }
 
-/// Reads the rows of a table anew that are not consistent. Returns whether all are now. `reads` are
-/// left for this and further tables.
+/// Reads the rows of a table anew that are not consistent. Returns whether all are now. So many
+/// `bytes` may yet be read for this and further tables.
 Result<bool> read_torn_rows(const ReadBytes& read, MetricTable& table, Rows& rows,
-                            std::uint32_t& reads) {
+                            std::uint64_t& bytes) {
   bool all = true;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < table.rows.size(); ++i) {
-    if (!table.rows[i].is_consistent && reads != 0) {
-      --reads;
+    if (!table.rows[i].is_consistent && rows.bytes_to_read <= bytes) {
+      bytes -= rows.bytes_to_read;
       auto row = read_row(read, table, rows, rows.at[i]);
       if (!row) return tl::unexpected(row.error());
       if (row->is_consistent) {
@@ -333,7 +341,7 @@ void set_times(EngineReading& reading) {
 
 Result<EngineReading> read_rows(std::uint64_t size, const ReadBytes& read) {
   constexpr int kReadings = 64;
-  std::uint32_t reads = 1u << 16;  // a hostile file could have all its rows marked
+  std::uint64_t read_again = kReadAgainMax;
   std::vector<std::byte> bytes(size);
   std::vector<std::byte> later(size);
   for (auto* const copy : {&bytes, &later}) {
@@ -347,7 +355,7 @@ Result<EngineReading> read_rows(std::uint64_t size, const ReadBytes& read) {
     if (i != 0) std::this_thread::yield();  // the engine may wait for this processor
     all = true;
     for (std::size_t t = 0; t < tables.size(); ++t) {
-      const auto consistent = read_torn_rows(read, tables[t], decoded->rows[t], reads);
+      const auto consistent = read_torn_rows(read, tables[t], decoded->rows[t], read_again);
       if (!consistent) return tl::unexpected(consistent.error());
       all = all && *consistent;
     }

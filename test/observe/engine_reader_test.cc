@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 #include <vector>
 
 #include "observe/engine_folder.h"
+#include "observe/page_layout.h"
 
 namespace observe_test {
 namespace {
@@ -109,6 +112,58 @@ TEST_F(ObserveReader, OnlyRowsThatChangedAreCopiedAgain) {
   EXPECT_EQ(copied_, 2 * bytes_of(file_.path()).size() +
                          observe::table_columns(Table::connection).row_bytes +
                          sizeof(observe::RowHeader));
+}
+
+/// A file of so many tables, all of the same place: one row that is being written and as long as
+/// nearly the whole file.
+std::vector<std::byte> with_one_long_row(std::uint32_t tables, std::size_t size) {
+  std::vector<std::byte> file(size);
+  std::size_t at = 0;
+  const auto append = [&](const auto& part) {
+    std::memcpy(file.data() + at, &part, sizeof part);
+    at += sizeof part;
+  };
+  constexpr std::array<char, 6> kName = {"table"};
+  observe::ColumnDescriptor column;
+  std::copy(kName.begin(), kName.end(), column.name.begin());
+  column.offset = sizeof(observe::RowHeader);
+  column.bytes = 8;
+  observe::FileHeader header;
+  header.file_bytes = size;
+  header.table_count = tables;
+  header.table_bytes = sizeof(observe::TableDescriptor);
+  header.column_bytes = sizeof column;
+  header.tables_offset = sizeof header;
+  append(header);
+  observe::TableDescriptor table;
+  std::copy(kName.begin(), kName.end(), table.name.begin());
+  table.column_count = 1;
+  table.columns_offset = sizeof header + tables * sizeof table;
+  table.rows_offset = table.columns_offset + sizeof column;
+  table.row_bytes = static_cast<std::uint32_t>((size - table.rows_offset) & ~std::size_t{7});
+  table.row_count = 1;
+  for (std::uint32_t i = 0; i < tables; ++i) append(table);
+  append(column);
+  append(observe::RowHeader{1, 1});
+  return file;
+}
+
+TEST_F(ObserveReader, LongRowsOfManyTablesAreCopiedWithinABound) {
+  constexpr std::size_t kSize = std::size_t{1} << 20;
+  constexpr std::uint32_t kTables = 64;
+  const auto file = with_one_long_row(kTables, kSize);
+  std::size_t copied = 0;
+  const auto reading = observe::read_rows(
+      kSize, [&](std::span<std::byte> bytes, std::uint64_t offset) -> Result<std::size_t> {
+        copied += bytes.size();
+        std::memcpy(bytes.data(), file.data() + offset, bytes.size());
+        return bytes.size();
+      });
+  ASSERT_TRUE(reading) << reading.error().message();
+  ASSERT_EQ(reading->tables.size(), kTables);
+  EXPECT_FALSE(reading->tables.back().rows.at(0).is_consistent);
+  EXPECT_GT(copied, 2 * kSize) << "the row is read again";
+  EXPECT_LE(copied, 2 * kSize + (std::size_t{64} << 20));
 }
 
 }  // namespace
