@@ -6,13 +6,29 @@
 
 #include "agent/engine_context.h"
 #include "observe/recorder.h"
+#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 
+/// Whether a message, or a word in the credit cell, has come from the peer.
+inline bool was_heard(const Agent& a) noexcept {
+  if (a.activity.messages_received != 0 || a.credit.received != 0) return true;
+  const std::uint32_t token = a.credit.token;  // 0: there is no cell yet
+  return token != 0 && a.liveness.cell_word != wire::encode(wire::CreditWord{}, token);
+}
+/// The ring of the connection's events, besides its own. A peer that has asked for the connection
+/// is a stranger until it is heard, because the frames of a handshake need no device. A peer that
+/// the application or a key speaks for is none.
+inline observe::EventRing event_ring_of(const Agent& a) noexcept {
+  const bool is_known =
+      a.setup.outbound || a.setup.out_of_band || !a.peer.key.empty() || was_heard(a);
+  return is_known ? observe::EventRing::all : observe::EventRing::strangers;
+}
 /// Records an event of the connection.
 inline void record(EngineContext& ctx, const Agent& a, observe::EventKind kind,
                    std::initializer_list<std::string_view> text) noexcept {
-  ctx.recorder.record(kind, observe::EventSubject::connection, a.index, a.generation, text);
+  ctx.recorder.record(kind, observe::EventSubject::connection, a.index, a.generation, text,
+                      event_ring_of(a));
 }
 /// Records why the connection ends.
 inline void record(EngineContext& ctx, const Agent& a, const Error& cause) noexcept {

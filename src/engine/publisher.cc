@@ -11,6 +11,7 @@
 
 #include "agent/agent.h"
 #include "agent/connecting.h"
+#include "agent/recording.h"
 #include "base/log_message.h"
 #include "engine/engine_core.h"
 #include "engine/engine_snapshot.h"
@@ -79,10 +80,10 @@ void visit_some(const Records& records, std::uint32_t& next, Visit&& visit, Gone
 /// Since when the subject is blocked by what blocks it now; 0: nothing. `why` is its name. Records
 /// the beginning and the end of long blocks.
 Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
-                        observe::EventSubject whose, std::uint8_t blocker,
+                        observe::EventSubject whose, observe::EventRing ring, std::uint8_t blocker,
                         std::string_view why) noexcept {
   const auto record = [&](observe::EventKind kind, std::string_view text) {
-    context.recorder.record(kind, whose, subject.index, subject.generation, {text});
+    context.recorder.record(kind, whose, subject.index, subject.generation, {text}, ring);
   };
   if (blocker != subject.blocker) {
     if (std::exchange(subject.is_block_recorded, false)) record(observe::EventKind::unblocked, {});
@@ -241,9 +242,9 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     if (subject == nullptr) return;
     const Id id(index, generation);
     const PeerIdentity peer = agent::peer_identity_of(a);
-    const Nanoseconds blocked =
-        blocked_for(core.context, *subject, observe::EventSubject::connection,
-                    static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
+    const Nanoseconds blocked = blocked_for(
+        core.context, *subject, observe::EventSubject::connection, agent::event_ring_of(a),
+        static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), agent::peer_name(a), peer.key,
                                  clock.duration(now - subject->seen_at), blocked};
     file_.write(Table::connection, connections_.row_of(*subject), row_,
@@ -264,7 +265,7 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
     const SessionSnapshot snapshot = rpc::snapshot(r, c);
     const Id id(index, c.generation);
     const Nanoseconds blocked =
-        blocked_for(core.context, *subject, observe::EventSubject::session,
+        blocked_for(core.context, *subject, observe::EventSubject::session, observe::EventRing::all,
                     static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), c.address, rpc::identity_of(c.peer).key,
                                  clock.duration(now - subject->seen_at), blocked};

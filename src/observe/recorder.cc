@@ -108,8 +108,8 @@ void Recorder::open(const EventRings& all,
 }
 
 void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
-                      std::uint32_t generation,
-                      std::initializer_list<std::string_view> text) noexcept {
+                      std::uint32_t generation, std::initializer_list<std::string_view> text,
+                      EventRing ring) noexcept {
   TerminatedEvent made;
   EventRecord& event = made.event;
   set_text(event, text);
@@ -125,22 +125,26 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
   const EventRings& rings = by_subject_[i];
   Place alone;  // of a subject without a ring
   Place& place = rings.rings != 0 ? places_[i][index % rings.rings] : alone;
-  const bool repeated = is_repeated(place.newest, event);
+  const bool is_stranger = subject == EventSubject::stranger;
+  if (is_stranger) ring = EventRing::strangers;
+  const bool repeated = place.ring == ring && is_repeated(place.newest, event);
   event.number = repeated ? place.newest.number : ++numbers_;
   event.first_ns = repeated ? place.newest.first_ns : event.at_ns;
   event.count = repeated ? place.newest.count + 1 : 1;
-  const bool is_common = subject != EventSubject::stranger;
+  std::uint64_t& written = written_[static_cast<std::size_t>(ring)];
   if (!repeated) {
-    if (is_common) place.all_place = written_++;
+    place.ring = ring;
+    place.place_in_ring = written++;
     ++place.events;
   }
   place.newest = event;
-  if (rings.rings != 0) {
-    const std::uint64_t ring = std::uint64_t{index % rings.rings} * rings.length;
-    write(rings, ring + (place.events - 1) % rings.length, event);
+  if (rings.rings != 0 && !is_stranger) {
+    const std::uint64_t first = std::uint64_t{index % rings.rings} * rings.length;
+    write(rings, first + (place.events - 1) % rings.length, event);
   }
-  if (is_common && written_ - place.all_place <= all_.length)
-    write(all_, place.all_place % all_.length, event);
+  const EventRings& shared = rings_of(ring);
+  if (shared.rings != 0 && written - place.place_in_ring <= shared.length)
+    write(shared, place.place_in_ring % shared.length, event);
 }
 
 void Recorder::write(const EventRings& rings, std::uint64_t place,

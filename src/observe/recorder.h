@@ -47,6 +47,9 @@ enum class EventKind : std::uint16_t {
 /// Empty: unknown.
 std::string_view name_of(EventKind kind) noexcept;
 
+/// Whether an event goes to the ring of all subjects or to that of strangers, besides its own.
+enum class EventRing : std::uint8_t { all, strangers };
+
 /// Events that are kept: of all subjects but strangers together, of the engine, of all strangers,
 /// and of each place of a connection or session.
 inline constexpr std::uint32_t kEventsOfAll = 1024;
@@ -62,9 +65,11 @@ struct EventRings {
 };
 
 /// Writes events. An event goes to the ring of its subject, and to the one of all: a subject with
-/// many events does not displace the last ones of another. Those of strangers stay in their ring,
-/// so that nobody can push out the others by asking again and again. An event that repeats the
-/// newest one of its subject is counted there. Not thread-safe.
+/// many events does not displace the last ones of another. Events of strangers go to their ring
+/// instead of that of all, and so do those of a connection or session that a peer has asked for,
+/// until something has come from the peer through the device. So a peer that only asks, again and
+/// again, displaces no events of others from the ring of all. An event that repeats the newest one
+/// of its subject is counted there. Not thread-safe.
 class Recorder {
  public:
   /// `clock` must outlive the recorder.
@@ -84,7 +89,8 @@ class Recorder {
   /// length of EventRecord::text.
   [[gnu::cold, gnu::noinline]] void record(EventKind kind, EventSubject subject,
                                            std::uint32_t index, std::uint32_t generation,
-                                           std::initializer_list<std::string_view> text) noexcept;
+                                           std::initializer_list<std::string_view> text,
+                                           EventRing ring = EventRing::all) noexcept;
   /// An event of the engine itself.
   void record(EventKind kind, std::initializer_list<std::string_view> text) noexcept {
     record(kind, EventSubject::engine, 0, 0, text);
@@ -93,20 +99,26 @@ class Recorder {
  private:
   /// A ring as the recorder knows it, and the newest event there.
   struct Place {
-    std::uint32_t events = 0;     ///< written so far
-    EventRecord newest;           ///< ours, so that no reader can change it
-    std::uint64_t all_place = 0;  ///< its place in the common ring, counted from the start
+    std::uint64_t events = 0;         ///< written so far
+    EventRecord newest;               ///< ours, so that no reader can change it
+    EventRing ring = EventRing::all;  ///< the other ring that has it
+    std::uint64_t place_in_ring = 0;  ///< there, counted from the start
   };
 
+  /// Memory of the ring of all subjects, or of that of strangers.
+  [[nodiscard]] const EventRings& rings_of(EventRing ring) const noexcept {
+    return ring == EventRing::all ? all_
+                                  : by_subject_[static_cast<std::size_t>(EventSubject::stranger)];
+  }
   void write(const EventRings& rings, std::uint64_t place, const EventRecord& event) noexcept;
 
   const Clock* clock_;
   EventRings all_;
   std::array<EventRings, kEventSubjects> by_subject_{};
   std::array<std::vector<Place>, kEventSubjects> places_;
-  std::uint64_t numbers_ = 0;   ///< events, from the start
-  std::uint64_t written_ = 0;   ///< those of the common ring
-  std::uint64_t sequence_ = 0;  ///< of the last write
+  std::uint64_t numbers_ = 0;               ///< events, from the start
+  std::array<std::uint64_t, 2> written_{};  ///< those of a ring, by EventRing
+  std::uint64_t sequence_ = 0;              ///< of the last write
   std::uint64_t tick_ = 0;
   Nanoseconds realtime_{0};
 };

@@ -1,0 +1,140 @@
+// Strangers who shake hands again and again do not push the history of others out of the flight
+// recorder.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "attack/victim.h"
+#include "base/internals.h"
+#include "observe/engine_folder.h"
+#include "rpc/raw_datagrams.h"
+
+namespace attack_test {
+namespace {
+
+/// Three events of each fill the common ring.
+constexpr std::uint32_t kStrikes = 400;
+
+class AttackOnRecorder : public observe_test::WithEngineFolder {
+ protected:
+  void SetUp() override {
+    WithEngineFolder::SetUp();
+    if (IsSkipped()) return;
+    folder_.emplace();
+    Config c = observe_test::shown_in(*folder_, rpc_test::rpc_config());
+    c.observability.rows = 1;  // all connections share a ring, besides the common one
+    victim_ = std::make_unique<Node>(c, &ticks_);
+    victim_->listen();
+    ASSERT_TRUE(
+        victim_->engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); }));
+    attacker_ = std::make_unique<Node>(small_config());
+    prepared_ = *attacker_->engine.prepare({});
+    ASSERT_TRUE(until({attacker_.get()}, [&] { return prepared_.endpoint().has_value(); }));
+    datagrams_ =
+        std::make_unique<rpc_test::RawDatagrams>(*spinwire::detail::core_of(attacker_->engine));
+    // The first of several honest connections: the others displace its events in their own ring.
+    Node honest(rpc_test::rpc_config());
+    for (std::size_t i = 1; i <= 5; ++i) {
+      Connection to = honest.begin(*victim_);
+      ASSERT_TRUE(until({victim_.get(), &honest}, [&] { return honest.ready.size() == i; }));
+      ASSERT_EQ(to.close(), Status::ok);
+      ASSERT_TRUE(until({victim_.get(), &honest},
+                        [&] { return honest.closed.size() == i && victim_->closed.size() == i; }));
+      if (i == 1) first_ = newest("goodbye");
+    }
+    ASSERT_NE(first_, 0u);
+    ASSERT_TRUE(has_first());
+  }
+  void TearDown() override { datagrams_.reset(); }
+
+  [[nodiscard]] std::vector<spinwire::EngineEvent> events() const {
+    const auto reading = folder_->read();
+    EXPECT_TRUE(reading) << reading.error().message();
+    return reading ? reading->events : std::vector<spinwire::EngineEvent>{};
+  }
+  /// The number of the last event of a kind; 0: none.
+  [[nodiscard]] std::uint64_t newest(std::string_view kind) const {
+    std::uint64_t number = 0;
+    for (const spinwire::EngineEvent& event : events()) {
+      if (event.kind == kind) number = event.number;
+    }
+    return number;
+  }
+  [[nodiscard]] bool has_first() const {
+    const auto all = events();
+    return std::any_of(all.begin(), all.end(),
+                       [&](const auto& event) { return event.number == first_; });
+  }
+  /// The victim's answer, which is of type Body.
+  template <typename Body>
+  std::optional<Body> answer(const Stream& s) {
+    if (!until({victim_.get()}, [&] { return s.answered(0); })) return std::nullopt;
+    const auto got = s.receive();
+    const auto* const body = got ? std::get_if<Body>(&got->body) : nullptr;
+    return body != nullptr ? std::optional<Body>(*body) : std::nullopt;
+  }
+  /// Waits until so many connections of the victim have ended; time passes meanwhile.
+  [[nodiscard]] bool have_ended(std::size_t count) {
+    return until({victim_.get()}, [&] {
+      ticks_ += 10'000'000;
+      return victim_->closed.size() >= count;
+    });
+  }
+
+  std::optional<observe_test::EngineFolder> folder_;
+  std::uint64_t ticks_ = 1'000'000'000;
+  std::unique_ptr<Node> victim_;
+  std::unique_ptr<Node> attacker_;
+  Connection prepared_;
+  std::unique_ptr<rpc_test::RawDatagrams> datagrams_;
+  std::uint64_t first_ = 0;  ///< number of an event of the first honest connection
+};
+
+TEST_F(AttackOnRecorder, Hellos) {
+  for (std::uint32_t i = 0; i < kStrikes; ++i) {
+    const Stream s(victim_->listener.address());
+    s.send(wire::encode(wire::Hello{*prepared_.endpoint()}));
+    ASSERT_TRUE(answer<wire::Accept>(s)) << i;
+  }
+  EXPECT_TRUE(until({victim_.get()}, [&] { return victim_->engine.stats().connections == 0; }));
+  EXPECT_TRUE(has_first());
+}
+
+// A connection is ready by frames alone, and then silent.
+TEST_F(AttackOnRecorder, HellosThatAreConfirmed) {
+  const std::size_t before = victim_->closed.size();
+  for (std::uint32_t i = 0; i < kStrikes; ++i) {
+    const Stream s(victim_->listener.address());
+    s.send(wire::encode(wire::Hello{*prepared_.endpoint()}));
+    const auto accept = answer<wire::Accept>(s);
+    ASSERT_TRUE(accept) << i;
+    s.send(wire::encode(wire::Ready{accept->endpoint.incarnation}));
+    ASSERT_TRUE(until({victim_.get()}, [&] { return victim_->ready.size() == before + i + 1; }));
+    ASSERT_TRUE(have_ended(before + i + 1)) << i;
+  }
+  EXPECT_TRUE(has_first());
+}
+
+TEST_F(AttackOnRecorder, SessionsThatAreNeverUsed) {
+  if (rpc_test::over_connections()) GTEST_SKIP() << "such sessions prove no address";
+  for (std::uint32_t i = 1; i <= kStrikes; ++i) {
+    const Stream s(victim_->listener.address());
+    s.send(wire::encode(wire::OpenSession{datagrams_->end(i)}));
+    std::uint64_t token = 0;
+    ASSERT_TRUE(until({victim_.get()}, [&] { return (token = datagrams_->challenge(i)) != 0; }));
+    s.send(wire::encode(wire::PathResponse{token}));
+    ASSERT_TRUE(answer<wire::SessionOpened>(s)) << i;
+  }
+  EXPECT_TRUE(until({victim_.get()}, [&] {
+    ticks_ += 10'000'000;
+    return victim_->engine.rpc_stats().served_sessions == 0;
+  }));
+  EXPECT_TRUE(has_first());
+}
+
+}  // namespace
+}  // namespace attack_test
