@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <vector>
 
@@ -156,24 +157,33 @@ TEST(PeerLoss, EachEndKeepsTheSilenceThatTheOtherAccepts) {
 }
 
 TEST(PeerLoss, AStoppedProcess) {
-  Config c = small_config();
-  c.connections.keepalive_interval = 100ms;
-  c.connections.peer_timeout = 1000ms * slowness();
-  Child victim([&](int in, int out) { return echo_server(in, out, c); });
-  Node client(c);
+  Config slow = timed_config();
+  slow.connections.peer_timeout = 1h;  // of the victim: the client's time stands still at first
+  Child victim([&](int in, int out) { return echo_server(in, out, slow); });
+  std::uint64_t ticks = kMillisecond;
+  Node client(timed_config(), &ticks);
   const std::string address = victim.line();
   ASSERT_NE(address, "");
   const Connection idle = client.begin(address);
   ASSERT_TRUE(until({&client}, [&] { return client.ready.size() == 1; }));
   victim.signal(SIGSTOP);
-  ASSERT_TRUE(until({&client}, [&] { return client.closed.size() == 1; }));
+  int status = 0;
+  ASSERT_EQ(waitpid(victim.pid(), &status, WUNTRACED), victim.pid());
+  ASSERT_TRUE(WIFSTOPPED(status));
+  pass(ticks, 900, {&client});
+  EXPECT_TRUE(client.closed.empty()) << "too early";
+  pass(ticks, 400, {&client});
+  ASSERT_EQ(client.closed.size(), 1u) << "too late";
   EXPECT_EQ(client.closed[0].status, Status::peer_lost);
   EXPECT_NE(client.closed[0].message().find("has not polled"), std::string::npos)
       << client.closed[0].message();
   EXPECT_EQ(idle.state(), ConnectionState::closed);
   victim.kill(SIGKILL);
   client.stale_allowed = true;
-  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().connections == 0; }));
+  ASSERT_TRUE(until({&client}, [&] {
+    ticks += kMillisecond / 10;
+    return client.engine.stats().connections == 0;
+  }));
 }
 
 TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {

@@ -292,7 +292,7 @@ CallsWithoutDatagrams() {
 StrangersHoldNoPoll() {
   local status=0
   # shellcheck disable=SC2016
-  timeout 200 "$vm" --timeout 150 --pair --ready-line serving \
+  timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
     "$bin/softroce-unresolved-addresses serve \$SOFTROCE_ADDRESS" \
     "$bin/softroce-unresolved-addresses attack \$SOFTROCE_PEER" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
