@@ -149,7 +149,7 @@ enum class Via : std::uint8_t {
 
 struct ListenOptions {
   /// A connection is being made for a peer that asks for one. May call set_handlers() and
-  /// configure(), or close() to refuse without a reason.
+  /// configure(), or close() to refuse, with the code 0 (PeerRequest::refuse()).
   Callback<void(Connection)> on_accept;
   ConnectionHandlers handlers;
   Via via = Via::tcp;

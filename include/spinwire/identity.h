@@ -80,13 +80,14 @@ class PeerRequest {
   }
   /// Refuses the peer. Its on_closed gets an Error with the status `refused`, this code, and up to
   /// kRefusalTextMax bytes of the text (through rdma_cm 127, with a key 107); '?' replaces bytes
-  /// that are not printable ASCII. A peer that reconnects gets the code, but the status of what
-  /// went wrong first. The text is copied.
+  /// that are not printable ASCII. The refusal is final: a peer that reconnects ends, too. The text
+  /// is copied.
   ///
   /// With `retry_after`, the refusal is not final: the peer also gets Error::goodbye, with the
   /// reason `overloaded` and this time, and a peer that reconnects comes back after it. Up to
   /// kMaxRetryAfter, for which longer times count; in whole milliseconds, rounded up. Through
-  /// rdma_cm it takes four bytes of the text. 0 or less: such a peer ends, or goes elsewhere.
+  /// rdma_cm it takes four bytes of the text. 0 or less: the peer ends, or goes elsewhere. A peer
+  /// of an older release that does not take codes cannot tell this refusal from one by the engine.
   void refuse(std::uint32_t code, std::string_view text, Nanoseconds retry_after = {}) noexcept {
     decision_ = Decision::refused;
     code_ = code;

@@ -10,15 +10,22 @@ namespace spinwire {
 
 /// Makes a connection or session again that could not be made or was lost. Its handle stays valid.
 /// Outstanding operations of the connection have ended by then, and keys that the peer made for it
-/// are closed; SessionOptions::reconnect says what happens to calls. A goodbye or a refusal that
-/// invites us back (Goodbye::invites_back()) delays the next attempt at that address by its
-/// retry_after. Any other goodbye to a connection, a final refusal, a protocol mismatch and the
-/// loss of the device end it without a further attempt.
+/// are closed; SessionOptions::reconnect says what happens to calls.
+///
+/// A loss or a failed attempt is final if is_retryable(const Error&) is false, and ends it without
+/// a further attempt: so do a refusal by the peer's application that names no time to come back, a
+/// protocol mismatch, the loss of the device, and a goodbye to a connection that does not invite us
+/// back. Every other refusal may pass, also that of a server whose listener is gone for now: it is
+/// retried within `attempts`. on_closed then gets the final error. If the attempts are used up
+/// instead, it gets the error with which this began, for which is_retryable() is true.
+///
+/// A goodbye or a refusal that invites us back (Goodbye::invites_back()) delays the next attempt at
+/// that address by its retry_after.
 ///
 /// With alternatives (ConnectOptions::alternatives, SessionOptions::alternatives), an attempt at an
 /// address that fails is followed at once by one at the next address, until a round has tried all.
-/// A round after a loss begins with the address behind the one that was lost. A final refusal or a
-/// protocol mismatch then ends only this attempt, unless all of a round end so.
+/// A round after a loss begins with the address behind the one that was lost. What is final then
+/// ends only this attempt, unless all of a round end so.
 ///
 /// Addresses are numeric, and no attempt resolves a name again. Give all addresses that
 /// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.

@@ -104,7 +104,8 @@ class SPINWIRE_API Reply {
   ///   not_connected     the server ends the session in order, and has not run the handler; see
   ///                     ServedSession::close() and Engine::drain()
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
-  ///                     time, because its send pool was used up
+  ///                     time, because its send pool was used up. is_retryable() is true, but
+  ///                     calling again runs the handler again
   ///   not_connected     the call waited, and was never sent: its session was interrupted and may
   ///                     not wait until it is ready (WhenNotReady), or could not be opened
   /// A long call whose handler has not run may also end with the status of its failed connection,
@@ -516,7 +517,7 @@ struct SessionOptions {
   /// The session is closed. Runs once, after its last call has ended. The error's status is ok
   /// after close(), and if the server has ended the session in order; Error::goodbye is what the
   /// server said, also when it refuses the session for a time. Otherwise the error says why the
-  /// session could not be opened or was lost.
+  /// session could not be opened or was lost; of one that reconnects, see Reconnect.
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t window = 0;  ///< calls at once, a power of two up to 64; 0: rpc.window
   Nanoseconds timeout{0};    ///< of each attempt, until ready; 0: connections.connect_timeout
@@ -533,8 +534,7 @@ struct SessionOptions {
   WhenNotReady when_not_ready = WhenNotReady::fail;  ///< of calls that do not say
   /// The session was interrupted and is opened again. The state is `opening`, and the calls that
   /// may have been sent have ended, but for long ones, whose memory the server may still use.
-  /// on_ready or on_closed runs next. on_closed reports the first error since the session was
-  /// ready.
+  /// on_ready or on_closed runs next.
   Callback<void(Session, const Error&)> on_interrupted{};
   /// A call answered would_block or no_buffer, and may succeed now. Runs once, in a poll(), for all
   /// such answers since the last time; call until would_block comes again. While the session is

@@ -58,23 +58,16 @@ enum class [[nodiscard]] Status : std::uint8_t{
 };
 inline constexpr int kStatusCount = static_cast<int>(Status::unauthenticated) + 1;
 
-/// Whether the same request may succeed later, although neither program nor settings change: after
-/// a poll(), when the connection or session is ready again or made again, or when others have
-/// released what is used up. Does not say whether an accepted operation or call that failed has
-/// taken effect: after flushed, peer_lost and timed_out it may have. Any thread. True for:
-///   would_block    poll first
-///   no_buffer      poll first
-///   not_connected  wait until ready, or connect again
-///   flushed        connect again
-///   peer_lost      connect again
-///   timed_out      the peer or the network may be faster next time
-///   refused        nothing listened there, or the peer's application may decide otherwise
-///   no_memory      others may free memory
-///   in_use         others may release it
-///   limit          others may release what is used up; not if the device or a setting has less
-/// False for ok, for mistakes of the program, and for what only a change to a program, a device or
-/// a setting can cure.
-constexpr bool is_retryable(Status status) noexcept {
+namespace detail {
+/// What may succeed later after a failure.
+enum class Retry : std::uint8_t {
+  never,       ///< nothing, before a program, a device or a setting changes
+  connection,  ///< a new connection or session, but not the same request
+  request,     ///< the same request, perhaps after connecting again
+};
+
+/// The one table behind is_retryable() and Reconnect.
+constexpr Retry retry_after(Status status) noexcept {
   switch (status) {
     case Status::would_block:
     case Status::no_buffer:
@@ -86,10 +79,41 @@ constexpr bool is_retryable(Status status) noexcept {
     case Status::no_memory:
     case Status::in_use:
     case Status::limit:
-      return true;
+    case Status::system:
+      return Retry::request;
+    case Status::remote_access:
+    case Status::remote_error:
+    case Status::local_error:
+    case Status::unauthenticated:
+      return Retry::connection;
     default:
-      return false;
+      return Retry::never;
   }
+}
+}  // namespace detail
+
+/// Whether the same request may succeed later, although neither program nor settings change: after
+/// a poll(), when the connection or session is ready again or made again, or when others have
+/// released what is used up. Any thread. True for:
+///   would_block    poll first
+///   no_buffer      poll first
+///   not_connected  wait until ready, or connect again; but not while this engine drains
+///   flushed        connect again
+///   peer_lost      connect again
+///   timed_out      the peer or the network may be faster next time
+///   refused        nothing listened there, or the peer's application may decide otherwise
+///   no_memory      others may free memory
+///   in_use         others may release it
+///   limit          others may release what is used up; not if the device or a setting has less
+///   system         there may be a route, or a descriptor, again; see the error
+/// False for ok, for mistakes of the program, and for what only a change to a program, a device or
+/// a setting can cure.
+///
+/// Does not say whether an accepted operation or call that failed has taken effect. After flushed,
+/// peer_lost, timed_out, cancelled, remote_error and local_error it may have; a call also after
+/// limit, if the server dropped its reply (Reply::status()).
+constexpr bool is_retryable(Status status) noexcept {
+  return detail::retry_after(status) == detail::Retry::request;
 }
 
 /// The status's name, as written above. Any thread; never allocates.
@@ -142,6 +166,26 @@ struct Error {
   /// One line: "asked: found; remedy".
   [[nodiscard]] SPINWIRE_API std::string message() const noexcept;
 };
+
+/// Whether a connection or session that has ended with this error, or could not be made, may be
+/// made again, although neither program nor settings change here. Reconnect decides by it. Any
+/// thread. False for:
+///   a refusal by the peer's application (Error::code), unless it says when to come back
+///   ok, unless the peer says goodbye and invites us back (Goodbye::invites_back())
+///   protocol, unsupported, invalid_argument, no_device, bad_config and mistakes of the program
+/// True for all other errors: for what is_retryable(Status) names, and for:
+///   remote_access    the peer may have closed the key just then; it gives new ones
+///   remote_error     a device has ended the connection
+///   local_error      a device has ended the connection
+///   unauthenticated  another program may have answered in the peer's place, and must not end us
+///   for
+///                    good; or the peer has other keys for now, as in a rotation. In a rotation,
+///                    each end knows the new key before one proves it, so this does not occur. If
+///                    the key file here is the wrong one, all attempts fail.
+[[nodiscard]] inline bool is_retryable(const Error& error) noexcept {
+  if (error.goodbye.invites_back()) return true;
+  return !error.code && detail::retry_after(error.status) != detail::Retry::never;
+}
 
 template <typename T>
 using Result = tl::expected<T, Error>;

@@ -14,8 +14,11 @@
 namespace spinwire::agent {
 namespace {
 
+/// Has a code, like each refusal of an application: so the peer knows that it is final.
 Error refused_by_application() {
-  return {Status::refused, "connect", "the application refused", "ask its operator"};
+  Error why{Status::refused, "connect", "the application refused", "ask its operator"};
+  why.code = 0;
+  return why;
 }
 
 /// A new record with a reserved receive; null if either is used up.
@@ -216,9 +219,6 @@ Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
 
 void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
   if (is_ending(a)) return;
-  // A full peer may have room later, and others invite us back. Any other refusal is final.
-  if (a.reconnect != nullptr)
-    a.reconnect->refused = refusal.status != Status::limit && !refusal.goodbye.invites_back();
   const bool asked = a.setup.outbound;
   std::string what =
       base::format("{} {}", asked ? "connect to" : "accept a connection from", peer_name(a));

@@ -11,8 +11,7 @@ namespace spinwire::agent {
 namespace {
 
 AttemptEnd end_of(const Agent& a) noexcept {
-  const ReconnectState& state = *a.reconnect;
-  return {a.setup.was_ready, state.refused || is_permanent(a.cause.status), state.ready_at};
+  return {a.setup.was_ready, !is_retryable(a.cause), a.reconnect->ready_at};
 }
 
 /// Resets the agent, except for the parts that belong to the connection rather than to an attempt.
@@ -67,8 +66,7 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
     state.plan.hold_off(now, a.cause.goodbye.retry_after);
   state.next_attempt = now + state.plan.next(end_of(a), now);
   state.last = std::move(a.cause);
-  if (state.first.status == Status::ok) state.first = state.last;
-  state.refused = false;
+  if (state.first.status == Status::ok || !is_retryable(state.first)) state.first = state.last;
   state.backing_off = true;
   forget_attempt(a);
   enter(ctx, a, ConnectionState::resolving);
@@ -92,15 +90,7 @@ Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
 Error final_cause(Agent& a) noexcept {
   if (a.reconnect == nullptr || a.closing || a.reconnect->first.status == Status::ok)
     return std::move(a.cause);
-  Error first = std::move(a.reconnect->first);
-  first.code = a.cause.code;
-  if (a.cause.goodbye.reason != GoodbyeReason::none) first.goodbye = a.cause.goodbye;
-  try {
-    first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
-                                a.reconnect->plan.rounds(), a.cause.message());
-  } catch (...) {  // without memory, the first cause alone
-  }
-  return first;
+  return last_error(std::move(a.reconnect->first), std::move(a.cause), a.reconnect->plan.rounds());
 }
 
 }  // namespace spinwire::agent

@@ -24,7 +24,6 @@ struct ReconnectState {
   std::uint64_t ready_at = 0;           ///< tick of becoming ready; 0 before that
   std::uint64_t next_attempt = 0;       ///< tick, while it backs off
   bool backing_off = false;             ///< it waits for `next_attempt`
-  bool refused = false;                 ///< the peer's refusal is final
   bool is_over = false;                 ///< no attempt may follow
 };
 

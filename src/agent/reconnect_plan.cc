@@ -7,10 +7,20 @@
 
 namespace spinwire::agent {
 
-bool is_permanent(Status status) noexcept {
-  return status == Status::protocol || status == Status::unsupported ||
-         status == Status::invalid_argument || status == Status::remote_access ||
-         status == Status::no_device;
+Error last_error(Error first, Error last, std::uint32_t rounds) noexcept {
+  const bool tells_last = !is_retryable(last) || !is_retryable(first);
+  Error& told = tells_last ? last : first;
+  try {
+    told.found += tells_last ? base::format("; before that: {}", first.message())
+                             : base::format("; {} attempts to reconnect failed, the last one: {}",
+                                            rounds, last.message());
+  } catch (...) {  // without memory, the error alone
+  }
+  if (!tells_last) {
+    told.code = last.code;
+    if (last.goodbye.reason != GoodbyeReason::none) told.goodbye = last.goodbye;
+  }
+  return std::move(told);
 }
 
 ReconnectPlan::ReconnectPlan(const Reconnect& options,
@@ -54,8 +64,8 @@ std::uint32_t ReconnectPlan::rounds_after(const AttemptEnd& end, std::uint64_t n
 
 bool ReconnectPlan::has_next(const AttemptEnd& end, std::uint64_t now) const noexcept {
   if (!end.was_ready && left_ != 0) return true;
-  const bool no_other = end.was_ready ? targets_.size() == 1 : all_permanent_;
-  if (end.is_permanent && no_other) return false;
+  const bool no_other = end.was_ready ? targets_.size() == 1 : all_final_;
+  if (end.is_final && no_other) return false;
   return rounds_after(end, now) < options_.attempts;
 }
 
@@ -63,13 +73,13 @@ std::uint64_t ReconnectPlan::next(const AttemptEnd& end, std::uint64_t now) noex
   std::uint64_t pause = 0;
   if (!end.was_ready && left_ != 0) {
     --left_;
-    all_permanent_ = all_permanent_ && end.is_permanent;
+    all_final_ = all_final_ && end.is_final;
   } else {
     rounds_ = rounds_after(end, now);
     pause = next_pause();
     ++rounds_;
     left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
-    all_permanent_ = true;
+    all_final_ = true;
   }
   if (++place_ == targets_.size()) place_ = 0;
   return std::max(pause, skip_held_off(now + pause) - now);
@@ -101,7 +111,7 @@ std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
   }
   place_ = (place_ + best) % count;
   left_ -= best;
-  if (best != 0) all_permanent_ = false;  // those that were left out may take us later
+  if (best != 0) all_final_ = false;  // those that were left out may take us later
   return std::max(when, targets_[place_].not_before);
 }
 

@@ -15,13 +15,14 @@
 
 namespace spinwire::agent {
 
-/// Whether another attempt would fail with this status, too.
-[[nodiscard]] bool is_permanent(Status status) noexcept;
+/// The error that on_closed reports: of the last attempt, if that is final, or else the first error
+/// with the code and the goodbye of the last. Its text also names the other one.
+[[nodiscard]] Error last_error(Error first, Error last, std::uint32_t rounds) noexcept;
 
 /// How an attempt, or what it had made, has ended.
 struct AttemptEnd {
   bool was_ready = false;
-  bool is_permanent = false;   ///< another attempt at this address would fail, too
+  bool is_final = false;       ///< not is_retryable(): another attempt at this address is futile
   std::uint64_t ready_at = 0;  ///< tick
 };
 
@@ -69,10 +70,10 @@ class ReconnectPlan {
   Clock clock_;
   base::Random random_;
   std::vector<Target> targets_;
-  std::uint32_t place_ = 0;    ///< of the present attempt
-  std::uint32_t left_ = 0;     ///< further addresses of this round
-  std::uint32_t rounds_ = 0;   ///< without lasting success, behind the first attempts
-  bool all_permanent_ = true;  ///< all attempts of this round so far ended for good
+  std::uint32_t place_ = 0;   ///< of the present attempt
+  std::uint32_t left_ = 0;    ///< further addresses of this round
+  std::uint32_t rounds_ = 0;  ///< without lasting success, behind the first attempts
+  bool all_final_ = true;     ///< all attempts of this round so far ended for good
 };
 
 }  // namespace spinwire::agent

@@ -158,7 +158,6 @@ struct SessionReconnect {
   Error first{Status::ok, {}, {}, {}};  ///< why the session was lost; ok while it is ready
   std::uint64_t ready_at = 0;           ///< tick
   bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline
-  bool refused = false;                 ///< the server's refusal is final
   bool is_over = false;                 ///< the engine drains: there is no further attempt
   bool returns = false;                 ///< it is leaving, and will be opened again
 };

@@ -141,9 +141,6 @@ void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t t
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
-  // A full server may have room later, and others invite us back. Any other refusal is final.
-  if (c->reconnect != nullptr)
-    c->reconnect->refused = refusal.status != Status::limit && !refusal.goodbye.invites_back();
   std::string asked = base::format("open a session with {}", c->address);
   Error why = refusal.code ? control::refused_by_application(std::move(asked), refusal)
                            : Error{refusal.status, std::move(asked),

@@ -11,10 +11,9 @@
 namespace spinwire::rpc {
 namespace {
 
-agent::AttemptEnd end_of(const ClientSession& c, Status status) noexcept {
-  const SessionReconnect& again = *c.reconnect;
-  return {c.state == SessionState::ready, again.refused || agent::is_permanent(status),
-          again.ready_at};
+agent::AttemptEnd end_of(const ClientSession& c, const Error& why) noexcept {
+  const bool comes_back = c.goodbye.invites_back() || is_retryable(why);
+  return {c.state == SessionState::ready, !comes_back, c.reconnect->ready_at};
 }
 
 /// Ends the inline calls that may have been sent, and those that may not wait. Returns false if a
@@ -35,7 +34,7 @@ bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
 bool can_reconnect(const Rpc& r, const ClientSession& c, const EndReason& why) noexcept {
   if (c.reconnect == nullptr || !why || c.state == SessionState::closing || c.reconnect->is_over)
     return false;
-  return c.reconnect->plan.has_next(end_of(c, why->status), r.context.clock.now());
+  return c.reconnect->plan.has_next(end_of(c, *why), r.context.clock.now());
 }
 
 void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
@@ -46,9 +45,8 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   const std::uint64_t now = r.context.clock.now();
   if (!was_ready) r.dialogues.drop(c);
   if (why.goodbye.retry_after.count() != 0) again.plan.hold_off(now, why.goodbye.retry_after);
-  c.deadline = now + again.plan.next(end_of(c, why.status), now);
-  if (again.first.status == Status::ok) again.first = why;
-  again.refused = false;
+  c.deadline = now + again.plan.next(end_of(c, why), now);
+  if (again.first.status == Status::ok || !is_retryable(again.first)) again.first = why;
   again.backing_off = true;
   again.returns = false;
   c.state = SessionState::opening;
@@ -90,15 +88,7 @@ void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
 
 EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {
   if (c.reconnect == nullptr || !why || c.reconnect->first.status == Status::ok) return why;
-  Error first = c.reconnect->first;
-  first.code = why->code;
-  if (why->goodbye.reason != GoodbyeReason::none) first.goodbye = why->goodbye;
-  try {
-    first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
-                                c.reconnect->plan.rounds(), why->message());
-  } catch (...) {  // without memory, the first reason alone
-  }
-  return first;
+  return agent::last_error(c.reconnect->first, *why, c.reconnect->plan.rounds());
 }
 
 }  // namespace spinwire::rpc

@@ -15,6 +15,7 @@ namespace status_test {
 namespace {
 
 using spinwire::Error;
+using spinwire::GoodbyeReason;
 using spinwire::Result;
 using spinwire::Status;
 
@@ -65,7 +66,7 @@ TEST(Status, TellsWhetherToTryAgain) {
   constexpr Status kRetryable[] = {Status::would_block, Status::no_buffer, Status::not_connected,
                                    Status::flushed,     Status::peer_lost, Status::timed_out,
                                    Status::refused,     Status::no_memory, Status::in_use,
-                                   Status::limit};
+                                   Status::limit,       Status::system};
   constexpr Status kFinal[] = {Status::ok,
                                Status::invalid_argument,
                                Status::out_of_bounds,
@@ -80,7 +81,6 @@ TEST(Status, TellsWhetherToTryAgain) {
                                Status::protocol,
                                Status::bad_config,
                                Status::no_device,
-                               Status::system,
                                Status::cancelled,
                                Status::lease_expired,
                                Status::unauthenticated};
@@ -89,6 +89,26 @@ TEST(Status, TellsWhetherToTryAgain) {
   for (const Status status : kFinal) EXPECT_FALSE(is_retryable(status)) << to_string(status);
   EXPECT_EQ(std::size(kRetryable) + std::size(kFinal), std::size_t{spinwire::kStatusCount})
       << "each status is in one of the lists";
+}
+
+TEST(Error, TellsWhetherToConnectAgain) {
+  Error error;
+  for (int i = 0; i < spinwire::kStatusCount; ++i) {
+    error.status = static_cast<Status>(i);
+    // What ends with a connection passes, although the same request never succeeds.
+    const bool ends_with_it =
+        error.status == Status::remote_access || error.status == Status::remote_error ||
+        error.status == Status::local_error || error.status == Status::unauthenticated;
+    EXPECT_EQ(is_retryable(error), is_retryable(error.status) || ends_with_it)
+        << to_string(error.status);
+    error.code = 0;
+    EXPECT_FALSE(is_retryable(error)) << to_string(error.status);
+    for (const auto reason : {GoodbyeReason::closed, GoodbyeReason::draining}) {
+      error.goodbye.reason = reason;
+      EXPECT_EQ(is_retryable(error), reason == GoodbyeReason::draining);
+    }
+    error = {};
+  }
 }
 
 TEST(Error, MessageJoinsItsThreeParts) {

@@ -202,6 +202,7 @@ TEST(EngineReconnect, APeerThatRefusesIsNotAskedAgain) {
   (void)client.begin_again(server.listener.address());
   ASSERT_TRUE(until({&client, &server}, [&] { return !client.closed.empty(); }));
   EXPECT_EQ(client.closed[0].status, Status::refused);
+  EXPECT_EQ(client.closed[0].code, 0u);
   EXPECT_EQ(server.accepts, 1u);
 }
 

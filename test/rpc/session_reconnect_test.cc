@@ -237,9 +237,10 @@ TEST_F(RpcSessionReconnect, AFinalRefusalEndsIt) {
         return !closed_.empty();
       },
       kMillisecond));
-  EXPECT_EQ(closed_[0].status, Status::peer_lost);
+  EXPECT_EQ(closed_[0].status, Status::unsupported);
   EXPECT_NE(closed_[0].found.find("no method is served"), std::string::npos)
       << closed_[0].message();
+  EXPECT_NE(closed_[0].found.find("before that: "), std::string::npos) << closed_[0].message();
 }
 
 TEST_F(RpcSessionReconnect, CallbacksMayCloseIt) {
