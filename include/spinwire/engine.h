@@ -341,6 +341,7 @@ class SPINWIRE_API Engine {
   /// that a thread of the library wakes; the thread exists only until then. Not if the engine ends
   /// before. Set-up. Errors:
   ///   invalid_argument  an empty callback
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             16 names are being resolved, or descriptors or threads are used up
   ///   system            the operating system refused
   [[nodiscard]] Result<void> resolve(std::string_view name, const ResolveCallback& done);
@@ -348,6 +349,7 @@ class SPINWIRE_API Engine {
   /// Listens for connections and sessions on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free
   /// port. Set-up. Errors:
   ///   invalid_argument  the address, a setting out of range, or too much private data
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   in_use            something else listens there
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
@@ -368,6 +370,7 @@ class SPINWIRE_API Engine {
   ///   invalid_argument  not a listening TCP socket, an IPv6 one that takes IPv4 connections, or a
   ///                     setting out of range; on a simulated network, not what
   ///                     Listener::release() answered on the same host
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             files or epoll entries are used up, or the device has less than a setting
   ///                     asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
@@ -377,6 +380,7 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
   ///   invalid_argument  an address, a time or a setting out of range, or too much private data
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
@@ -394,6 +398,7 @@ class SPINWIRE_API Engine {
   /// our endpoint; Connection::join() takes the peer's. With a key, both endpoints have a proof of
   /// it. Set-up. Errors:
   ///   invalid_argument  a time or a setting out of range, or too much private data
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             connections.maximum or receives are used up, or the device has less than a
   ///                     setting asks
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
@@ -406,15 +411,17 @@ class SPINWIRE_API Engine {
   /// Runs `handler` for each call of `method`, in sessions through any listener of this engine. An
   /// empty handler ends the method. The first serve() takes the memory that remote calls need.
   /// Set-up. Errors:
-  ///   reentrant    inside a callback
-  ///   limit        the completion queue or a pool has not enough room
-  ///   unsupported  rpc.transport is "datagram", and the device has no datagrams
-  ///   no_device    the device is gone
-  ///   system       the device refused
+  ///   reentrant      inside a callback
+  ///   not_connected  this engine drains
+  ///   limit          the completion queue or a pool has not enough room
+  ///   unsupported    rpc.transport is "datagram", and the device has no datagrams
+  ///   no_device      the device is gone
+  ///   system         the device refused
   [[nodiscard]] Result<void> serve(Method method, const MethodHandler& handler);
   /// Opens a session with the engine that listens at `address`. on_ready or on_closed reports the
   /// result. Set-up. Errors:
   ///   invalid_argument  the address, the time-out, the window, or too much private data
+  ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
   ///                     completion queue or a pool has not enough room
   ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
@@ -439,15 +446,17 @@ class SPINWIRE_API Engine {
                                       const ServedSessionVisitor& visitor) const;
 
   /// Ends all connections and sessions in order, for a restart. Does not block: the work is done by
-  /// poll(). From now on the engine accepts and makes no connections and sessions; peers that ask
-  /// are refused, with DrainOptions::retry_after in Error::goodbye. What exists ends in this order:
+  /// poll(). From now on the engine accepts and makes no connections and sessions: what would make
+  /// one answers not_connected, and peers that ask are refused, with DrainOptions::retry_after in
+  /// Error::goodbye. What exists ends in this order:
   ///   1. Sessions that peers have opened here, as by ServedSession::close(): calls in progress are
-  ///      answered. Until then everything else works, for handlers that need it.
+  ///      answered. Until then everything else works, for handlers that need it; connections and
+  ///      sessions of this end also reconnect.
   ///   2. Sessions that are open here, when their calls have ended; further calls answer
-  ///      not_connected.
+  ///      not_connected. None reconnects any more.
   ///   3. Connections, as by Connection::close(Goodbye): the operations of both ends complete, and
   ///      messages under way are delivered. Leases end with them, in either direction; the
-  ///      operations of a holder that are under way complete before.
+  ///      operations of a holder that are under way complete before. None reconnects any more.
   /// Out-of-band and raw connections close in step 3, too, raw ones without a goodbye. A connection
   /// that is being accepted is refused, or becomes ready and closes in step 3, if its peer may be
   /// ready already; a peer that falls silent meanwhile holds the drain for the handshake's

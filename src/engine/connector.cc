@@ -259,7 +259,16 @@ Result<void> Connector::check_accepting() const {
   return tl::unexpected(base::goodbye_error(Status::refused, "connect", refusal_));
 }
 
+/// A peer that would be refused, or wait, learns that the engine drains.
 Result<control::Admission> Connector::admit(const control::Address& peer) const {
+  auto room = room_for(peer);
+  if (!room || !room->now) {
+    if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
+  }
+  return room;
+}
+
+Result<control::Admission> Connector::room_for(const control::Address& peer) const {
   if (auto share = agent::check_receives_of(context_, peer); !share)
     return tl::unexpected(share.error());
   const std::uint32_t free = context_.agents.capacity() - context_.agents.size();

@@ -99,6 +99,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
     return context_.find(static_cast<std::uint32_t>(subject),
                          static_cast<std::uint32_t>(subject >> 32));
   }
+  [[nodiscard]] Result<control::Admission> room_for(const control::Address& peer) const;
   /// The agent of a handshake that is over; null if the agent is gone, or is ready all the same.
   agent::Agent* find_unready(std::uint64_t subject) noexcept;
   /// The first step towards a peer: over TCP or through rdma_cm.

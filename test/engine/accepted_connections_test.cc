@@ -132,6 +132,35 @@ TEST_F(EngineAcceptedConnections, AHostThatConnectsTooOftenIsRefusedAndAnotherIs
   EXPECT_TRUE(world.connect(0, 1).ready());
 }
 
+TEST_F(EngineAcceptedConnections, AHostWithItsShareLearnsThatTheEngineDrains) {
+  using namespace sim_test;  // NOLINT: a test's helpers
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a simulation";
+  Config config = watchful();
+  config.connections.maximum_per_source = 1;
+  ServingNodes world(12, 2, config);
+  ASSERT_TRUE(world.connect(0, 1).ready());
+  std::optional<Error> why;
+  ConnectOptions options;
+  options.handlers.on_closed = [&](Connection, const Error& e) { why = e; };
+  const auto ask = [&] {
+    why.reset();
+    ASSERT_TRUE(world.sim.engine(0).connect(spinwire::Simulation::address(1), options));
+    ASSERT_TRUE(world.sim.run_until([&] { return why.has_value(); }, 1s));
+  };
+  ASSERT_NO_FATAL_FAILURE(ask());
+  EXPECT_EQ(why->status, Status::limit) << why->message();
+  // A call in progress keeps the connection until the drain is over.
+  Session session = world.ready(0, 1);
+  ASSERT_EQ(session.call(kNever, std::span<const std::byte>(), [](Reply&) {}), Status::ok);
+  ASSERT_TRUE(world.sim.run_until([&] { return !world.homes[1].pending.empty(); }, 1s));
+  spinwire::DrainOptions drain;
+  drain.retry_after = 70ms;
+  ASSERT_TRUE(world.sim.engine(1).drain(1h, drain));
+  ASSERT_NO_FATAL_FAILURE(ask());
+  EXPECT_EQ(why->status, Status::refused) << why->message();
+  EXPECT_EQ(why->goodbye, (spinwire::Goodbye{spinwire::GoodbyeReason::draining, 70ms}));
+}
+
 // As for a peer that joins a session, and fails while it does.
 TEST_F(EngineAcceptedConnections, OneThatFailedWhileItWasAcceptedCountsUntilItsRecordIsFree) {
   Config config = small_config();
