@@ -20,7 +20,8 @@ namespace spinwire {
 /// instead, it gets the error with which this began, for which is_retryable() is true.
 ///
 /// A goodbye or a refusal that invites us back (Goodbye::invites_back()) delays the next attempt at
-/// that address by its retry_after.
+/// that address by its retry_after and a random part of up to a quarter more, so that clients that
+/// were given the same time do not come back all at once.
 ///
 /// With alternatives (ConnectOptions::alternatives, SessionOptions::alternatives), an attempt at an
 /// address that fails is followed at once by one at the next address, until a round has tried all.

@@ -51,10 +51,11 @@ class ReconnectPlan {
   /// ticks.
   std::uint64_t next(const AttemptEnd& end, std::uint64_t now) noexcept;
   /// The peer at the present address asks for no attempt there before `least` has passed. Other
-  /// addresses are tried meanwhile. The pause is added, so that clients that were given the same
-  /// time do not come all at once.
+  /// addresses are tried meanwhile. A random part of up to a quarter is added, so that clients that
+  /// were given the same time do not come all at once.
   void hold_off(std::uint64_t now, Nanoseconds least) noexcept {
-    targets_[place_].not_before = now + clock_.ticks(least) + next_pause();
+    const std::uint64_t ticks = clock_.ticks(least);
+    targets_[place_].not_before = now + ticks + random_.below(ticks / 4 + 1);
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -99,10 +100,9 @@ TEST_F(ReconnectPlans, WithoutAttemptsTheFirstRoundIsAll) {
 TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasIt) {
   ReconnectPlan one = plan({9, 10ms, 20ms}, 1);
   one.hold_off(now_, 500ms);
-  // A random part keeps clients with the same time apart.
   const std::uint64_t pause = next(one);
-  EXPECT_GE(pause, 505 * kMillisecond);
-  EXPECT_LE(pause, 510 * kMillisecond);
+  EXPECT_GE(pause, 500 * kMillisecond);
+  EXPECT_LE(pause, 625 * kMillisecond);
   now_ += pause;
   EXPECT_LE(next(one), 20 * kMillisecond);
   // Others are tried meanwhile.
@@ -117,6 +117,28 @@ TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasIt) {
   p.hold_off(now_, 100ms);
   now_ += next(p);
   EXPECT_EQ(place(p), 3) << "the one whose time ends first";
+}
+
+TEST_F(ReconnectPlans, ClientsWithTheSameTimeComeBackApart) {
+  constexpr std::uint64_t kTime = 10'000 * kMillisecond;
+  constexpr int kClients = 1000, kParts = 10;
+  std::vector<int> came(kParts);
+  for (int i = 0; i < kClients; ++i) {
+    ReconnectPlan p = plan({9, 10ms, 20ms}, 1);
+    p.hold_off(now_, 10s);
+    const std::uint64_t late = next(p) - kTime;
+    ASSERT_LE(late, kTime / 4);
+    ++came[std::min<std::uint64_t>(late / (kTime / 4 / kParts), kParts - 1)];
+  }
+  // 100 are expected in each part of a quarter second: nine standard deviations below.
+  for (const int each : came) EXPECT_GE(each, 15);
+  for (const int each : came) EXPECT_LE(each, 200);
+}
+
+TEST_F(ReconnectPlans, AShortTimeDoesNotReplaceThePause) {
+  ReconnectPlan p = plan({9, 10ms, 20ms}, 1);
+  p.hold_off(now_, 1ms);
+  EXPECT_GE(next(p), 5 * kMillisecond);
 }
 
 }  // namespace

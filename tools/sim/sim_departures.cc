@@ -12,7 +12,7 @@ namespace spinwire::tools {
 namespace {
 
 constexpr std::uint64_t kMostRetryMilliseconds =
-    std::chrono::duration_cast<std::chrono::milliseconds>(kLongestHoldOff).count();
+    std::chrono::duration_cast<std::chrono::milliseconds>(kLongestRetryAfter).count();
 
 bool is_whole(const DrainReport& report) noexcept {
   return report.served_sessions == 0 && report.served_calls == 0 && report.sessions == 0 &&

@@ -22,7 +22,9 @@ namespace spinwire::tools {
 using namespace std::chrono_literals;
 
 inline constexpr Nanoseconds kNeverGood = Nanoseconds::max();
-inline constexpr Nanoseconds kLongestHoldOff = 30ms;  ///< of nodes that drain
+inline constexpr Nanoseconds kLongestRetryAfter = 30ms;  ///< of nodes that drain
+/// Until those that were asked to wait come back: a random part is added.
+inline constexpr Nanoseconds kLongestHoldOff = kLongestRetryAfter * 5 / 4;
 
 enum SimMethod : Method {
   kSimTiny = 1,  ///< too short to carry the call's number; echoes the bytes
