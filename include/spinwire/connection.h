@@ -57,9 +57,9 @@ struct ConnectionHandlers {
   /// after close() on either side; Error::goodbye is what the peer said. Otherwise the error is the
   /// first thing that went wrong, or, of a connection that reconnects, the error that is final (see
   /// Reconnect). A peer that refuses the connection for a time says so in Error::goodbye, too. Some
-  /// adapters cannot tell why the peer is silent. The connecting end then asks at the peer's address
-  /// before on_closed, for at most an eighth of connections.peer_timeout. Completions do not wait
-  /// for that.
+  /// adapters cannot tell why the peer is silent. The connecting end then asks at the peer's
+  /// address before on_closed, for at most an eighth of connections.peer_timeout. Completions do
+  /// not wait for that.
   Callback<void(Connection, const Error&)> on_closed;
   /// The connection was lost, or closed by a peer that invites us back, and reconnects (see
   /// Reconnect). The state is `resolving`, and all outstanding operations have ended. After a
