@@ -88,6 +88,7 @@ void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
   if (!sim_.alive(l.from)) return;
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (std::exchange(l.over, true)) fail("connection {} is closed twice", index);
+  check_end(l, "connection", index, why);
   if (why.status != Status::ok && !has_reason(l, why))
     fail("connection {} from {} to {} ends without a reason: {}", index, l.from, l.to(),
          why.message());

@@ -79,6 +79,14 @@ bool SimWorld::has_reason(const SimPath& p, const Error& why) const {
          (p.leaving && why.goodbye.reason == GoodbyeReason::draining);
 }
 
+void SimWorld::check_end(const SimPath& p, const char* kind, std::uint32_t index,
+                         const Error& why) {
+  const bool by_itself = p.closing || is_leaving(p.from);
+  if (!p.reconnects || by_itself || !is_retryable(why)) return;
+  fail("{} {} from {} to {} does not reconnect any more, but its end is not final: {}", kind, index,
+       p.from, p.to(), why.message());
+}
+
 // ---- coming back ------------------------------------------------------------------------------
 
 /// Since when one of its targets would have accepted it; kNeverGood: none does.

@@ -72,6 +72,7 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
   if (!sim_.alive(s.from)) return;
   sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
   if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
+  check_end(s, "session", index, why);
   const bool good = why.status == Status::ok;
   if (good && !s.closing && !s.leaving && !is_told_to_move(s, why))
     fail("session {} from {} to {} closed without a request (goodbye {})", index, s.from, s.to(),

@@ -238,6 +238,8 @@ class SimWorld {
   [[nodiscard]] bool is_cut_off(const SimPath& p) const;
   /// Whether the end that the error reports has a reason that is not the library's.
   [[nodiscard]] bool has_reason(const SimPath& p, const Error& why) const;
+  /// A path has ended with this error: if it reconnects, only for a reason that does not pass.
+  void check_end(const SimPath& p, const char* kind, std::uint32_t index, const Error& why);
   [[nodiscard]] Nanoseconds reachable_since(NodeId from, const SimPath& p) const;
   [[nodiscard]] Nanoseconds longest_absence(const SimPath& p) const;
   [[nodiscard]] bool is_away(const SimPath& p) const;
