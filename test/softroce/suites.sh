@@ -193,22 +193,22 @@ IsTriedByTheSpecification() {
   ((status == 0)) || show_failed_tests "$dir/out"
 }
 
-# The doctor's certification: all cases, some suites, and all figures. What it finds are the known departures,
-# and figures that a machine with other work does not reach.
+# The doctor's certification: all cases and some suites, whose only departures are the known ones. A machine that
+# has other work does not always measure in time; the report then names the figure that is missing.
 IsCertified() {
   local status=0 part
   timeout 900 "$vm" --timeout 840 --env SPINWIRE_SECURITY_OPEN=true -- "$bin/spinwire-doctor" certify \
     --device rxe0 --gid 1 --address 10.77.0.1 --config conf/softroce.toml --slowness 20 --minutes 12 \
     --tests 'EngineClose.*:RdmaCm.*:RpcCalls.*' >"$dir/out" 2>&1 || status=$?
-  check 'exit status' test $status -le 1
+  check 'it has reported' test $status -le 2
   expect_text output 'a known departure: ' "$dir/out"
   for part in conformance engine calls; do
     check "tests of $part passed" grep -qE "^ok +$part +passed: [0-9]+ tests" "$dir/out"
   done
   for part in 'send, round trip' 'write, round trip' 'rate of messages'; do
-    check "figures of $part" grep -qE "perftest +$part of .*, ratio [0-9.]+" "$dir/out"
+    check "figures of $part" grep -qE "perftest +$part of .*(, ratio [0-9.]+|: not measured)" "$dir/out"
   done
-  check 'no error' bash -c '! grep -q ^error "$1"' - "$dir/out"
+  expect_equal 'errors of tests' "$(grep -E '^error +(device|conformance|engine|calls)' "$dir/out")" ''
   grep -E '^(warning|note|ok|error)' "$dir/out"
 }
 
