@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/log_message.h"
 #include "control/control_port.h"
-#include "control/neighbours.h"
 #include "verbs/gid.h"
 
 namespace spinwire::control {
@@ -47,8 +46,7 @@ Result<bool> CmAddressResolver::open() {
   if (!opened) {
     has_rdma_cm_ = opened.error().status != Status::no_device;
     if (has_rdma_cm_) return tl::unexpected(opened.error());
-    base::log(LogLevel::warning,
-              "peers whose RDMA addresses the kernel does not know yet are refused: {}",
+    base::log(LogLevel::warning, "polls may wait for ARP when peers connect: {}",
               opened.error().message());
     return false;
   }
@@ -62,11 +60,11 @@ Result<bool> CmAddressResolver::begin(const Resolution& what,
                                       const std::array<std::uint8_t, 16>& gid, GidType type) {
   // The owner refuses a GID of another type. A link-local GID of RoCEv1 contains the Ethernet
   // address.
-  if (type != GidType::unknown && type != type_) return true;
-  if (gid == local_ || (type_ == GidType::roce_v1 && is_link_local(gid))) return true;
+  if (type != type_ || gid == local_ || (type == GidType::roce_v1 && is_link_local(gid)))
+    return true;
   const auto opened = open();
   if (!opened) return tl::unexpected(opened.error());
-  if (!*opened) return take_known(gid);
+  if (!*opened) return true;
   const Address to = Address::from_v6(gid, interface_), from = Address::from_v6(local_, interface_);
   const std::uint64_t key = ++last_key_;
   Pending& pending = pending_[key] = {0, what, text_of(gid)};
@@ -78,17 +76,6 @@ Result<bool> CmAddressResolver::begin(const Resolution& what,
   }
   pending.id = *id;
   return false;
-}
-
-Result<bool> CmAddressResolver::take_known(const std::array<std::uint8_t, 16>& gid) {
-  const auto known = is_next_hop_known(gid, interface_);
-  if (known && *known) return true;
-  if (!known) return tl::unexpected(unreachable(text_of(gid), known.error().found));
-  ask_for_next_hop(gid, local_, interface_);
-  return base::fail(Status::peer_lost,
-                    base::format("reach the peer's RDMA address {}", text_of(gid)),
-                    "the kernel does not know the way there yet, and there is no rdma_cm to ask",
-                    "try again, or load the kernel's rdma_ucm at this end");
 }
 
 void CmAddressResolver::cancel(const Resolution& what) noexcept {

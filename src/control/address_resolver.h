@@ -27,16 +27,14 @@ class AddressResolver {
  public:
   virtual ~AddressResolver() = default;
   /// Begins a resolution. True: a verb may use the address now. False: ControlPort::on_resolved()
-  /// reports the outcome. `type`: unknown for that of our device. Errors: peer_lost if there is no
-  /// route; limit, no_memory, system.
+  /// reports the outcome. Errors: peer_lost if there is no route; limit, no_memory, system.
   virtual Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
                              GidType type) = 0;
   /// Drops a resolution whose outcome is not needed any more.
   virtual void cancel(const Resolution& what) noexcept = 0;
 };
 
-/// Resolves through rdma_cm. On a system without rdma_cm it resolves nothing, because the verbs
-/// would wait: only addresses are taken that the kernel knows already.
+/// Resolves through rdma_cm. On a system without rdma_cm, the verbs resolve, and wait.
 class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
  public:
   /// `local`: the GID of our device; `interface`: the number of its network interface.
@@ -65,8 +63,6 @@ class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
   /// Opens the channel. Returns false if the system has no rdma_cm. Errors: limit, no_memory,
   /// system.
   Result<bool> open();
-  /// True, or the error peer_lost: the kernel does not know the address yet. Has it ask for it.
-  Result<bool> take_known(const std::array<std::uint8_t, 16>& gid);
 
   ControlPort& port_;
   std::array<std::uint8_t, 16> local_;

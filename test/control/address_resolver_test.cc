@@ -2,11 +2,7 @@
 // is a recorder; the one with rdma_cm is tested on Soft-RoCE.
 #include "control/address_resolver.h"
 
-#include <net/if.h>
-#include <unistd.h>
-
 #include "control/control_port_fixture.h"
-#include "control/neighbours.h"
 
 namespace control_port_test {
 namespace {
@@ -110,60 +106,6 @@ TEST_F(AddressResolution, AClientHearsThatItsServerIsUnreachable) {
   EXPECT_TRUE(client_owner_.saw("failed 11"));
   EXPECT_FALSE(client_owner_.saw("accept 11"));
   EXPECT_EQ(client_owner_.error.status, Status::peer_lost);
-}
-
-/// A request through rdma_cm, of a peer that names an address.
-std::unique_ptr<control::CmRequest> cm_request(ListenerId listener, const Gid& gid) {
-  auto made = std::make_unique<control::CmRequest>();
-  made->peer = *control::Address::parse("127.0.0.2:5");
-  made->listener = listener;
-  made->gid = gid;
-  return made;
-}
-
-TEST_F(AddressResolution, ARequestThroughRdmaCmWaitsForItsAddress) {
-  ResolverRecord& resolver = record(server_.port);
-  server_.port.take_request(cm_request(listening_, Gid{7}));
-  ASSERT_EQ(resolver.begun.size(), 1u);
-  EXPECT_EQ(resolver.last, Gid{7});
-  steps();
-  EXPECT_FALSE(listener_->handshake);
-  server_.port.on_resolved(resolver.begun[0], {});
-  EXPECT_TRUE(listener_->handshake);
-}
-
-TEST_F(AddressResolution, ARequestThroughRdmaCmThatNobodyAnswersIsRefused) {
-  ResolverRecord& resolver = record(server_.port);
-  server_.port.take_request(cm_request(listening_, Gid{7}));
-  ASSERT_EQ(resolver.begun.size(), 1u);
-  server_.port.on_resolved(resolver.begun[0], tl::unexpected(ResolverRecord::unreachable()));
-  server_.port.take_request(cm_request(listening_, Gid{8}));  // nobody answers in time
-  server_.pass(600ms);
-  server_.step();
-  EXPECT_EQ(server_.port.refusals(), 2u);
-  EXPECT_EQ(resolver.cancelled.size(), 1u);
-  resolver.has_route = false;
-  server_.port.take_request(cm_request(listening_, Gid{9}));
-  EXPECT_EQ(server_.port.refusals(), 3u);
-  EXPECT_FALSE(listener_->handshake);
-  EXPECT_EQ(server_.port.handshakes(), 0u);
-}
-
-Gid named(const char* address) { return control::Address::parse(address)->as_v6(); }
-
-TEST_F(AddressResolution, WithoutRdmaCmOnlyAddressesThatTheKernelKnowsAreTaken) {
-  if (::access("/dev/infiniband/rdma_cm", F_OK) == 0) GTEST_SKIP() << "this system has rdma_cm";
-  control::CmAddressResolver resolver(server_.port, named("127.0.0.1:0"), GidType::roce_v2,
-                                      ::if_nametoindex("lo"));
-  for (const char* ours : {"127.0.0.1:0", "127.0.0.9:0"}) {
-    const auto begun = resolver.begin({}, named(ours), GidType::roce_v2);
-    EXPECT_TRUE(begun && *begun) << ours;
-  }
-  for (const char* strange : {"192.0.2.77:0", "[2001:db8::77]:0"}) {
-    const auto begun = resolver.begin({}, named(strange), GidType::roce_v2);
-    ASSERT_FALSE(begun) << strange;
-    EXPECT_EQ(begun.error().status, Status::peer_lost);
-  }
 }
 
 TEST_F(AddressResolution, WhoHasNoDatagramsHasNoAddressToResolve) {
