@@ -41,6 +41,8 @@ class AttackOnRecorder : public observe_test::WithEngineFolder {
     for (std::size_t i = 1; i <= 5; ++i) {
       Connection to = honest.begin(*victim_);
       ASSERT_TRUE(until({victim_.get(), &honest}, [&] { return honest.ready.size() == i; }));
+      ASSERT_EQ(to.send(honest.buffer(8)), Status::ok);
+      ASSERT_TRUE(until({victim_.get(), &honest}, [&] { return victim_->messages == i; }));
       ASSERT_EQ(to.close(), Status::ok);
       ASSERT_TRUE(until({victim_.get(), &honest},
                         [&] { return honest.closed.size() == i && victim_->closed.size() == i; }));

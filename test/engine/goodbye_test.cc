@@ -188,7 +188,7 @@ TEST(EngineGoodbye, AReconnectingClientComesBackButNotBeforeTheTime) {
   r.pass(kDrains.retry_after - 1ms);
   r.settle();
   EXPECT_EQ(r.server.accepts, 1u) << "it came back before the time";
-  r.pass(10ms);  // the rest, and the backoff
+  r.pass(kDrains.retry_after / 4 + 10ms);  // the rest, with the spread
   ASSERT_TRUE(r.until([&] { return r.client.ready.size() == 2; }));
   EXPECT_EQ(r.client.ready[1], r.connection);
   EXPECT_EQ(r.client.closed.size(), 0u);
@@ -212,14 +212,14 @@ TEST(EngineGoodbye, ARefusalDelaysTheNextAttempt) {
   const std::string address = r.server.listener.address();
   ASSERT_TRUE(r.server.engine.drain(100s, {.retry_after = 2s}));
   ASSERT_TRUE(r.until([&] { return r.interruptions.size() == 1 && r.server.engine.drained(); }));
-  // The first attempt is due, and is refused for two seconds more.
-  r.pass(2s + 10ms);
+  // The first attempt is due after the time and its spread, and is refused for two seconds more.
+  r.pass(2s + 500ms + 10ms);
   ASSERT_TRUE(r.until([&] { return r.server.engine.stats().handshakes_refused == 1; }));
   r.settle();
   r.pass(2s - 1ms);
   r.settle();
   EXPECT_EQ(r.server.engine.stats().handshakes_refused, 1u) << "it asked before the time";
-  r.pass(20ms);
+  r.pass(500ms + 20ms);
   ASSERT_TRUE(r.until([&] { return r.server.engine.stats().handshakes_refused == 2; }));
   EXPECT_EQ(r.client.closed.size(), 0u);
   ASSERT_EQ(r.connection.close(), Status::ok);
