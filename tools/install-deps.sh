@@ -7,6 +7,7 @@
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make docs` and `make check-man` need as well
+#   ... --gdb                       with gdb, whose printers are tested
 #   ... --packages                  with what `make deb` and the test of its packages need as well
 set -euo pipefail
 
@@ -18,7 +19,7 @@ packages=(
   libhugetlbfs-dev libhugetlbfs0
   libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   # to test, check and measure
-  googletest libbenchmark-dev valgrind python3 gdb
+  googletest libbenchmark-dev valgrind python3
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest ucx-utils
   cmake git patch graphviz ca-certificates
@@ -37,6 +38,9 @@ softroce_packages=(
 
 # For `make docs` and `make check-man`. Building the manual pages needs neither.
 docs_packages=(doxygen mandoc)
+
+# For the slow tests of the printers of values. Nothing else needs it.
+gdb_packages=(gdb)
 
 # For `make deb`, and for the test that installs the packages.
 deb_packages=(debhelper dpkg-dev fakeroot lintian man-db)
@@ -87,6 +91,7 @@ main() {
       --bench) packages+=("${bench_packages[@]}") ;;
       --softroce) packages+=("${softroce_packages[@]}") ;;
       --docs) packages+=("${docs_packages[@]}") ;;
+      --gdb) packages+=("${gdb_packages[@]}") ;;
       --packages) packages+=("${deb_packages[@]}") ;;
       -h | --help)
         sed -n '2,10s/^# \{0,1\}//p' "$0"

@@ -490,7 +490,8 @@ class SPINWIRE_API Engine {
   /// Registers memory of the application. The memory must stay mapped until the region is dropped
   /// and its operations have ended. On the embedded device, engines in other processes reach
   /// memory of the pools. They do not reach this memory, because it could make their polls wait,
-  /// unless SOFTVERBS_TRUST_PAGES=1 is in their environment. Set-up. Errors:
+  /// unless SOFTVERBS_TRUST_PAGES=1 is in their environment: reads, writes, and sends from it above
+  /// 1 KiB then end the connection. Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
   ///                     memory that cannot be registered; MemoryFlags::zero_based
   ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that

@@ -169,19 +169,18 @@ struct Error {
 
 /// Whether a connection or session that has ended with this error, or could not be made, may be
 /// made again, although neither program nor settings change here. Reconnect decides by it. Any
-/// thread. False for:
-///   a refusal by the peer's application (Error::code), unless it says when to come back
-///   ok, unless the peer says goodbye and invites us back (Goodbye::invites_back())
-///   protocol, unsupported, invalid_argument, no_device, bad_config and mistakes of the program
+/// thread. True whenever the peer invites us back (Goodbye::invites_back()). Otherwise false for:
+///   a refusal by the peer's application (Error::code)
+///   ok, the peer's plain close()
+///   protocol, unsupported, invalid_argument, no_device, bad_config, cancelled, lease_expired, and
+///   mistakes of the program
 /// True for all other errors: for what is_retryable(Status) names, and for:
 ///   remote_access    the peer may have closed the key just then; it gives new ones
 ///   remote_error     a device has ended the connection
 ///   local_error      a device has ended the connection
-///   unauthenticated  another program may have answered in the peer's place, and must not end us
-///   for
-///                    good; or the peer has other keys for now, as in a rotation. In a rotation,
-///                    each end knows the new key before one proves it, so this does not occur. If
-///                    the key file here is the wrong one, all attempts fail.
+///   unauthenticated  another program may have answered in the peer's place, and must not end us;
+///                    or the peer has other keys for now, as in a rotation. If the key file here
+///                    is the wrong one, all attempts fail.
 [[nodiscard]] inline bool is_retryable(const Error& error) noexcept {
   if (error.goodbye.invites_back()) return true;
   return !error.code && detail::retry_after(error.status) != detail::Retry::never;

@@ -64,14 +64,14 @@ const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcep
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer has no receive posted: see whether its engine is polled";
     case IBV_WC_REM_ACCESS_ERR:
-      return is_embedded
-                 ? "the peer's memory was revoked, is smaller or of other rights than was used, in "
-                   "another protection domain than the peer's end (own_domain), or of another "
-                   "process and in no pool, which needs SOFTVERBS_TRUST_PAGES=1 here"
-                 : "the peer's memory was revoked, is smaller or of other rights than was used, or "
-                   "in another protection domain than the peer's end (own_domain)";
-    case IBV_WC_REM_INV_REQ_ERR:
+      return "the peer's memory was revoked, is smaller or of other rights than was used, or in "
+             "another protection domain than the peer's end (own_domain)";
     case IBV_WC_REM_OP_ERR:
+      if (is_embedded)
+        return "the memory lies in no pool, and the process that copies it, the other one's of a "
+               "send, needs SOFTVERBS_TRUST_PAGES=1; or the peer's device could not do it";
+      [[fallthrough]];
+    case IBV_WC_REM_INV_REQ_ERR:
       return "the peer's device could not do it: see its events and the longest message it takes";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:

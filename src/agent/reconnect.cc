@@ -90,7 +90,7 @@ Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
 Error final_cause(Agent& a) noexcept {
   if (a.reconnect == nullptr || a.closing || a.reconnect->first.status == Status::ok)
     return std::move(a.cause);
-  return last_error(std::move(a.reconnect->first), std::move(a.cause), a.reconnect->plan.rounds());
+  return last_error(std::move(a.reconnect->first), std::move(a.cause), a.reconnect->plan);
 }
 
 }  // namespace spinwire::agent

@@ -7,13 +7,14 @@
 
 namespace spinwire::agent {
 
-Error last_error(Error first, Error last, std::uint32_t rounds) noexcept {
-  const bool tells_last = !is_retryable(last) || !is_retryable(first);
+Error last_error(Error first, Error last, const ReconnectPlan& plan) noexcept {
+  const bool has_ended_all = !is_retryable(last) && plan.is_last_hope();
+  const bool tells_last = has_ended_all || !is_retryable(first);
   Error& told = tells_last ? last : first;
   try {
     told.found += tells_last ? base::format("; before that: {}", first.message())
                              : base::format("; {} attempts to reconnect failed, the last one: {}",
-                                            rounds, last.message());
+                                            plan.rounds(), last.message());
   } catch (...) {  // without memory, the error alone
   }
   if (!tells_last) {

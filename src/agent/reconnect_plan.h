@@ -15,10 +15,6 @@
 
 namespace spinwire::agent {
 
-/// The error that on_closed reports: of the last attempt, if that is final, or else the first error
-/// with the code and the goodbye of the last. Its text also names the other one.
-[[nodiscard]] Error last_error(Error first, Error last, std::uint32_t rounds) noexcept;
-
 /// How an attempt, or what it had made, has ended.
 struct AttemptEnd {
   bool was_ready = false;
@@ -43,6 +39,8 @@ class ReconnectPlan {
   }
   /// Rounds in a row without lasting success.
   [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
+  /// Whether a final end of the present attempt ends all: no other address may take us.
+  [[nodiscard]] bool is_last_hope() const noexcept { return targets_.size() == 1 || all_final_; }
   /// Whether the round has no further address.
   [[nodiscard]] bool is_round_over() const noexcept { return left_ == 0; }
   /// Whether an attempt may follow one that ended so.
@@ -76,5 +74,9 @@ class ReconnectPlan {
   std::uint32_t rounds_ = 0;  ///< without lasting success, behind the first attempts
   bool all_final_ = true;     ///< all attempts of this round so far ended for good
 };
+
+/// The error that on_closed reports: of the last attempt, if that is final and has ended all, or
+/// else the first error with the code and the goodbye of the last. Its text also names the other.
+[[nodiscard]] Error last_error(Error first, Error last, const ReconnectPlan& plan) noexcept;
 
 }  // namespace spinwire::agent

@@ -88,7 +88,7 @@ void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
 
 EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {
   if (c.reconnect == nullptr || !why || c.reconnect->first.status == Status::ok) return why;
-  return agent::last_error(c.reconnect->first, *why, c.reconnect->plan.rounds());
+  return agent::last_error(c.reconnect->first, *why, c.reconnect->plan);
 }
 
 }  // namespace spinwire::rpc

@@ -351,6 +351,7 @@ void control(Context& c) noexcept {
   c.lane_scan.opens = kOpensPerStep;
   c.lane_scan.tries = kTriesPerStep;
   c.lane_scan.clears = kClearsPerStep;
+  if (c.maps_left == 0) ++c.turn;  // so that another lane is the first to have objects mapped
   c.maps_left = kMapsPerStep;
   wake_lanes(c);
   open_new_lanes(c);

@@ -113,8 +113,10 @@ DirectorySlot& DirectorySlot::operator=(DirectorySlot&& other) noexcept {
 }
 
 DirectorySlot::~DirectorySlot() {
-  if (directory_ == nullptr) return;
-  if (directory_->pid == static_cast<std::uint32_t>(getpid())) set_slot(*directory_, number_, 0);
+  if (directory_ == nullptr || directory_->pid != static_cast<std::uint32_t>(getpid())) return;
+  // take() on another thread would find the slot free before its word is gone for peers, too.
+  const std::lock_guard<std::mutex> lock(own_directory().mutex);
+  set_slot(*directory_, number_, 0);
 }
 
 Result<DirectorySlot> DirectorySlot::take(const ibv_gid& context) {

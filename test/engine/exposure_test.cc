@@ -197,6 +197,29 @@ int exposing_server(int in, int out, bool heap) {
 
 class EngineExposureAcross : public testing::TestWithParam<bool> {};
 
+TEST(EngineExposureAcrossProcesses, AReadOfHeapMemorySaysWhatItNeeds) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "adapters read all registered memory";
+  const TrustPages trust("");
+  Child child([](int in, int out) { return exposing_server(in, out, true); });
+  const std::string address = child.line();
+  RemoteRegion remote;
+  unsigned long long where = 0;
+  ASSERT_EQ(std::sscanf(child.line().c_str(), "%llu %u", &where, &remote.rkey), 2);
+  remote.address = where;
+  remote.length = 65536;
+  remote.access = Access::remote_read_write;
+  Node client;
+  Connection c = client.begin(address);
+  ASSERT_TRUE(until({&client}, [&] { return c.ready(); }));
+  Buffer b = client.buffer(64);
+  ASSERT_EQ(client.tally.run([&](CompletionCallback d) { return c.read(b.slice(), remote, d); }),
+            Status::ok);
+  ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
+  EXPECT_EQ(client.tally.ended(Status::ok), 0u);
+  const std::string why = client.closed[0].message();
+  EXPECT_NE(why.find("SOFTVERBS_TRUST_PAGES=1"), std::string::npos) << why;
+}
+
 TEST_P(EngineExposureAcross, Processes) {
   const bool heap = GetParam();
   const TrustPages trust(heap ? "1" : "");

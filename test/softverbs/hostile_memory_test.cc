@@ -156,13 +156,16 @@ TEST(SoftverbsHugepages, AreCopiedByTheKernelUnlessTrusted) {
   };
   for (const Case& c :
        {Case{sv::PageTrust::none, false, true}, Case{sv::PageTrust::none, true, true},
-        Case{sv::PageTrust::usual, false, true}}) {
+        Case{sv::PageTrust::usual, false, true}, Case{sv::PageTrust::usual, true, false},
+        Case{sv::PageTrust::all, false, false}}) {
     HugeLink link;
     if (!link.fd) GTEST_SKIP() << "this kernel has no hugepages of 2 MiB";
     link.a.internals().page_trust = c.trust;
     link.a.internals().shares_hugepages = c.shares_hugepages;
     link.forge(2 << 20, 7);
     const sv::MappedObject* const mapped = sv::object_of(link.peer, link.region.object, 7);
+    // Pages that are not guarded are reserved, so one must be free.
+    if (!c.guarded && mapped == nullptr) continue;
     ASSERT_NE(mapped, nullptr);
     EXPECT_EQ(mapped->guarded, c.guarded);
   }
@@ -226,6 +229,7 @@ TEST(SoftverbsMappedShare, CountsBytes) {
 TEST(SoftverbsMappedShare, PacketsHaveFewObjectsMappedInAStep) {
   constexpr std::uint32_t kMessages = 3 * sv::kMapsPerStep - 1;
   HugeLink link;
+  link.a.internals().page_trust = sv::PageTrust::usual;
   fill(link.b.bytes(0, 2048), 6);
   link.peer.same_process = false;
   link.peer.process = &link.process;

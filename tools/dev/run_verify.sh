@@ -55,9 +55,9 @@ test_packages() {
 }
 
 if has_softroce; then
-  stage dependencies tools/install-deps.sh --bench --docs --softroce
+  stage dependencies tools/install-deps.sh --bench --docs --gdb --softroce
 else
-  stage dependencies tools/install-deps.sh --bench --docs
+  stage dependencies tools/install-deps.sh --bench --docs --gdb
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test

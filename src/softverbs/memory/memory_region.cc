@@ -1,7 +1,9 @@
 #include "softverbs/memory/memory_region.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,8 +67,9 @@ constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 /// full: peers then reach the region through the kernel.
 std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   struct stat st {};
-  if (fstat(ref.fd, &st) != 0) return kNoObject;
-  if (st.st_blksize > sysconf(_SC_PAGESIZE)) c.shares_hugepages = true;
+  struct statfs system {};
+  if (fstat(ref.fd, &st) != 0 || fstatfs(ref.fd, &system) != 0) return kNoObject;
+  if (system.f_type == HUGETLBFS_MAGIC) c.shares_hugepages = true;
   std::uint32_t free = kNoObject;
   for (std::uint32_t i = 0; i < c.object_users.size(); ++i) {
     const ObjectEntry& o = c.segment->objects[i];
