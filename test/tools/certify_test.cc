@@ -181,7 +181,8 @@ TEST(Certify, SaysWhichProgramsAreMissingAndRunsTheOthers) {
 
 TEST(SlowCertify, EndsInTime) {
   const Programs programs;
-  const Outcome ran = programs.certify({"FAKE_TESTS=A.First A.Hangs A.Last"}, {"--minutes", "0.05"});
+  const Outcome ran =
+      programs.certify({"FAKE_TESTS=A.First A.Hangs A.Last"}, {"--minutes", "0.05"});
   EXPECT_EQ(ran.code, 2) << ran.err;  // nothing was measured
   expect_text(ran, "; the time is over\n");
   expect_text(ran, "run:  give --minutes more\n");
