@@ -64,7 +64,12 @@ TEST(RpcLongCallsLoss, ACancelledCallEndsWhenTheServerHasStoppedPulling) {
   EXPECT_EQ(t.call(kFold, filled(40000, 1)).status, Status::ok);
   ASSERT_EQ(t.begin(kLater, filled(kLong, 1)), Status::ok);
   for (int i = 0; i < 3; ++i) (void)(t.client.poll() + t.server.poll());
-  ASSERT_EQ(t.later.size(), 0u);  // during the transfer
+  if (!t.later.empty()) {  // control steps come by time, so a slow machine takes more of them
+    EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+    t.finish_long_calls();
+    GTEST_SKIP() << "the transfer was over before the call could be cancelled";
+  }
   const CallId id = t.session.last_call();
   EXPECT_EQ(t.session.cancel(id), Status::ok);
   EXPECT_EQ(t.session.cancel(id), Status::invalid_argument);
