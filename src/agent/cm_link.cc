@@ -1,6 +1,7 @@
 #include "agent/cm_link.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "agent/agent.h"
@@ -197,9 +198,13 @@ void on_cm_event(EngineContext& ctx, Agent& a, const CmEvent& event) {
 void end_cm(Agent& a) noexcept {
   if (a.setup.cm == nullptr) return;
   if (!a.setup.outbound && !a.setup.cm->handshake_sent) {
-    const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
-    wire::Refuse refusal = wire::make_refuse(
-        status, a.cause.found.empty() ? "the application refused" : a.cause.found);
+    const bool by_application = a.cause.status == Status::ok;
+    std::optional<std::uint32_t> code;
+    if (by_application && a.peer.application_fields)
+      code = 0;  // so the peer knows that it is final
+    wire::Refuse refusal =
+        wire::make_refuse(by_application ? Status::refused : a.cause.status,
+                          a.cause.found.empty() ? "the application refused" : a.cause.found, code);
     if (a.peer.takes_goodbye_reasons) refusal.goodbye = goodbye_of(a);
     control::reject(a.setup.cm->id, a.setup.cm->server.get(), refusal);
   } else if (a.setup.was_ready) {
