@@ -195,6 +195,17 @@ int exposing_server(int in, int out, bool heap) {
   }
 }
 
+/// What the server has exposed, from its second line.
+RemoteRegion exposed_by(Child& child) {
+  RemoteRegion remote;
+  unsigned long long where = 0;
+  EXPECT_EQ(std::sscanf(child.line().c_str(), "%llu %u", &where, &remote.rkey), 2);
+  remote.address = where;
+  remote.length = 65536;
+  remote.access = Access::remote_read_write;
+  return remote;
+}
+
 class EngineExposureAcross : public testing::TestWithParam<bool> {};
 
 TEST(EngineExposureAcrossProcesses, AReadOfHeapMemorySaysWhatItNeeds) {
@@ -204,12 +215,7 @@ TEST(EngineExposureAcrossProcesses, AReadOfHeapMemorySaysWhatItNeeds) {
   const TrustPages trust("");
   Child child([](int in, int out) { return exposing_server(in, out, true); });
   const std::string address = child.line();
-  RemoteRegion remote;
-  unsigned long long where = 0;
-  ASSERT_EQ(std::sscanf(child.line().c_str(), "%llu %u", &where, &remote.rkey), 2);
-  remote.address = where;
-  remote.length = 65536;
-  remote.access = Access::remote_read_write;
+  const RemoteRegion remote = exposed_by(child);
   Node client;
   Connection c = client.begin(address);
   ASSERT_TRUE(until({&client}, [&] { return c.ready(); }));
@@ -227,12 +233,7 @@ TEST_P(EngineExposureAcross, Processes) {
   const TrustPages trust(heap ? "1" : "");
   Child child([&](int in, int out) { return exposing_server(in, out, heap); });
   const std::string address = child.line();
-  RemoteRegion remote;
-  unsigned long long where = 0;
-  ASSERT_EQ(std::sscanf(child.line().c_str(), "%llu %u", &where, &remote.rkey), 2);
-  remote.address = where;
-  remote.length = 65536;
-  remote.access = Access::remote_read_write;
+  const RemoteRegion remote = exposed_by(child);
   Node client;
   Connection c = client.begin(address);
   ASSERT_TRUE(until({&client}, [&] { return c.ready(); }));
