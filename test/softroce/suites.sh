@@ -232,15 +232,25 @@ RunsTheTools() {
   expect_text output 'all ran' "$dir/out"
 }
 
-# over_lossy_link SECONDS ARGUMENT...: a pair of machines whose output goes to $dir/out. Sets `status`. The
-# link between the machines sometimes stops for good, and TCP does not get through either; that says nothing
-# about the programs, which run again.
+# Runs in a machine whose program failed: whether packets still reach the other one, what the driver has
+# counted, and the kernel's last words.
+link_report='{
+  code=$?
+  busybox ping -c 5 -W 2 $SOFTROCE_PEER >/dev/null || echo "the link is dead: its host does not answer"
+  (cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -v "^0$" *)
+  dmesg | tail -n 5
+  exit $code
+}'
+
+# over_lossy_link SECONDS OPTION VALUE SERVER CLIENT: a pair of machines whose output goes to $dir/out. Sets
+# `status`. The link between the machines sometimes stops for good, and TCP does not get through either; that
+# says nothing about the programs, which run again.
 over_lossy_link() {
   local limit=$1 try
   for try in 1 2 3; do
     status=0
-    timeout $((limit + 70)) "$vm" --timeout "$limit" --pair --ready-line serving "${@:2}" \
-      >"$dir/out" 2>&1 || status=$?
+    timeout $((limit + 70)) "$vm" --timeout "$limit" --pair --ready-line serving "$2" "$3" \
+      "$4 || $link_report" "{ $5; } || $link_report" >"$dir/out" 2>&1 || status=$?
     grep -q 'its host does not answer' "$dir/out" || return 0
     echo "try $try: the link between the machines stopped"
   done
