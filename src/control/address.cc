@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace spinwire::control {
 namespace {
@@ -19,7 +20,7 @@ constexpr std::string_view kForms = "write \"a.b.c.d:port\" or \"[v6]:port\"";
 
 tl::unexpected<Error> bad(std::string_view text, std::string found, std::string_view remedy) {
   std::string shown(text.substr(0, kShownMax));
-  for (char& c : shown) c = c >= 0x20 && c < 0x7f ? c : '?';
+  std::transform(shown.begin(), shown.end(), shown.begin(), base::shown);
   return base::fail(
       Status::invalid_argument,
       base::format("parse the address \"{}{}\"", shown, text.size() > kShownMax ? "..." : ""),

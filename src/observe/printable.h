@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/printable.h"
+
 namespace spinwire::observe {
 
 /// No text of a file is longer.
@@ -14,9 +16,7 @@ inline constexpr std::size_t kTextMax = 256;
 /// Up to the first zero; what is not printable ASCII becomes '?'.
 inline std::string printable(const char* data, std::size_t length) {
   std::string text(data, ::strnlen(data, std::min(length, kTextMax)));
-  for (char& c : text) {
-    if (c < 0x20 || c > 0x7e) c = '?';
-  }
+  std::transform(text.begin(), text.end(), text.begin(), base::shown);
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/printable.h"
 #include "wire/codec.h"
 #include "wire/message_header.h"
 
@@ -154,7 +155,7 @@ constexpr bool decode(std::span<const std::byte> bytes, TaggedLeaseGrant& g) noe
 /// As much of the text as fits; '?' replaces bytes that are not printable ASCII.
 constexpr void set_text(LeaseDenial& d, std::string_view text) noexcept {
   for (std::size_t i = 0; i < text.size() && i < d.text.size(); ++i)
-    d.text[i] = static_cast<std::uint8_t>(text[i] >= 0x20 && text[i] < 0x7f ? text[i] : '?');
+    d.text[i] = static_cast<std::uint8_t>(base::shown(text[i]));
 }
 constexpr std::array<std::byte, kLeaseDenialBytes> encode(const LeaseDenial& d) noexcept {
   return LeaseDenialLayout::encode(d);
@@ -163,7 +164,8 @@ constexpr std::array<std::byte, kLeaseDenialBytes> encode(const LeaseDenial& d) 
 constexpr bool decode(std::span<const std::byte> bytes, LeaseDenial& d) noexcept {
   if (!LeaseDenialLayout::decode(bytes, d)) return false;
   const auto end = std::find(d.text.begin(), d.text.end(), std::uint8_t{0});
-  return std::all_of(d.text.begin(), end, [](std::uint8_t c) { return c >= 0x20 && c < 0x7f; }) &&
+  return std::all_of(d.text.begin(), end,
+                     [](std::uint8_t c) { return base::is_printable(static_cast<char>(c)); }) &&
          std::all_of(end, d.text.end(), [](std::uint8_t c) { return c == 0; });
 }
 
