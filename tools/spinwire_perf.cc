@@ -7,20 +7,24 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "common/cli.h"
 #include "common/dialer.h"
+#include "common/output_file.h"
 #include "common/perf_calls.h"
 #include "common/perf_client.h"
 #include "common/perf_options.h"
+#include "common/perf_progress.h"
 #include "common/perf_report.h"
 #include "common/perf_room.h"
 #include "common/perf_rpc.h"
 #include "common/perf_server.h"
 #include "common/spin.h"
+#include "common/stat_hdr.h"
 #include "spinwire/spinwire.h"
 
 namespace spinwire::tools {
@@ -53,6 +57,9 @@ The exit code is 1 if anything differs.
 
 With -a, each power of two from 1 to 8 MiB is a measurement of its own, with fewer operations unless
 --count is given, and a line of a table. Windows that are not given follow the size.
+
+--histogram draws up to 16 bars for each power of two, and one above the 99th percentile. In a terminal
+a measurement of more than a second shows on stderr how far it is.
 
 Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here. Pools and
 queues are sized for --size and --window, except those that the file or the environment sets. A server
@@ -120,6 +127,8 @@ PerfOptions options_for(const Arguments& a, std::uint64_t size) {
 std::string misuse(const Arguments& a, const PerfOptions& o, const CLI::App& app) {
   if (o.all_sizes && a.perf.size != 0) return "--size and --all exclude each other";
   if (o.all_sizes && o.histogram) return "--histogram draws one size; it does not go with --all";
+  if (!o.hdr.empty() && o.host.empty() && !o.one_thread)
+    return "--hdr writes what a client measures; give a host or --one-thread";
   if (o.one_thread && !o.host.empty())
     return "--one-thread measures within this process; do not give a host";
   if (o.op == PerfOp::pong && (o.test != PerfTest::lat || o.window != 1))
@@ -186,7 +195,10 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.add_flag("--once", o.once, "serve one client, then end; each size of -a is a client");
   app.add_flag("--one-thread", o.one_thread, "both ends in one thread of this process");
   app.add_flag("--json", o.json, "print one JSON object, with -a one a line, and nothing else");
-  app.add_flag("--histogram", o.histogram, "draw how the times are distributed");
+  app.add_flag("--histogram", o.histogram,
+               "draw how the times are distributed, as wide as the terminal");
+  app.add_option("--hdr", o.hdr,
+                 "write the times to a file in HdrHistogram's log format, in nanoseconds");
   if (!parse_arguments(app, argc, argv, code)) return false;
   a.has_reply_size = reply_size->count() != 0;
   a.has_warmup = warmup->count() != 0;
@@ -203,15 +215,32 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
 std::uint64_t served_by(const PerfClient&) { return 0; }
 std::uint64_t served_by(const RpcPerfClient& client) { return client.served(); }
 
+/// What measurements leave besides their report.
+struct Results {
+  PerfProgress progress;
+  std::string hdr_lines;
+};
+
 template <typename Client>
-int finish(const PerfOptions& options, const Client& client) {
+int finish(const PerfOptions& options, const Client& client, Results& results) {
+  results.progress.end();
   if (stop_requested()) return fail("interrupted");
   if (!client.fault().empty()) return fail(client.fault());
   const Engine& engine = client.engine();
-  PerfReport(options, client.durations(), client.seconds(), engine.clock(), engine.device_name(),
-             served_by(client))
-      .print();
+  const PerfReport report(options, client.durations(), client.seconds(), engine.clock(),
+                          engine.device_name(), served_by(client));
+  report.print();
+  if (!options.hdr.empty()) results.hdr_lines += report.hdr_line();
   return std::fflush(stdout) == 0 ? kDone : fail("cannot write the results");
+}
+
+int write_hdr(const std::string& path, const std::string& lines) {
+  const std::string log = hdr_head("Durations of spinwire-perf's operations") + lines;
+  auto file = OutputFile::create(path);
+  if (!file) return fail(file.error());
+  const auto written =
+      file->append(std::as_bytes(std::span(log))).and_then([&] { return file->commit(); });
+  return written ? kDone : fail(written.error());
 }
 
 // ---- the loops --------------------------------------------------------------------------------
@@ -252,55 +281,78 @@ int serve(Engine engine, const PerfOptions& options) {
   return kDone;
 }
 
-template <typename Client>
-int measure(Engine engine, const PerfOptions& options) {
-  auto address = resolve(options.host, options.port);
-  if (!address) return fail(address.error());
-  const auto client = std::make_unique<Client>(std::move(engine), options, *address);
-  while (!client->over() && !stop_requested()) {
-    const int events = client->turn();
+/// Runs the client, and `other` in turns with it, until the measurement is over.
+template <typename Client, typename Other>
+int run_client(const PerfOptions& options, Client& client, Results& results, Other&& other) {
+  results.progress.begin(
+      fmt::format("{} {}, {} bytes", to_string(options.test), to_string(options.op), options.size),
+      options.warmup + options.count);
+  for (std::uint32_t turns = 0; !client.over() && !stop_requested(); ++turns) {
+    int events = client.turn();
+    if (events >= 0) events = other();
     if (events < 0) return misused(events);
+    if ((turns & 0x3ff) == 0) [[unlikely]]
+      results.progress.report(client.finished());
   }
-  return finish(options, *client);
+  return finish(options, client, results);
 }
 
 template <typename Client>
-int measure_in_one_thread(Engine engine, const PerfOptions& options) {
+int measure(Engine engine, const PerfOptions& options, Results& results) {
+  if (!options.one_thread) {
+    auto address = resolve(options.host, options.port);
+    if (!address) return fail(address.error());
+    const auto client = std::make_unique<Client>(std::move(engine), options, *address);
+    return run_client(options, *client, results, [] { return 0; });
+  }
   auto peer = Engine::open(options.config);
   if (!peer) return fail(peer.error());
   PerfServer server(std::move(*peer));
   if (auto listening = server.listen("127.0.0.1:0"); !listening) return fail(listening.error());
   const auto client = std::make_unique<Client>(std::move(engine), options, server.address());
-  while (!client->over() && !stop_requested()) {
-    int events = client->turn();
-    if (events >= 0) events = server.turn();
-    if (events < 0) return misused(events);
-  }
-  return finish(options, *client);
+  return run_client(options, *client, results, [&server] { return server.turn(); });
 }
 
-int measure_once(const PerfOptions& options) {
+int measure_once(const PerfOptions& options, Results& results) {
   auto engine = Engine::open(options.config);
   if (!engine) return fail(engine.error());
-  const bool rpc = options.test == PerfTest::rpc;
-  if (options.one_thread) {
-    return rpc ? measure_in_one_thread<RpcPerfClient>(std::move(*engine), options)
-               : measure_in_one_thread<PerfClient>(std::move(*engine), options);
-  }
-  return rpc ? measure<RpcPerfClient>(std::move(*engine), options)
-             : measure<PerfClient>(std::move(*engine), options);
+  return options.test == PerfTest::rpc
+             ? measure<RpcPerfClient>(std::move(*engine), options, results)
+             : measure<PerfClient>(std::move(*engine), options, results);
 }
 
-int measure_all(const Arguments& arguments, const Config& config, const GivenSettings& given) {
+int measure_all(const Arguments& arguments, const Config& config, const GivenSettings& given,
+                Results& results) {
   for (std::uint64_t size = 1; size <= kLargestSize; size *= 2) {
     PerfOptions options = options_for(arguments, size);
     options.config = config;
     make_room(options.config, options, given);
     if (size == 1 && !options.json) PerfReport::print_head(options);
-    if (const int code = measure_once(options); code != kDone) return code;
+    if (const int code = measure_once(options, results); code != kDone) return code;
     log_errors_to_stderr();  // the first engine's warnings hold for all
   }
   return kDone;
+}
+
+int run_server(const Arguments& arguments, const Config& config, const GivenSettings& given) {
+  const bool all_sizes = arguments.perf.all_sizes;
+  PerfOptions options = options_for(arguments, all_sizes ? kLargestSize : arguments.perf.size);
+  options.config = config;
+  if (all_sizes || arguments.perf.size != 0 || arguments.perf.window != 0) {
+    if (arguments.perf.window == 0) options.window = kServedWindow;
+    make_room_for_all(options.config, options, given);
+  }
+  auto engine = Engine::open(options.config);
+  return engine ? serve(std::move(*engine), options) : fail(engine.error());
+}
+
+int measure_sizes(const Arguments& arguments, const Config& config, const GivenSettings& given,
+                  Results& results) {
+  if (arguments.perf.all_sizes) return measure_all(arguments, config, given, results);
+  PerfOptions options = options_for(arguments, arguments.perf.size);
+  options.config = config;
+  make_room(options.config, options, given);
+  return measure_once(options, results);
 }
 
 int run(const Arguments& arguments) {
@@ -308,25 +360,15 @@ int run(const Arguments& arguments) {
   if (!config) return fail(config.error());
   if (!arguments.device.empty()) config->device.name = arguments.device;
   const GivenSettings given(arguments.conf);
+  Results results;
   if (arguments.perf.cpu >= 0) {
     if (auto pinned = pin_to_cpu(arguments.perf.cpu); !pinned) return fail(pinned.error());
   }
-  const bool is_server = arguments.perf.host.empty() && !arguments.perf.one_thread;
-  if (!is_server && arguments.perf.all_sizes) return measure_all(arguments, *config, given);
-
-  const bool all_sizes = arguments.perf.all_sizes;
-  PerfOptions options = options_for(arguments, all_sizes ? kLargestSize : arguments.perf.size);
-  options.config = *config;
-  if (!is_server) {
-    make_room(options.config, options, given);
-    return measure_once(options);
-  }
-  if (all_sizes || arguments.perf.size != 0 || arguments.perf.window != 0) {
-    if (arguments.perf.window == 0) options.window = kServedWindow;
-    make_room_for_all(options.config, options, given);
-  }
-  auto engine = Engine::open(options.config);
-  return engine ? serve(std::move(*engine), options) : fail(engine.error());
+  if (arguments.perf.host.empty() && !arguments.perf.one_thread)
+    return run_server(arguments, *config, given);
+  const int code = measure_sizes(arguments, *config, given, results);
+  if (code != kDone || arguments.perf.hdr.empty()) return code;
+  return write_hdr(arguments.perf.hdr, results.hdr_lines);
 }
 
 }  // namespace

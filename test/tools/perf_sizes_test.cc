@@ -115,11 +115,4 @@ TEST_F(Tools, PoolsThatTheUserHasSetStay) {
   }
 }
 
-TEST_F(Tools, AHistogramHasAllOperations) {
-  const Outcome o = run_perf({"lat", "--histogram"}, kShort);
-  EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.out.find("100.000%"), std::string::npos) << o.out;
-  EXPECT_NE(o.out.find("##"), std::string::npos) << o.out;
-}
-
 }  // namespace tools_test

@@ -20,11 +20,13 @@
 #include "tools/programs.h"
 #include "tools/stat_client.h"
 #include "tools/stat_formats.h"
+#include "tools/terminal.h"
 
 namespace stat_test {
 namespace {
 
 using observe_test::EngineFolder;
+using tools_test::InTerminal;
 using tools_test::Outcome;
 using tools_test::Program;
 using tools_test::Words;
@@ -160,80 +162,6 @@ TEST_F(ToolsStat, ServesPrometheusOnLoopback) {
   for (const char* other : {"0.0.0.0:0", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:x", "[::]:0"})
     EXPECT_EQ(tools_test::run("spinwire-stat", {"--serve", other}).code, 1) << other;
 }
-
-/// A program in a terminal of its own, whose screen is kept as text.
-class InTerminal {
- public:
-  explicit InTerminal(Words words) {
-    master_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-    EXPECT_EQ(::grantpt(master_), 0);
-    EXPECT_EQ(::unlockpt(master_), 0);
-    const winsize size{20, 100, 0, 0};
-    EXPECT_EQ(::ioctl(master_, TIOCSWINSZ, &size), 0);
-    const std::string terminal = ::ptsname(master_);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::setsid();
-      const int fd = ::open(terminal.c_str(), O_RDWR);
-      for (int i = 0; i < 3; ++i) ::dup2(fd, i);
-      ::execv(argv[0], argv.data());
-      ::_exit(127);
-    }
-  }
-  InTerminal(const InTerminal&) = delete;
-  InTerminal& operator=(const InTerminal&) = delete;
-  ~InTerminal() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-    }
-    ::close(master_);
-  }
-  /// Reads until the program has written this so often.
-  bool wait_for(std::string_view what, std::size_t times) {
-    return engine_test::until({}, [&] {
-      read_some();
-      std::size_t found = 0;
-      for (std::size_t at = text_.find(what); at != std::string::npos;
-           at = text_.find(what, at + 1))
-        ++found;
-      return found >= times;
-    });
-  }
-  void press(char key) const { EXPECT_EQ(::write(master_, &key, 1), 1); }
-  int wait() {
-    int status = 0;
-    EXPECT_TRUE(engine_test::until({}, [&] {
-      read_some();
-      return ::waitpid(pid_, &status, WNOHANG) == pid_;
-    }));
-    pid_ = -1;
-    read_some();
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  [[nodiscard]] const std::string& text() const { return text_; }
-  [[nodiscard]] tcflag_t local_modes() const {
-    termios modes{};
-    EXPECT_EQ(::tcgetattr(master_, &modes), 0);
-    return modes.c_lflag;
-  }
-
- private:
-  void read_some() {
-    pollfd polled{master_, POLLIN, 0};
-    if (::poll(&polled, 1, 20) <= 0) return;
-    std::array<char, 4096> bytes{};
-    const ssize_t got = ::read(master_, bytes.data(), bytes.size());
-    if (got > 0) text_.append(bytes.data(), static_cast<std::size_t>(got));
-  }
-
-  int master_ = -1;
-  pid_t pid_ = -1;
-  std::string text_;
-};
 
 TEST_F(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
   const Blocked blocked;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace spinwire::tools {
 
@@ -15,9 +16,10 @@ namespace spinwire::tools {
 /// unit is the caller's. About 60 KiB: keep it on the heap or static. record() is hot.
 class Histogram {
  public:
-  void record(std::uint64_t value) noexcept {
-    ++buckets_[index(value)];
-    ++count_;
+  void record(std::uint64_t value) noexcept { record(value, 1); }
+  void record(std::uint64_t value, std::uint64_t times) noexcept {
+    buckets_[index(value)] += times;
+    count_ += times;
     min_ = std::min(min_, value);
     max_ = std::max(max_, value);
   }
@@ -41,6 +43,9 @@ class Histogram {
     while ((seen += buckets_[i]) < rank) ++i;
     return std::clamp(middle(i), min_, max_);
   }
+
+  /// The counts by bucket, which are those of an HdrHistogram with two significant digits.
+  [[nodiscard]] std::span<const std::uint64_t> buckets() const noexcept { return buckets_; }
 
   /// Calls `visit(value, count)` for each bucket that is not empty, with its middle.
   template <typename Visit>

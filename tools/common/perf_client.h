@@ -32,6 +32,8 @@ class PerfClient {
   /// The first error; empty if there is none.
   [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
 
+  /// Operations that are done, of options.warmup + options.count.
+  [[nodiscard]] std::uint64_t finished() const noexcept { return finished_; }
   /// Durations of the measured operations in ticks of the engine's clock.
   [[nodiscard]] const Histogram& durations() const noexcept { return histogram_; }
   /// From the start of the first measured operation to the end of the last.

@@ -32,6 +32,7 @@ struct PerfOptions {
   bool json = false;
   bool all_sizes = false;  ///< one measurement for each power of two
   bool histogram = false;  ///< draw the durations
+  std::string hdr;         ///< file for the durations; empty: none
   Config config;
 };
 

@@ -2,12 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
+#include <chrono>
 #include <string>
 
 #include "common/json_line.h"
+#include "common/perf_histogram.h"
+#include "common/stat_hdr.h"
 
 namespace spinwire::tools {
 
@@ -32,6 +32,7 @@ void PerfReport::print_json() const {
       .add("p90_ns", percentile(90))
       .add("p99_ns", percentile(99))
       .add("p999_ns", percentile(99.9))
+      .add("p9999_ns", percentile(99.99))
       .add("max_ns", ns(durations_.max()))
       .add("device", device_);
   if (is_rpc()) {
@@ -83,32 +84,25 @@ void PerfReport::print_row() const {
   }
 }
 
-/// Four bars for each doubling of the time, without the empty ones.
 void PerfReport::print_histogram() const {
-  constexpr double kBarsPerOctave = 4;
-  constexpr double kWidth = 50;
-  std::map<int, std::uint64_t> bars;
-  durations_.for_each([&](std::uint64_t ticks, std::uint64_t count) {
-    const double time = std::max(ns(ticks), 1.0);
-    bars[static_cast<int>(std::floor(std::log2(time) * kBarsPerOctave))] += count;
-  });
-  if (bars.empty()) return;
-  std::uint64_t most = 0;
-  for (const auto& [bar, count] : bars) most = std::max(most, count);
-  std::uint64_t seen = 0;
-  fmt::print("{:>11}  {:>8}  {:>8}\n", "from[ns]", "share", "so far");
-  int last = bars.begin()->first;
-  for (const auto& [bar, count] : bars) {
-    if (bar > last + 1) fmt::print("{:>11}\n", "...");
-    last = bar;
-    seen += count;
-    const double total = static_cast<double>(durations_.count());
-    const auto length = static_cast<std::size_t>(
-        std::ceil(static_cast<double>(count) / static_cast<double>(most) * kWidth));
-    fmt::print("{:>11.0f}  {:>7.3f}%  {:>7.3f}%  {}\n", std::exp2(bar / kBarsPerOctave),
-               100 * static_cast<double>(count) / total, 100 * static_cast<double>(seen) / total,
-               std::string(length, '#'));
+  const auto durations = in_nanoseconds(durations_, clock_.ticks_per_ns());
+  fmt::print("\n{}\n", histogram_text(*durations, style_of_stdout()));
+  for (const double percent : {50.0, 90.0, 99.0, 99.9, 99.99, 99.999}) {
+    fmt::print("  p{:<7g} {:>10}\n", percent, duration_text(this->percentile(percent)));
   }
+  fmt::print("  {:<8} {:>10}\n", "max", duration_text(ns(durations_.max())));
+}
+
+std::string PerfReport::hdr_line() const {
+  const auto durations = in_nanoseconds(durations_, clock_.ticks_per_ns());
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return tools::hdr_line({.tag = fmt::format("{}.{}.{}", to_string(options_.test),
+                                             to_string(options_.op), options_.size),
+                          .begin_seconds = std::chrono::duration<double>(now).count() - seconds_,
+                          .length_seconds = seconds_,
+                          .longest_ns = durations->max(),
+                          .digits = 2,
+                          .buckets = durations->buckets()});
 }
 
 }  // namespace spinwire::tools

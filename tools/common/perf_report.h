@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "common/histogram.h"
@@ -24,6 +25,8 @@ class PerfReport {
 
   /// As the options ask.
   void print() const;
+  /// The durations as a line of HdrHistogram's log, tagged "lat.send.32".
+  [[nodiscard]] std::string hdr_line() const;
   /// The table's head, above the first of print_row().
   static void print_head(const PerfOptions& options);
 

@@ -56,6 +56,8 @@ class RpcPerfClient {
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
   [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
   [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
+  /// Calls that have ended, of options.warmup + options.count.
+  [[nodiscard]] std::uint64_t finished() const noexcept { return caller_.finished_calls(); }
   [[nodiscard]] const Histogram& durations() const noexcept { return caller_.durations(); }
   [[nodiscard]] double seconds() const noexcept { return caller_.seconds(); }
   /// The server's calls that were served between our first measured call and our last.

@@ -37,7 +37,7 @@ void put_zigzag(Octets& out, std::int64_t value) {
 }
 
 /// The counts up to the last that is not 0; a run of zeroes is its length below zero.
-Octets encode_counts(const std::vector<std::uint64_t>& counts) {
+Octets encode_counts(std::span<const std::uint64_t> counts) {
   std::size_t end = counts.size();
   while (end != 0 && counts[end - 1] == 0) --end;
   Octets out;
@@ -86,25 +86,17 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-}  // namespace
-
-std::string latency_name(const LatencyHistogram& latency) {
-  std::string name = latency.work + '.' + latency.stage;
-  if (latency.method) name += fmt::format(".method-{}", *latency.method);
-  return name;
-}
-
-std::string hdr_encoding(const LatencyHistogram& latency) {
+/// A histogram in the compressed encoding V2, as base64.
+std::string hdr_encoding(std::span<const std::uint64_t> buckets, std::uint32_t digits) {
   constexpr std::uint32_t kEncoding = 0x1c849313;    // V2, words of any length
   constexpr std::uint32_t kCompressed = 0x1c849314;  // the same, compressed
-  constexpr std::uint32_t kDigits = 1;               // its buckets are those of Spinwire
   constexpr std::uint64_t kHighest = (std::uint64_t{1} << 36) - 1;
-  const Octets counts = encode_counts(latency.buckets);
+  const Octets counts = encode_counts(buckets);
   Octets plain;
   put_big_endian(plain, kEncoding);
   put_big_endian(plain, static_cast<std::uint32_t>(counts.size()));
   put_big_endian(plain, std::uint32_t{0});  // normalizing index offset
-  put_big_endian(plain, kDigits);
+  put_big_endian(plain, digits);
   put_big_endian(plain, std::uint64_t{1});  // lowest value
   put_big_endian(plain, kHighest);
   put_big_endian(plain, std::bit_cast<std::uint64_t>(1.0));  // conversion ratio of doubles
@@ -115,18 +107,40 @@ std::string hdr_encoding(const LatencyHistogram& latency) {
   return base64(all + stream);
 }
 
+}  // namespace
+
+std::string latency_name(const LatencyHistogram& latency) {
+  std::string name = latency.work + '.' + latency.stage;
+  if (latency.method) name += fmt::format(".method-{}", *latency.method);
+  return name;
+}
+
+std::string hdr_head(std::string_view title) {
+  return fmt::format(
+      "#[{}, in nanoseconds]\n#[Histogram log format version 1.3]\n"
+      "\"StartTimestamp\",\"Interval_Length\",\"Interval_Max\",\"Interval_Compressed_Histogram\"\n",
+      title);
+}
+
+std::string hdr_line(const HdrInterval& interval) {
+  return fmt::format("Tag={},{:.3f},{:.3f},{:.3f},{}\n", interval.tag, interval.begin_seconds,
+                     interval.length_seconds, static_cast<double>(interval.longest_ns),
+                     hdr_encoding(interval.buckets, interval.digits));
+}
+
 std::string hdr_log(std::span<const EngineReading> readings) {
-  std::string log =
-      "#[Latencies of Spinwire's engines, in nanoseconds]\n#[Histogram log format version 1.3]\n";
-  log +=
-      "\"StartTimestamp\",\"Interval_Length\",\"Interval_Max\",\"Interval_Compressed_Histogram\"\n";
+  constexpr std::uint32_t kDigits = 1;  // its buckets are those of Spinwire
+  std::string log = hdr_head("Latencies of Spinwire's engines");
   for (const EngineReading& reading : readings) {
     const double length = std::max(to_seconds(reading.written_at - reading.opened_at), 0.0);
     for (const LatencyHistogram& latency : reading.latencies) {
-      log +=
-          fmt::format("Tag={}-{}.{},{:.3f},{:.3f},{:.3f},{}\n", reading.file.pid,
-                      reading.file.engine, latency_name(latency), to_seconds(reading.opened_at),
-                      length, static_cast<double>(latency.longest.count()), hdr_encoding(latency));
+      log += hdr_line({.tag = fmt::format("{}-{}.{}", reading.file.pid, reading.file.engine,
+                                          latency_name(latency)),
+                       .begin_seconds = to_seconds(reading.opened_at),
+                       .length_seconds = length,
+                       .longest_ns = static_cast<std::uint64_t>(latency.longest.count()),
+                       .digits = kDigits,
+                       .buckets = latency.buckets});
     }
   }
   return log;
