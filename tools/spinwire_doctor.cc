@@ -89,14 +89,17 @@ void add_plan(CLI::App& app, Options& options) {
       plan->add_option("--connections", demand.connections, "connections of the engine"),
       plan->add_option("--outstanding", demand.outstanding,
                        "messages of a peer on their way, each connection"),
-      plan->add_option("--message-size", demand.message_bytes, "longest message or call, in bytes"),
+      plan->add_option("--message-size", demand.message_bytes,
+                       "longest message or call, in bytes or as 4KiB")
+          ->transform(CLI::AsSizeValue(false)),
       plan->add_option("--long-messages", demand.long_messages,
                        "longest messages that arrive at once, if they exceed 4 KiB"),
       plan->add_option("--sessions", demand.sessions, "sessions opened, and served"),
       plan->add_option("--window", demand.window, "calls of a session at once"),
       plan->add_option("--leases", demand.leases, "leases at once, each way"),
       plan->add_option("--lease-bytes", demand.lease_bytes,
-                       "memory that is exposed or leased to peers"),
+                       "memory that is exposed or leased to peers, in bytes or as 64MiB")
+          ->transform(CLI::AsSizeValue(false)),
   };
   CLI::Option* const file = plan->add_option("-c,--config", options.file, "settings to explain");
   for (CLI::Option* const need : needs) file->excludes(need->capture_default_str());

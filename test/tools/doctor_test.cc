@@ -388,6 +388,15 @@ TEST_F(Tools, DoctorPlansForTheWholeDemand) {
   EXPECT_EQ(p.config.connections.credits, 20u);
 }
 
+TEST_F(Tools, DoctorTakesSizesWithUnits) {
+  const Outcome bytes =
+      run_doctor({"plan", "--message-size", "4194304", "--lease-bytes", "67108864"});
+  const Outcome units = run_doctor({"plan", "--message-size", "4MiB", "--lease-bytes", "64mib"});
+  EXPECT_EQ(units.code, 0) << units.err;
+  EXPECT_EQ(units.out, bytes.out);
+  EXPECT_EQ(run_doctor({"plan", "--message-size", "4 parsecs"}).code, 3);
+}
+
 TEST_F(Tools, DoctorNamesTheRangeThatAPlanExceeds) {
   const Outcome o = run_doctor({"plan", "--connections", "70000"});
   EXPECT_EQ(o.code, 3);
