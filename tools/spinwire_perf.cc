@@ -61,9 +61,12 @@ With -a, each power of two from 1 to 8 MiB is a measurement of its own, with few
 --histogram draws up to 16 bars for each power of two, and one above the 99th percentile. In a terminal
 a measurement of more than a second shows on stderr how far it is.
 
+A server serves many clients at once, and each of them gets its share of it. Clients beyond --clients
+wait for their turn, --wait seconds at most. With --clients 1 no other client disturbs a measurement.
+
 Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here. Pools and
 queues are sized for --size and --window, except those that the file or the environment sets. A server
-sizes its own if it is given -a, --size or --window.)";
+sizes its own if it is given -a, --size or --window: for one client, or for --clients if given.)";
 
 // ---- options ----------------------------------------------------------------------------------
 
@@ -75,6 +78,7 @@ struct Arguments {
   std::string device;
   bool has_reply_size = false;  ///< given
   bool has_warmup = false;      ///< given
+  bool has_clients = false;     ///< given
   double wait = 10;
 };
 
@@ -192,6 +196,9 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
       ->default_val(10)
       ->check(CLI::Range(0.0, 86400.0));
   app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::Range(0, kMostCpu));
+  app.add_option("--clients", o.clients, "serve so many clients at once; others wait")
+      ->default_val(PerfOptions::kMostClients)
+      ->check(CLI::Range(1u, PerfOptions::kMostClients));
   app.add_flag("--once", o.once, "serve one client, then end; each size of -a is a client");
   app.add_flag("--one-thread", o.one_thread, "both ends in one thread of this process");
   app.add_flag("--json", o.json, "print one JSON object, with -a one a line, and nothing else");
@@ -202,6 +209,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   if (!parse_arguments(app, argc, argv, code)) return false;
   a.has_reply_size = reply_size->count() != 0;
   a.has_warmup = warmup->count() != 0;
+  a.has_clients = app.get_option("--clients")->count() != 0;
   if (const std::string wrong = misuse(a, options_for(a, o.size), app); !wrong.empty()) {
     fail(wrong);
     code = kMisused;
@@ -230,7 +238,7 @@ int finish(const PerfOptions& options, const Client& client, Results& results) {
   const PerfReport report(options, client.durations(), client.seconds(), engine.clock(),
                           engine.device_name(), served_by(client));
   report.print();
-  if (!options.hdr.empty()) results.hdr_lines += report.hdr_line();
+  if (!options.hdr.empty()) results.hdr_lines += report.hdr_line(client.began());
   return std::fflush(stdout) == 0 ? kDone : fail("cannot write the results");
 }
 
@@ -252,30 +260,22 @@ int misused(int events) {
 int serve(Engine engine, const PerfOptions& options) {
   auto address = resolve(options.bind, options.port);
   if (!address) return fail(address.error());
-  PerfServer server(std::move(engine));
+  PerfServer server(std::move(engine), options.clients);
   if (auto listening = server.listen(*address); !listening) return fail(listening.error());
   if (!server.serves_calls()) fail("no remote calls: " + server.serves_calls().error().message());
   fmt::print("listening on {}\n", server.address());
   std::fflush(stdout);
 
   Idler idler;  // only while no client measures
-  std::uint64_t begun = 0;
-  std::uint64_t told = 0;
   while (!stop_requested()) {
     const int events = server.turn();
     if (events < 0) return misused(events);
-    if (begun != server.begun()) {
-      begun = server.begun();
-      fmt::print("measuring for {}\n", server.peer());
+    while (server.has_news()) {
+      fmt::print("{}\n", server.next_news());
       std::fflush(stdout);
     }
     if (server.measuring()) continue;
-    if (told != server.served()) {
-      told = server.served();
-      fmt::print("{}\n", server.last());
-      std::fflush(stdout);
-      if (options.once) return server.failed() == 0 ? kDone : kFailed;
-    }
+    if (options.once && server.served() != 0) return server.failed() == 0 ? kDone : kFailed;
     (void)idler.idle(server.engine(), events);
   }
   return kDone;
@@ -307,7 +307,7 @@ int measure(Engine engine, const PerfOptions& options, Results& results) {
   }
   auto peer = Engine::open(options.config);
   if (!peer) return fail(peer.error());
-  PerfServer server(std::move(*peer));
+  PerfServer server(std::move(*peer), /*most_clients=*/1);
   if (auto listening = server.listen("127.0.0.1:0"); !listening) return fail(listening.error());
   const auto client = std::make_unique<Client>(std::move(engine), options, server.address());
   return run_client(options, *client, results, [&server] { return server.turn(); });
@@ -340,6 +340,8 @@ int run_server(const Arguments& arguments, const Config& config, const GivenSett
   options.config = config;
   if (all_sizes || arguments.perf.size != 0 || arguments.perf.window != 0) {
     if (arguments.perf.window == 0) options.window = kServedWindow;
+    if (arguments.has_clients)
+      options.window = std::min(options.window * options.clients, PerfRequest::kWidest);
     make_room_for_all(options.config, options, given);
   }
   auto engine = Engine::open(options.config);

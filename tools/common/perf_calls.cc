@@ -224,8 +224,8 @@ Status PerfCaller::call(std::uint32_t slot) {
   Session& session = sessions_[index];
   const Status status =
       shape_.size <= kSlotPayloadBytes
-          ? session.call(kPerfCall, std::span<const std::byte>(bytes.bytes()), done, options)
-          : session.call(kPerfCall, bytes, done, options);
+          ? session.call(method_, std::span<const std::byte>(bytes.bytes()), done, options)
+          : session.call(method_, bytes, done, options);
   if (status == Status::ok) [[likely]] {
     numbers_[slot] = posted_;
     sum_ += perf_value(value, shape_.size);

@@ -39,10 +39,11 @@ struct CallShape {
   }
 };
 
-/// The methods of spinwire-perf's servers.
-inline constexpr Method kPerfCall = 1;  ///< the measured call
+/// The methods of spinwire-perf.
+inline constexpr Method kPerfCallBack = 1;  ///< the measured call of a server to its client
 inline constexpr Method kPerfAsk = 2;
 inline constexpr Method kPerfEnd = 3;
+inline constexpr Method kPerfCall = 16;  ///< the measured call; each client of a server has its own
 
 /// A longer request or reply travels over its session's connection on any device.
 inline constexpr std::uint64_t kPerfShort = 4096;
@@ -98,8 +99,11 @@ class PerfCaller {
   /// Allocates the memory once ready(). Returns false and sets fault() if such calls cannot be
   /// made.
   bool prepare();
-  /// Begins to call. Needs prepare().
-  void start() noexcept { running_ = true; }
+  /// Begins to call this method. Needs prepare().
+  void start(Method method) noexcept {
+    method_ = method;
+    running_ = true;
+  }
   /// Stops new calls. Call turn() until idle().
   void stop() noexcept { running_ = false; }
   [[nodiscard]] bool idle() const noexcept { return free_.size() == started_.size(); }
@@ -125,6 +129,7 @@ class PerfCaller {
   [[nodiscard]] std::uint64_t sum() const noexcept { return sum_; }
   /// Durations of the measured calls, ticks.
   [[nodiscard]] const Histogram& durations() const noexcept { return histogram_; }
+  [[nodiscard]] std::uint64_t began() const noexcept { return begin_; }  ///< ticks
   [[nodiscard]] double seconds() const noexcept {
     return static_cast<double>(end_ - begin_) / clock_.ticks_per_ns() / 1e9;
   }
@@ -151,6 +156,7 @@ class PerfCaller {
   bool running_ = false;
   bool exact_ = false;  ///< window 1: the callback reads the clock at each call's end
   bool closing_ = false;
+  Method method_ = kPerfCall;
   CallShape shape_;
   std::uint64_t posted_ = 0;
   std::uint64_t finished_ = 0;

@@ -36,7 +36,9 @@ class PerfClient {
   [[nodiscard]] std::uint64_t finished() const noexcept { return finished_; }
   /// Durations of the measured operations in ticks of the engine's clock.
   [[nodiscard]] const Histogram& durations() const noexcept { return histogram_; }
-  /// From the start of the first measured operation to the end of the last.
+  /// When the first measured operation started, in ticks.
+  [[nodiscard]] std::uint64_t began() const noexcept { return begin_; }
+  /// From then to the end of the last.
   [[nodiscard]] double seconds() const noexcept;
 
  private:

@@ -12,6 +12,8 @@
 namespace spinwire::tools {
 
 struct PerfOptions {
+  static constexpr std::uint32_t kMostClients = 64;
+
   PerfTest test = PerfTest::lat;
   PerfOp op = PerfOp::send;
   std::uint64_t size = 0;        ///< bytes
@@ -25,8 +27,9 @@ struct PerfOptions {
   std::string host;              ///< empty: serve
   std::string bind;
   int port = 0;
-  Nanoseconds wait{};  ///< for the server to come up
-  int cpu = -1;        ///< -1: any
+  Nanoseconds wait{};                    ///< for the server to come up
+  int cpu = -1;                          ///< -1: any
+  std::uint32_t clients = kMostClients;  ///< served at once
   bool once = false;
   bool one_thread = false;
   bool json = false;

@@ -33,7 +33,7 @@ std::string_view to_string(PerfOp op) noexcept;
 /// The first bytes of every message of the dialogue.
 struct PerfHead {
   static constexpr std::uint32_t kMagic = 0x46505753;  // "SWPF"
-  static constexpr std::uint16_t kVersion = 2;
+  static constexpr std::uint16_t kVersion = 3;
 
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;

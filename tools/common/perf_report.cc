@@ -93,12 +93,13 @@ void PerfReport::print_histogram() const {
   fmt::print("  {:<8} {:>10}\n", "max", duration_text(ns(durations_.max())));
 }
 
-std::string PerfReport::hdr_line() const {
+std::string PerfReport::hdr_line(std::uint64_t began) const {
   const auto durations = in_nanoseconds(durations_, clock_.ticks_per_ns());
   const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const double age = ns(clock_.now() - began) / 1e9;
   return tools::hdr_line({.tag = fmt::format("{}.{}.{}", to_string(options_.test),
                                              to_string(options_.op), options_.size),
-                          .begin_seconds = std::chrono::duration<double>(now).count() - seconds_,
+                          .begin_seconds = std::chrono::duration<double>(now).count() - age,
                           .length_seconds = seconds_,
                           .longest_ns = durations->max(),
                           .digits = 2,

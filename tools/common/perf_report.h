@@ -25,8 +25,9 @@ class PerfReport {
 
   /// As the options ask.
   void print() const;
-  /// The durations as a line of HdrHistogram's log, tagged "lat.send.32".
-  [[nodiscard]] std::string hdr_line() const;
+  /// The durations as a line of HdrHistogram's log, tagged "lat.send.32"; `began`: ticks of the
+  /// clock.
+  [[nodiscard]] std::string hdr_line(std::uint64_t began) const;
   /// The table's head, above the first of print_row().
   static void print_head(const PerfOptions& options);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -15,8 +16,8 @@ namespace {
 constexpr Nanoseconds kStepTimeout = std::chrono::seconds(10);
 constexpr Nanoseconds kPause = std::chrono::milliseconds(50);  ///< between attempts to connect
 
-/// The refusal that a second client gets.
-constexpr std::string_view kBusy = "another client is being measured";
+/// The refusal of a server that has as many clients as it serves at once.
+constexpr std::string_view kBusy = "other clients are being measured";
 
 CallShape shape_of(const PerfOptions& o) {
   std::random_device device;
@@ -67,7 +68,7 @@ RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::str
 /// Serves the calls that the server makes to us.
 Result<void> RpcPerfClient::serve(const CallShape& shape) {
   answerer_.expect(shape_back(shape));
-  auto served = engine_.serve(kPerfCall, [this](Request& r) { answerer_.take(r); });
+  auto served = engine_.serve(kPerfCallBack, [this](Request& r) { answerer_.take(r); });
   if (!served) return served;
   auto where = resolve(options_.bind, 0);
   if (!where) return tl::unexpected(where.error());
@@ -140,8 +141,10 @@ void RpcPerfClient::ask() {
       return give_up(fmt::format("{}: {}{}{}", address_, to_string(reply.status()),
                                  reply.text().empty() ? "" : ": ", reply.text()));
     }
+    if (!perf_decode(reply.bytes(), admission_))
+      return give_up("the server sent an unknown message; is it of the same version?");
     enter(State::running);
-    caller_.start();
+    caller_.start(admission_.method);
   };
   const Status status = caller_.session().call(kPerfAsk, bytes.slice(), done, long_timeout());
   if (status != Status::ok) give_up(fmt::format("the first request: {}", to_string(status)));
@@ -154,7 +157,7 @@ void RpcPerfClient::finish() {
   enter(State::ending);
   const auto done = [this](Reply& reply) { on_books(reply); };
   const Status status =
-      caller_.session().call(kPerfEnd, std::span<const std::byte>(), done, long_timeout());
+      caller_.session().call(kPerfEnd, perf_encode(admission_), done, long_timeout());
   if (status != Status::ok) give_up(fmt::format("the last request: {}", to_string(status)));
 }
 
@@ -198,7 +201,7 @@ void RpcPerfClient::enter(State state) {
 /// Tells a measuring server that this client leaves. Does not wait for the reply.
 void RpcPerfClient::leave() {
   if (state_ == State::running)
-    (void)caller_.session().call(kPerfEnd, std::span<const std::byte>(), [](Reply&) {});
+    (void)caller_.session().call(kPerfEnd, perf_encode(admission_), [](Reply&) {});
 }
 
 void RpcPerfClient::give_up(std::string why) {
@@ -210,14 +213,15 @@ void RpcPerfClient::give_up(std::string why) {
 
 // ---- the server -------------------------------------------------------------------------------
 
-Result<void> RpcPerfServer::serve() {
-  auto served = engine_.serve(kPerfCall, [this](Request& r) {
-    if (state_ == State::idle) [[unlikely]]
-      return static_cast<void>(r.refuse("no measurement was begun"));
-    answerer_.take(r);
-  });
-  if (served) served = engine_.serve(kPerfAsk, [this](Request& r) { on_ask(r); });
+Result<void> RpcPerfServer::serve(std::uint32_t places, std::function<bool()> has_room) {
+  has_room_ = std::move(has_room);
+  auto served = engine_.serve(kPerfAsk, [this](Request& r) { on_ask(r); });
   if (served) served = engine_.serve(kPerfEnd, [this](Request& r) { on_end(r); });
+  for (std::uint32_t i = 0; i < places && served; ++i) {
+    const auto method = static_cast<Method>(kPerfCall + i);
+    places_.push_back(std::make_unique<ServedCaller>(engine_, news_, method));
+    served = engine_.serve(method, [p = places_.back().get()](Request& r) { p->take(r); });
+  }
   return served;
 }
 
@@ -227,18 +231,50 @@ void RpcPerfServer::on_ask(Request& request) {
     (void)request.refuse("the request is invalid");
     return;
   }
-  if (busy_ || state_ != State::idle) {
+  const auto free =
+      std::find_if(places_.begin(), places_.end(), [](const auto& p) { return p->idle(); });
+  if (free == places_.end() || !has_room_()) {
     (void)request.refuse(kBusy);
     return;
   }
+  running_.push_back(free->get());
+  running_.back()->begin(request, ask);
+}
+
+void RpcPerfServer::on_end(Request& request) {
+  CallAdmission admission;
+  const bool is_valid = perf_decode(request.bytes(), admission) && admission.method >= kPerfCall;
+  const std::size_t place = is_valid ? std::size_t{admission.method} - kPerfCall : places_.size();
+  if (place >= places_.size()) return static_cast<void>(request.refuse("the request is invalid"));
+  places_[place]->finish(request);
+}
+
+/// Hot.
+void RpcPerfServer::go_on() {
+  bool is_any_idle = false;
+  for (ServedCaller* caller : running_) {
+    caller->turn();
+    is_any_idle |= caller->idle();
+  }
+  if (!is_any_idle) [[likely]]
+    return;
+  std::erase_if(running_, [this](const ServedCaller* caller) {
+    if (!caller->idle()) return false;
+    ++served_;
+    failed_ += caller->failed() ? 1 : 0;
+    return true;
+  });
+}
+
+void ServedCaller::begin(Request& request, const CallAsk& ask) {
   shape_ = ask.shape;
   answerer_.expect(shape_);
   step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
   seen_ = 0;
-  ++begun_;
+  news_.emplace_back("measuring for a caller");
   if (perf_text(ask.caller).empty()) {
     state_ = State::running;
-    (void)request.reply(std::span<const std::byte>());
+    (void)request.reply(perf_encode(admission_));
     return;
   }
   waiting_ = request.defer();
@@ -247,7 +283,7 @@ void RpcPerfServer::on_ask(Request& request) {
   state_ = State::calling_back;
 }
 
-void RpcPerfServer::on_end(Request& request) {
+void ServedCaller::finish(Request& request) {
   if (state_ != State::running)
     return static_cast<void>(request.refuse("no measurement was begun"));
   waiting_ = request.defer();
@@ -255,8 +291,7 @@ void RpcPerfServer::on_end(Request& request) {
   if (caller_ != nullptr) caller_->stop();
 }
 
-/// Runs in each poll while a client is present. Hot.
-void RpcPerfServer::go_on() {
+void ServedCaller::turn() {
   if (caller_ != nullptr) {
     caller_->turn();
     if (state_ == State::calling_back) [[unlikely]]
@@ -266,25 +301,24 @@ void RpcPerfServer::go_on() {
   if (state_ == State::closing && caller_->closed()) {
     caller_.reset();
     state_ = State::idle;
-    ++served_;
     return;
   }
   if ((++turns_ & 0xfff) == 0) [[unlikely]]
     check_progress();
 }
 
-void RpcPerfServer::call_back() {
+void ServedCaller::call_back() {
   if (caller_->ready() && caller_->prepare()) {
     state_ = State::running;
-    (void)waiting_.reply(std::span<const std::byte>());
-    caller_->start();
+    (void)waiting_.reply(perf_encode(admission_));
+    caller_->start(kPerfCallBack);
   } else if (!caller_->fault().empty()) {
     (void)waiting_.refuse("the server cannot call back");
     end(caller_->fault());
   }
 }
 
-void RpcPerfServer::check_progress() {
+void ServedCaller::check_progress() {
   if (seen_ != answerer_.books().calls) {
     seen_ = answerer_.books().calls;
     step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
@@ -293,7 +327,7 @@ void RpcPerfServer::check_progress() {
   }
 }
 
-void RpcPerfServer::report_counts() {
+void ServedCaller::report_counts() {
   CallTally tally;
   tally.served = answerer_.books();
   if (caller_ != nullptr) {
@@ -308,17 +342,16 @@ void RpcPerfServer::report_counts() {
           : std::string(perf_text(tally.fault)));
 }
 
-void RpcPerfServer::end(const std::string& how) {
-  last_ = fmt::format("rpc, {} bytes, window {}, {} calls: {}", shape_.size, shape_.window,
-                      answerer_.books().calls, how.empty() ? "all data as sent" : how);
-  failed_ += how.empty() ? 0 : 1;
+void ServedCaller::end(const std::string& how) {
+  news_.push_back(fmt::format("rpc, {} bytes, window {}, {} calls: {}", shape_.size, shape_.window,
+                              answerer_.books().calls, how.empty() ? "all data as sent" : how));
+  failed_ = !how.empty();
   if (caller_ != nullptr) {
     caller_->close();
     state_ = State::closing;
     return;
   }
   state_ = State::idle;
-  ++served_;
 }
 
 }  // namespace spinwire::tools

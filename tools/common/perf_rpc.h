@@ -2,19 +2,24 @@
 //
 //   client                        server
 //   kPerfAsk (what to measure)  →
-//                               ← empty, or a refusal; if both call, once the server can call
-//   kPerfCall                   ⇄ replies; if both call, kPerfCall the other way as well
-//   kPerfEnd                    →
+//                               ← CallAdmission, or a refusal; if both call, once the server can
+//                               call
+//   the admission's method      ⇄ replies; if both call, kPerfCallBack the other way
+//   kPerfEnd (the admission)    →
 //                               ← what the server served and called
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/perf_calls.h"
 #include "common/perf_options.h"
+#include "common/perf_served.h"
 #include "common/spin.h"
 #include "spinwire/engine.h"
 
@@ -26,6 +31,14 @@ struct CallAsk {
   PerfHead head{.kind = kKind};
   CallShape shape;
   std::array<char, 172> caller{};  ///< address for the server's calls; empty: the server makes none
+};
+
+/// Which of the server's clients this is.
+struct CallAdmission {
+  static constexpr std::uint16_t kKind = 7;
+
+  PerfHead head{.kind = kKind};
+  Method method = 0;  ///< of its calls: kPerfCall plus the client's place
 };
 
 /// The server's counts at the end.
@@ -59,6 +72,8 @@ class RpcPerfClient {
   /// Calls that have ended, of options.warmup + options.count.
   [[nodiscard]] std::uint64_t finished() const noexcept { return caller_.finished_calls(); }
   [[nodiscard]] const Histogram& durations() const noexcept { return caller_.durations(); }
+  /// When the first measured call started, in ticks.
+  [[nodiscard]] std::uint64_t began() const noexcept { return caller_.began(); }
   [[nodiscard]] double seconds() const noexcept { return caller_.seconds(); }
   /// The server's calls that were served between our first measured call and our last.
   [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
@@ -90,6 +105,7 @@ class RpcPerfClient {
   bool prepared_ = false;
   PerfAnswerer answerer_;
   PerfCaller caller_;
+  CallAdmission admission_;
   IdleCare idle_care_;
   std::uint64_t served_before_ = ~std::uint64_t{0};
   std::uint64_t served_ = 0;
@@ -103,29 +119,33 @@ class RpcPerfClient {
   std::string fault_;
 };
 
-/// Runs in a server beside the tests of connections.
-class RpcPerfServer {
+/// One client of the server below.
+class ServedCaller {
  public:
-  explicit RpcPerfServer(Engine& engine) noexcept
-      : engine_(engine), answerer_(engine), step_deadline_(engine.clock(), Nanoseconds::zero()) {}
-  RpcPerfServer(const RpcPerfServer&) = delete;
-  RpcPerfServer& operator=(const RpcPerfServer&) = delete;
+  /// It must stay where it is, and engine and news must outlive it.
+  ServedCaller(Engine& engine, PerfNews& news, Method method) noexcept
+      : engine_(engine),
+        news_(news),
+        admission_{.method = method},
+        answerer_(engine),
+        step_deadline_(engine.clock(), Nanoseconds::zero()) {}
+  ServedCaller(const ServedCaller&) = delete;
+  ServedCaller& operator=(const ServedCaller&) = delete;
 
-  /// Errors: those of Engine::serve(), as when the pools are too small for remote calls.
-  Result<void> serve();
-  /// Call it after each poll.
-  void turn() {
-    if (state_ != State::idle) [[unlikely]]
-      go_on();
+  void begin(Request& request, const CallAsk& ask);
+  /// A measured call. Hot.
+  void take(Request& request) {
+    if (state_ == State::idle) [[unlikely]]
+      return static_cast<void>(request.refuse("no measurement was begun"));
+    answerer_.take(request);
   }
-  [[nodiscard]] bool running() const noexcept { return state_ != State::idle; }
-  /// While busy, the server measures another kind of test and refuses clients.
-  void set_busy(bool busy) noexcept { busy_ = busy; }
-  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_; }
-  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
-  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
-  /// One line about how the last client ended.
-  [[nodiscard]] const std::string& last() const noexcept { return last_; }
+  void finish(Request& request);
+  /// Call it after each poll until it is idle. Hot.
+  void turn();
+
+  [[nodiscard]] bool idle() const noexcept { return state_ == State::idle; }
+  /// Whether the last client failed.
+  [[nodiscard]] bool failed() const noexcept { return failed_; }
 
  private:
   enum class State : std::uint8_t {
@@ -136,17 +156,15 @@ class RpcPerfServer {
     closing,       ///< until our own sessions are closed
   };
 
-  void on_ask(Request& request);
-  void on_end(Request& request);
-  void go_on();
   void call_back();
   void check_progress();
   void report_counts();
   void end(const std::string& how);
 
   Engine& engine_;
+  PerfNews& news_;
+  CallAdmission admission_;
   State state_ = State::idle;
-  bool busy_ = false;
   PerfAnswerer answerer_;
   std::unique_ptr<PerfCaller> caller_;
   CallShape shape_;
@@ -154,10 +172,41 @@ class RpcPerfServer {
   std::uint32_t turns_ = 0;
   std::uint64_t seen_ = 0;  ///< calls at the last check for progress
   Deadline step_deadline_;
-  std::uint64_t begun_ = 0;
+  bool failed_ = false;
+};
+
+/// Serves callers beside the clients of connections.
+class RpcPerfServer {
+ public:
+  RpcPerfServer(Engine& engine, PerfNews& news) noexcept : engine_(engine), news_(news) {}
+  RpcPerfServer(const RpcPerfServer&) = delete;
+  RpcPerfServer& operator=(const RpcPerfServer&) = delete;
+
+  /// For up to `places` callers, as long as the server `has_room`. Errors: those of
+  /// Engine::serve(), as when the pools are too small for remote calls.
+  Result<void> serve(std::uint32_t places, std::function<bool()> has_room);
+  /// Call it after each poll.
+  void turn() {
+    if (!running_.empty()) go_on();
+  }
+  /// Clients that are being measured.
+  [[nodiscard]] std::size_t running() const noexcept { return running_.size(); }
+  /// Clients that have gone, and how many of them failed.
+  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
+  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
+
+ private:
+  void on_ask(Request& request);
+  void on_end(Request& request);
+  void go_on();
+
+  Engine& engine_;
+  PerfNews& news_;
+  std::vector<std::unique_ptr<ServedCaller>> places_;
+  std::vector<ServedCaller*> running_;
+  std::function<bool()> has_room_;
   std::uint64_t served_ = 0;
   std::uint64_t failed_ = 0;
-  std::string last_;
 };
 
 }  // namespace spinwire::tools

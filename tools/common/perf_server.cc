@@ -1,23 +1,12 @@
 #include "common/perf_server.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
-#include <utility>
-
-#include "common/spin.h"
 
 namespace spinwire::tools {
-namespace {
-
-/// Time limit of a client's next step in the dialogue.
-constexpr Nanoseconds kTimeout = std::chrono::seconds(5);
-
-}  // namespace
 
 Result<void> PerfServer::listen(const std::string& address) {
   // Pools too small for remote calls suffice for the other tests.
-  serves_calls_ = calls_.serve();
+  serves_calls_ = calls_.serve(most_clients_, [this] { return has_room(); });
   ListenOptions options;
   options.on_accept = [this](Connection c) { on_accept(c); };
   auto listener = engine_.listen(address, options);
@@ -26,274 +15,44 @@ Result<void> PerfServer::listen(const std::string& address) {
   return {};
 }
 
+void PerfServer::on_accept(Connection client) {
+  if (!has_room()) return static_cast<void>(client.close());
+  clients_.push_back(std::make_unique<ServedClient>(engine_, client, news_));
+}
+
 int PerfServer::turn() {
-  const bool hot = state_ == State::running || calls_.running();
-  const int events = hot ? engine_.poll() : drive(engine_);
+  // While clients measure, control steps are rare: other clients have time.
+  const bool is_hot = is_measuring_ && (++turns_ & 0xfff) != 0;
+  const int events = is_hot ? engine_.poll() : drive(engine_);
+  bool is_measuring = calls_.running() != 0;
+  bool is_any_over = false;
   calls_.turn();
-  if (calls_told_ != calls_.served()) [[unlikely]] {
-    calls_told_ = calls_.served();
-    last_ = calls_.last();
+  for (const auto& client : clients_) {
+    client->turn();
+    is_measuring |= client->measuring();
+    is_any_over |= client->over();
   }
-  if (pending_count_ != 0) [[unlikely]]
-    send_pending();
-  if (pong_) look_for_write();
-  if (hot && said_.empty()) [[likely]] {
+  is_measuring_ = is_measuring;
+  if (is_any_over) [[unlikely]]
+    remove_gone();
+  if (is_measuring) [[likely]]
     idle_care_.turn(engine_, events);
-    return events;
-  }
-  if (!said_.empty()) say({});
-  if (state_ == State::tidying) {
-    tidy();
-  } else if ((state_ == State::waiting || state_ == State::leaving) && step_deadline_.passed()) {
-    break_off("the client stopped responding");
-    step_deadline_ = Deadline(clock_, kTimeout);
-  }
   return events;
 }
 
-// ---- arrivals: hot ----------------------------------------------------------------------------
-
-void PerfServer::on_message(Message& message) {
-  if (state_ == State::running && received_ < expected_) [[likely]]
-    return on_data(message);
-  PerfRequest request;
-  PerfFinish finish;
-  if (state_ == State::waiting && perf_decode(message.bytes(), request)) {
-    on_request(request);
-  } else if (state_ == State::running && perf_decode(message.bytes(), finish)) {
-    on_finish();
-  } else {
-    break_off(
-        fmt::format("a message of {} bytes that is not part of the dialogue", message.size()));
-  }
+void PerfServer::remove_gone() {
+  std::erase_if(clients_, [this](const auto& client) {
+    if (!client->over()) return false;
+    ++served_;
+    failed_ += client->failed() ? 1 : 0;
+    return true;
+  });
 }
 
-void PerfServer::on_data(Message& message) {
-  const std::uint64_t number = received_++;
-  bool good = message.size() == request_.size &&
-              perf_is_stamped(message.data(), message.size(), number ^ request_.seed);
-  // The warm-up checks all bytes; measured messages check only the stamps.
-  if (number < request_.warmup && good) {
-    good = perf_find_wrong(message.bytes(), request_.seed) == message.size();
-  }
-  if (!good) [[unlikely]] {
-    if (wrong_++ == 0) first_wrong_ = number;
-  }
-  if (echo_) reply(message.take());
-}
-
-void PerfServer::reply(Buffer message) {
-  Status status = Status::would_block;
-  if (pending_count_ == 0) [[likely]]
-    status = client_.send(message);
-  if (status == Status::ok) [[likely]]
-    return;
-  if (status != Status::would_block || pending_count_ == pending_.size()) {
-    return break_off("the client sent more than its window, or left");
-  }
-  pending_[(pending_first_ + pending_count_++) % pending_.size()] = std::move(message);
-}
-
-/// Answers the client's next write once all its bytes have arrived.
-void PerfServer::look_for_write() {
-  const std::uint64_t value = answers_posted_ ^ request_.seed;
-  if (state_ != State::running || answers_posted_ == request_.total ||
-      answers_posted_ - answers_written_ >= 2 ||
-      !perf_is_stamped(memory_.data(), request_.size, value)) {
-    return;
-  }
-  const std::uint64_t place = (answers_posted_ & 1) * perf_stride(request_.size);
-  perf_stamp(answers_.data() + place, request_.size, value);
-  const auto done = [this](const Completion& c) { answers_written_ += c.status == Status::ok; };
-  const Status status =
-      client_.write(answers_.slice(place, request_.size), request_.reply, done, Post::now);
-  if (status == Status::ok) {
-    ++answers_posted_;
-  } else if (status != Status::would_block && status != Status::not_connected) {
-    break_off(fmt::format("the answer was not accepted: {}", to_string(status)));
-  }
-}
-
-void PerfServer::send_pending() {
-  while (pending_count_ != 0 && client_.send(pending_[pending_first_]) == Status::ok) {
-    pending_[pending_first_].reset();
-    pending_first_ = (pending_first_ + 1) % pending_.size();
-    --pending_count_;
-  }
-}
-
-// ---- the dialogue -----------------------------------------------------------------------------
-
-void PerfServer::enter(State state) {
-  state_ = state;
-  calls_.set_busy(state != State::idle);
-  step_deadline_ = Deadline(clock_, kTimeout);
-}
-
-void PerfServer::on_accept(Connection client) {
-  if (state_ != State::idle || calls_.running()) {
-    (void)client.close();
-    return;
-  }
-  enter(State::waiting);
-  client_ = client;
-  peer_ = client.peer();
-  fault_.clear();
-  ConnectionHandlers handlers;
-  handlers.on_message = [this](Connection, Message& m) { on_message(m); };
-  handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
-  (void)client_.set_handlers(handlers);
-}
-
-void PerfServer::on_request(const PerfRequest& request) {
-  PerfOffer offer;
-  request_ = request;
-  if (!request.valid()) {
-    perf_set_text(offer.why, "the request is invalid for this version of spinwire-perf");
-  } else if (request.op == PerfOp::send) {
-    offer.slots = request.window;
-  } else if (!offer_memory(offer) || (request.op == PerfOp::pong && !prepare_writes(offer))) {
-    offer.slots = 0;
-  }
-  pong_ = request.op == PerfOp::pong && offer.slots != 0;
-  received_ = wrong_ = 0;
-  expected_ = request.op == PerfOp::send ? request.total : 0;
-  echo_ = request.op == PerfOp::send && request.test == PerfTest::lat;
-  pending_.clear();
-  if (echo_) pending_.resize(request.window);
-  pending_first_ = pending_count_ = 0;
-  enter(offer.slots != 0 ? State::running : State::leaving);
-  begun_ += offer.slots != 0 ? 1 : 0;
-  if (offer.slots == 0) fault_ = perf_text(offer.why);
-  say(perf_encode(offer));
-}
-
-bool PerfServer::offer_memory(PerfOffer& offer) {
-  // One place for each operation in flight. With too little memory, half as many, each used again.
-  for (std::uint32_t slots = request_.window; slots != 0; slots /= 2) {
-    memory_ = engine_.allocate(slots * perf_stride(request_.size), Pool::lease);
-    if (!memory_) continue;
-    offer_slots(slots, offer);
-    return offer.slots != 0;
-  }
-  perf_set_text(offer.why,
-                fmt::format("the server has no memory for {} bytes; raise its memory.lease_bytes",
-                            request_.size));
-  return false;
-}
-
-bool PerfServer::prepare_writes(PerfOffer& offer) {
-  const std::uint64_t stride = perf_stride(request_.size);
-  answers_ = engine_.allocate(2 * stride);
-  if (!answers_) {
-    perf_set_text(offer.why, fmt::format("the server has no memory for {} bytes; raise its "
-                                         "memory.send_bytes",
-                                         2 * stride));
-    return false;
-  }
-  perf_fill({answers_.data(), request_.size}, request_.seed);
-  perf_fill({answers_.data() + stride, request_.size}, request_.seed);
-  answers_posted_ = answers_written_ = 0;
-  return true;
-}
-
-void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
-  for (std::uint32_t i = 0; i < slots; ++i) {
-    std::byte* at = memory_.data() + i * perf_stride(request_.size);
-    if (request_.op == PerfOp::read) {
-      perf_stamp(at, request_.size, i ^ request_.seed);
-      perf_fill({at, request_.size}, request_.seed);
-    } else {
-      std::fill_n(at, request_.size, std::byte{0});
-      // A value that differs from the awaited stamp, even in a few bytes.
-      if (request_.op == PerfOp::pong) perf_stamp(at, request_.size, ~request_.seed);
-    }
-  }
-  const Access access = request_.op == PerfOp::read ? Access::remote_read : Access::remote_write;
-  auto region = engine_.expose(memory_.slice(), access);
-  if (!region) return perf_set_text(offer.why, region.error().message());
-  exposed_ = *region;
-  slots_ = slots;
-  offer.region = *region;
-  offer.slots = slots;
-}
-
-/// Describes the first fault in the client's data; empty if there is none.
-std::string PerfServer::find_fault() const {
-  if (wrong_ != 0) {
-    return fmt::format("{} of {} messages differ from what was sent, the first is number {}",
-                       wrong_, expected_, first_wrong_);
-  }
-  if (request_.op != PerfOp::write && request_.op != PerfOp::pong) return {};
-  const std::uint64_t used = std::min<std::uint64_t>(slots_, request_.total);
-  for (std::uint64_t i = 0; i < used; ++i) {
-    const std::byte* at = memory_.data() + i * perf_stride(request_.size);
-    // The last operation that used this place.
-    const std::uint64_t last = request_.total - 1 - (request_.total - 1 - i) % slots_;
-    if (!perf_is_stamped(at, request_.size, last ^ request_.seed)) {
-      return fmt::format("place {} does not hold write {}", i, last);
-    }
-    const std::size_t wrong = perf_find_wrong({at, request_.size}, request_.seed);
-    if (wrong != request_.size) {
-      return fmt::format("write {} differs from what was sent at byte {}", last, wrong);
-    }
-  }
-  return {};
-}
-
-void PerfServer::on_finish() {
-  PerfVerdict verdict;
-  fault_ = find_fault();
-  verdict.good = fault_.empty() ? 1 : 0;
-  perf_set_text(verdict.why, fault_);
-  enter(State::leaving);
-  say(perf_encode(verdict));
-}
-
-/// Sends a message of the dialogue, or the rest of the last one. Keeps it while sending would
-/// block.
-void PerfServer::say(std::span<const std::byte> message) {
-  if (!message.empty()) said_.assign(message.begin(), message.end());
-  const Status status = client_.send_copy(said_);
-  if (status == Status::would_block || status == Status::no_buffer) return;
-  said_.clear();
-  if (status == Status::message_too_long) {
-    break_off("messages of the dialogue do not fit; raise connections.eager_bytes to 256");
-  }
-}
-
-void PerfServer::break_off(std::string why) {
-  if (fault_.empty()) fault_ = std::move(why);
-  enter(State::leaving);
-  (void)client_.close();
-}
-
-void PerfServer::on_closed(const Error& error) {
-  const bool asked = state_ == State::running || state_ == State::leaving;
-  if (fault_.empty() && error.status != Status::ok) fault_ = error.message();
-  if (fault_.empty() && state_ != State::leaving) fault_ = "the client left before the end";
-  const std::string what = asked
-                               ? fmt::format("{}: {} {}, {} bytes, window {}, {} operations", peer_,
-                                             to_string(request_.test), to_string(request_.op),
-                                             request_.size, request_.window, request_.total)
-                               : peer_;
-  last_ = fmt::format("{}: {}", what, fault_.empty() ? "all data as sent" : fault_);
-  failed_ += fault_.empty() ? 0 : 1;
-  said_.clear();
-  client_ = {};
-  enter(State::tidying);
-}
-
-void PerfServer::tidy() {
-  pong_ = false;
-  pending_.clear();
-  pending_count_ = 0;
-  if (exposed_ && engine_.revoke(exposed_) == Status::would_block) return;
-  exposed_ = {};
-  memory_.reset();
-  answers_.reset();
-  ++served_;
-  enter(State::idle);
+std::string PerfServer::next_news() {
+  std::string line = std::move(news_.front());
+  news_.pop_front();
+  return line;
 }
 
 }  // namespace spinwire::tools
