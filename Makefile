@@ -187,7 +187,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 # ---- targets ----------------------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check check-folder \
-  check-tests bench bench-curve peers count \
+  check-tests bench bench-curve report report-record peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
   man check-man docs deb check-abi abi-record \
@@ -304,8 +304,16 @@ CURVE_LIMIT ?= 540
 bench-curve:
 	@tools/install-deps.sh --bench || echo 'bench-curve: goes on with the libraries that are there' >&2
 	+$(Q)$(MAKE) --no-print-directory peers
-	@bench/curve/run.py --bin $(BIN) --out $(BUILD)/report --reps $(CURVE_REPS) --limit $(CURVE_LIMIT) \
+	@bench/curve/run.py --bin $(BIN) --out $(BUILD)/curve --reps $(CURVE_REPS) --limit $(CURVE_LIMIT) \
 	  $(CURVE_ARGS)
+
+# Measures with what is installed, offline.
+## report: the benchmarks as one page, build/report/index.html, in less than ten minutes (REPORT_ARGS=)
+report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
+	@bench/report/make_report.py --bin $(BIN) --out $(BUILD)/report $(REPORT_ARGS)
+## report-record: draw bench/summary.svg, which README shows, from the last report
+report-record:
+	@bench/report/make_report.py --read $(BUILD)/report/report.json --record bench/summary.svg
 
 ## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf
@@ -575,7 +583,8 @@ check-format:
 
 check-curve:
 	$(call say,CHECK,curve)
-	$(Q)bench/curve/self_test.py 2>$(BUILD)/curve.err || { cat $(BUILD)/curve.err >&2; exit 1; }
+	$(Q)for d in curve report; do bench/$$d/self_test.py 2>$(BUILD)/curve.err || \
+	  { cat $(BUILD)/curve.err >&2; exit 1; }; done
 
 check-defects:
 	$(call say,CHECK,defects)

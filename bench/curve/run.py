@@ -164,7 +164,7 @@ def sizes_of(text):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", default="build/bin", help="folder of the peer programs")
-    parser.add_argument("--out", default="build/report", help="folder of the report")
+    parser.add_argument("--out", default="build/curve", help="folder of the report")
     parser.add_argument("--reps", type=int, default=2, help="repetitions of all runs")
     parser.add_argument("--limit", type=float, default=540, help="seconds that all runs may take")
     parser.add_argument("--secs", type=float, default=0.1, help="seconds of a run")
