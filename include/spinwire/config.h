@@ -74,9 +74,9 @@ struct Config {
 
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
-    /// Accepted connections that one peer host may have, so that it cannot keep others out; 0:
-    /// three quarters of `maximum`. Up to that, a host also leaves others a quarter of what is free
-    /// in `maximum` and in queues.receive_depth. Peers on this host are not limited. At most 65536
+    /// Accepted connections of one peer host, or on softverbs of one process, so that it cannot
+    /// keep others out; 0: three quarters of `maximum`. Up to that, it also leaves others a quarter
+    /// of what is free in `maximum` and in queues.receive_depth. At most 65536
     std::uint32_t maximum_per_source = 0;
     /// How many of them may have ConnectionSettings::own_domain at a time. With a shared receive
     /// queue, each adds `credits` + queues.receive_postlist receives. 0 … 65536
@@ -152,8 +152,8 @@ struct Config {
     /// off: all datagrams use work requests.
     DirectPath direct_datagrams = DirectPath::automatic;
     std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
-    /// Served sessions of one client host, so that one host cannot exclude others. 0: three
-    /// quarters of `sessions`. Clients on this host are not limited. At most 1048575
+    /// Served sessions of one client host, or on softverbs of one process, so that it cannot
+    /// exclude others. 0: three quarters of `sessions`. At most 1048575
     std::uint32_t sessions_per_source = 0;
     std::uint32_t window = 8;    ///< calls of a session at once; a power of two, 1 … 64
     std::uint32_t backlog = 16;  ///< further calls that wait, per session; 1 … 4096

@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "base/error.h"
+#include "control/peer_source.h"
 
 namespace spinwire::agent {
 
@@ -53,11 +54,11 @@ void open_account(EngineContext& ctx, Agent& a) noexcept {
   a.source->connections = 1;
 }
 
-void use_account_of(EngineContext& ctx, Agent& a, const control::Address& peer) noexcept {
-  if (peer.is_loopback()) return;
+void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept {
+  if (source.is_loopback()) return;
   SourceAccount& before = *a.source;
   // While the agent moves, both accounts exist: the ledger has one more than there are agents.
-  SourceAccount* const host = account_of(ctx.sources, peer.source());
+  SourceAccount* const host = account_of(ctx.sources, source.source());
   if (host == nullptr || host == &before) return;
   const bool was_queued = a.setup.in_queue;
   if (was_queued) {
@@ -87,9 +88,9 @@ bool shares_receives(const EngineContext& ctx) noexcept {
 /// Of the receives, this part is not for a host with more than its share.
 constexpr std::uint32_t kPartForOthers = 16;
 
-Result<void> check_receives_of(const EngineContext& ctx, const control::Address& peer) {
-  const auto found = ctx.sources.hosts.find(peer.source());
-  if (peer.is_loopback() || found == ctx.sources.hosts.end() || !shares_receives(ctx)) return {};
+Result<void> check_receives_of(const EngineContext& ctx, const control::Address& source) {
+  const auto found = ctx.sources.hosts.find(source.source());
+  if (source.is_loopback() || found == ctx.sources.hosts.end() || !shares_receives(ctx)) return {};
   const SourceAccount& s = *found->second;
   const bool shares = ctx.device->srq() != nullptr;
   const std::uint32_t all = shares ? ctx.reservable_receives : ctx.own_queues->queues.capacity();
@@ -104,7 +105,7 @@ Result<void> check_receives_of(const EngineContext& ctx, const control::Address&
   return base::fail(
       Status::limit, "accept one more connection",
       base::format("{} of {} {} are of {}, which is its share", held, all,
-                   shares ? "reserved receives" : "receive queues", peer.str()),
+                   shares ? "reserved receives" : "receive queues", control::source_text(source)),
       "close some, or raise queues.receive_depth or connections.maximum_per_source of "
       "the server");
 }

@@ -1,6 +1,7 @@
 // What each source holds of what all connections of an engine share: receives, rendezvous offers,
-// leases, READs. A source is a host of the network that has connected to a listener. A connection
-// whose peer is on this host, or was chosen by the application, is a source of its own.
+// leases, READs. A source is what control/peer_source.h says of a peer that has connected to a
+// listener: a host of the network, or a process of this host. A connection of our own process, or
+// to a peer that the application chose, is a source of its own.
 //
 // The rule is that of control/source_share.h: one source alone gets three quarters of a pool, n
 // sources a part of 3 / (3 n + 1) each, and some is left for the next; of three things or fewer one
@@ -79,12 +80,12 @@ inline std::uint64_t lease_charge(const detail::Block& block) noexcept {
 
 /// Gives a new agent an account of its own. Each agent can have one.
 void open_account(EngineContext& ctx, Agent& a) noexcept;
-/// The agent's peer is that host: moves what the agent holds to the host's account. Does nothing
-/// for this host, or without memory.
-void use_account_of(EngineContext& ctx, Agent& a, const control::Address& peer) noexcept;
+/// The agent's peer is of that source: moves what the agent holds to the source's account. Does
+/// nothing for a loopback address, or without memory.
+void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept;
 /// The agent ends, and holds nothing.
 void close_account(EngineContext& ctx, Agent& a) noexcept;
-/// Whether one more connection of that host may have receives. Errors: limit.
-Result<void> check_receives_of(const EngineContext& ctx, const control::Address& peer);
+/// Whether one more connection of that source may have receives. Errors: limit.
+Result<void> check_receives_of(const EngineContext& ctx, const control::Address& source);
 
 }  // namespace spinwire::agent

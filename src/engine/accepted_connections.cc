@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "config/queue_sizing.h"
+#include "control/peer_source.h"
 
 namespace spinwire::engine {
 
@@ -11,16 +12,20 @@ AcceptedConnections::AcceptedConnections(const Config::Connections& limits)
       sources_(limits.maximum, limits.maximum_per_source),
       records_(limits.maximum) {}
 
-Result<control::Admission> AcceptedConnections::admit(const control::Address& peer,
-                                                      std::uint32_t free, bool is_full) const {
+Result<void> AcceptedConnections::check_share(const control::Address& source,
+                                              std::uint32_t free) const {
   // A full engine refuses everybody, and with another reason.
-  if (free != 0 && !sources_.admits(peer, free)) {
-    return base::fail(Status::limit, "accept one more connection",
-                      base::format("{} of connections.maximum = {} are of {}, which is its share",
-                                   sources_.used_by(peer), maximum_, peer.str()),
-                      "close some, or raise connections.maximum_per_source or "
-                      "connections.maximum at the server");
-  }
+  if (free == 0 || sources_.admits(source, free)) return {};
+  return base::fail(Status::limit, "accept one more connection",
+                    base::format("{} of connections.maximum = {} are of {}, which is its share",
+                                 sources_.used_by(source), maximum_, control::source_text(source)),
+                    "close some, or raise connections.maximum_per_source or "
+                    "connections.maximum at the server");
+}
+
+Result<control::Admission> AcceptedConnections::admit(const control::Address& source,
+                                                      std::uint32_t free, bool is_full) const {
+  if (auto share = check_share(source, free); !share) return tl::unexpected(share.error());
   const std::uint32_t unready = half_open_ + ending_;
   if (unready == 0 || (!is_full && unready < half_open_share_)) return control::Admission{};
   return control::Admission{false, ending_};
@@ -35,12 +40,12 @@ void AcceptedConnections::enter(Record& record, Part part) noexcept {
   record.part = part;
 }
 
-void AcceptedConnections::add(std::uint64_t subject, const control::Address& peer) noexcept {
+void AcceptedConnections::add(std::uint64_t subject, const control::Address& source) noexcept {
   Record& record = record_of(subject);
   enter(record, Part::half_open);
   // Without memory for its source it counts as this host's.
   (void)base::no_throw("count a connection", [&]() -> Result<void> {
-    record.source = sources_.add(peer);
+    record.source = sources_.add(source);
     return {};
   });
 }

@@ -1,5 +1,5 @@
-// The connections that peers have asked for, by where they come from: no host has more than its
-// share, and half-open ones have a share of all records. Cold.
+// The connections that peers have asked for, by where they come from (control/peer_source.h): no
+// source has more than its share, and half-open ones have a share of all records. Cold.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,15 @@ class AcceptedConnections {
   /// May throw std::bad_alloc.
   explicit AcceptedConnections(const Config::Connections& limits);
 
-  /// Whether one more can be accepted from there, while `free` records of connections are free.
+  /// Whether one more is within the source's share, while `free` records of connections are free.
+  /// Errors: limit (connections.maximum_per_source).
+  [[nodiscard]] Result<void> check_share(const control::Address& source, std::uint32_t free) const;
+  /// The same, and whether there is room for a half-open one.
   /// `is_full`: no record or receive is left. Errors: limit (connections.maximum_per_source).
-  [[nodiscard]] Result<control::Admission> admit(const control::Address& peer, std::uint32_t free,
+  [[nodiscard]] Result<control::Admission> admit(const control::Address& source, std::uint32_t free,
                                                  bool is_full) const;
   /// Counts a half-open connection; `subject` names it until remove().
-  void add(std::uint64_t subject, const control::Address& peer) noexcept;
+  void add(std::uint64_t subject, const control::Address& source) noexcept;
   // Each does nothing for a record that is not, or no more, half-open.
   void on_ready(std::uint64_t subject) noexcept;
   /// It is torn down before it was ready.

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "config/connection_attributes.h"
+#include "control/peer_source.h"
 #include "engine/acceptance.h"
 #include "rpc/rpc_state.h"
 
@@ -19,6 +20,10 @@ namespace {
 tl::unexpected<Error> no_method() {
   return base::fail(Status::unsupported, "open a session", "no method is served here",
                     "connect to an engine that serves");
+}
+
+control::Address source_of(const control::Address& peer, const Endpoint& endpoint) noexcept {
+  return control::source_of(peer, endpoint.gid, endpoint.gid_type);
 }
 
 /// A listener of the application's.
@@ -40,8 +45,10 @@ class ApplicationListener final : public control::ListenerOwner {
                                                       const control::Address& peer,
                                                       const wire::JoinSession& join) override {
     if (calls_ == nullptr) return rpc::no_such_session();
+    if (auto share = connector_.check_process(peer, join.endpoint); !share)
+      return tl::unexpected(share.error());
     rpc::JoinOutcome joined = rpc::on_join_session(*calls_, handshake, peer, join);
-    if (joined.made) connector_.count(*joined.made, peer, !joined.answer);
+    if (joined.made) connector_.count(*joined.made, source_of(peer, join.endpoint), !joined.answer);
     return std::move(joined.answer);
   }
   Result<control::AcceptedSession> on_open_session(control::HandshakeId handshake,
@@ -271,16 +278,27 @@ Result<control::Admission> Connector::admit(const control::Address& peer) const 
 Result<control::Admission> Connector::room_for(const control::Address& peer) const {
   if (auto share = agent::check_receives_of(context_, peer); !share)
     return tl::unexpected(share.error());
-  const std::uint32_t free = context_.agents.capacity() - context_.agents.size();
-  return accepted_.admit(peer, free, agent::is_full(context_));
+  return accepted_.admit(peer, free_records(), agent::is_full(context_));
 }
 
-void Connector::count(std::uint64_t subject, const control::Address& peer, bool ending) noexcept {
+std::uint32_t Connector::free_records() const noexcept {
+  return context_.agents.capacity() - context_.agents.size();
+}
+
+Result<void> Connector::check_process(const control::Address& peer,
+                                      const Endpoint& endpoint) const {
+  const control::Address source = source_of(peer, endpoint);
+  if (source == peer) return {};
+  if (auto share = agent::check_receives_of(context_, source); !share) return share;
+  return accepted_.check_share(source, free_records());
+}
+
+void Connector::count(std::uint64_t subject, const control::Address& source, bool ending) noexcept {
   Agent* const a = find(subject);
   if (a == nullptr) return;
-  accepted_.add(subject, peer);
+  accepted_.add(subject, source);
   if (ending) accepted_.on_ending(subject);
-  agent::use_account_of(context_, *a, peer);
+  agent::use_account_of(context_, *a, source);
 }
 
 Result<PrivateData> Connector::ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
@@ -307,6 +325,7 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
   if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
+  if (auto share = check_process(peer, endpoint); !share) return tl::unexpected(share.error());
   const control::AddressText address = peer.text();
   const std::string_view key = port_.key_of(handshake);
   const auto ours = ask_to_connect({address.view(), key, endpoint.private_data.bytes()}, terms);
@@ -326,7 +345,7 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
 Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control::Address& from,
                                                          const Endpoint& endpoint,
                                                          const ListenTerms& terms) {
-  count(agent::subject_of(a), from);
+  count(agent::subject_of(a), source_of(from, endpoint));
   return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &terms.options).map([&] {
     return control::AcceptedConnection{this, agent::subject_of(a)};
   });

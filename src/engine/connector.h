@@ -90,9 +90,13 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// What the application says to a peer that asks for a session. Errors: refused.
   Result<PrivateData> accept_session(control::HandshakeId handshake, const control::Address& peer,
                                      const wire::SessionEnd& client, const ListenTerms& terms);
-  /// Counts a connection that another part has accepted. `ending`: it has failed since, and its
-  /// record is not free yet.
-  void count(std::uint64_t subject, const control::Address& peer, bool ending = false) noexcept;
+  /// Whether a peer that names this endpoint is within the share of its process. admit() has
+  /// checked a host's. Errors: limit.
+  [[nodiscard]] Result<void> check_process(const control::Address& peer,
+                                           const Endpoint& endpoint) const;
+  /// Counts a connection that another part has accepted, for its source. `ending`: it has failed
+  /// since, and its record is not free yet.
+  void count(std::uint64_t subject, const control::Address& source, bool ending = false) noexcept;
 
  private:
   [[nodiscard]] agent::Agent* find(std::uint64_t subject) noexcept {
@@ -100,6 +104,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
                          static_cast<std::uint32_t>(subject >> 32));
   }
   [[nodiscard]] Result<control::Admission> room_for(const control::Address& peer) const;
+  [[nodiscard]] std::uint32_t free_records() const noexcept;
   /// The agent of a handshake that is over; null if the agent is gone, or is ready all the same.
   agent::Agent* find_unready(std::uint64_t subject) noexcept;
   /// The first step towards a peer: over TCP or through rdma_cm.

@@ -54,11 +54,11 @@ void mark_used(Rpc& r, ServerSession& s) noexcept {
   --r.never_used;
 }
 
-bool admit_source(Rpc& r, const control::Address& peer) noexcept {
+bool admit_source(Rpc& r, const control::Address& source) noexcept {
   // Sessions that were never used give way to others.
   const std::uint32_t free = r.servers.capacity() - r.servers.size() + r.never_used;
-  if (free == 0 || r.share.admits(peer, free)) return true;
-  const auto found = r.sources.find(peer.source());
+  if (free == 0 || r.share.admits(source, free)) return true;
+  const auto found = r.sources.find(source.source());
   if (found == r.sources.end()) return false;
   ServerSession* const unused = found->second.never_used.front();
   if (unused != nullptr) release_with_tombstone(r, *unused);

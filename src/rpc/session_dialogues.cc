@@ -6,6 +6,7 @@
 #include "agent/connecting.h"
 #include "base/error.h"
 #include "config/connection_attributes.h"
+#include "control/peer_source.h"
 #include "rpc/client_session.h"
 #include "rpc/rpc_state.h"
 #include "rpc/server_session.h"
@@ -165,16 +166,17 @@ Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId h
     const auto path_token = base::random_secret();
     auto shown = make_session_peer(from.text().view(), port_.key_of(handshake), client);
     if (!token || !path_token) return tl::unexpected((token ? path_token : token).error());
-    if (!admit_source(rpc_, from)) {
-      return base::fail(
-          Status::limit, "open a session",
-          base::format("{} of rpc.sessions = {} are of {}, which is its share",
-                       rpc_.share.used_by(from), rpc_.context.config.rpc.sessions, from.str()),
-          "raise rpc.sessions_per_source or rpc.sessions at the server");
+    const control::Address source = control::source_of(from, client.gid, client.gid_type);
+    if (!admit_source(rpc_, source)) {
+      return base::fail(Status::limit, "open a session",
+                        base::format("{} of rpc.sessions = {} are of {}, which is its share",
+                                     rpc_.share.used_by(source), rpc_.context.config.rpc.sessions,
+                                     control::source_text(source)),
+                        "raise rpc.sessions_per_source or rpc.sessions at the server");
     }
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
-    ServerSession* const s = accept_session(rpc_, client, *peer, from);
+    ServerSession* const s = accept_session(rpc_, client, *peer, source);
     if (s == nullptr) {
       release_peer_address(rpc_, *peer);
       return base::fail(

@@ -1,5 +1,8 @@
 // The provider of the embedded device.
+#include <cstring>
+
 #include "base/error.h"
+#include "softverbs/context_gid.h"
 #include "softverbs/memory/access_tracking.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/memory_window.h"
@@ -90,6 +93,14 @@ const Provider& softverbs_provider() noexcept {
       .direct_messages = &softverbs::direct_messages(),
   };
   return provider;
+}
+
+std::uint32_t process_of_embedded(const std::array<std::uint8_t, 16>& gid) noexcept {
+  ibv_gid at;
+  std::memcpy(at.raw, gid.data(), sizeof at.raw);
+  auto parts = softverbs::parse_gid(softverbs::own_gid(at));
+  if (!parts) parts = softverbs::parse_gid(at, softverbs::GidKind::process);
+  return parts ? parts->pid : 0;
 }
 
 }  // namespace spinwire::verbs

@@ -292,6 +292,7 @@ Config tight_config() {
   c.queues.operations = 64;
   c.queues.receive_depth = 64;
   c.connections.maximum = 4;
+  c.connections.maximum_per_source = 4;  // one client has all
   c.connections.handshakes = 4;
   c.connections.credits = 32;
   c.queues.completion_depth = 64 + 64 + 4 * 4;
