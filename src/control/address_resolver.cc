@@ -60,8 +60,8 @@ Result<bool> CmAddressResolver::begin(const Resolution& what,
                                       const std::array<std::uint8_t, 16>& gid, GidType type) {
   // The owner refuses a GID of another type. A link-local GID of RoCEv1 contains the Ethernet
   // address.
-  if (type != type_ || gid == local_ || (type == GidType::roce_v1 && is_link_local(gid)))
-    return true;
+  if (type != GidType::unknown && type != type_) return true;
+  if (gid == local_ || (type_ == GidType::roce_v1 && is_link_local(gid))) return true;
   const auto opened = open();
   if (!opened) return tl::unexpected(opened.error());
   if (!*opened) return true;

@@ -27,7 +27,8 @@ class AddressResolver {
  public:
   virtual ~AddressResolver() = default;
   /// Begins a resolution. True: a verb may use the address now. False: ControlPort::on_resolved()
-  /// reports the outcome. Errors: peer_lost if there is no route; limit, no_memory, system.
+  /// reports the outcome. `type`: unknown for that of our device. Errors: peer_lost if there is no
+  /// route; limit, no_memory, system.
   virtual Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
                              GidType type) = 0;
   /// Drops a resolution whose outcome is not needed any more.

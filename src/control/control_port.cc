@@ -549,6 +549,7 @@ void ControlPort::on_cm_request(const CmEvent& event) {
   request->id = std::move(id);
   request->event = event;
   if (const auto from = request->id.peer_address()) request->peer = *from;
+  std::copy_n(request->id.peer_gid().raw, request->gid.size(), request->gid.begin());
   request->listener = {static_cast<std::uint32_t>(name), generation_of(name)};
   take_request(std::move(request));
 }

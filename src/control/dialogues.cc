@@ -24,6 +24,11 @@ Error gave_way() {
 }
 
 Error held_too_long(const Handshake& h) {
+  if (h.address == AddressState::pending) {
+    return {Status::timed_out, "resolve the peer's address",
+            "nobody has answered there within the handshake time-out",
+            "see that the peer's RDMA interface is up, and try again"};
+  }
   if (h.held_for == HeldFor::resolution) {
     return {Status::limit, "resolve the peer's address",
             "too many addresses that were named from there do not answer",
@@ -213,13 +218,20 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   const std::shared_ptr<ListenerOwner> to = port.owner_of(listener);
   if (to == nullptr) return port.refuse(h, nobody_listens());
   h.takes_application_fields = wire::takes_application_fields(h.request->event.data());
-  if (!port.admit(h, *to)) return;
+  // The kernel's rdma_cm answers whence a request came. It does not resolve what the request names.
+  const auto resolved = port.resolve(h, h.request->gid, GidType::unknown);
+  if (!resolved) return port.refuse(h, resolved.error());
+  if (!*resolved || !port.admit(h, *to)) return;
   const HandshakeId id = h.id;
   const auto taken = to->on_cm_request(id, h.request->id, h.request->event);
   if (port.find<CmIncoming>(id) == nullptr) return;  // the owner has ended it in the call
   if (!taken) return port.refuse(h, taken.error());
   port.begin(h, CmAccept{{taken->owner, taken->subject}});
   port.cancel_timeout(h);
+}
+
+void CmIncoming::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
+  outcome ? resume(port, h) : port.refuse(h, outcome.error());
 }
 
 void CmIncoming::give_up(ControlPort& port, Handshake& h) { port.refuse(h, gave_way()); }

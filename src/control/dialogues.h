@@ -109,6 +109,7 @@ struct CmIncoming {
   [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
   static void give_up(ControlPort& port, Handshake& h);
   static void on_timeout(ControlPort& port, Handshake& h);
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
   void resume(ControlPort& port, Handshake& h) const;
 };
 
@@ -200,6 +201,7 @@ struct CmRequest {
   const Key* key = nullptr;              ///< that the peer has proved; null: none
   std::unique_ptr<CmServerProof> proof;  ///< of the key, until the owner takes it
   Address peer;
+  std::array<std::uint8_t, 16> gid{};  ///< the address of the peer's queue pair
   ListenerId listener;
   std::uint64_t came_at = 0;  ///< tick
 };

@@ -108,6 +108,43 @@ TEST_F(AddressResolution, AClientHearsThatItsServerIsUnreachable) {
   EXPECT_EQ(client_owner_.error.status, Status::peer_lost);
 }
 
+/// A request through rdma_cm, of a peer that names an address.
+std::unique_ptr<control::CmRequest> cm_request(ListenerId listener, const Gid& gid) {
+  auto made = std::make_unique<control::CmRequest>();
+  made->peer = *control::Address::parse("127.0.0.2:5");
+  made->listener = listener;
+  made->gid = gid;
+  return made;
+}
+
+TEST_F(AddressResolution, ARequestThroughRdmaCmWaitsForItsAddress) {
+  ResolverRecord& resolver = record(server_.port);
+  server_.port.take_request(cm_request(listening_, Gid{7}));
+  ASSERT_EQ(resolver.begun.size(), 1u);
+  EXPECT_EQ(resolver.last, Gid{7});
+  steps();
+  EXPECT_FALSE(listener_->handshake);
+  server_.port.on_resolved(resolver.begun[0], {});
+  EXPECT_TRUE(listener_->handshake);
+}
+
+TEST_F(AddressResolution, ARequestThroughRdmaCmThatNobodyAnswersIsRefused) {
+  ResolverRecord& resolver = record(server_.port);
+  server_.port.take_request(cm_request(listening_, Gid{7}));
+  ASSERT_EQ(resolver.begun.size(), 1u);
+  server_.port.on_resolved(resolver.begun[0], tl::unexpected(ResolverRecord::unreachable()));
+  server_.port.take_request(cm_request(listening_, Gid{8}));  // nobody answers in time
+  server_.pass(600ms);
+  server_.step();
+  EXPECT_EQ(server_.port.refusals(), 2u);
+  EXPECT_EQ(resolver.cancelled.size(), 1u);
+  resolver.has_route = false;
+  server_.port.take_request(cm_request(listening_, Gid{9}));
+  EXPECT_EQ(server_.port.refusals(), 3u);
+  EXPECT_FALSE(listener_->handshake);
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+}
+
 TEST_F(AddressResolution, WhoHasNoDatagramsHasNoAddressToResolve) {
   ResolverRecord& resolver = record(server_.port);
   wire::SessionEnd end = session_end(5, 1);

@@ -319,6 +319,8 @@ class World {
       auto made = std::make_unique<control::CmRequest>();
       made->peer = MemoryNetwork::address_of(static_cast<std::uint8_t>(2 + detail % 4), 5);
       made->listener = owner_.last_listener;
+      made->gid = made->peer.as_v6();
+      if (detail / 4 % 2 != 0) made->gid = {};  // or another's address
       ++requests_;
       port_.take_request(std::move(made));
     }
