@@ -351,7 +351,9 @@ void control(Context& c) noexcept {
   c.lane_scan.opens = kOpensPerStep;
   c.lane_scan.tries = kTriesPerStep;
   c.lane_scan.clears = kClearsPerStep;
-  if (c.maps_left == 0) ++c.turn;  // so that another lane is the first to have objects mapped
+  // So that another lane is the first to have objects mapped. A poll of all lanes leaves `turn`
+  // behind the last one, which stands for the first.
+  if (c.maps_left == 0 && c.awake_count != 0) c.turn = c.turn % c.awake_count + 1;
   c.maps_left = kMapsPerStep;
   wake_lanes(c);
   open_new_lanes(c);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -256,6 +257,91 @@ TEST(SoftverbsMappedShare, PacketsHaveFewObjectsMappedInAStep) {
   for (const ibv_wc& wc : link.at_a) EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_TRUE(holds(link.a.bytes(0, 2048), 6));
   EXPECT_EQ(link.process.mapped.objects, 1u);
+}
+
+/// A peer that looks like one of another process, and says of each of its messages that the bytes
+/// lie in an object of their own.
+class ManyObjects {
+ public:
+  ManyObjects(const Node& sender, sv::Peer& peer) : sender_(sender), peer_(peer) {
+    peer_.same_process = false;
+    peer_.process = &process_;
+  }
+  ManyObjects(const ManyObjects&) = delete;
+  ManyObjects& operator=(const ManyObjects&) = delete;
+  ~ManyObjects() {
+    for (const Part& part : parts_) {
+      region(part.mr).object = part.object;
+      sv::dereg_mr(part.mr);
+    }
+    sv::unmap_objects(peer_);
+    peer_.process = nullptr;
+    peer_.same_process = true;
+  }
+  void send(ibv_qp* qp) {
+    constexpr std::uint32_t kFirstObject = 1000, kBytes = 2048;
+    ibv_mr* const mr =
+        sv::reg_mr(sender_.pd, sender_.memory.data(), sender_.memory.size(), Node::kAllAccess);
+    must(mr != nullptr, "reg_mr");
+    sv::RegionEntry& entry = region(mr);
+    const auto id = static_cast<std::uint32_t>(parts_.size());
+    parts_.push_back({mr, entry.object});
+    sv::ObjectEntry& object = segment().objects[kFirstObject + id];
+    const sv::ObjectEntry& true_object = segment().objects[entry.object];
+    object.fd = true_object.fd;
+    object.size = true_object.size;
+    object.inode = true_object.inode;
+    object.generation = entry.object_generation;
+    entry.object = kFirstObject + id;
+    const ibv_sge bytes{sender_.address(0), kBytes, mr->lkey};
+    must(Send(id, bytes).post(qp) == 0, "post");
+  }
+
+ private:
+  struct Part {
+    ibv_mr* mr;
+    std::uint32_t object;  ///< the true one
+  };
+  [[nodiscard]] sv::Segment& segment() const { return *sender_.internals().segment; }
+  [[nodiscard]] sv::RegionEntry& region(const ibv_mr* mr) const {
+    return segment().regions[sv::region_index(mr->lkey)];
+  }
+
+  const Node& sender_;
+  sv::Peer& peer_;
+  sv::PeerProcess process_;
+  std::vector<Part> parts_;
+};
+
+/// The first lane has as many objects mapped as a step allows, and more to come.
+TEST(SoftverbsMappedShare, ALaneWaitsForOneStepOnly) {
+  Link link;
+  Node third;
+  ibv_qp* const of_third = third.make_qp();
+  ibv_qp* const to_third = link.a.make_qp();
+  connect(link.a, to_third, third, of_third);
+  sv::Context& c = link.a.internals();
+  c.page_trust = sv::PageTrust::usual;
+  ManyObjects greedy(link.b, *c.peers[0]);
+  ManyObjects modest(third, *c.peers[1]);
+  link.control();
+  for (std::uint32_t i = 0; i < 3 * sv::kMapsPerStep; ++i) {
+    ASSERT_EQ(link.a.post_recv(i, 0, 2048), 0);
+    greedy.send(link.qb);
+  }
+  ASSERT_EQ(link.a.post_recv(0, 0, 2048), 0);
+  modest.send(of_third);
+  const auto received = [&](const ibv_qp* qp) {
+    for (int i = 0; i < 100; ++i) link.poll_a();
+    return std::count_if(link.at_a.begin(), link.at_a.end(), [&](const ibv_wc& wc) {
+      return wc.qp_num == qp->qp_num && wc.status == IBV_WC_SUCCESS;
+    });
+  };
+  ASSERT_EQ(received(link.qa), sv::kMapsPerStep);
+  ASSERT_EQ(received(to_third), 0);
+  sv::control_device(link.a.context);
+  EXPECT_EQ(received(to_third), 1);
+  EXPECT_EQ(received(link.qa), 2 * sv::kMapsPerStep - 1);
 }
 
 // ---- what we know of ourselves ----
