@@ -11,7 +11,7 @@
 # A row is an error if it names no test, or only tests that earlier rows name. A `softroce` row is also
 # an error if its test runs on the embedded device.
 
-engine_folders='agent|engine|rpc|scenarios'
+engine_folders='agent|attack|engine|rpc|scenarios'
 engine_shares=2
 engine_test_limit=150 # seconds for one test; the average is one second
 
