@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -349,6 +352,55 @@ TEST(SoftverbsWindows, ThePeerGivesThemUp) {
     ASSERT_EQ(f.link.at_a.size(), 3u);
     EXPECT_EQ(f.link.at_a[2].status, IBV_WC_REM_ACCESS_ERR);
   }
+}
+
+/// The peer changes the key that its message names all the time, from one window's to another's.
+TEST(SoftverbsChangingWords, AKeyToInvalidateIsReadOnce) {
+  Fixture first;
+  Link& link = first.link;
+  ibv_mw* const windows[2] = {first.mw, sv::alloc_mw(link.b.pd, IBV_MW_TYPE_2)};
+  ASSERT_NE(windows[1], nullptr);
+  const std::uint32_t keys[2] = {ibv_inc_rkey(windows[0]->rkey), ibv_inc_rkey(windows[1]->rkey)};
+  const auto is_bound = [&](int i) { return static_cast<sv::Mw*>(windows[i])->qp != nullptr; };
+  const auto bind_both = [&] {
+    for (int i = 0; i < 2; ++i) {
+      if (is_bound(i)) continue;
+      must(Bind(link.b, windows[i], keys[i]).post(link.qb) == 0, "bind");
+      first.expect_at_b(IBV_WC_BIND_MW, IBV_WC_SUCCESS, 70);
+    }
+  };
+  const sv::OutLane& out = link.a.internals().peers[0]->out;
+  std::atomic<sv::Line*> line = out.lines;
+  std::atomic<bool> stop = false;
+  std::thread hostile([&] {
+    for (std::uint32_t i = 0; !stop; ++i)
+      *const_cast<volatile std::uint32_t*>(&line.load()->imm) = keys[i % 2];
+  });
+  const std::uint32_t psn = link.a.endpoint(link.qa).psn;
+  bool sound = true;
+  std::uint32_t seen[2] = {};
+  constexpr std::uint32_t kEnough = 20;
+  for (std::uint32_t n = 0; sound && std::min(seen[0], seen[1]) < kEnough; ++n) {
+    bind_both();
+    must(link.b.post_recv(1, 0, 64) == 0, "post_recv");
+    sv::Line& at = out.lines[n % sv::kLaneLines];
+    at.imm = keys[0];
+    at.length = 8;
+    line = &at;
+    at.word.store(sv::lane_mark(n) << 56 | sv::packet_kind(sv::Packet::send_inv, 0) << 48 |
+                      std::uint64_t{sv::psn_add(psn, n)} << 24 | link.qb->qp_num,
+                  std::memory_order_release);
+    link.at_b.clear();
+    link.poll_b();
+    const std::uint32_t told = link.at_b.size() == 1 ? link.at_b[0].invalidated_rkey : 0;
+    const int named = told == keys[1] ? 1 : 0;
+    sound = told == keys[named] && !is_bound(named) && is_bound(1 - named);
+    EXPECT_TRUE(sound) << "message " << n << " names key " << told;
+    ++seen[named];
+  }
+  stop = true;
+  hostile.join();
+  must(sv::dealloc_mw(windows[1]) == 0, "dealloc_mw");
 }
 
 TEST(SoftverbsWindows, WhatTheyAreBoundToStays) {

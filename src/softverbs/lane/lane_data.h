@@ -59,7 +59,7 @@ inline std::byte* place_packet(OutLane& out, Line& line, std::uint64_t position,
 
 /// The bytes of a received packet; null if a hostile sender's line names none.
 inline const std::byte* packet_bytes(const InLane& lane, const Line& line,
-                                     std::uint32_t length) noexcept {
+                                     std::uint64_t length) noexcept {
   return length <= kLinePayload ? line.payload : packet_data(lane.data, line, length);
 }
 

@@ -21,10 +21,10 @@ namespace {
 /// Limit on the packets received from one lane in one poll, so that no lane starves the others.
 constexpr std::uint32_t kPacketsPerTurn = 64;
 
-/// Whether a receive has one writable element with room for `length` bytes.
+/// Whether a receive has one writable element with room for `length` bytes, of a line.
 inline bool fits_receive(const Context& c, Qp& qp, const ReceiveWr& wr,
-                         std::uint32_t length) noexcept {
-  return wr.sge_count == 1 && length <= wr.capacity &&
+                         std::uint64_t length) noexcept {
+  return wr.sge_count == 1 && static_cast<std::uint32_t>(length) <= wr.capacity &&
          allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE);
 }
 
@@ -33,7 +33,7 @@ inline bool fits_receive(const Context& c, Qp& qp, const ReceiveWr& wr,
 inline bool receive_one(const Context& c, InLane& lane, Cq& cq, Qp& qp,
                         std::uint64_t word) noexcept {
   const Line& line = *lane.next;
-  const std::uint32_t length = line.length;
+  const std::uint64_t length = line.read_length();
   if (word != (lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp.expected) ||
       length > kLinePayload) {
     return false;
@@ -73,7 +73,7 @@ template <Sizes sizes>
   std::uint64_t expected = qp.expected;
   std::uint32_t head = receives.head;
   for (; left != 0 && line->word.load(std::memory_order_acquire) == (kind | expected); --left) {
-    const std::uint32_t length = line->length;
+    const std::uint64_t length = line->read_length();
     const ReceiveWr& wr = ring[head & ring_mask];
     if ((sizes == Sizes::line && length > kLinePayload) || !fits_receive(c, qp, wr, length))
         [[unlikely]]
@@ -152,7 +152,7 @@ inline std::uint32_t report_in_place(Context& c, InLane& lane, Qp& qp, ibv_wc* o
   std::uint64_t expected = qp.expected;
   const Line* line = lane.next;
   for (; left != 0 && line->word.load(std::memory_order_acquire) == (kind | expected); --left) {
-    const std::uint32_t length = line->length;
+    const std::uint64_t length = line->read_length();
     const std::byte* const bytes = packet_bytes(lane, *line, length);
     if (bytes == nullptr) [[unlikely]]
       break;
@@ -179,7 +179,7 @@ constexpr std::uint32_t kLaneWaits = ~0u;
                                                      Qp& qp) noexcept {
   const Line& line = *lane.next;
   const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
-  const std::uint32_t length = line.length;
+  const std::uint64_t length = line.read_length();
   if (length <= qp.longest_received ||
       line.word.load(std::memory_order_acquire) != (kind | qp.expected))
     return 0;
@@ -341,7 +341,8 @@ static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) 
   OutLane& out = peer.out;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return apply_peer_acks(peer);
-  const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.acked));
+  const auto news =
+      static_cast<std::uint16_t>(line.read_ack() - static_cast<std::uint16_t>(out.acked));
   // An acknowledgement ahead of `tail` is older than one that was read from the lane.
   if (news == 0 || out.acked + news > out.tail) return;
   out.acked += news;
@@ -470,7 +471,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
       word_mark(lane.next[1].word.load(std::memory_order_relaxed)) == lane.mark) {
     return false;
   }
-  const std::uint32_t length = lane.next->length;
+  const std::uint64_t length = lane.next->read_length();
   const std::byte* const bytes = packet_bytes(lane, *lane.next, length);
   if (bytes == nullptr) [[unlikely]]
     return false;

@@ -5,8 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace spinwire::softverbs {
+
+/// A value that was read from memory which peers can change. The compiler may not read the memory
+/// again in place of using the value, as it may after a plain load: a check would then be of
+/// another value. Costs no instruction, unlike a volatile or atomic load of a short field.
+template <typename T>
+[[nodiscard, gnu::always_inline]] inline T read_once(T value) noexcept {
+  static_assert(std::is_integral_v<T>);
+  asm("" : "+r"(value));
+  return value;
+}
 
 /// A line, one cache line of a lane; a lane is a ring of lines in the receiver's memory. A packet
 /// is one line. Bytes that do not fit lie in the lane's data, and the payload begins with their
@@ -31,8 +42,15 @@ struct Line {
   [[nodiscard]] std::uint64_t trailer() const noexcept {
     std::uint64_t trailer = 0;
     std::memcpy(&trailer, reinterpret_cast<const std::byte*>(this) + sizeof word, sizeof trailer);
-    return trailer;
+    return read_once(trailer);
   }
+  // The receiver reads each field once, because the sender can change it at any time.
+  [[nodiscard]] std::uint32_t read_imm() const noexcept { return read_once(imm); }
+  // Wide, because the compiler does not know that the upper half of a narrow one is zero.
+  [[nodiscard]] std::uint64_t read_length() const noexcept {
+    return read_once(std::uint64_t{length});
+  }
+  [[nodiscard]] std::uint32_t read_ack() const noexcept { return read_once(std::uint32_t{ack}); }
 };
 static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
 
@@ -76,7 +94,8 @@ struct LaneData {
                                             std::uint64_t length) noexcept {
   std::uint32_t offset = 0;
   std::memcpy(&offset, line.payload, sizeof offset);
-  return length <= data.size && offset <= data.size - length ? data.begin + offset : nullptr;
+  const std::uint64_t at = read_once(std::uint64_t{offset});
+  return length <= data.size && at <= data.size - length ? data.begin + at : nullptr;
 }
 constexpr std::uint64_t lane_mark(std::uint64_t position) {
   return ((position / kLaneLines) + 1) & 0xff;

@@ -16,11 +16,6 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Reads a word once that a peer may change at any time.
-std::uint64_t read_once(const std::uint64_t& word) noexcept {
-  return *static_cast<const volatile std::uint64_t*>(&word);
-}
-
 /// Whether the processor must not copy hugepages of peers. A peer can take those away that the
 /// context shares itself, so that there is nothing to guard then.
 bool guards_hugepages(const Context& c) noexcept {
@@ -121,8 +116,10 @@ template <typename Region>
   if (read_key(region) != key || key == 0) return false;
   if (region.pd != pd && !enter_scope(peer, region, key, qpn)) [[unlikely]]
     return false;
-  return (region.access & access) == access && address >= region.address &&
-         length <= region.length && address - region.address <= region.length - length;
+  const std::uint64_t begin = read_once(region.address);
+  const std::uint64_t all = read_once(region.length);
+  return (region.access & access) == access && address >= begin && length <= all &&
+         address - begin <= all - length;
 }
 
 }  // namespace
@@ -137,17 +134,17 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   }
   const RegionEntry& region = peer.segment->regions[region_index(key)];
   if (!allows(peer, region, pd, address, length, key, access, qpn)) return {};
-  const std::uint32_t object = region.object;
+  const std::uint32_t object = read_once(region.object);
   if (object == kNoObject) return {RemoteBytes::Kind::kernel, false, nullptr, address};
   if (object == kSegmentObject) {
-    const std::uint64_t at = region.object_offset + (address - region.address);
+    const std::uint64_t at = read_once(region.object_offset + (address - region.address));
     if (at >= sizeof(Segment) || length > sizeof(Segment) - at) return {};
     return {RemoteBytes::Kind::direct, true, reinterpret_cast<std::byte*>(peer.segment) + at,
             address};
   }
   // Locks are no memory of the application. lock_of() may map them anew.
   if (object == kLockObject) return {};
-  const std::uint32_t generation = region.object_generation;
+  const std::uint32_t generation = read_once(region.object_generation);
   const MappedObject* mapped = mapped_object(peer, object, generation);
   if (mapped == nullptr) [[unlikely]] {
     // Without a right: for a packet of the peer, not for an operation of ours.
@@ -156,7 +153,7 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
     if (mapped == nullptr) return {RemoteBytes::Kind::kernel, true, nullptr, address};
   }
   const auto kind = mapped->guarded ? RemoteBytes::Kind::guarded : RemoteBytes::Kind::direct;
-  const std::uint64_t offset = region.object_offset + (address - region.address);
+  const std::uint64_t offset = read_once(region.object_offset + (address - region.address));
   if (offset > mapped->size || length > mapped->size - offset) return {};
   return {kind, true, mapped->base + offset, address};
 }

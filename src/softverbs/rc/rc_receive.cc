@@ -46,7 +46,7 @@ void answer_not_receiving(InLane& lane, Qp* qp, std::uint32_t qpn) noexcept {
 }
 
 struct Arrival {
-  Line* line;
+  std::uint32_t imm;
   Packet packet;
   std::uint64_t flags;
   std::uint32_t length;    ///< bytes in the lane
@@ -175,9 +175,9 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   } else {
     scatter_bytes(to, from.at, length);
   }
-  if (a.packet == Packet::send_inv && !invalidate_for_peer(qp, a.line->imm)) [[unlikely]]
+  if (a.packet == Packet::send_inv && !invalidate_for_peer(qp, a.imm)) [[unlikely]]
     return refuse(lane, qp, Nak::invalid_request, wr, IBV_WC_REM_INV_REQ_ERR);
-  complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV);
+  complete_receive(qp, wr.wr_id, a.packet, a.imm, length, IBV_WC_RECV);
   return true;
 }
 
@@ -190,6 +190,9 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     return refuse(lane, qp, Nak::invalid_request);
   ibv_sge target{};
   from.read(&target, sizeof target);
+  target.addr = read_once(target.addr);
+  target.length = read_once(target.length);
+  target.lkey = read_once(target.lkey);
   const std::uint32_t body = a.length - static_cast<std::uint32_t>(sizeof target);
   const bool reference = (a.flags & line_flag::kReference) != 0;
   References parts;
@@ -211,7 +214,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     from.read(pointer(target.addr), length);
   }
   const ReceiveWr& wr = qp.receives->ring[qp.receives->head & qp.receives->mask];
-  complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV_RDMA_WITH_IMM);
+  complete_receive(qp, wr.wr_id, a.packet, a.imm, length, IBV_WC_RECV_RDMA_WITH_IMM);
   return true;
 }
 
@@ -228,7 +231,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 [[gnu::noinline]] bool receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
-  const std::uint32_t length = line->length;
+  const auto length = static_cast<std::uint32_t>(line->read_length());
   if (word_packet(word) >= Packet::datagram) {
     receive_datagram(c, lane, word, length);
     advance(lane, 1);
@@ -245,7 +248,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     answer_nak(lane, qp, Nak::rnr);
   } else {
     qp->nak_given = false;
-    const Arrival a{line, word_packet(word), word_flags(word), length,
+    const Arrival a{line->read_imm(), word_packet(word), word_flags(word), length,
                     packet_bytes(lane, *line, length)};
     if (receive(lane, *qp, a)) {
       qp->expected = next_word(word);

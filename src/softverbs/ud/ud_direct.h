@@ -73,7 +73,7 @@ struct DirectBatch {
   [[nodiscard, gnu::always_inline]] const std::byte* unchecked_bytes(
       const Line& line) const noexcept {
     if (line.word.load(std::memory_order_acquire) != word) return nullptr;
-    const std::uint16_t length = line.length;
+    const std::uint64_t length = line.read_length();
     return length <= sizeof line.payload ? line.payload : packet_data(data, line, length);
   }
   [[nodiscard]] Line* end() const noexcept { return limit; }
