@@ -4,12 +4,32 @@
 #include <cstring>
 
 #include "fuzz/fuzz.h"
+#include "observe/latency.h"
 #include "observe/page_layout.h"
 #include "spinwire/observe.h"
 
 namespace fuzz {
 
 using namespace spinwire;
+
+namespace {
+
+void check_latency(const LatencyHistogram& latency) {
+  expect(printable(latency.work) && printable(latency.stage), "names of a latency");
+  expect(latency.buckets.size() == observe::kLatencyBuckets, "buckets of a latency");
+  expect(latency.sum_seconds >= 0 && latency.longest.count() >= 0, "times of a latency");
+  std::uint64_t samples = 0;
+  for (const std::uint64_t count : latency.buckets) samples += count;
+  expect(latency.samples == samples, "samples are those of the buckets");
+  Nanoseconds least{0};
+  for (const double share : {0.0, 0.5, 0.99, 1.0}) {
+    const Nanoseconds time = latency.quantile(share);
+    expect(least <= time && time <= latency.longest, "percentiles do not fall");
+    least = time;
+  }
+}
+
+}  // namespace
 
 void run(std::span<const std::byte> data) {
   // The first half is the file, the second what it held later.
@@ -24,6 +44,7 @@ void run(std::span<const std::byte> data) {
       continue;
     }
     expect(printable(reading->device) && printable(reading->program), "texts of a file");
+    for (const LatencyHistogram& latency : reading->latencies) check_latency(latency);
     for (const EngineEvent& event : reading->events) {
       expect(printable(event.text) && printable(event.kind), "texts of an event");
       expect(event.at.count() >= 0 && event.first_at.count() >= 0, "times of an event");
@@ -93,6 +114,42 @@ Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   return file;
 }
 
+/// A file with latencies only: of calls, and of one method.
+Bytes file_of_latencies() {
+  using observe::LatencyRecord;
+  observe::FileHeader header;
+  header.table_count = 1;
+  header.table_bytes = sizeof(observe::TableDescriptor);
+  header.column_bytes = sizeof(observe::ColumnDescriptor);
+  header.tables_offset = sizeof header;
+  observe::TableDescriptor table;
+  std::memcpy(table.name.data(), "latencies", 9);
+  table.kind = observe::kLatencyTable;
+  table.rows_offset = sizeof header + sizeof table;
+  table.row_bytes = sizeof(LatencyRecord);
+  std::array<LatencyRecord, 2> rows;
+  table.row_count = static_cast<std::uint32_t>(rows.size());
+  rows[0].samples = 3;
+  rows[0].sum_ns = 5300;
+  rows[0].max_ns = 5000;
+  rows[0].work = static_cast<std::uint32_t>(observe::TimedWork::call);
+  rows[0].buckets[31] = 2;
+  rows[0].buckets[150] = 1;
+  rows[1] = rows[0];
+  rows[1].method = 7;
+  rows[1].buckets.back() = ~std::uint64_t{0};
+  header.file_bytes = table.rows_offset + sizeof rows;
+  Bytes file;
+  const auto append = [&](const auto& part) {
+    const auto bytes = std::as_bytes(std::span(&part, 1));
+    file.insert(file.end(), bytes.begin(), bytes.end());
+  };
+  append(header);
+  append(table);
+  append(rows);
+  return file;
+}
+
 }  // namespace
 
 void sow(Seeds& seeds) {
@@ -105,6 +162,12 @@ void sow(Seeds& seeds) {
   later[later.size() - sizeof(observe::EventRecord)] = std::byte{3};
   seeds.add({file, later});
   seeds.add({small_file(9)});
+  const Bytes latencies = file_of_latencies();
+  seeds.add({latencies});
+  seeds.add({latencies, latencies});
+  Bytes changed = latencies;
+  changed[changed.size() - sizeof(observe::LatencyRecord)] = std::byte{2};
+  seeds.add({latencies, changed});
 }
 
 }  // namespace fuzz

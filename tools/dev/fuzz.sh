@@ -30,6 +30,7 @@ run() {
   fi
   extent=-max_total_time=$time
   [[ $name != control_port ]] || length=(-max_len=600 -len_control=0)
+  [[ $name != observe ]] || length=(-max_len=20000)  # twice a file with two histograms
   if [[ -n "$runs" ]]; then
     time=600
     extent=-runs=$runs
