@@ -187,7 +187,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 # ---- targets ----------------------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check check-folder \
-  check-tests bench bench-curve report report-record peers count \
+  check-tests bench bench-curve report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
   man check-man docs deb check-abi abi-record \
@@ -314,6 +314,10 @@ report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
 ## report-record: draw bench/summary.svg, which README shows, from the last report
 report-record:
 	@bench/report/make_report.py --read $(BUILD)/report/report.json --record bench/summary.svg
+
+## bench-attached: rates and instructions of engines with and without a spinwire-stat (ATTACHED_ARGS=)
+bench-attached: $(BIN)/spinwire-perf $(BIN)/spinwire-stat $(BIN)/count-message-echo
+	@bench/attached/run.py --bin $(BIN) $(ATTACHED_ARGS)
 
 ## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf
@@ -583,7 +587,7 @@ check-format:
 
 check-curve:
 	$(call say,CHECK,curve)
-	$(Q)for d in curve report; do bench/$$d/self_test.py 2>$(BUILD)/curve.err || \
+	$(Q)for d in curve report attached; do bench/$$d/self_test.py 2>$(BUILD)/curve.err || \
 	  { cat $(BUILD)/curve.err >&2; exit 1; }; done
 
 check-defects:
