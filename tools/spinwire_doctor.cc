@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/cli.h"
-#include "doctor/certify.h"
+#include "doctor/certify_pair.h"
 #include "doctor/checks.h"
 #include "doctor/plan.h"
 #include "doctor/two_hosts.h"
@@ -37,6 +37,16 @@ int fail(const Error& error) {
   return kNotDone;
 }
 
+/// The other host, or where to serve it. False: it is no address.
+bool read_address(const Options& options, std::string& name, int& port) {
+  // --serve without an address has none, in spite of the default.
+  const std::string own =
+      options.address.empty() ? std::string(tools::kDefaultBind) : options.address;
+  if (doctor::split_address(options.serves ? own : options.peer, name, port)) return true;
+  (void)tools::fail("an address is HOST, HOST:PORT or [IPv6]:PORT");
+  return false;
+}
+
 /// Serves, compares with another host, or examines this one.
 int examine(const Options& options) {
   const bool given = !options.file.empty();
@@ -48,11 +58,8 @@ int examine(const Options& options) {
   const Config measuring = doctor::measuring_config(*config, !given || options.serves);
   std::string name;
   int port = doctor::kLinkPort;
-  if ((options.serves || !options.peer.empty()) &&
-      !doctor::split_address(options.serves ? options.address : options.peer, name, port)) {
-    (void)tools::fail("an address is HOST, HOST:PORT or [IPv6]:PORT");
+  if ((options.serves || !options.peer.empty()) && !read_address(options, name, port))
     return kNotDone;
-  }
   if (options.serves) {
     tools::catch_stop_signals();
     const auto served = doctor::serve(subject, measuring, name, port);
@@ -106,19 +113,31 @@ void add_plan(CLI::App& app, Options& options) {
   plan->add_flag("--json", options.json, "print the sizes as JSON");
 }
 
-void add_certify(CLI::App& app, Options& options) {
+/// Returns the option that says to serve.
+CLI::Option* add_certify(CLI::App& app, Options& options) {
   CLI::App* const certify = app.add_subcommand("certify",
                                                "Runs the conformance cases, the tests of engine "
                                                "and calls, and a comparison with perftest on "
                                                "a device, and reports every departure and figure.");
   doctor::Certification& what = options.certification;
+  certify->add_option("host", options.peer,
+                      "certify with HOST[:PORT], where a doctor serves: each host runs the tests, "
+                      "and perftest and spinwire-perf measure the way between them");
+  CLI::Option* const serves = certify->add_option(
+      "--serve", options.address,
+      "certify with doctors of other hosts, one after the other, at ADDRESS[:PORT]; this host's "
+      "alone without one. Needs a key, or security.open. Others choose neither programs nor "
+      "arguments; each has --minutes");
+  serves->expected(0, 1)->excludes("host");
   certify->add_option("-d,--device", what.device, "the device, as spinwire-devices names it")
       ->required();
   certify->add_option("--gid", what.gid_index,
-                      "index of the GID for the conformance cases and perftest");
+                      "index of the GID for the conformance cases, perftest and the way between "
+                      "two hosts");
   certify->add_option("--address", what.address,
                       "IP address of the device's port; without one, tests of rdma_cm are skipped");
-  certify->add_option("-c,--config", options.file, "configuration of spinwire-perf");
+  certify->add_option("-c,--config", options.file,
+                      "configuration of spinwire-perf, and of the engines between two hosts");
   certify->add_option("--programs", what.programs,
                       "folder of verbs-conformance, spinwire-tests and spinwire-perf; without one, "
                       "that of this program");
@@ -134,12 +153,47 @@ void add_certify(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.01, 1440.0))
       ->capture_default_str();
   certify->add_flag("--json", options.json, "print the report as JSON");
+  return serves;
+}
+
+/// Certifies with another host, or serves others that do.
+Result<doctor::Findings> certify_with_others(const Options& options, const std::string& name,
+                                             int port) {
+  const doctor::Certification& what = options.certification;
+  auto config = Config::load(options.file);
+  if (!config) return tl::unexpected(config.error());
+  config->device.name = what.device;
+  if (what.gid_index >= 0) config->device.gid_index = what.gid_index;
+  if (const auto good = config->check(); !good) return tl::unexpected(good.error());
+  const doctor::Host host(options.root);
+  const doctor::Subject subject(host, *config, true);
+  const Config measuring = doctor::measuring_config(*config, true);
+  if (!options.serves) return doctor::certify_pair(what, subject, measuring, name, port);
+
+  if (config->security.key_file.empty() && !config->security.open)
+    return tl::unexpected(Error{Status::invalid_argument, "serve certifications", "there is no key",
+                                "set security.key_file on both hosts (spinwire-keygen), or "
+                                "security.open on a network where every host is trusted"});
+  doctor::Findings findings;
+  if (doctor::find_device(what.device, findings)) {
+    const auto served = doctor::serve(subject, measuring, name, port, &what);
+    if (!served) return tl::unexpected(served.error());
+  }
+  return findings;
 }
 
 int certify_device(Options& options) {
   tools::catch_stop_signals();
   options.certification.config = options.file;
-  const doctor::Findings findings = doctor::certify(options.certification);
+  const bool is_alone = !options.serves && options.peer.empty();
+  std::string name;
+  int port = doctor::kLinkPort;
+  if (!is_alone && !read_address(options, name, port)) return kNotDone;
+  const Result<doctor::Findings> done =
+      is_alone ? doctor::certify(options.certification) : certify_with_others(options, name, port);
+  if (!done) return fail(done.error());
+  const doctor::Findings& findings = *done;
+  if (options.serves && findings.all().empty()) return tools::kDone;
   if (!options.json) {
     fmt::print("device {}: {}\n", options.certification.device,
                findings.exit_code() == 0 ? "no departure" : "there are departures");
@@ -172,10 +226,10 @@ int main(int argc, char** argv) {
   app.add_option("--root", options.root, "folder that has the host's /proc, /sys and /dev")
       ->group("");
   add_plan(app, options);
-  add_certify(app, options);
+  const CLI::Option* const certify_serves = add_certify(app, options);
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code == tools::kDone ? 0 : kNotDone;
-  options.serves = serves->count() != 0;
+  options.serves = serves->count() != 0 || certify_serves->count() != 0;
   if (app.got_subcommand("certify")) return certify_device(options);
   return app.got_subcommand("plan") ? make_plan(options) : examine(options);
 }

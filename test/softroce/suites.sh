@@ -7,7 +7,7 @@ tool_tests=(
   TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
 )
 suite_tests=(
-  IsTriedByTheSpecification IsCertified RunsTheTools ExchangesOverALossyNetwork CallsOverALossyNetwork
+  IsTriedByTheSpecification IsCertified IsCertifiedBetweenHosts RunsTheTools ExchangesOverALossyNetwork CallsOverALossyNetwork
   CallsWithoutDatagrams StrangersHoldNoPoll SurvivesUnplugging NoticesLostPeers LeavesNoObjectsBehind
   SurvivesKills
 )
@@ -210,6 +210,32 @@ IsCertified() {
   done
   expect_equal 'errors of tests' "$(grep -E '^error +(device|conformance|engine|calls)' "$dir/out")" ''
   grep -E '^(warning|note|ok|error)' "$dir/out"
+}
+
+# The same between two machines, in short: what there was no time for is named. The engines find each other, both hosts
+# report on each part, and no test failed on either.
+IsCertifiedBetweenHosts() {
+  local status=0 part options
+  options="certify --device rxe0 --gid 1 --config conf/softroce.toml --slowness 20 --minutes 1.2 --tests EngineClose.*:RpcCalls.An*"
+  timeout 310 "$vm" --timeout 240 --pair --ready-line 'listening on' --stop-server --env SPINWIRE_SECURITY_OPEN=true \
+    "exec $bin/spinwire-doctor $options --address 10.77.0.1 --serve \$SOFTROCE_ADDRESS" \
+    "$bin/spinwire-doctor $options --address 10.77.0.2 \$SOFTROCE_PEER; echo status \$?" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status of the machines' $status 0
+  check 'it has reported' grep -qE '^client: status [0-2]' "$dir/out"
+  expect_text output 'client: device rxe0: ' "$dir/out"
+  expect_text output 'client: ok       connection' "$dir/out"
+  for part in rdma_cm datagrams; do
+    check "$part is named" grep -qE "^client: (ok|warning|error) +$part" "$dir/out"
+  done
+  for part in 'send, round trip' 'write, round trip' 'rate of messages'; do
+    check "figures of $part" grep -qE "perftest +$part of .*(, ratio [0-9.]+|: not measured)" "$dir/out"
+  done
+  for part in conformance engine calls; do
+    check "tests of $part here" grep -qE "^client: (ok|error) +$part +passed: [0-9]+ test" "$dir/out"
+    check "tests of $part there" grep -qE "^client: (ok|error) +$part there +passed: [0-9]+ test" "$dir/out"
+  done
+  expect_equal 'failed tests' "$(grep -E '^client: error .* failed$' "$dir/out")" ''
+  grep -E '^client: (warning|note|ok|error)' "$dir/out"
 }
 
 RunsTheTools() {

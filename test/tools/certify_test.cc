@@ -3,120 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
-#include "tools/programs.h"
+#include "tools/certify_programs.h"
 #include "tools/stat_formats.h"
 
 namespace tools_test {
 namespace {
 
-/// A program with tests; the name of a test says what becomes of it.
-constexpr const char* kTests = R"py(#!/usr/bin/python3 -IS
-import os, signal, sys, time
-declared = os.environ.get("FAKE_TESTS", "Good.One Good.Two").split()
-chosen = None
-for word in sys.argv[1:]:
-    if word.startswith("--gtest_filter=") and "*" not in word:
-        chosen = word[15:].split(":")
-    if word.startswith("--gtest_output=json:"):
-        with open(word[20:], "w") as out:
-            for name in declared:
-                suite, test = name.split(".")
-                folder = "rpc" if suite == "Calls" else "base" if suite == "Other" else "engine"
-                out.write('"name": "%s",\n"testsuite": [\n"name": "%s",\n"file": "test\\/%s\\/x.cc",\n'
-                          % (suite, test, folder))
-if "--gtest_list_tests" in sys.argv:
-    for name in declared:
-        print("%s.\n  %s  # GetParam() = 1" % tuple(name.split(".")))
-    sys.exit(0)
-failed = 0
-for name in declared:
-    if chosen is not None and name not in chosen:
-        continue
-    print("[ RUN      ] " + name, flush=True)
-    verdict = "[       OK ] "
-    if name.endswith("Hangs"):
-        time.sleep(1000)
-    if name.endswith("Dies"):
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if name.endswith("Fails"):
-        print("x.cc:7: Failure\nthe value is 3")
-        verdict, failed = "[  FAILED  ] ", 1
-    if name.endswith("Skipped"):
-        print("x.cc:9: Skipped\nit has no atomics")
-        verdict = "[  SKIPPED ] "
-    if name.endswith("Known"):
-        print("x.cc:9: Skipped\nknown departure: no such check")
-        verdict = "[  SKIPPED ] "
-    print(verdict + name + " (0 ms)", flush=True)
-sys.exit(failed)
-)py";
-
-/// A program that measures: a server, or a client that prints figures.
-constexpr const char* kMeasures = R"py(#!/usr/bin/python3 -IS
-import os, socket, sys
-name = os.path.basename(sys.argv[0])
-at = ("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1]))
-if "localhost" in sys.argv or "127.0.0.1" in sys.argv:
-    socket.create_connection(at)
-    if name == "spinwire-perf":
-        print('{"p50_ns": %s, "rate_mops": %s}' % (os.environ.get("FAKE_P50", "9000"),
-                                                   os.environ.get("FAKE_RATE", "2.1")))
-    elif name == "ib_send_bw":
-        print(" #bytes #iterations\n 64 40000 0.5 0.5 2.0")
-    else:
-        print(" #bytes #iterations\n 32 20000 4.0 90.0 5.0 5.5 0.3 6.0 7.0")
-else:
-    listener = socket.create_server(at)
-    listener.accept()
-)py";
-
-/// A folder with all programs, as players or, of the tests, the project's own.
-class Programs {
- public:
-  Programs() {
-    write("softverbs-preload", "#!/bin/sh\nexec \"$@\"\n");
-    for (const char* name : {"verbs-conformance", "spinwire-tests"}) write(name, kTests);
-    for (const char* name : {"spinwire-perf", "ib_send_lat", "ib_write_lat", "ib_send_bw"})
-      write(name, kMeasures);
-  }
-  /// Replaces one by a program of the project.
-  void use_own(const std::string& name, const std::string& path) {
-    std::filesystem::remove(folder_ / name);
-    std::filesystem::create_symlink(path, folder_ / name);
-  }
-  [[nodiscard]] std::string path() const { return folder_ / "."; }
-  void remove(const std::string& name) { std::filesystem::remove(folder_ / name); }
-  /// Runs the doctor. `settings` are NAME=VALUE.
-  [[nodiscard]] Outcome certify(const Words& settings, const Words& options = {}) const {
-    // This program may itself be one of several shards.
-    Words words{"/usr/bin/env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX"};
-    words.insert(words.end(), settings.begin(), settings.end());
-    words.insert(words.end(), {bin() + "/spinwire-doctor", "certify", "--device", "softverbs",
-                               "--programs", folder_ / "."});
-    words.insert(words.end(), options.begin(), options.end());
-    Program program(words);
-    const int code = program.wait();
-    return {code, program.out(), program.err()};
-  }
-
- private:
-  void write(const std::string& name, const char* text) {
-    std::ofstream(folder_ / name) << text;
-    std::filesystem::permissions(folder_ / name, std::filesystem::perms::owner_all);
-  }
-
-  Folder folder_;
-};
-
-void expect_text(const Outcome& ran, const std::string& text) {
-  EXPECT_NE(ran.out.find(text), std::string::npos) << text << "\n" << ran.out << ran.err;
-}
-
 TEST(Certify, ReportsTheFiguresOfAGoodDevice) {
-  const Programs programs;
+  const CertifyPrograms programs;
   const Outcome ran = programs.certify({"FAKE_TESTS=Good.One Calls.Two Other.Three"});
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   expect_text(ran, "device softverbs: no departure\n");
@@ -130,7 +26,7 @@ TEST(Certify, ReportsTheFiguresOfAGoodDevice) {
 }
 
 TEST(Certify, NamesEachDepartureAndGoesOn) {
-  const Programs programs;
+  const CertifyPrograms programs;
   const Words settings{"FAKE_TESTS=A.First A.Fails A.Dies A.Skipped A.Known A.Last Calls.Fails",
                        "FAKE_P50=12000", "FAKE_RATE=1"};
   const Outcome ran = programs.certify(settings, {});
@@ -156,7 +52,7 @@ TEST(Certify, NamesEachDepartureAndGoesOn) {
 }
 
 TEST(SlowCertify, AHangingTestFailsAlone) {
-  const Programs programs;
+  const CertifyPrograms programs;
   const Outcome ran =
       programs.certify({"FAKE_TESTS=A.First Other.Hangs A.Last"}, {"--test-seconds", "15"});
   EXPECT_EQ(ran.code, 2) << ran.err;
@@ -166,7 +62,7 @@ TEST(SlowCertify, AHangingTestFailsAlone) {
 }
 
 TEST(Certify, SaysWhichProgramsAreMissingAndRunsTheOthers) {
-  Programs programs;
+  CertifyPrograms programs;
   for (const char* name : {"verbs-conformance", "spinwire-tests", "ib_send_lat"})
     programs.remove(name);
   const Outcome ran = programs.certify({"PATH=" + programs.path()}, {"--json"});
@@ -180,7 +76,7 @@ TEST(Certify, SaysWhichProgramsAreMissingAndRunsTheOthers) {
 }
 
 TEST(SlowCertify, EndsInTime) {
-  const Programs programs;
+  const CertifyPrograms programs;
   const Outcome ran =
       programs.certify({"FAKE_TESTS=A.First A.Hangs A.Last"}, {"--minutes", "0.05"});
   EXPECT_EQ(ran.code, 2) << ran.err;  // nothing was measured
@@ -197,7 +93,7 @@ TEST(Certify, RefusesADeviceThatThisHostLacks) {
 
 /// The project's own programs have the options and the output that the doctor expects.
 TEST(Certify, RunsTheProjectsTests) {
-  Programs programs;
+  CertifyPrograms programs;
   const std::string own = std::filesystem::absolute(bin()).lexically_normal();
   for (const char* name : {"softverbs-preload", "verbs-conformance"})
     programs.use_own(name, own + "/" + name);

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "doctor/certify_perftest.h"
 #include "spinwire/device.h"
 
 namespace spinwire::doctor {
@@ -25,25 +26,13 @@ void add_failure(std::string_view part, const Error& error, Findings& findings) 
   findings.add(part, Severity::error, "the tests cannot be listed", error.message());
 }
 
-/// False: this host has no such device, which is a finding.
-bool find_device(const std::string& name, Findings& findings) {
-  const auto devices = list_devices();
-  std::set<std::string> names;
-  if (devices)
-    for (const DeviceCandidate& each : *devices) names.insert(each.device);
-  if (names.contains(name)) return true;
-  findings.add("device", Severity::error, fmt::format("there is no device {}", name),
-               devices ? fmt::format("{}", fmt::join(names, ", ")) : devices.error().message(),
-               "spinwire-devices");
-  return false;
-}
-
 void certify_conformance(const Certification& what, const Programs& programs, SteadyTime deadline,
                          Findings& findings) {
   const std::string part = "conformance";
   const std::string program = programs.find(part, "verbs-conformance", kBuild, findings);
   if (program.empty()) return;
   Command command{{program, "--device", what.device}};
+  command.watched_fd = what.watched_fd;
   if (what.gid_index >= 0)
     command.words.insert(command.words.end(), {"--gid", std::to_string(what.gid_index)});
   if (!add_preload(what, programs, part, command, findings)) return;
@@ -54,6 +43,7 @@ void certify_conformance(const Certification& what, const Programs& programs, St
 
 Command test_command(const Certification& what, const std::string& program) {
   Command command{{program}};
+  command.watched_fd = what.watched_fd;
   if (!is_embedded(what)) command.environment.emplace_back("SPINWIRE_TEST_DEVICE", what.device);
   if (!what.address.empty())
     command.environment.emplace_back("SPINWIRE_TEST_ADDRESS", what.address);
@@ -79,6 +69,18 @@ void certify_suites(const Certification& what, const Programs& programs, const s
 }
 
 }  // namespace
+
+bool find_device(const std::string& name, Findings& findings) {
+  const auto devices = list_devices();
+  std::set<std::string> names;
+  if (devices)
+    for (const DeviceCandidate& each : *devices) names.insert(each.device);
+  if (names.contains(name)) return true;
+  findings.add("device", Severity::error, fmt::format("there is no device {}", name),
+               devices ? fmt::format("{}", fmt::join(names, ", ")) : devices.error().message(),
+               "spinwire-devices");
+  return false;
+}
 
 Programs::Programs(const std::string& folder) : folder_(folder) {
   if (!folder_.empty()) return;
@@ -108,20 +110,23 @@ bool add_preload(const Certification& what, const Programs& programs, std::strin
   return !preload.empty();
 }
 
+void run_suites(const Certification& what, const Programs& programs, SteadyTime begin,
+                SteadyTime end, Findings& findings) {
+  // A part may use what earlier ones have left.
+  const auto until = [&](int sixths) { return begin + (end - begin) * sixths / 6; };
+  certify_conformance(what, programs, until(1), findings);
+  certify_suites(what, programs, "engine", {"agent", "engine", "scenarios"}, until(4), findings);
+  certify_suites(what, programs, "calls", {"rpc"}, until(6), findings);
+}
+
 Findings certify(const Certification& what) {
   const SteadyTime began = std::chrono::steady_clock::now();
-  // A part may use what earlier ones have left.
-  const auto until = [&](double share) {
-    return began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                       std::chrono::duration<double, std::ratio<60>>(what.minutes * share));
-  };
   const Programs programs(what.programs);
   Findings findings;
   if (!find_device(what.device, findings)) return findings;
-  certify_conformance(what, programs, until(0.15), findings);
-  certify_suites(what, programs, "engine", {"agent", "engine", "scenarios"}, until(0.55), findings);
-  certify_suites(what, programs, "calls", {"rpc"}, until(0.9), findings);
-  compare_with_perftest(what, programs, until(1), findings);
+  run_suites(what, programs, began, began + part_of_time(what, 0.9), findings);
+  LocalServer server(what, programs, "");
+  compare_with_perftest(what, programs, server, began + part_of_time(what, 1), findings);
   return findings;
 }
 

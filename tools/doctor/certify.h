@@ -20,11 +20,22 @@ struct Certification {
   int slowness = 1;        ///< of the device, by which the tests multiply their times
   int test_seconds = 150;  ///< for one test; on an adapter the longest take seconds
   double minutes = 60;     ///< for everything
+  /// A socket to a client. When it has closed, the tests end. Negative: none.
+  int watched_fd = -1;
 };
 
-/// Runs all parts, one after the other. A part that fails, or takes too long, does not stop the
-/// next one.
+/// Runs all parts on this host, one after the other. A part that fails, or takes too long, does not
+/// stop the next one.
 Findings certify(const Certification& what);
+
+/// A part of the time for everything.
+inline SteadyTime::duration part_of_time(const Certification& what, double part) {
+  return std::chrono::duration_cast<SteadyTime::duration>(
+      std::chrono::duration<double, std::ratio<60>>(what.minutes * part));
+}
+
+/// Whether this host has the device. If not, that is a finding.
+bool find_device(const std::string& name, Findings& findings);
 
 /// Paths of the programs, and what is missing.
 class Programs {
@@ -60,8 +71,8 @@ Result<std::vector<std::string>> list_tests(const Command& command);
 /// those of output_of().
 Result<std::vector<std::string>> list_tests_of(const Command& command,
                                                const std::vector<std::string>& folders);
-/// Compares spinwire-perf with perftest.
-void compare_with_perftest(const Certification& what, const Programs& programs, SteadyTime deadline,
-                           Findings& findings);
+/// Runs the conformance cases, and the suites of engine and calls.
+void run_suites(const Certification& what, const Programs& programs, SteadyTime begin,
+                SteadyTime end, Findings& findings);
 
 }  // namespace spinwire::doctor

@@ -1,3 +1,5 @@
+#include "doctor/certify_perftest.h"
+
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <netinet/in.h>
@@ -5,13 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <thread>
 
 #include "common/cli.h"
-#include "doctor/certify.h"
 
 namespace spinwire::doctor {
 namespace {
@@ -33,8 +35,8 @@ struct Measurement {
   bool is_rate;        ///< million messages per second; else ns of a round trip
 };
 
-const std::vector<Measurement>& measurements() {
-  static const std::vector<Measurement> kAll{
+const Measurement& measurement_at(std::uint32_t index) {
+  static const std::array<Measurement, kMeasurements> kAll{{
       // perftest reports half of a round trip.
       {"send, round trip of 32 bytes",
        "ib_send_lat",
@@ -54,14 +56,14 @@ const std::vector<Measurement>& measurements() {
        {"rate", "--op", "send", "-s", "64", "-w", "128"},
        "rate_mops",
        true},
-  };
-  return kAll;
+  }};
+  return kAll[index];
 }
 
-/// Operations of a run, as arguments of either program. Slow devices do fewer.
-void add_count(const Certification& what, const Measurement& m, Command& command) {
-  const int count = std::max((m.is_rate ? 40000 : 20000) / what.slowness, 1000);
-  command.words.insert(command.words.end(), {"-n", std::to_string(count)});
+/// Operations of a run. Slow devices do fewer.
+std::uint32_t operations_of(const Certification& what, const Measurement& m) {
+  const std::uint32_t most = m.is_rate ? kMostOperations : kMostOperations / 2;
+  return std::max(most / static_cast<std::uint32_t>(what.slowness), 1000u);
 }
 
 /// Two different processors for client and server; -1: any.
@@ -98,28 +100,7 @@ bool is_listening(int port) {
   return false;
 }
 
-/// Starts the server, and answers the output of the client. Errors: system, timed_out.
-Result<std::string> measure_pair(Command server, Command client, int port, SteadyTime deadline) {
-  deadline = std::min(deadline, std::chrono::steady_clock::now() + kRunLimit);
-  client.cpu = cpu_of(0);
-  server.cpu = cpu_of(1);
-  auto serving = RunningProgram::start(server);
-  if (!serving) return tl::unexpected(serving.error());
-  while (!is_listening(port)) {
-    std::string line;
-    const auto look = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    if (std::chrono::steady_clock::now() >= deadline || tools::stop_requested())
-      return tl::unexpected(Error{Status::timed_out, server.text(), "it does not listen", ""});
-    if (serving->next_line(line, look) == RunningProgram::Got::end)
-      return tl::unexpected(
-          Error{Status::system, server.text(), "it ended before it listened", ""});
-  }
-  auto output = output_of(client, deadline);
-  if (output) (void)serving->wait(deadline);
-  return output;
-}
-
-/// The words of the last line of perftest's table; empty: there is none.
+/// The numbers of the last line of perftest's table; empty: there is none.
 std::vector<double> last_row(const std::string& output) {
   std::vector<double> row;
   std::istringstream lines(output);
@@ -132,49 +113,105 @@ std::vector<double> last_row(const std::string& output) {
   return row;
 }
 
-Result<double> measure_theirs(const Certification& what, const Measurement& m,
-                              const Command& program, SteadyTime deadline) {
-  const int port = free_port();
-  Command server = program;
-  server.words.insert(server.words.end(), {"-d", what.device, "-F", "-p", std::to_string(port)});
-  if (what.gid_index >= 0)
-    server.words.insert(server.words.end(), {"-x", std::to_string(what.gid_index)});
-  server.words.insert(server.words.end(), m.theirs.begin(), m.theirs.end());
-  add_count(what, m, server);
-  Command client = server;
-  client.words.push_back("localhost");
-  const auto output = measure_pair(server, client, port, deadline);
-  if (!output) return tl::unexpected(output.error());
-  const std::vector<double> row = last_row(*output);
-  if (row.size() < 5)
-    return tl::unexpected(Error{Status::system, client.text(), "it prints no table", ""});
-  return m.is_rate ? row[4] : 2000 * row[4];  // the typical time, us
+/// perftest's program for either end. Errors: unsupported (it is missing).
+Result<Command> perftest_command(const Certification& what, const Programs& programs,
+                                 const Measurement& m, int port, std::uint32_t operations) {
+  Findings missing;
+  const std::string program =
+      programs.find("perftest", m.perftest, "apt-get install perftest", missing);
+  Command command{{program}};
+  if (program.empty() || !add_preload(what, programs, "perftest", command, missing)) {
+    const Finding& why = missing.all().front();
+    return tl::unexpected(Error{Status::unsupported, why.remedy, why.text, ""});
+  }
+  std::vector<std::string>& words = command.words;
+  words.insert(words.end(), {"-d", what.device, "-F", "-p", std::to_string(port)});
+  if (what.gid_index >= 0) words.insert(words.end(), {"-x", std::to_string(what.gid_index)});
+  words.insert(words.end(), m.theirs.begin(), m.theirs.end());
+  words.insert(words.end(), {"-n", std::to_string(operations)});
+  return command;
 }
 
-Result<double> measure_ours(const Certification& what, const Measurement& m,
-                            const std::string& program, SteadyTime deadline) {
-  const int port = free_port();
-  Command server{{program, "--once", "-p", std::to_string(port), "-d", what.device}};
-  if (!what.config.empty()) server.words.insert(server.words.end(), {"-c", what.config});
-  server.environment = {{"SPINWIRE_SECURITY_OPEN", "true"},
-                        {"SPINWIRE_QUEUES_RECEIVE_DEPTH", m.is_rate ? "512" : "64"},
-                        {"SPINWIRE_CONNECTIONS_CREDITS", m.is_rate ? "256" : "32"}};
+/// spinwire-perf for either end; `words` are its first arguments. Errors: unsupported (it is
+/// missing).
+Result<Command> spinwire_command(const Certification& what, const Programs& programs,
+                                 const Measurement& m, int port,
+                                 const std::vector<std::string>& words, bool is_loopback) {
+  Findings missing;
+  const std::string program =
+      programs.find("perftest", "spinwire-perf", "make tools, or install spinwire-tools", missing);
+  if (program.empty()) {
+    const Finding& why = missing.all().front();
+    return tl::unexpected(Error{Status::unsupported, why.remedy, why.text, ""});
+  }
+  Command command{{program}};
+  command.words.insert(command.words.end(), words.begin(), words.end());
+  command.words.insert(command.words.end(), {"-p", std::to_string(port), "-d", what.device});
+  if (!what.config.empty()) command.words.insert(command.words.end(), {"-c", what.config});
+  command.environment = {{"SPINWIRE_QUEUES_RECEIVE_DEPTH", m.is_rate ? "512" : "64"},
+                         {"SPINWIRE_CONNECTIONS_CREDITS", m.is_rate ? "256" : "32"}};
+  // Between hosts, what the user has set decides whether a key is needed.
+  if (is_loopback) command.environment.emplace_back("SPINWIRE_SECURITY_OPEN", "true");
   if (what.gid_index >= 0)
-    server.environment.emplace_back("SPINWIRE_DEVICE_GID_INDEX", std::to_string(what.gid_index));
-  Command client = server;
-  client.words.erase(client.words.begin() + 1);  // --once
-  client.words.insert(client.words.begin() + 1, m.ours.begin(), m.ours.end());
-  client.words.insert(client.words.begin() + 2, "127.0.0.1");
-  add_count(what, m, client);
-  client.words.push_back("--json");
-  const auto output = measure_pair(server, client, port, deadline);
-  if (!output) return tl::unexpected(output.error());
+    command.environment.emplace_back("SPINWIRE_DEVICE_GID_INDEX", std::to_string(what.gid_index));
+  return command;
+}
+
+/// perftest takes an IPv6 address without brackets.
+std::string without_brackets(const std::string& host) {
+  return host.starts_with('[') ? host.substr(1, host.size() - 2) : host;
+}
+
+Result<Command> client_command(const Certification& what, const Programs& programs,
+                               const Measurement& m, PerfProgram program,
+                               const PerfServer::Started& server) {
+  const bool is_loopback = server.host.empty();
+  const int port = static_cast<int>(server.port);
+  if (program == PerfProgram::perftest) {
+    auto command = perftest_command(what, programs, m, port, server.operations);
+    if (command)
+      command->words.push_back(is_loopback ? "localhost" : without_brackets(server.host));
+    return command;
+  }
+  std::vector<std::string> words = m.ours;
+  words.insert(words.begin() + 1, is_loopback ? "127.0.0.1" : server.host);
+  words.insert(words.end(), {"-n", std::to_string(server.operations), "--json"});
+  return spinwire_command(what, programs, m, port, words, is_loopback);
+}
+
+/// The figure in the output of a client: ns, or million/s. Errors: system.
+Result<double> figure_of(const Measurement& m, PerfProgram program, const std::string& output,
+                         const Command& client) {
+  if (program == PerfProgram::perftest) {
+    const std::vector<double> row = last_row(output);
+    if (row.size() < 5)
+      return tl::unexpected(Error{Status::system, client.text(), "it prints no table", ""});
+    return m.is_rate ? row[4] : 2000 * row[4];  // the typical time, us
+  }
   const std::string begin = fmt::format("\"{}\": ", m.member);
-  const std::size_t at = output->find(begin);
-  const double value = at == std::string::npos ? 0 : std::atof(output->c_str() + at + begin.size());
+  const std::size_t at = output.find(begin);
+  const double value = at == std::string::npos ? 0 : std::atof(output.c_str() + at + begin.size());
   if (value > 0) return value;
   return tl::unexpected(
       Error{Status::system, client.text(), fmt::format("it prints no {}", m.member), ""});
+}
+
+/// One run of one program.
+Result<double> measure(const Certification& what, const Programs& programs, PerfServer& server,
+                       std::uint32_t measurement, PerfProgram program, SteadyTime deadline) {
+  const Measurement& m = measurement_at(measurement);
+  if (now() >= deadline)
+    return tl::unexpected(Error{Status::timed_out, "give --minutes more", "the time is over", ""});
+  deadline = std::min(deadline, now() + kRunLimit);
+  const auto started = server.start(measurement, program, deadline);
+  if (!started) return tl::unexpected(started.error());
+  auto client = client_command(what, programs, m, program, *started);
+  if (!client) return tl::unexpected(client.error());
+  client->cpu = cpu_of(0);
+  const auto output = output_of(*client, deadline);
+  server.stop(output ? deadline : SteadyTime{});
+  if (!output) return tl::unexpected(output.error());
+  return figure_of(m, program, *output, *client);
 }
 
 double median(std::vector<double> values) {
@@ -203,44 +240,78 @@ void report_comparison(const Measurement& m, const std::vector<double>& theirs,
                   *std::max_element(ratios.begin(), ratios.end())));
 }
 
-void compare_once(const Certification& what, const Measurement& m, const Command& perftest,
-                  const std::string& spinwire, SteadyTime deadline, Findings& findings) {
+void compare_once(const Certification& what, const Programs& programs, PerfServer& server,
+                  std::uint32_t measurement, SteadyTime deadline, Findings& findings) {
+  const Measurement& m = measurement_at(measurement);
   std::vector<double> theirs;
   std::vector<double> ours;
   std::optional<Error> failure;
-  const auto measure = [&](bool is_ours) {
-    const auto value = is_ours ? measure_ours(what, m, spinwire, deadline)
-                               : measure_theirs(what, m, perftest, deadline);
+  const auto run = [&](PerfProgram program) {
+    const auto value = measure(what, programs, server, measurement, program, deadline);
     if (!value) failure = value.error();
-    if (value) (is_ours ? ours : theirs).push_back(*value);
+    if (value) (program == PerfProgram::spinwire ? ours : theirs).push_back(*value);
   };
-  for (int run = 0; run < kRuns && !failure; ++run) {
-    measure(run % 2 != 0);
-    if (!failure) measure(run % 2 == 0);
+  for (int i = 0; i < kRuns && !failure; ++i) {
+    run(i % 2 == 0 ? PerfProgram::perftest : PerfProgram::spinwire);
+    if (!failure) run(i % 2 == 0 ? PerfProgram::spinwire : PerfProgram::perftest);
   }
   if (failure) {
     findings.add("perftest", Severity::error, fmt::format("{}: not measured", m.name),
                  failure->found, failure->asked);
   }
   ours.resize(std::min(ours.size(), theirs.size()));
+  theirs.resize(ours.size());
   if (!ours.empty()) report_comparison(m, theirs, ours, findings);
 }
 
 }  // namespace
 
-void compare_with_perftest(const Certification& what, const Programs& programs, SteadyTime deadline,
-                           Findings& findings) {
-  const std::string part = "perftest";
-  const std::string ours =
-      programs.find(part, "spinwire-perf", "make tools, or install spinwire-tools", findings);
-  if (ours.empty()) return;
-  for (const Measurement& m : measurements()) {
-    const std::string theirs =
-        programs.find(part, m.perftest, "apt-get install perftest", findings);
-    Command command{{theirs}};
-    if (theirs.empty() || !add_preload(what, programs, part, command, findings)) continue;
-    compare_once(what, m, command, ours, deadline, findings);
+std::string_view to_string(PerfProgram program) noexcept {
+  return program == PerfProgram::perftest ? "perftest" : "spinwire-perf";
+}
+
+Result<Command> LocalServer::command(std::uint32_t measurement, PerfProgram program, int port,
+                                     std::uint32_t operations) const {
+  const Measurement& m = measurement_at(measurement);
+  if (program == PerfProgram::perftest)
+    return perftest_command(what_, programs_, m, port, operations);
+  std::vector<std::string> words{"--once"};
+  if (!address_.empty()) words.insert(words.end(), {"--bind", address_});
+  return spinwire_command(what_, programs_, m, port, words, address_.empty());
+}
+
+Result<PerfServer::Started> LocalServer::start(std::uint32_t measurement, PerfProgram program,
+                                               SteadyTime deadline) {
+  running_.reset();
+  const int port = free_port();
+  const std::uint32_t operations = operations_of(what_, measurement_at(measurement));
+  auto server = command(measurement, program, port, operations);
+  if (!server) return tl::unexpected(server.error());
+  server->cpu = cpu_of(1);
+  auto serving = RunningProgram::start(*server);
+  if (!serving) return tl::unexpected(serving.error());
+  while (!is_listening(port)) {
+    std::string line;
+    const auto look = now() + std::chrono::milliseconds(20);
+    if (now() >= deadline || tools::stop_requested())
+      return tl::unexpected(Error{Status::timed_out, server->text(), "it does not listen", ""});
+    if (serving->next_line(line, look) == RunningProgram::Got::end)
+      return tl::unexpected(
+          Error{Status::system, server->text(), "it ended before it listened", ""});
   }
+  running_.emplace(std::move(*serving));
+  return Started{"", static_cast<std::uint32_t>(port), operations};
+}
+
+void LocalServer::stop(SteadyTime deadline) {
+  if (running_) (void)running_->wait(deadline);
+  running_.reset();
+}
+
+void compare_with_perftest(const Certification& what, const Programs& programs, PerfServer& server,
+                           SteadyTime deadline, Findings& findings) {
+  for (std::uint32_t i = 0; i < kMeasurements; ++i)
+    compare_once(what, programs, server, i, deadline, findings);
 }
 
 }  // namespace spinwire::doctor

@@ -127,8 +127,6 @@ class Verdicts {
   std::size_t steps_ = 0;
 };
 
-SteadyTime now() { return std::chrono::steady_clock::now(); }
-
 /// Runs the tests without a verdict until one hangs, the program ends, or the time is over.
 void run_rest(const TestPart& part, SteadyTime deadline, Verdicts& verdicts, Findings& findings) {
   Command command = part.command;

@@ -232,9 +232,9 @@ Result<std::string> Link::receive(LinkKind kind, Limit limit) {
   return text;
 }
 
-bool Link::is_readable() const noexcept {
+bool Link::is_readable(Limit limit) const noexcept {
   pollfd polled{fd_, POLLIN, 0};
-  return ::poll(&polled, 1, 0) > 0;
+  return ::poll(&polled, 1, static_cast<int>(limit.count())) > 0;
 }
 
 std::string Link::peer_host() const {

@@ -7,6 +7,10 @@
 //   (both engines measure)
 //   end                    →
 //
+// A client that certifies goes on, with facts that request something and facts that answer; see
+// certify_pair.h. The server answers `request=begin` only if an engine that connected, and with a
+// key proved it, has said the client's nonce.
+//
 // A frame is a header of 12 bytes (magic, version, kind, length; little-endian) and the text. A
 // text longer than kMostText, and a header with another magic, end the connection.
 #pragma once
@@ -67,8 +71,9 @@ class Link {
   /// Errors: timed_out, peer_lost, protocol (malformed, too long, another kind), unsupported
   /// (another version of the protocol, which the error names).
   [[nodiscard]] Result<std::string> receive(LinkKind kind, Limit limit);
-  /// Whether the peer has sent something or has closed.
-  [[nodiscard]] bool is_readable() const noexcept;
+  /// Whether the peer has sent something or has closed; waits for it until `limit`.
+  [[nodiscard]] bool is_readable(Limit limit = Limit(0)) const noexcept;
+  [[nodiscard]] int fd() const noexcept { return fd_; }
 
   /// Numeric address of the peer, and of a listener; an IPv6 address in brackets.
   [[nodiscard]] std::string peer_host() const;

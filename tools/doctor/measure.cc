@@ -5,6 +5,8 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "common/spin.h"
@@ -61,17 +63,21 @@ class MeasuredConnection {
     return error_ ? error_->message() : "it closed before it was ready";
   }
 
+  /// Sends these bytes, and waits until they have come back; false: the connection ended.
+  bool echo(std::span<const std::byte> bytes) {
+    const std::uint32_t before = echoes_;
+    return submit([&] { return connection_.send_copy(bytes); }) &&
+           tools::spin_until(engine_, kMeasureLimit, [&] { return echoes_ != before || error_; }) &&
+           !error_;
+  }
+
   /// Median round trip of 64 bytes, in microseconds; none if the connection ended.
   std::optional<double> round_trip() {
     std::vector<std::uint64_t> ticks;
     const std::array<std::byte, 64> bytes{};
     for (std::uint32_t i = 0; i < kEchoes; ++i) {
-      const std::uint32_t before = echoes_;
       const std::uint64_t start = engine_.clock().now();
-      if (!submit([&] { return connection_.send_copy(bytes); }) ||
-          !tools::spin_until(engine_, kMeasureLimit, [&] { return echoes_ != before || error_; }) ||
-          error_)
-        return std::nullopt;
+      if (!echo(bytes)) return std::nullopt;
       ticks.push_back(engine_.clock().now() - start);
     }
     std::nth_element(ticks.begin(), ticks.begin() + kEchoes / 2, ticks.end());
@@ -208,7 +214,7 @@ void judge_rate(const Subject& subject, const std::string& device, double round_
 }
 
 void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
-                        Findings& findings) {
+                        const std::string& nonce, Findings& findings) {
   MeasuredConnection connection(engine, address, Via::tcp);
   if (!connection.is_ready()) {
     findings.add("connection", Severity::error, "no connection after a handshake over TCP",
@@ -217,7 +223,8 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   }
   findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
                fmt::format("connect({})", address));
-  const auto time = connection.round_trip();
+  const bool is_known = nonce.empty() || connection.echo(std::as_bytes(std::span(nonce)));
+  const auto time = is_known ? connection.round_trip() : std::nullopt;
   const auto rate = time ? connection.rate() : std::nullopt;
   if (time && rate) {
     judge_rate(subject, std::string(engine.device_name()), *time, *rate, findings);
@@ -277,10 +284,11 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
                            "configure PFC or ECN");
 }
 
-}  // namespace
-
-void measure(const Subject& subject, const Config& config, const std::string& host,
-             const Facts& theirs, Findings& findings) {
+/// Connects our engine to the other doctor's in each way that both have, and measures.
+void measure(const Subject& subject, const Config& config, const Encounter& encounter,
+             const std::string& nonce, Findings& findings) {
+  const Facts& theirs = encounter.theirs;
+  const std::string host = encounter.link.peer_host();
   const auto port = number_fact(theirs, "engine.port", kMostPort);
   if (!port) {
     findings.add("engine", Severity::error, "the other host's engine does not listen",
@@ -302,33 +310,41 @@ void measure(const Subject& subject, const Config& config, const std::string& ho
     return;
   }
   const std::string address = fmt::format("{}:{}", host, *port);
-  measure_connection(subject, *engine, address, findings);
+  measure_connection(subject, *engine, address, nonce, findings);
   measure_rdma_cm(*engine, host, theirs, findings);
   measure_datagrams(*engine, address, findings);
 }
 
-Findings examine_pair(const Subject& subject, const Config& config, const std::string& host,
-                      int port) {
+}  // namespace
+
+std::optional<Encounter> meet(const Subject& subject, const std::string& host, int port,
+                              const std::string& nonce, Findings& findings) {
   // The doctor there may be serving another one, for a minute at most.
   constexpr Link::Limit kLimit{90000};
-  Findings findings;
   auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
   if (!link) {
     findings.add("tcp", Severity::error, "the other host cannot be reached over TCP",
                  link.error().message(), link.error().remedy);
-    return findings;
+    return std::nullopt;
   }
   findings.add("tcp", Severity::ok, "the other host is reached over TCP", link->peer_host());
-  const Facts ours = facts_of(subject);
+  Facts ours = facts_of(subject);
+  if (!nonce.empty()) ours["certify"] = nonce;
   const auto answer = link->send(LinkKind::facts, encode_facts(ours), kLimit).and_then([&] {
     return link->receive(LinkKind::facts, kLimit);
   });
   if (!answer) {
     findings.add("tcp", Severity::error, "the other end is no doctor that this one understands",
                  answer.error().message(), answer.error().remedy);
-    return findings;
+    return std::nullopt;
   }
-  const Facts theirs = decode_facts(*answer);
+  return Encounter{std::move(*link), std::move(ours), decode_facts(*answer)};
+}
+
+void compare_hosts(const Subject& subject, const Config& config, const Encounter& encounter,
+                   const std::string& nonce, Findings& findings) {
+  const Facts& ours = encounter.ours;
+  const Facts& theirs = encounter.theirs;
   compare_facts(ours, theirs, findings);
   const bool apart = fact(ours, "boot") != fact(theirs, "boot");
   if (apart && fact(theirs, "engine.device") == "softverbs") {
@@ -337,9 +353,17 @@ Findings examine_pair(const Subject& subject, const Config& config, const std::s
                              fact(ours, "boot"), fact(theirs, "boot")),
                  "give both doctors a --config with device.name = \"auto\"");
   } else {
-    measure(subject, config, link->peer_host(), theirs, findings);
+    measure(subject, config, encounter, nonce, findings);
   }
-  (void)link->send(LinkKind::end, "", kLimit);
+}
+
+Findings examine_pair(const Subject& subject, const Config& config, const std::string& host,
+                      int port) {
+  Findings findings;
+  auto encounter = meet(subject, host, port, "", findings);
+  if (!encounter) return findings;
+  compare_hosts(subject, config, *encounter, "", findings);
+  (void)encounter->link.send(LinkKind::end, "", std::chrono::milliseconds(5000));
   return findings;
 }
 

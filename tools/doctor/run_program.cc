@@ -74,7 +74,7 @@ Result<RunningProgram> RunningProgram::start(const Command& command) {
   if (pid == 0) become(command, ends[1]);
   ::setpgid(pid, pid);
   ::close(ends[1]);
-  return RunningProgram(pid, ends[0]);
+  return RunningProgram(pid, ends[0], command.watched_fd);
 }
 
 RunningProgram::~RunningProgram() {
@@ -85,6 +85,12 @@ RunningProgram::~RunningProgram() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+bool RunningProgram::is_over() const {
+  if (tools::stop_requested()) return true;
+  pollfd watched{watched_fd_, POLLRDHUP, 0};
+  return watched_fd_ >= 0 && ::poll(&watched, 1, 0) > 0;
+}
+
 RunningProgram::Got RunningProgram::next_line(std::string& line, SteadyTime deadline) {
   for (;;) {
     const std::size_t end = text_.find('\n');
@@ -93,7 +99,7 @@ RunningProgram::Got RunningProgram::next_line(std::string& line, SteadyTime dead
       text_.erase(0, end + 1);
       return Got::line;
     }
-    if (std::chrono::steady_clock::now() >= deadline || tools::stop_requested()) return Got::late;
+    if (std::chrono::steady_clock::now() >= deadline || is_over()) return Got::late;
     pollfd wait{fd_, POLLIN, 0};
     if (::poll(&wait, 1, static_cast<int>(kLookAgain.count())) <= 0) continue;
     std::array<char, 4096> bytes{};
@@ -107,8 +113,7 @@ RunningProgram::Got RunningProgram::next_line(std::string& line, SteadyTime dead
 int RunningProgram::wait(SteadyTime deadline) {
   int status = 0;
   while (::waitpid(pid_, &status, WNOHANG) == 0) {
-    if (std::chrono::steady_clock::now() >= deadline || tools::stop_requested())
-      ::kill(-pid_, SIGKILL);
+    if (std::chrono::steady_clock::now() >= deadline || is_over()) ::kill(-pid_, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   ::kill(-pid_, SIGKILL);  // children that the program has left

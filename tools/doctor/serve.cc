@@ -3,9 +3,12 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "common/cli.h"
 #include "common/spin.h"
+#include "doctor/certify_pair.h"
 #include "doctor/measured_region.h"
 #include "doctor/two_hosts.h"
 #include "spinwire/spinwire.h"
@@ -23,8 +26,10 @@ constexpr Nanoseconds kServeLimit = std::chrono::seconds(60);
 /// The engine that a client measures: it gives its region, echoes messages, and answers calls.
 class MeasuredEngine {
  public:
-  /// Listens at `host`, in each way that the device has. Adds to `facts` where, or why not.
-  MeasuredEngine(const Config& config, const std::string& host, Facts& facts) {
+  /// Listens at `host`, in each way that the device has. Adds to `facts` where, or why not. `nonce`
+  /// is what the client's engine has to say.
+  MeasuredEngine(const Config& config, const std::string& host, std::string nonce, Facts& facts)
+      : nonce_(std::move(nonce)) {
     auto opened = Engine::open(config);
     if (!opened) {
       set_error(facts, opened.error());
@@ -49,6 +54,9 @@ class MeasuredEngine {
   }
   MeasuredEngine(const MeasuredEngine&) = delete;
   MeasuredEngine& operator=(const MeasuredEngine&) = delete;
+
+  /// Whether an engine that was admitted has said the nonce.
+  [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
   /// Drives the engine until the client is done, or its time is over. With a key, only a client
   /// that has proved it connects.
@@ -76,7 +84,9 @@ class MeasuredEngine {
       connected_ = true;
       if (c.send_copy(std::as_bytes(std::span(&region_, 1))) != Status::ok) (void)c.close();
     };
-    options.handlers.on_message = [](Connection c, Message& message) {
+    options.handlers.on_message = [this](Connection c, Message& message) {
+      const std::string_view said(reinterpret_cast<const char*>(message.data()), message.size());
+      is_known_ = is_known_ || (is_nonce(said) && said == nonce_);
       if (c.send_copy({message.data(), message.size()}) != Status::ok) (void)c.close();
     };
     auto listening = engine_->listen(host + ":0", options);
@@ -89,6 +99,8 @@ class MeasuredEngine {
     facts[name + ".port"] = address.substr(address.rfind(':') + 1);
   }
 
+  std::string nonce_;
+  bool is_known_ = false;
   std::optional<Engine> engine_;
   BufferSlice buffer_;
   RemoteRegion region_;
@@ -99,7 +111,7 @@ class MeasuredEngine {
 
 /// Answers one client. A frame that is no doctor's ends it.
 Result<void> serve_client(const Subject& subject, const Config& config, const std::string& host,
-                          Link client) {
+                          const Certification* certification, Link client) {
   const auto theirs = client.receive(LinkKind::facts, kAnswerLimit);
   Facts facts = facts_of(subject);
   if (!theirs) {
@@ -108,17 +120,24 @@ Result<void> serve_client(const Subject& subject, const Config& config, const st
       (void)client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit);
     return tl::unexpected(theirs.error());
   }
-  MeasuredEngine engine(config, host, facts);
-  if (auto sent = client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit); !sent)
-    return sent;
-  engine.run(client);
-  return {};
+  const std::string nonce = fact(decode_facts(*theirs), "certify");
+  const bool certifies = certification != nullptr && is_nonce(nonce);
+  if (certifies) facts["certify"] = certification->device;
+  bool is_known = false;
+  {
+    MeasuredEngine engine(config, host, nonce, facts);
+    if (auto sent = client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit); !sent)
+      return sent;
+    engine.run(client);
+    is_known = engine.is_known();
+  }
+  return certifies ? serve_certification(*certification, host, is_known, client) : Result<void>{};
 }
 
 }  // namespace
 
 Result<void> serve(const Subject& subject, const Config& config, const std::string& address,
-                   int port) {
+                   int port, const Certification* certification) {
   auto listener = Link::listen(address, port);
   if (!listener) return tl::unexpected(listener.error());
   const std::string bound = listener->local_address();
@@ -130,7 +149,8 @@ Result<void> serve(const Subject& subject, const Config& config, const std::stri
     if (fd < 0) continue;
     Link client(fd);
     const std::string from = client.peer_host();
-    if (auto served = serve_client(subject, config, host, std::move(client)); !served)
+    if (auto served = serve_client(subject, config, host, certification, std::move(client));
+        !served)
       (void)tools::fail(fmt::format("{}: {}", from, served.error().message()));
   }
   return {};

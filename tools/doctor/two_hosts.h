@@ -1,8 +1,10 @@
 // Two hosts: what each says of itself, where they differ, and how well they reach each other.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "doctor/certify.h"
 #include "doctor/checks.h"
 #include "doctor/findings.h"
 #include "doctor/link.h"
@@ -20,19 +22,33 @@ void compare_facts(const Facts& ours, const Facts& theirs, Findings& findings);
 /// pools. A retransmission then means a lost datagram, not a busy host.
 [[nodiscard]] Config measuring_config(const Config& config, bool is_small);
 
-/// Connects our engine to the other doctor's, in each way that both have, and measures. `ours` has
-/// the facts of this host; `theirs` those of the other one, which say where its engine listens.
-void measure(const Subject& subject, const Config& config, const std::string& host,
-             const Facts& theirs, Findings& findings);
+/// The other doctor, and what either host says of itself.
+struct Encounter {
+  Link link;
+  Facts ours;
+  Facts theirs;
+};
+
+/// Connects to the doctor that serves at `host`, and exchanges facts with it; `nonce`, if any, goes
+/// with ours. Nothing: a finding says why not.
+[[nodiscard]] std::optional<Encounter> meet(const Subject& subject, const std::string& host,
+                                            int port, const std::string& nonce, Findings& findings);
+
+/// Compares the two hosts, connects our engine to the other doctor's in each way that both have,
+/// and measures. The first connection says the nonce, if any.
+void compare_hosts(const Subject& subject, const Config& config, const Encounter& encounter,
+                   const std::string& nonce, Findings& findings);
 
 /// Compares this host with the one where a doctor serves.
 [[nodiscard]] Findings examine_pair(const Subject& subject, const Config& config,
                                     const std::string& host, int port);
 
 /// Answers one doctor after the other until a signal, each for a minute at most. Prints the
-/// address. A peer on the link proves no key, so `config` should be small. Errors: those of
+/// address. A peer on the link proves no key, so `config` should be small. With `certification`
+/// also certifies, for clients that the configuration's security admits. Errors: those of
 /// Link::listen().
 [[nodiscard]] Result<void> serve(const Subject& subject, const Config& config,
-                                 const std::string& address, int port);
+                                 const std::string& address, int port,
+                                 const Certification* certification = nullptr);
 
 }  // namespace spinwire::doctor

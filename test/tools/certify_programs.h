@@ -1,0 +1,125 @@
+// Programs that play those that spinwire-doctor certify runs: a good device, and each kind of
+// departure.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tools/programs.h"
+
+namespace tools_test {
+
+/// A program with tests; the name of a test says what becomes of it.
+inline constexpr const char* kTests = R"py(#!/usr/bin/python3 -IS
+import os, signal, sys, time
+declared = os.environ.get("FAKE_TESTS", "Good.One Good.Two").split()
+chosen = None
+for word in sys.argv[1:]:
+    if word.startswith("--gtest_filter=") and "*" not in word:
+        chosen = word[15:].split(":")
+    if word.startswith("--gtest_output=json:"):
+        with open(word[20:], "w") as out:
+            for name in declared:
+                suite, test = name.split(".")
+                folder = "rpc" if suite == "Calls" else "base" if suite == "Other" else "engine"
+                out.write('"name": "%s",\n"testsuite": [\n"name": "%s",\n"file": "test\\/%s\\/x.cc",\n'
+                          % (suite, test, folder))
+if "--gtest_list_tests" in sys.argv:
+    for name in declared:
+        print("%s.\n  %s  # GetParam() = 1" % tuple(name.split(".")))
+    sys.exit(0)
+failed = 0
+for name in declared:
+    if chosen is not None and name not in chosen:
+        continue
+    print("[ RUN      ] " + name, flush=True)
+    verdict = "[       OK ] "
+    if name.endswith("Hangs"):
+        time.sleep(1000)
+    if name.endswith("Dies"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name.endswith("Fails"):
+        print("x.cc:7: Failure\nthe value is 3")
+        verdict, failed = "[  FAILED  ] ", 1
+    if name.endswith("Skipped"):
+        print("x.cc:9: Skipped\nit has no atomics")
+        verdict = "[  SKIPPED ] "
+    if name.endswith("Known"):
+        print("x.cc:9: Skipped\nknown departure: no such check")
+        verdict = "[  SKIPPED ] "
+    print(verdict + name + " (0 ms)", flush=True)
+sys.exit(failed)
+)py";
+
+/// A program that measures: a server, or a client that prints figures.
+inline constexpr const char* kMeasures = R"py(#!/usr/bin/python3 -IS
+import os, socket, sys
+name = os.path.basename(sys.argv[0])
+at = ("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1]))
+words = sys.argv[1:]
+if "--bind" in words:
+    words.remove(words[words.index("--bind") + 1])
+if "localhost" in words or "127.0.0.1" in words:
+    socket.create_connection(at)
+    if name == "spinwire-perf":
+        print('{"p50_ns": %s, "rate_mops": %s}' % (os.environ.get("FAKE_P50", "9000"),
+                                                   os.environ.get("FAKE_RATE", "2.1")))
+    elif name == "ib_send_bw":
+        print(" #bytes #iterations\n 64 40000 0.5 0.5 2.0")
+    else:
+        print(" #bytes #iterations\n 32 20000 4.0 90.0 5.0 5.5 0.3 6.0 7.0")
+else:
+    listener = socket.create_server(at)
+    listener.accept()
+)py";
+
+/// A folder with all programs, as players or, of the tests, the project's own.
+class CertifyPrograms {
+ public:
+  CertifyPrograms() {
+    write("softverbs-preload", "#!/bin/sh\nexec \"$@\"\n");
+    for (const char* name : {"verbs-conformance", "spinwire-tests"}) write(name, kTests);
+    for (const char* name : {"spinwire-perf", "ib_send_lat", "ib_write_lat", "ib_send_bw"})
+      write(name, kMeasures);
+  }
+  /// Replaces one by a program of the project.
+  void use_own(const std::string& name, const std::string& path) {
+    std::filesystem::remove(folder_ / name);
+    std::filesystem::create_symlink(path, folder_ / name);
+  }
+  [[nodiscard]] std::string path() const { return folder_ / "."; }
+  void remove(const std::string& name) { std::filesystem::remove(folder_ / name); }
+  /// What starts the doctor. `settings` are NAME=VALUE.
+  [[nodiscard]] Words command(const Words& settings, const Words& options) const {
+    // This program may itself be one of several shards.
+    Words words{"/usr/bin/env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX"};
+    words.insert(words.end(), settings.begin(), settings.end());
+    words.insert(words.end(), {bin() + "/spinwire-doctor", "certify", "--device", "softverbs",
+                               "--programs", folder_ / "."});
+    words.insert(words.end(), options.begin(), options.end());
+    return words;
+  }
+  /// Runs the doctor to its end.
+  [[nodiscard]] Outcome certify(const Words& settings, const Words& options = {}) const {
+    Program program(command(settings, options));
+    const int code = program.wait();
+    return {code, program.out(), program.err()};
+  }
+
+ private:
+  void write(const std::string& name, const char* text) {
+    std::ofstream(folder_ / name) << text;
+    std::filesystem::permissions(folder_ / name, std::filesystem::perms::owner_all);
+  }
+
+  Folder folder_;
+};
+
+inline void expect_text(const Outcome& ran, const std::string& text) {
+  EXPECT_NE(ran.out.find(text), std::string::npos) << text << "\n" << ran.out << ran.err;
+}
+
+}  // namespace tools_test
