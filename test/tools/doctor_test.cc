@@ -117,7 +117,7 @@ std::vector<Fault> device_faults() {
        },
        kAdapter, "gid", "error", "no address", "ip address add ADDRESS/PREFIX dev eth0"},
       {"OnlyRoceV1", [](DoctorHost& h) { h.remove(kPort + "gids/1").remove(kPort + "gids/3"); },
-       kAdapter, "gid", "error", "RoCE v1", "cma_roce_mode -d mlx5_0 -p 1 -m 2"},
+       kAdapter, "gid", "error", "RoCE v1", "options mlx4_core roce_mode=2"},
       {"OnlyLinkLocal", [](DoctorHost& h) { h.remove(kPort + "gids/2").remove(kPort + "gids/3"); },
        kAdapter, "gid", "warning", "link-local", "ip address add"},
       {"EmptyGidChosen", [](DoctorHost&) {}, named + "gid_index = 4\n", "gid", "warning",
@@ -170,7 +170,8 @@ std::vector<Fault> memory_faults() {
        kAdapter, "hugepages", "warning", "12 are free", "echo 569 >"},
       {"LittleMemory",
        [](DoctorHost& h) { h.set_line("proc/meminfo", "MemAvailable", "MemAvailable: 90000 kB"); },
-       kAdapter, "memory", "error", "do not fit", "spinwire-doctor plan"},
+       kAdapter + "[memory]\nhugepages = \"off\"\n", "memory", "error", "do not fit",
+       "spinwire-doctor plan"},
       {"MemoryLimitOfCgroup",
        [](DoctorHost& h) { h.put("sys/fs/cgroup/jobs/memory.max", "67108864"); }, kAdapter,
        "memory", "error", "cgroup", "> /sys/fs/cgroup/jobs/memory.max"},
@@ -314,6 +315,15 @@ TEST_F(Tools, DoctorReportsFaultsOfUnusedDevicesAsNotes) {
   const std::vector<Seen> seen = findings_of(o.out);
   ASSERT_EQ(seen.size(), 1u) << o.out;
   EXPECT_EQ(seen[0].severity, "note");
+}
+
+/// MemAvailable does not count hugepages.
+TEST_F(Tools, DoctorNeedsNoOtherMemoryForPoolsInHugepages) {
+  DoctorHost host;
+  host.set_line("proc/meminfo", "MemAvailable", "MemAvailable: 90000 kB");
+  const Outcome o = examine(host, kAdapter);
+  EXPECT_TRUE(findings_of(o.out).empty()) << o.out;
+  EXPECT_EQ(o.code, 0);
 }
 
 TEST_F(Tools, DoctorExaminesThisHost) {

@@ -114,7 +114,9 @@ void check_port_gids(const Subject& subject, const Port& port, Findings& finding
         "gid", subject.severity_at(port),
         fmt::format("{} has only GIDs of RoCE v1, which routers and most peers do not take",
                     name_of(port)),
-        gids_text(port), fmt::format("cma_roce_mode -d {} -p {} -m 2", port.device, port.number));
+        gids_text(port),
+        "echo options mlx4_core roce_mode=2 >/etc/modprobe.d/mlx4.conf, and reboot, for "
+        "mlx4; a newer driver or adapter for others");
   } else if (!any([](const Gid& g) { return !g.is_link_local(); })) {
     findings.add("gid",
                  subject.severity_at(port) == Severity::error ? Severity::warning : Severity::note,
@@ -223,10 +225,13 @@ void check_ports(const Subject& subject, Findings& findings) {
     } else if (port.state.starts_with("2") && !port.is_ethernet()) {
       findings.add("port", subject.severity_at(port),
                    fmt::format("{} waits for a subnet manager", name_of(port)), evidence,
-                   "systemctl start opensm");
+                   "systemctl start opensm, on one host of the network");
     } else {
       findings.add("port", subject.severity_at(port), fmt::format("{} is down", name_of(port)),
-                   evidence, fmt::format("ip link set dev {} up", netdev_or(port)));
+                   evidence,
+                   fmt::format("ip link set dev {} up; if it stays down, see to the cable and the "
+                               "switch",
+                               netdev_or(port)));
     }
   }
 }

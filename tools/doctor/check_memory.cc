@@ -56,6 +56,15 @@ bool serves(const PageSize& page, bool smallest, std::uint64_t size) {
   return page.available() >= pages && (smallest || pages * page.bytes - size <= size / 8);
 }
 
+/// The hugepages into which the engine's pools fit; null: there are none, or it uses none.
+const PageSize* pages_of_pools(const Subject& subject, const std::vector<PageSize>& sizes) {
+  if (subject.config.memory.hugepages == HugepagePolicy::off) return nullptr;
+  const auto found = std::find_if(sizes.begin(), sizes.end(), [&](const PageSize& page) {
+    return serves(page, page.bytes == sizes.front().bytes, subject.need.pool_bytes);
+  });
+  return found == sizes.end() ? nullptr : &*found;
+}
+
 std::string pages_text(const std::vector<PageSize>& sizes) {
   std::string text;
   for (const PageSize& s : sizes) {
@@ -128,11 +137,10 @@ void check_hugepages(const Subject& subject, Findings& findings) {
                  "use a kernel with CONFIG_HUGETLBFS, or set memory.hugepages = \"off\"");
     return;
   }
-  for (const PageSize& page : sizes) {
-    if (!serves(page, page.bytes == sizes.front().bytes, size)) continue;
+  if (const PageSize* const fitting = pages_of_pools(subject, sizes)) {
     findings.add("hugepages", Severity::ok,
                  fmt::format("the pools, {}, fit into {} pages of {}", size_text(size),
-                             page.pages_for(size), size_text(page.bytes)),
+                             fitting->pages_for(size), size_text(fitting->bytes)),
                  pages_text(sizes));
     return;
   }
@@ -157,6 +165,12 @@ void check_free_memory(const Subject& subject, Findings& findings) {
     return;
   }
   const std::uint64_t bytes = std::strtoull(available->c_str(), nullptr, 10) << 10;
+  // The kernel counts hugepages, also free ones, as memory that is in use.
+  const std::vector<PageSize> sizes = page_sizes(subject.host);
+  if (pages_of_pools(subject, sizes) != nullptr) {
+    findings.add("memory", Severity::ok, "the pools lie in hugepages", pages_text(sizes));
+    return;
+  }
   const bool enough = bytes >= subject.need.pool_bytes;
   findings.add("memory", enough ? Severity::ok : Severity::error,
                enough ? "the pools fit into the free memory"
@@ -197,7 +211,7 @@ void check_transparent_hugepages(const Subject& subject, Findings& findings) {
   const bool never = chosen_word(*enabled.text) == "never";
   findings.add("thp", never ? Severity::warning : Severity::ok,
                never ? "transparent hugepages are off: with thousands of connections or sessions, "
-                       "each record costs a walk of the page tables"
+                       "each one costs more time, as its record is in pages of 4 KiB"
                      : "transparent hugepages are available to records of connections",
                fmt::format("{}: {}", kPath, *enabled.text),
                never ? fmt::format("echo madvise > {}", kPath) : "");

@@ -207,13 +207,13 @@ void check_realtime(const Subject& subject, Findings& findings) {
     return;
   }
   const bool throttled = *priority != 0 && *runtime >= 0;
-  findings.add("realtime", throttled ? Severity::warning : Severity::ok,
-               throttled
-                   ? "the kernel stops a real-time thread that polls for a part of each second"
-                   : "no real-time thread is stopped",
-               fmt::format("{}: {}; /proc/self/limits: Max realtime priority {}", kPath, *runtime,
-                           *priority),
-               throttled ? "sysctl -w kernel.sched_rt_runtime_us=-1" : "");
+  findings.add(
+      "realtime", throttled ? Severity::warning : Severity::ok,
+      throttled ? "the kernel stops real-time threads that always poll, for a part of each second"
+                : "no real-time thread is stopped",
+      fmt::format("{}: {}; /proc/self/limits: Max realtime priority {}", kPath, *runtime,
+                  *priority),
+      throttled ? "sysctl -w kernel.sched_rt_runtime_us=-1" : "");
 }
 
 void check_cpu_cgroup(const Subject& subject, Findings& findings) {

@@ -179,7 +179,7 @@ void check_open_files(const Subject& subject, Findings& findings) {
                              "connections",
                              subject.config.connections.handshakes, subject.need.connections),
         fmt::format("/proc/self/limits: Max open files {}; about {} needed", *limit, needed),
-        enough ? "" : fmt::format("ulimit -n {}", needed));
+        enough ? "" : fmt::format("ulimit -n {0}, or LimitNOFILE={0} in the systemd unit", needed));
   }
   constexpr std::string_view kPath = "/proc/sys/fs/file-nr";
   const Reading used = subject.host.read(kPath);
