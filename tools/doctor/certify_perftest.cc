@@ -60,10 +60,10 @@ const Measurement& measurement_at(std::uint32_t index) {
   return kAll[index];
 }
 
-/// Operations of a run. Slow devices do fewer.
+/// Operations of a run. Slow devices do fewer, but enough for a median.
 std::uint32_t operations_of(const Certification& what, const Measurement& m) {
   const std::uint32_t most = m.is_rate ? kMostOperations : kMostOperations / 2;
-  return std::max(most / static_cast<std::uint32_t>(what.slowness), 1000u);
+  return std::max(most / static_cast<std::uint32_t>(what.slowness), 200u);
 }
 
 /// Two different processors for client and server; -1: any.

@@ -21,6 +21,8 @@ constexpr std::uint32_t kMostPort = 65535;
 constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
 constexpr std::uint32_t kEchoes = 2000;
+/// Slow hosts do fewer, because the other doctor serves for a minute.
+constexpr Nanoseconds kEchoLimit = std::chrono::seconds(5);
 constexpr std::uint32_t kCalls = 2000;
 constexpr std::uint32_t kWrites = 256;
 constexpr std::uint32_t kWritesAtOnce = 8;
@@ -71,18 +73,23 @@ class MeasuredConnection {
            !error_;
   }
 
-  /// Median round trip of 64 bytes, in microseconds; none if the connection ended.
+  /// Median of `round_trips()` round trips of 64 bytes, in microseconds; none if the connection
+  /// ended.
   std::optional<double> round_trip() {
     std::vector<std::uint64_t> ticks;
     const std::array<std::byte, 64> bytes{};
-    for (std::uint32_t i = 0; i < kEchoes; ++i) {
+    const tools::Deadline end(engine_.clock(), kEchoLimit);
+    while (ticks.empty() || (ticks.size() < kEchoes && !end.passed())) {
       const std::uint64_t start = engine_.clock().now();
       if (!echo(bytes)) return std::nullopt;
       ticks.push_back(engine_.clock().now() - start);
     }
-    std::nth_element(ticks.begin(), ticks.begin() + kEchoes / 2, ticks.end());
-    return static_cast<double>(engine_.clock().duration(ticks[kEchoes / 2]).count()) / 1e3;
+    round_trips_ = ticks.size();
+    const auto middle = ticks.begin() + static_cast<std::ptrdiff_t>(round_trips_ / 2);
+    std::nth_element(ticks.begin(), middle, ticks.end());
+    return static_cast<double>(engine_.clock().duration(*middle).count()) / 1e3;
   }
+  [[nodiscard]] std::size_t round_trips() const noexcept { return round_trips_; }
 
   /// Rate of large writes, in Gbit/s; none if the connection ended.
   std::optional<double> rate() {
@@ -135,6 +142,7 @@ class MeasuredConnection {
   std::optional<RemoteRegion> region_;
   std::optional<Error> error_;
   std::uint32_t echoes_ = 0;
+  std::size_t round_trips_ = 0;
 };
 
 /// A session with the other doctor's engine. It must stay where it is.
@@ -190,8 +198,8 @@ class MeasuredSession {
   std::uint32_t answered_ = 0;
 };
 
-void judge_rate(const Subject& subject, const std::string& device, double round_trip_us,
-                double gigabits, Findings& findings) {
+void judge_rate(const Subject& subject, const std::string& device, std::size_t round_trips,
+                double round_trip_us, double gigabits, Findings& findings) {
   const auto port = std::find_if(subject.ports.begin(), subject.ports.end(),
                                  [&](const Port& p) { return p.device == device; });
   const bool is_adapter = port != subject.ports.end();
@@ -200,7 +208,7 @@ void judge_rate(const Subject& subject, const std::string& device, double round_
   findings.add("latency", slow ? Severity::warning : Severity::ok,
                fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
                            round_trip_us, slow ? ", which is long for an adapter" : ""),
-               fmt::format("median of {} round trips", kEchoes),
+               fmt::format("median of {} round trips", round_trips),
                slow ? "spinwire-doctor, on both hosts: governor, idle states and NUMA node" : "");
   const bool narrow = gigabits < kLeastShare * expected;
   findings.add(
@@ -227,7 +235,8 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   const auto time = is_known ? connection.round_trip() : std::nullopt;
   const auto rate = time ? connection.rate() : std::nullopt;
   if (time && rate) {
-    judge_rate(subject, std::string(engine.device_name()), *time, *rate, findings);
+    judge_rate(subject, std::string(engine.device_name()), connection.round_trips(), *time, *rate,
+               findings);
   } else {
     findings.add("connection", Severity::error, "the connection ended while it was measured",
                  connection.why(), "spinwire-doctor on both hosts");
