@@ -33,6 +33,7 @@ class Callback;
 /// Other callbacks only report, and what they are about goes on:
 ///   - A Completion, Reply or RawReceive: the operation or call has ended. Its connection or
 ///     session stays, as after a RawPostedCallback.
+///   - A ReplyCompletionCallback: the reply has ended.
 ///   - A TimerCallback: a timer of Engine::every() runs again.
 ///   - A ResolveCallback: the name is resolved.
 ///   - DrainOptions::on_drained: the engine is drained.

@@ -180,6 +180,9 @@ class SPINWIRE_API ServedSession {
   std::uint32_t generation_ = 0;
 };
 
+/// The end of a reply that was made with a callback; see PendingCall::reply(). Hot.
+using ReplyCompletionCallback = Callback<void(Status)>;
+
 /// A call to answer later, from any callback or between polls. Copies name the same call. Dropping
 /// the handle does not answer the call. Hot.
 class SPINWIRE_API PendingCall {
@@ -195,13 +198,33 @@ class SPINWIRE_API PendingCall {
   /// reply: until its next call in the same slot, the session's end, or
   /// connections.keepalive_interval without a call. Over a connection, until the reply is written.
   /// An exhausted send pool ends that sooner; see `limit` at Reply::status(). Write to the memory
-  /// again once Buffer::unique() of its buffer is true. No callback reports that: ask before the
-  /// buffer's next use, as in a loop over a few buffers, or allocate one for each reply. Errors:
+  /// again once Buffer::unique() of its buffer is true. Ask before the buffer's next use, as in a
+  /// loop over a few buffers, allocate one for each reply, or give a callback, below. Errors:
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   message_too_long  longer than max_reply()
   ///   invalid_argument  memory of another engine
   ///   no_buffer         the send pool has no block for a reply over a connection
   Status reply(const BufferSlice& bytes) const noexcept;
+  /// Replies like reply(bytes). If it answers ok, `done` runs exactly once, inside a poll() or the
+  /// engine's destruction and never inside this function. From then on the library neither reads
+  /// the bytes nor holds a reference for this reply: they may be written again, unless the
+  /// application has also given them to something else. `done` gets:
+  ///   ok         the reply needs its bytes no longer: they were copied or written, the client has
+  ///              made a later call in the same slot, has given the call up, said that it is over
+  ///              or closed the session, or the send pool was exhausted. It does not say that the
+  ///              client has received the reply; a client that must know that calls again.
+  ///   peer_lost  the session ended first: the server lost the client
+  ///   flushed    the session ended first: ServedSession::close() or Engine::drain() ran out of
+  ///              time, or the engine was destroyed
+  ///   other      the session ended first: it could not get the connection that all its calls use
+  /// An idle client says within connections.keepalive_interval which of its calls are over.
+  /// `done` may call any function. If reply() does not answer ok, `done` does not run, and nothing
+  /// holds the bytes. Takes a block of 256 bytes of the send pool until `done` runs. Errors:
+  ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
+  ///   message_too_long  longer than max_reply()
+  ///   invalid_argument  no callback, or memory of another engine
+  ///   no_buffer         the send pool has no block
+  Status reply(const BufferSlice& bytes, const ReplyCompletionCallback& done) const noexcept;
   /// Refuses the call: it ends with `refused` and the first kSlotPayloadBytes of the text. Errors:
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   no_buffer         the send pool has no block for a reply over a connection
@@ -266,6 +289,16 @@ class SPINWIRE_API Request {
   ///   invalid_argument  memory of another engine
   ///   no_buffer         the send pool has no block for a reply over a connection
   Status reply(const BufferSlice& bytes) noexcept { return record_answer(call_.reply(bytes)); }
+  /// Replies like reply(bytes). `done` runs once, in a poll() or the engine's destruction, when the
+  /// library no longer uses the bytes; PendingCall::reply() says which status it gets. If the
+  /// answer is not ok, it does not run. Errors:
+  ///   not_connected     the call was answered, or its session has ended
+  ///   message_too_long  longer than max_reply()
+  ///   invalid_argument  no callback, or memory of another engine
+  ///   no_buffer         the send pool has no block
+  Status reply(const BufferSlice& bytes, const ReplyCompletionCallback& done) noexcept {
+    return record_answer(call_.reply(bytes, done));
+  }
   /// Refuses the call. Errors:
   ///   not_connected     the call was answered, or its session has ended
   ///   no_buffer         the send pool has no block for a reply over a connection

@@ -15,6 +15,7 @@
 #include "engine/engine_core.h"
 #include "engine/pool_sizes.h"
 #include "rpc/client_session.h"
+#include "rpc/reply_completion.h"
 
 namespace spinwire {
 
@@ -178,6 +179,7 @@ void EngineCore::end() noexcept {
   drain.abort();
   if (calls != nullptr) rpc::end(*calls, drain.goodbye());
   if (context.registrations != nullptr) end_connections();
+  if (calls != nullptr) rpc::run_reply_completions(*calls);
 }
 
 void EngineCore::end_with_poll() noexcept {

@@ -124,7 +124,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   Result<Session> open_session(std::string_view address, const SessionOptions& options);
   /// Allocates the resources of remote calls, once. Errors: those of rpc::open().
   Result<void> open_calls();
-  void wake_soon() noexcept { schedule.wake_soon(); }
+  void wake_soon() noexcept final { schedule.wake_soon(); }
   void step_soon() noexcept override { schedule.step_soon(); }
 
   [[nodiscard]] Result<void> check_access(Access asked) const;

@@ -21,6 +21,7 @@ void abort(Rpc& r, ConnectionClient& b) noexcept {
 }  // namespace
 
 void abort(Rpc& r) noexcept {
+  r.has_aborted = true;
   for (auto& handler : r.handlers) handler = nullptr;
   r.clients.for_each([&r](ClientSession& c) {
     c.on_ready = nullptr;

@@ -6,6 +6,7 @@
 #include "base/auditor.h"
 #include "rpc/backlog.h"
 #include "rpc/receive_reservation.h"
+#include "rpc/reply_completion.h"
 #include "rpc/rpc_state.h"
 #include "rpc/transport/connection_call.h"
 
@@ -114,6 +115,9 @@ class RpcAuditor : public base::Auditor {
       expect(s.slots[slot].state != ServerSlotState::unsent || (s.unsent.slots >> slot & 1) != 0,
              "the reply in slot {} of served session {} is never sent", slot, index);
     }
+    for (const ReplyCompletion& c : s.completions)
+      expect(c.session == &s && c.view.refs != 0, "served session {} lists a finished reply",
+             index);
     if (s.connection == nullptr) return;
     set_place(base::format("served session {}: ", index));
     const ConnectionServer& b = *s.connection;

@@ -10,6 +10,7 @@
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
+#include "rpc/reply_completion.h"
 #include "rpc/retransmission.h"
 #include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
@@ -50,6 +51,8 @@ Rpc::~Rpc() {
   context.arena->set_reclaimer(nullptr);
   context.timers.cancel(retransmission_timer);
   port.reset();
+  // The device has dropped its references. No reply can be made any more.
+  run_reply_completions(*this);
   for (const auto& [key, peer_address] : peer_addresses) {
     if (peer_address->transport == Transport::datagram)
       context.device->destroy_ah(peer_address->destination.ah);
@@ -140,19 +143,20 @@ void end(Rpc& r, const Goodbye& goodbye) noexcept {
     flush(r);
     agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
     if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, said);
-    release_server_session(r, s);
+    release_server_session(r, s, Status::flushed);
   });
 }
 
 bool run_deferred_work(Rpc& r) noexcept {
   run_cancel_callbacks(r);
+  if (!r.due_completions.empty()) run_reply_completions(r);
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
   if (!r.room_waiters.empty()) run_room_callbacks(r);
   r.may_have_deferred_work = has_deferred_work(r);
   return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
-         !r.room_waiters.empty() || r.stays_awake;
+         !r.room_waiters.empty() || !r.due_completions.empty() || r.stays_awake;
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,

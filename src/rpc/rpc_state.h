@@ -113,6 +113,8 @@ struct Rpc {
   std::array<CallSample, 16> samples;
   std::uint64_t calls_at_upkeep = 0;                       ///< made and served
   bool stays_awake = false;                                ///< see keep_awake()
+  base::RoundQueue<next_due> due_completions;              ///< replies whose callbacks have to run
+  bool has_aborted = false;                                ///< there are no callbacks any more
   base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet
   SessionDialogues dialogues;
   LocalAddress local;
@@ -174,11 +176,12 @@ inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty();
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty() || has_unsent(r) || !r.room_waiters.empty() || r.stays_awake;
+         !r.connection_queue.empty() || has_unsent(r) || !r.room_waiters.empty() ||
+         !r.due_completions.empty() || r.stays_awake;
 }
 /// Whether callbacks run in the next poll, whatever it finds.
 [[nodiscard]] inline bool has_callbacks_due(const Rpc& r) noexcept {
-  return !r.pending_cancellations.empty();
+  return !r.pending_cancellations.empty() || !r.due_completions.empty();
 }
 /// Whether something is awaited that no event announces: room for datagrams, receives, send
 /// entries, credit of connections.

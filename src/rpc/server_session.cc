@@ -8,6 +8,7 @@
 
 #include "rpc/at_most_once.h"
 #include "rpc/receive_reservation.h"
+#include "rpc/reply_completion.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
@@ -41,7 +42,7 @@ ServerSession* find_victim(Rpc& r) noexcept {
 bool evict_never_used_session(Rpc& r) noexcept {
   ServerSession* const victim = find_victim(r);
   if (victim == nullptr) return false;
-  release_with_tombstone(r, *victim);
+  release_with_tombstone(r, *victim, Status::limit);
   return true;
 }
 
@@ -61,7 +62,7 @@ bool admit_source(Rpc& r, const control::Address& source) noexcept {
   const auto found = r.sources.find(source.source());
   if (found == r.sources.end()) return false;
   ServerSession* const unused = found->second.never_used.front();
-  if (unused != nullptr) release_with_tombstone(r, *unused);
+  if (unused != nullptr) release_with_tombstone(r, *unused, Status::limit);
   return unused != nullptr;
 }
 
@@ -116,11 +117,12 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   return &s;
 }
 
-void release_server_session(Rpc& r, ServerSession& s) noexcept {
+void release_server_session(Rpc& r, ServerSession& s, Status why) noexcept {
   record(r, s, observe::EventKind::state,
          {"closed, client ", s.peer != nullptr ? s.peer->address.view() : std::string_view()});
   if (r.current_call.session == &s) r.current_call = {};
   mark_used(r, s);
+  end_reply_completions(s, why);
   forget_unsent(r, s);
   release_server_connection(r, s);
   return_receives(r, s);
@@ -153,7 +155,7 @@ void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   const bool over = header.kind == RpcKind::close;
   send_session_datagram(r, *s, over ? RpcKind::closed : RpcKind::pong);
   if (!over) return drop_replies_below(*s, header.number);
-  release_with_tombstone(r, *s);  // a repeated close then gets an answer
+  release_with_tombstone(r, *s, Status::ok);  // a repeated close then gets an answer
 }
 
 }  // namespace spinwire::rpc

@@ -41,7 +41,9 @@ inline ServerSlot* find_slot(const ServerSession& s, std::uint32_t number) noexc
   ServerSlot& v = s.slots[number & (s.window - 1)];
   return v.number == number ? &v : nullptr;
 }
-void release_server_session(Rpc& r, ServerSession& s) noexcept;
+/// Releases the record. `why`: the status of replies that are not complete; ok if the client has
+/// closed the session in order.
+void release_server_session(Rpc& r, ServerSession& s, Status why) noexcept;
 void on_ping_or_close(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                       const std::byte* grh) noexcept;
 

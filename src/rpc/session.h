@@ -271,6 +271,11 @@ inline void release_reply_buffer(ReplyBuffer& buffer) noexcept {
 
 struct SessionSource;
 
+// A reply with a callback; see reply_completion.h.
+struct ReplyCompletion;
+base::IntrusiveLinks<ReplyCompletion>& links_in_session(ReplyCompletion& completion) noexcept;
+ReplyCompletion*& next_due(ReplyCompletion& completion) noexcept;
+
 /// Bit of ServerSession::advertised_window above what travels: requests of a session that is
 /// leaving then take the cold path.
 inline constexpr std::uint32_t kTakesNoCalls = 1u << 16;
@@ -318,6 +323,7 @@ struct alignas(64) ServerSession {
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
   std::unique_ptr<SessionPeer> peer;
+  base::IntrusiveList<links_in_session> completions;                ///< that are not due
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection
 };
 

@@ -216,7 +216,7 @@ void SessionDialogues::on_path_validated(std::uint64_t subject) {
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {
   ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
   if (s != nullptr && last_heard_from(*s) == opened_at && s->connection == nullptr)
-    release_with_tombstone(rpc_, *s);
+    release_with_tombstone(rpc_, *s, Status::peer_lost);
 }
 
 // ---- connections for long calls ----
@@ -262,7 +262,7 @@ JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake, std::s
   std::optional<std::uint64_t> subject;
   const auto refuse = [&](const Error& why) -> JoinOutcome {
     // A session without datagrams ends with its connection.
-    if (s->transport == Transport::connection) release_server_session(rpc_, *s);
+    if (s->transport == Transport::connection) release_server_session(rpc_, *s, why.status);
     return {tl::unexpected(why), subject};
   };
   if (auto present = engine_.check_device("join a session"); !present)

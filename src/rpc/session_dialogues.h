@@ -21,6 +21,8 @@ class EngineServices {
   [[nodiscard]] virtual Result<void> check_device(const char* asked) const = 0;
   /// Makes the next poll take a control step.
   virtual void step_soon() noexcept = 0;
+  /// Makes the next poll do more than check completions.
+  virtual void wake_soon() noexcept = 0;
 };
 
 /// The answer to a join of a session that does not exist here: refused.
@@ -56,6 +58,8 @@ class SessionDialogues final : public control::SessionOwner,
   // Connections for long calls, and for sessions without datagrams.
   /// A session wants a connection: the next control step starts it.
   void request_connection() noexcept { engine_.step_soon(); }
+  /// A callback is due: the next poll runs it.
+  void wake_soon() noexcept { engine_.wake_soon(); }
   /// Starts wanted connections while the control port has room. Each control step.
   void begin_connections() noexcept;
 

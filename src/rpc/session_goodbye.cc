@@ -84,7 +84,7 @@ void end_served_session(Rpc& r, ServerSession& s) noexcept {
     send_session_datagram(r, s, RpcKind::closed, wire::encode(s.leaving.goodbye));
   agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
   if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, s.leaving.goodbye);
-  release_with_tombstone(r, s);
+  release_with_tombstone(r, s, Status::flushed);
 }
 
 void refuse_late_call(Rpc& r, CallRef call) noexcept {

@@ -172,8 +172,8 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) n
   });
 }
 
-void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
-  if (!s.is_path_validated) return release_server_session(r, s);
+void release_with_tombstone(Rpc& r, ServerSession& s, Status why) noexcept {
+  if (!s.is_path_validated) return release_server_session(r, s, why);
   auto& entries = r.tombstones.entries;
   if (entries == nullptr) entries.reset(new (std::nothrow) std::array<SessionTombstone, 4096>);
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, s.name);
@@ -190,7 +190,7 @@ void release_with_tombstone(Rpc& r, ServerSession& s) noexcept {
     ++s.peer_address->references;
     if (before != nullptr) release_peer_address(r, before);
   }
-  release_server_session(r, s);
+  release_server_session(r, s, why);
 }
 
 void review_tombstone(Rpc& r) noexcept {
@@ -229,7 +229,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   note_silence(r, s, now);
   if (s.liveness.silent_ticks > r.timeouts.peer) {
     record(r, s, observe::EventKind::error, {"peer_lost: the client was silent for peer_timeout"});
-    return release_with_tombstone(r, s);
+    return release_with_tombstone(r, s, Status::peer_lost);
   }
   std::uint64_t next = next_keepalive(r, now);
   if (is_leaving(s)) next = continue_leaving(r, s, now);

@@ -22,8 +22,8 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, control::ProbeOutcome o
 /// Checks a served session whose timer has expired.
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 /// Releases a served session. If its client's path is validated, a tombstone stays, so that the
-/// client is told if it is heard again.
-void release_with_tombstone(Rpc& r, ServerSession& s) noexcept;
+/// client is told if it is heard again. `why`: see release_server_session().
+void release_with_tombstone(Rpc& r, ServerSession& s, Status why) noexcept;
 /// Reviews the next tombstone, in each control step. If it is too old or its client has ended,
 /// drops the client's address, which keeps memory of the client's process mapped.
 void review_tombstone(Rpc& r) noexcept;

@@ -275,7 +275,8 @@ TEST(RpcSessionOpening, NamesThatComeAgainNameNothingOfBefore) {
     for (int k = 0; k < 2046; ++k) {
       rpc::PeerAddress* const route = rpc::acquire_peer_address(*server.core->calls, end).value();
       rpc::release_server_session(*server.core->calls,
-                                  *rpc::accept_session(*server.core->calls, end, route, from));
+                                  *rpc::accept_session(*server.core->calls, end, route, from),
+                                  Status::ok);
     }
     for (int k = 0; k < 4094; ++k)
       rpc::end_session_in_order(*client.core->calls,

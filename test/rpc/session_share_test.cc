@@ -77,7 +77,7 @@ TEST_F(RpcSessionShare, ASessionThatEndsGivesItsPlaceBack) {
   rpc::ServerSession* first = accept_and_use("10.0.0.1:5");
   for (std::uint32_t i = 1; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   ASSERT_EQ(accept("10.0.0.1:5"), nullptr);
-  rpc::release_server_session(calls(), *first);
+  rpc::release_server_session(calls(), *first, Status::ok);
   EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
   EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
 }
@@ -121,7 +121,7 @@ TEST_F(RpcSessionShare, TheListOfUnusedSessionsHasNoOther) {
   rpc::reserve_window_receives(calls(), *first);  // its first request
   EXPECT_EQ(source.never_used.front(), second);
   EXPECT_EQ(calls().never_used, 1u);
-  rpc::release_server_session(calls(), *second);
+  rpc::release_server_session(calls(), *second, Status::ok);
   EXPECT_EQ(source.never_used.front(), nullptr);
   EXPECT_EQ(calls().never_used, 0u);
   server_->expect_clean();

@@ -15,6 +15,7 @@
 #include "rpc/call_samples.h"
 #include "rpc/client_session.h"
 #include "rpc/reply_buffer.h"
+#include "rpc/reply_completion.h"
 #include "rpc/server_call.h"
 #include "rpc/server_session.h"
 #include "rpc/session_snapshot.h"
@@ -325,6 +326,25 @@ Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
 
 Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
   return answer(slot_, call_, Status::ok, bytes.data(), bytes.size(), detail::block_of(bytes));
+}
+
+Status PendingCall::reply(const BufferSlice& bytes,
+                          const ReplyCompletionCallback& done) const noexcept {
+  if (slot_ == nullptr) return Status::not_connected;
+  if (base::OwnerGuard::standing(*slot_) > base::OwnerGuard::kPolling)
+    return base::OwnerGuard::diagnose(*slot_);
+  EngineCore& core = *detail::core_at(slot_);
+  detail::Block* const block = detail::block_of(bytes);
+  if (!done || (block != nullptr && !core.context.owns(*block))) return Status::invalid_argument;
+  rpc::ServerSession* const s = rpc::find_server(*core.calls, call_.session);
+  if (s == nullptr) return Status::not_connected;
+  rpc::ReplyCompletion* const completion = rpc::make_reply_completion(*core.calls, *s, block, done);
+  if (completion == nullptr) return Status::no_buffer;
+  const Status status = answer(slot_, call_, Status::ok, bytes.data(), bytes.size(),
+                               block != nullptr ? &completion->view : nullptr);
+  status == Status::ok ? rpc::release_reply_completion(*completion)
+                       : rpc::drop_reply_completion(*completion);
+  return status;
 }
 
 std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {

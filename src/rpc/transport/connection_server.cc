@@ -241,7 +241,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   // A client without datagrams ends its session with its connection. A client that lost the
   // connection makes another; otherwise its session is forgotten after connections.peer_timeout.
   const bool over = why.status == Status::ok && s->transport == Transport::connection;
-  over ? release_server_session(r, *s) : release_server_connection(r, *s);
+  over ? release_server_session(r, *s, Status::ok) : release_server_connection(r, *s);
 }
 
 }  // namespace
