@@ -94,7 +94,7 @@ class SPINWIRE_API Reply {
  public:
   /// How the call ended:
   ///   ok                the server has replied
-  ///   refused           the handler refused the call; text() says why
+  ///   refused           the handler refused the call; text() and code() say why
   ///   unsupported       the server has no such method
   ///   timed_out         the time-out passed; the handler may have run
   ///   cancelled         by Session::cancel(); the handler may have run
@@ -122,6 +122,11 @@ class SPINWIRE_API Reply {
   [[nodiscard]] std::string_view text() const noexcept {
     return {reinterpret_cast<const char*>(data_), status_ != Status::ok ? size_ : 0};
   }
+  /// The code with which the handler has refused the call; none if it gave none. A server of an
+  /// older release gives none.
+  [[nodiscard]] std::optional<std::uint32_t> code() const noexcept {
+    return has_code_ ? std::optional(code_) : std::nullopt;
+  }
   /// Keeps the bytes beyond the callback: answers a slice of the receive in which they arrived, or
   /// of a block to which bytes in the device's memory are copied. bytes() then answers the kept
   /// bytes. Empty if there are none.
@@ -144,6 +149,8 @@ class SPINWIRE_API Reply {
   std::size_t size_;
   Status status_;
   bool kept_ = false;
+  bool has_code_ = false;
+  std::uint32_t code_;  ///< undefined without has_code_
 };
 
 using ReplyCallback = Callback<void(Reply&)>;
@@ -229,6 +236,12 @@ class SPINWIRE_API PendingCall {
   ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
   ///   no_buffer         the send pool has no block for a reply over a connection
   Status refuse(std::string_view why) const noexcept;
+  /// Refuses the call with a code of the application's own (Reply::code()) and the first
+  /// kSlotPayloadBytes - 4 bytes of the text. A client of an older release gets the text alone.
+  /// Errors:
+  ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
+  ///   no_buffer         the send pool has no block for a reply over a connection
+  Status refuse(std::uint32_t code, std::string_view why) const noexcept;
   /// Longest reply in bytes: a datagram, or the memory that the client named; 0 once the call is
   /// over.
   [[nodiscard]] std::size_t max_reply() const noexcept;
@@ -303,6 +316,12 @@ class SPINWIRE_API Request {
   ///   not_connected     the call was answered, or its session has ended
   ///   no_buffer         the send pool has no block for a reply over a connection
   Status refuse(std::string_view why) noexcept { return record_answer(call_.refuse(why)); }
+  /// Refuses the call with a code. Errors:
+  ///   not_connected     the call was answered, or its session has ended
+  ///   no_buffer         the send pool has no block for a reply over a connection
+  Status refuse(std::uint32_t code, std::string_view why) noexcept {
+    return record_answer(call_.refuse(code, why));
+  }
   [[nodiscard]] std::size_t max_reply() const noexcept { return call_.max_reply(); }
   [[nodiscard]] std::span<std::byte> reserve_reply(std::size_t size) const noexcept {
     return call_.reserve_reply(size);

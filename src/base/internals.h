@@ -25,6 +25,11 @@ struct Internals {
     return call.kept_;
   }
   template <typename T>
+  static void set_code(T& reply, std::uint32_t code) noexcept {
+    reply.has_code_ = true;
+    reply.code_ = code;
+  }
+  template <typename T>
   static bool is_answered(const T& request) noexcept {
     return request.answered_;
   }

@@ -45,7 +45,22 @@ namespace spinwire::rpc {
   return c.slots[slot].number == number && (c.free_slots & bit(slot)) == 0;
 }
 
-/// Ends the call that waits for this reply. Returns whether the block was kept.
+/// Makes the reply of a refused call from its datagram, which has a code.
+[[gnu::cold, gnu::noinline]] inline Reply refused_with_code(const wire::RpcHeader& header,
+                                                            Block* block,
+                                                            const std::byte* payload) noexcept {
+  std::uint32_t code = 0;
+  std::memcpy(&code, payload, sizeof code);
+  Reply reply =
+      detail::make<Reply>(wire::status_in(header.status), block, payload + wire::kRefusalCodeBytes,
+                          header.length - wire::kRefusalCodeBytes);
+  detail::Internals::set_code(reply, code);
+  return reply;
+}
+
+/// Ends the call that waits for this reply. Returns whether the block was kept. A good reply has no
+/// code, and its path does not look for one.
+template <bool may_have_code = false>
 [[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
                                                  Block* block, const std::byte* payload,
                                                  std::uint64_t now) noexcept {
@@ -62,7 +77,9 @@ namespace spinwire::rpc {
   release_slot(r, c, k, slot);
   ++r.stats.replies;
   Reply reply =
-      detail::make<Reply>(static_cast<Status>(header.status), block, payload, header.length);
+      may_have_code && wire::has_code(header.status)
+          ? refused_with_code(header, block, payload)
+          : detail::make<Reply>(static_cast<Status>(header.status), block, payload, header.length);
   done(reply);
   if (c.backlog_count != 0) [[unlikely]]
     send_backlog(r, c);

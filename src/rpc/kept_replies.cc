@@ -51,7 +51,7 @@ void drop_reply(Rpc& r, ServerSession& s, std::uint32_t slot) noexcept {
   if (v.payload.block == nullptr) return;
   release_payload(v.payload);
   std::memcpy(v.payload.text, kReplyDropped.data(), kReplyDropped.size());
-  v.status = Status::limit;
+  v.status = static_cast<std::uint8_t>(Status::limit);
   v.size = static_cast<std::uint16_t>(kReplyDropped.size());
   ++r.stats.dropped_replies;
 }

@@ -227,6 +227,7 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
   end.first = first;
   end.application_fields = true;
   end.goodbyes = true;
+  end.refusal_codes = true;
   return end;
 }
 

@@ -34,13 +34,13 @@ namespace spinwire::rpc {
 /// Returns false, and sends nothing, if there is no room.
 [[gnu::always_inline]] inline bool try_to_send_reply(Rpc& r, const ServerSession& s,
                                                      const ServerSlot& v, std::uint16_t time,
-                                                     std::uint32_t number, Status status,
+                                                     std::uint32_t number, std::uint8_t status,
                                                      std::uint16_t size) noexcept {
   const wire::RpcHeader header{s.peer_session,
                                number,
                                time,
                                wire::RpcKind::reply,
-                               static_cast<std::uint8_t>(status),
+                               status,
                                size,
                                static_cast<std::uint16_t>(s.advertised_window)};
   return send_datagram(r, s.peer_address->destination, wire::pack(header), size, v.payload);
@@ -48,13 +48,13 @@ namespace spinwire::rpc {
 /// Sends a reply now or, if there is no room, in a later poll.
 [[gnu::always_inline]] inline void send_reply(Rpc& r, ServerSession& s, const ServerSlot& v,
                                               std::uint16_t time, std::uint32_t number,
-                                              Status status, std::uint16_t size) noexcept {
+                                              std::uint8_t status, std::uint16_t size) noexcept {
   if (!try_to_send_reply(r, s, v, time, number, status, size)) [[unlikely]]
     defer_reply(r, s, number & (s.window - 1));  // which sets another state
 }
 
 [[gnu::always_inline]] inline Status finish_reply(Rpc& r, ServerSession& s, ServerSlot& v,
-                                                  std::uint32_t number, Status status,
+                                                  std::uint32_t number, std::uint8_t status,
                                                   const std::byte* data, std::size_t size,
                                                   Block* block) noexcept {
   const std::uint16_t time = server_time(r, v);
@@ -83,8 +83,11 @@ namespace spinwire::rpc {
     return Status::not_connected;
   if (size > kSlotPayloadBytes && size > wire::rpc_payload(s->longest_datagram)) [[unlikely]]
     return Status::message_too_long;
-  return finish_reply(r, *s, *v, call.number, status, data, size, block);
+  return finish_reply(r, *s, *v, call.number, static_cast<std::uint8_t>(status), data, size, block);
 }
+
+/// Refuses a call for its handler, with a code for clients that take codes. Cold.
+Status refuse_with_code(Rpc& r, CallRef call, std::uint32_t code, std::string_view text) noexcept;
 
 [[gnu::cold, gnu::noinline]] inline void refuse(Rpc& r, CallRef call, Status status,
                                                 std::string_view text) noexcept {

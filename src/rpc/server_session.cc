@@ -104,6 +104,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.share = share;
   s.is_path_validated = false;
   s.takes_goodbyes = peer.goodbyes;
+  s.takes_refusal_codes = peer.refusal_codes;
   s.in_never_used_list = true;
   source->never_used.push_back(s);
   ++source->unused;

@@ -253,7 +253,7 @@ enum class ServerSlotState : std::uint8_t { none, running, answered, unsent };
 struct alignas(64) ServerSlot {
   std::uint32_t number = 0;
   ServerSlotState state = ServerSlotState::none;
-  Status status = Status::ok;
+  std::uint8_t status = 0;  ///< as in wire::RpcHeader
   std::uint16_t size = 0;
   Payload payload;
 };
@@ -318,6 +318,7 @@ struct alignas(64) ServerSession {
   bool in_never_used_list = false;     ///< of its source
   bool is_path_validated = false;      ///< the client receives datagrams at its address
   bool takes_goodbyes = false;         ///< the client understands RpcKind::goodbye
+  bool takes_refusal_codes = false;    ///< the client understands wire::kHasCode
   ServedLeaving leaving;               ///< while is_leaving()
   control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()

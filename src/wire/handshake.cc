@@ -64,6 +64,7 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, Capabilities capabilit
   if (e.direct_datagrams >= kLongDatagramBytes) capabilities.features |= feature::long_datagrams;
   if (e.direct_datagrams >= kBlockDatagramBytes) capabilities.features |= feature::block_datagrams;
   if (e.goodbyes) capabilities.features |= feature::goodbye;
+  if (e.refusal_codes) capabilities.features |= feature::refusal_codes;
   return encode_end<SessionLayout>(kind, e, capabilities);
 }
 

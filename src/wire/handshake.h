@@ -78,6 +78,8 @@ inline constexpr std::uint32_t refusal_code = 32;
 inline constexpr std::uint32_t application_fields = 64;
 /// This end understands a goodbye with a reason. In a refusal: the body has a goodbye.
 inline constexpr std::uint32_t goodbye = 128;
+/// This end of a session takes the codes of refused calls; see kHasCode.
+inline constexpr std::uint32_t refusal_codes = 256;
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {
@@ -151,6 +153,7 @@ struct SessionEnd {
   bool application_fields = false;  ///< a feature
   PrivateData private_data{};       ///< of this end's application
   bool goodbyes = false;            ///< feature::goodbye
+  bool refusal_codes = false;       ///< a feature
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 /// Payloads of 4, 16 and 32 KiB, and their headers.

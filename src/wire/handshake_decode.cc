@@ -293,6 +293,7 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body, std::uint32_t
   const auto check = [features](Checks& checks, SessionEnd& e) {
     e.direct_datagrams = longest_datagram(features);
     e.goodbyes = (features & feature::goodbye) != 0;
+    e.refusal_codes = has(features, feature::refusal_codes);
     if (e.qp_num != 0) {  // an end without datagrams may omit its address
       check_address(checks, e);
       check_qp_num(checks, e.qp_num);

@@ -9,6 +9,7 @@
 #include "spinwire/status.h"
 #include "wire/codec.h"
 #include "wire/goodbye.h"
+#include "wire/rpc_datagram.h"
 
 namespace spinwire::wire {
 
@@ -26,19 +27,20 @@ struct RpcMessageHeader {
   std::uint32_t number = 0;  ///< the call's number; its low bits are its slot; see goodbye
   std::uint16_t method = 0;  ///< for a call
   RpcMessageKind kind = RpcMessageKind::call;
-  std::uint8_t status = 0;  ///< for a reply: a Status
+  std::uint8_t status = 0;  ///< for a reply: a Status, and kHasCode
   std::uint32_t size = 0;   ///< bytes of a call's request or a reply's payload
   // For a call: the memory for its reply. All 0: the reply is a message.
   std::uint32_t reply_capacity = 0;  ///< bytes
   std::uint64_t address = 0;
   std::uint32_t rkey = 0;
+  std::uint32_t code = 0;  ///< for a reply with kHasCode: the handler's
 };
 inline constexpr std::size_t kRpcMessageHeaderBytes = 32;
 
 using RpcMessageLayout =
     Layout<&RpcMessageHeader::number, &RpcMessageHeader::method, &RpcMessageHeader::kind,
            &RpcMessageHeader::status, &RpcMessageHeader::size, &RpcMessageHeader::reply_capacity,
-           &RpcMessageHeader::address, &RpcMessageHeader::rkey, zeros<4>>;
+           &RpcMessageHeader::address, &RpcMessageHeader::rkey, &RpcMessageHeader::code>;
 
 constexpr std::array<std::byte, kRpcMessageHeaderBytes> encode(
     const RpcMessageHeader& header) noexcept {
@@ -59,6 +61,7 @@ constexpr bool decode(std::span<const std::byte> bytes, RpcMessageHeader& header
   if (bytes.size() < kRpcMessageHeaderBytes || !RpcMessageLayout::get(bytes.data(), header))
     return false;
   payload = bytes.subspan(kRpcMessageHeaderBytes);
+  if (header.code != 0 && !has_code(header.status)) return false;
   if (header.kind == RpcMessageKind::call) {
     return header.status == 0 && is_valid_reply_region(header) &&
            (payload.empty() || payload.size() == header.size);
@@ -66,7 +69,7 @@ constexpr bool decode(std::span<const std::byte> bytes, RpcMessageHeader& header
   if (header.method != 0 || header.reply_capacity != 0 || !is_valid_reply_region(header))
     return false;
   if (header.kind == RpcMessageKind::reply)
-    return header.status < kStatusCount && payload.size() == header.size;
+    return is_reply_status(header.status) && payload.size() == header.size;
   Goodbye goodbye;
   const bool known = header.kind == RpcMessageKind::cancel ||
                      header.kind == RpcMessageKind::cancelled ||

@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the header is copied 
 
 enum class RpcKind : std::uint8_t {
   request = 1,  ///< from the client; the payload is the application's
-  reply = 2,    ///< from the server; unless the status is ok, the payload is a text
+  reply = 2,    ///< from the server; unless the status is ok, the payload is a text; see kHasCode
   ping = 3,     ///< from the client: it is alive, and calls with lower numbers are over
   pong = 4,     ///< answers a ping
   close = 5,    ///< from the client: the session is over
@@ -60,7 +60,7 @@ struct RpcHeader {
   /// the proof.
   std::uint16_t method;
   RpcKind kind;
-  std::uint8_t status;   ///< for a reply: a Status
+  std::uint8_t status;   ///< for a reply: a Status, and kHasCode
   std::uint16_t length;  ///< bytes of the payload
   /// Reply: calls that the session may have in flight. Request: 0. Others: the upper half of the
   /// proof.
@@ -68,6 +68,20 @@ struct RpcHeader {
 };
 inline constexpr std::size_t kRpcHeaderBytes = 16;
 static_assert(sizeof(RpcHeader) == kRpcHeaderBytes);
+/// Bit of a reply's status byte: the handler has refused the call with a code. In a datagram, the
+/// code is the first kRefusalCodeBytes of the payload. Only for clients that offer
+/// feature::refusal_codes.
+inline constexpr std::uint8_t kHasCode = 0x80;
+inline constexpr std::size_t kRefusalCodeBytes = sizeof(std::uint32_t);
+/// The status in a reply's status byte.
+constexpr Status status_in(std::uint8_t byte) noexcept {
+  return static_cast<Status>(byte & ~kHasCode);
+}
+constexpr bool has_code(std::uint8_t byte) noexcept { return (byte & kHasCode) != 0; }
+/// Whether a reply may have this status byte.
+constexpr bool is_reply_status(std::uint8_t byte) noexcept {
+  return has_code(byte) ? status_in(byte) == Status::refused : byte < kStatusCount;
+}
 /// For how long the server had the request of this reply; see RpcHeader::method.
 constexpr std::uint16_t server_time_of(const RpcHeader& reply) noexcept { return reply.method; }
 
@@ -133,7 +147,10 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
   if (header.length != received - kRpcHeaderBytes) [[unlikely]]
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
-  if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
+  if (header.kind == RpcKind::reply) {
+    return header.window != 0 && is_reply_status(header.status) &&
+           (!has_code(header.status) || header.length >= kRefusalCodeBytes);
+  }
   const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::goodbye;
   const std::size_t length = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
   return known && header.length == length && header.status == 0;

@@ -13,6 +13,9 @@ void run(std::span<const std::byte> data) {
   expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
   expect(header.kind >= RpcKind::request && header.kind <= RpcKind::goodbye, "a kind is known");
   expect(header.kind == RpcKind::reply || header.status == 0, "only replies have a status");
+  expect(!has_code(header.status) || (status_in(header.status) == spinwire::Status::refused &&
+                                      header.length >= kRefusalCodeBytes),
+         "a code is of a refusal, and is there");
   expect(header.kind != RpcKind::request || header.window == 0, "requests have no window");
   const std::size_t challenge = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
   expect(header.kind <= RpcKind::reply || header.length == challenge, "a payload has its kind's");
@@ -30,6 +33,9 @@ void sow(Seeds& seeds) {
     if (k == RpcKind::reply) header.window = 8;
     seeds.add({std::as_bytes(std::span(&header, 1)), payload});
   }
+  RpcHeader refusal{0x100007, 9, 0, RpcKind::reply, 0, 21, 8};
+  refusal.status = static_cast<std::uint8_t>(spinwire::Status::refused) | kHasCode;
+  seeds.add({std::as_bytes(std::span(&refusal, 1)), Bytes(21)});
 }
 
 }  // namespace fuzz

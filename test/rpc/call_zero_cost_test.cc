@@ -60,6 +60,7 @@ class CallLoad {
     EXPECT_TRUE(many(ended_, 10000)) << ended_;
     EXPECT_TRUE(many(refused_, 1000)) << refused_;
     EXPECT_TRUE(many(full_ended_, 1000)) << full_ended_;
+    EXPECT_TRUE(many(completed_, 300)) << completed_;
     EXPECT_TRUE(many(long_ended_, 1000)) << long_ended_;
     EXPECT_TRUE(many(deferred_, 1000)) << deferred_;
     EXPECT_TRUE(many(nested_, 1000)) << nested_;
@@ -90,7 +91,7 @@ class CallLoad {
       ++kept_turn_;
       if (kept_turn_ % 3 == 0) return static_cast<void>(r.reply(r.keep()));   // the received buffer
       if (kept_turn_ % 3 == 1) return static_cast<void>(r.reply(r.bytes()));  // copied to a block
-      (void)r.reply(full_answer_.slice());
+      (void)r.reply(full_answer_.slice(), [this](Status) { ++completed_; });
     }));
     EXPECT_TRUE(e.serve(kLong, [this](Request& r) {
       ++long_turn_;
@@ -99,7 +100,10 @@ class CallLoad {
     // On some devices, so long a reply would have to be written into the caller's memory.
     EXPECT_TRUE(e.serve(
         kEager, [](Request& r) { (void)r.reply(r.keep().slice(0, r.bytes().size() - 100)); }));
-    EXPECT_TRUE(e.serve(kRefused, [](Request& r) { (void)r.refuse("not on a Sunday"); }));
+    EXPECT_TRUE(e.serve(kRefused, [this](Request& r) {
+      ++refused_turn_;
+      (void)(refused_turn_ % 2 == 0 ? r.refuse("not on a Sunday") : r.refuse(7, "nor on a Monday"));
+    }));
     EXPECT_TRUE(e.serve(kDeferred,
                         [this](Request& r) { later_[later_end_++ % later_.size()] = r.defer(); }));
     EXPECT_TRUE(e.serve(kNested, [this](Request& r) {
@@ -181,12 +185,14 @@ class CallLoad {
   std::size_t later_end_ = 0;
   std::uint32_t kept_turn_ = 0;
   std::uint32_t full_under_way_ = 0;
+  std::uint32_t refused_turn_ = 0;
   std::uint32_t long_turn_ = 0;
   std::uint32_t long_under_way_ = 0;
   std::uint64_t accepted_ = 0;
   std::uint64_t ended_ = 0;
   std::uint64_t refused_ = 0;
   std::uint64_t full_ended_ = 0;
+  std::uint64_t completed_ = 0;  ///< replies with a callback
   std::uint64_t long_ended_ = 0;
   std::uint64_t deferred_ = 0;
   std::uint64_t nested_ = 0;

@@ -217,6 +217,16 @@ TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   expect_unharmed();
 }
 
+TEST_F(RpcHostile, ARefusalWithoutTheCodeThatItNamesIsNone) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const ClientSession& to = ours();
+  constexpr std::uint8_t kRefused =
+      static_cast<std::uint8_t>(Status::refused) | spinwire::wire::kHasCode;
+  send_from_server({to.name, to.slots[0].number, 0, RpcKind::reply, kRefused, 0, 1});
+  ASSERT_TRUE(run([&] { return ended_ != 0 || bad(client_) == 1; }));
+  expect_unharmed();
+}
+
 TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const ClientSession& to = ours();

@@ -214,9 +214,11 @@ TEST(GoldenBytes, RendezvousMessages) {
 }
 
 TEST(GoldenBytes, CallsOnAConnection) {
-  EXPECT_EQ(hex(encode(RpcMessageHeader{0x13121110, 0x1514, RpcMessageKind::cancelled, 0x17,
-                                        0x1b1a1918, 0x1f1e1d1c, 0x2726252423222120, 0x2b2a2928})),
-            "101112131415041718191a1b1c1d1e1f202122232425262728292a2b00000000");
+  EXPECT_EQ(
+      hex(encode(RpcMessageHeader{0x13121110, 0x1514, RpcMessageKind::cancelled, 0x17, 0x1b1a1918,
+                                  0x1f1e1d1c, 0x2726252423222120, 0x2b2a2928, 0x2f2e2d2c})),
+      "101112131415041718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f");
+  EXPECT_EQ(kHasCode, 0x80);
 }
 
 /// A struct whose bytes count up.

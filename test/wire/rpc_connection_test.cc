@@ -57,6 +57,19 @@ TEST(RpcLongCallsHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_FALSE(taken({1, 0, RpcMessageKind{5}, 0, 0, 0, 0, 0}, 0));
 }
 
+TEST(RpcLongCallsHeader, OnlyARefusalHasACode) {
+  constexpr std::uint8_t kRefused = static_cast<std::uint8_t>(Status::refused) | kHasCode;
+  const auto reply = RpcMessageKind::reply;
+  EXPECT_TRUE(taken({1, 0, reply, kRefused, 9, 0, 0, 0, 77}, 9));
+  EXPECT_TRUE(taken({1, 0, reply, kRefused, 0, 0, 0, 0, 0}, 0)) << "the code 0";
+  EXPECT_FALSE(taken({1, 0, reply, kRefused & ~kHasCode, 9, 0, 0, 0, 77}, 9)) << "not announced";
+  EXPECT_FALSE(taken({1, 0, reply, kHasCode, 9, 0, 0, 0, 77}, 9)) << "no refusal";
+  EXPECT_FALSE(taken({1, 0, reply, 0, 9, 0, 0, 0, 77}, 9));
+  EXPECT_FALSE(taken({1, 2, RpcMessageKind::call, 0, 0, 0, 0, 0, 77}, 0));
+  EXPECT_FALSE(taken({1, 2, RpcMessageKind::call, kRefused, 0, 0, 0, 0, 77}, 0));
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind::cancelled, kRefused, 0, 0, 0, 0, 77}, 0));
+}
+
 TEST(RpcLongCallsHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
   auto bytes = encode(RpcMessageHeader{1, 2, RpcMessageKind::call, 0, 0, 0, 0, 0});
   RpcMessageHeader read;

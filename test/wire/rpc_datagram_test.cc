@@ -85,6 +85,20 @@ TEST(RpcHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_FALSE(taken({1, 2, 3, RpcKind{8}, 0, 0, 0}, 0));
 }
 
+TEST(RpcHeader, OnlyARefusalHasACode) {
+  constexpr std::uint8_t kRefused = static_cast<std::uint8_t>(Status::refused) | kHasCode;
+  EXPECT_TRUE(taken({1, 2, 0, RpcKind::reply, kRefused, 4, 8}, 4));
+  EXPECT_TRUE(taken({1, 2, 0, RpcKind::reply, kRefused, 48, 8}, 48));
+  for (std::uint16_t bytes = 0; bytes < kRefusalCodeBytes; ++bytes)
+    EXPECT_FALSE(taken({1, 2, 0, RpcKind::reply, kRefused, bytes, 8}, bytes)) << "no code";
+  EXPECT_FALSE(taken({1, 2, 0, RpcKind::reply, kRefused, 4, 0}, 4)) << "no window";
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::request, kRefused, 4, 0}, 4)) << "a request";
+  for (std::uint8_t status = 0; status < kHasCode; ++status) {
+    const auto byte = static_cast<std::uint8_t>(status | kHasCode);
+    EXPECT_EQ(taken({1, 2, 0, RpcKind::reply, byte, 9, 8}, 9), byte == kRefused) << int{status};
+  }
+}
+
 TEST(RpcHeader, AProofComesBackAndLeavesTheTokenUnknown) {
   for (const std::uint32_t proof : {0u, 1u, 0xffffu, 0x10000u, 0xffffffffu})
     EXPECT_EQ(proof_of(unpack(pack(session_header(1, 2, RpcKind::close, proof)))), proof);
@@ -130,6 +144,16 @@ TEST(SessionFrames, ComeBackAsSent) {
     EXPECT_EQ(r.lid, e.lid);
     EXPECT_EQ(r.incarnation, e.incarnation);
     EXPECT_EQ(r.first, e.first);
+  }
+}
+
+TEST(SessionFrames, TellWhetherAnEndTakesTheCodesOfRefusals) {
+  for (const bool takes : {false, true}) {
+    SessionEnd e = valid_session_end();
+    e.refusal_codes = takes;
+    const auto open = decode_frame(encode(OpenSession{e}));
+    ASSERT_TRUE(open) << open.error().message();
+    EXPECT_EQ(std::get<OpenSession>(open->body).end.refusal_codes, takes);
   }
 }
 

@@ -293,6 +293,17 @@ Status Session::close() noexcept {
 
 namespace {
 
+/// Posts an answer that was given between polls.
+inline void post_answer(EngineCore& core, detail::CallRef call, Status done) noexcept {
+  if (call.transport == detail::Transport::connection) {
+    agent::flush_queued_agents(core.context);
+  } else if (done == Status::ok) {
+    rpc::post_datagrams(*core.calls);
+    if (rpc::has_unsent(*core.calls)) [[unlikely]]
+      core.wake_soon();
+  }
+}
+
 [[gnu::always_inline]] inline Status answer(const detail::EngineSlot* slot, detail::CallRef call,
                                             Status status, const std::byte* data, std::size_t size,
                                             detail::Block* block) noexcept {
@@ -308,13 +319,7 @@ namespace {
   const Status done = rpc::answer_call(*core.calls, call, status, data, size, block);
   if (polling) [[likely]]
     return done;  // posted at the end of the poll at the latest
-  if (call.transport == detail::Transport::connection) {
-    agent::flush_queued_agents(core.context);
-  } else if (done == Status::ok) {
-    rpc::post_datagrams(*core.calls);
-    if (rpc::has_unsent(*core.calls)) [[unlikely]]
-      core.wake_soon();
-  }
+  post_answer(core, call, done);
   return done;
 }
 
@@ -372,6 +377,16 @@ Status PendingCall::refuse(std::string_view why) const noexcept {
   const std::size_t size = std::min(why.size(), kSlotPayloadBytes);
   return answer(slot_, call_, Status::refused, reinterpret_cast<const std::byte*>(why.data()), size,
                 nullptr);
+}
+
+Status PendingCall::refuse(std::uint32_t code, std::string_view why) const noexcept {
+  if (slot_ == nullptr) return Status::not_connected;
+  const std::uintptr_t standing = base::OwnerGuard::standing(*slot_);
+  if (standing > base::OwnerGuard::kPolling) return base::OwnerGuard::diagnose(*slot_);
+  EngineCore& core = *detail::core_at(slot_);
+  const Status done = rpc::refuse_with_code(*core.calls, call_, code, why);
+  if (standing != base::OwnerGuard::kPolling) post_answer(core, call_, done);
+  return done;
 }
 
 }  // namespace spinwire

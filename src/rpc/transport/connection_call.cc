@@ -162,6 +162,7 @@ bool complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k, Block* 
       status == Status::ok || status == Status::refused || status == Status::unsupported;
   r.stats.replies += answered ? 1 : 0;
   Reply reply = detail::make<Reply>(status, block, bytes.data(), bytes.size());
+  if (const auto code = std::exchange(k.code, {})) detail::Internals::set_code(reply, *code);
   call.done(reply);
   return detail::Internals::is_kept(reply);
 }
@@ -189,6 +190,7 @@ void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status stat
   ConnectionClient& b = *c.connection;
   k.call.outcome = status;
   k.size = 0;
+  k.code = {};
   k.reply_message = {};
   const bool may_be_used = k.request_in_flight || (k.key_open && k.sent != Sent::nothing);
   if (may_be_used && k.cancel == Cancel::none && !k.key_closing) {

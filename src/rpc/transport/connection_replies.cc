@@ -44,7 +44,7 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
     return;
   }
   if (k->cancel != Cancel::none) return;  // the cancel and the reply crossed
-  const auto status = static_cast<Status>(header.status);
+  const Status status = wire::status_in(header.status);
   if (k->sent == Sent::nothing || (status == Status::ok && k->key_open))
     return fail_protocol(r, a, "a reply to no call, or one that was to be written");
   if (k->call.outcome) {  // the server refused to pull the request
@@ -52,6 +52,7 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
     return;
   }
   k->call.outcome = status;
+  if (wire::has_code(header.status)) k->code = header.code;
   if (!k->request_in_flight && !k->key_open) {  // the usual case: complete at once
     const std::uint32_t session = b.session;
     if (complete_call(r, b, *k, detail::block_of(m), payload))

@@ -2,6 +2,7 @@
 // most once. The reply uses the connection of the request.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "agent/submit.h"
 #include "base/internals.h"
@@ -58,9 +59,10 @@ Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexce
 }
 
 /// Builds the reply as a message: header and payload in one block. The block may be the call's
-/// reply buffer with the payload in place.
+/// reply buffer with the payload in place. `code`: of the handler's refusal.
 Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const std::byte* data,
-                           std::size_t size, Block* space) noexcept {
+                           std::size_t size, Block* space,
+                           std::optional<std::uint32_t> code = {}) noexcept {
   const std::size_t bytes = wire::kRpcMessageHeaderBytes + size;
   Block* const block =
       space != nullptr ? space : r.context.arena->allocate(memory::PoolId::send, bytes);
@@ -70,6 +72,10 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
   header.kind = RpcMessageKind::reply;
   header.status = static_cast<std::uint8_t>(status);
   header.size = static_cast<std::uint32_t>(size);
+  if (code) {
+    header.status |= wire::kHasCode;
+    header.code = *code;
+  }
   const auto head = wire::encode(header);
   std::memcpy(block->payload, head.data(), head.size());
   if (space == nullptr && size != 0) std::memcpy(block->payload + head.size(), data, size);
@@ -318,6 +324,19 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
       write ? reference_reply(r, v, data, size, block)
             : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
   if (kept != Status::ok) return kept;
+  v.state = State::answering;
+  if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
+  return Status::ok;
+}
+
+Status refuse_over_connection(Rpc& r, CallRef call, std::uint32_t code,
+                              std::string_view text) noexcept {
+  const RunningCall running = find_running(r, call.session, call.number);
+  if (running.slot == nullptr) return Status::not_connected;
+  ConnectionServerSlot& v = *running.slot;
+  const auto* const data = reinterpret_cast<const std::byte*>(text.data());
+  const Status built = build_reply_message(r, v, Status::refused, data, text.size(), nullptr, code);
+  if (built != Status::ok) return built;
   v.state = State::answering;
   if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
   return Status::ok;

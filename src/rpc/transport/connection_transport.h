@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "agent/agent.h"
@@ -41,11 +42,12 @@ struct ConnectionClientSlot {
   std::uint32_t number = 0;  ///< of this call, or the next; the low bits are the slot
   Sent sent = Sent::nothing;
   Cancel cancel = Cancel::none;
-  bool request_in_flight = false;  ///< the request's message has not ended
-  bool key_open = false;           ///< the reply's memory has a key
-  bool key_closing = false;        ///< the key is being closed
-  std::uint32_t size = 0;          ///< written bytes
-  Buffer reply_message;            ///< the reply, kept until the request's message ends
+  bool request_in_flight = false;     ///< the request's message has not ended
+  bool key_open = false;              ///< the reply's memory has a key
+  bool key_closing = false;           ///< the key is being closed
+  std::uint32_t size = 0;             ///< written bytes
+  std::optional<std::uint32_t> code;  ///< of the handler's refusal
+  Buffer reply_message;               ///< the reply, kept until the request's message ends
   std::uint32_t rkey = 0;
   std::uint32_t lease = 0;  ///< the agent's lease id of the key
   ConnectionCall call;
@@ -218,6 +220,9 @@ void release_server_connection(Rpc& r, ServerSession& s) noexcept;
 /// Answers a call. Errors: those of PendingCall::reply().
 Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::byte* data,
                               std::size_t size, Block* block) noexcept;
+/// Refuses a call for its handler. Errors: those of PendingCall::refuse().
+Status refuse_over_connection(Rpc& r, CallRef call, std::uint32_t code,
+                              std::string_view text) noexcept;
 /// Advances the server's calls.
 void advance(Rpc& r, ConnectionServer& b) noexcept;
 
