@@ -60,6 +60,7 @@ class Trader {
     engine_ = *spinwire::Engine::open(config);
     spinwire::SessionOptions options;
     options.when_not_ready = spinwire::WhenNotReady::wait;
+    options.reconnect = {.attempts = ~0u};
     session_ = *engine_.open_session(gateway, options);
   }
   Trader(const Trader&) = delete;
@@ -116,6 +117,36 @@ TEST_F(Tools, AGatewaysLimitHoldsForEveryQuantityAndNotForRepetitions) {
   Program third({bin() + "/gateway", "serve", "127.0.0.1:0", market, "--limit", "150"});
   Trader late(third.wait_for("listening on "));
   expect_fill(late.place({7, 4, -1}), {4, 0, -150});
+}
+
+TEST_F(Tools, AGatewayThatIsRefusedForGoodSaysSo) {
+  // An echo server serves no calls.
+  Program echo({bin() + "/echo", "server", "127.0.0.1:0"});
+  const std::string other = echo.wait_for("listening on ");
+  ASSERT_NE(other, "") << echo.err();
+  Program gateway({bin() + "/gateway", "serve", "127.0.0.1:0", other});
+  EXPECT_EQ(gateway.wait(), 1) << gateway.out();
+  EXPECT_NE(gateway.err().find("no way to the exchange: "), std::string::npos) << gateway.err();
+  // So does a trader whose gateway serves none.
+  Program trader({bin() + "/gateway", "trade", other});
+  EXPECT_EQ(trader.wait(), 1) << trader.out();
+  EXPECT_NE(trader.err().find("no way to a gateway: "), std::string::npos) << trader.err();
+}
+
+TEST_F(SlowTools, AnExchangeThatIsRestartedIsFoundAgain) {
+  Program first({bin() + "/gateway", "exchange", "127.0.0.1:0"});
+  const std::string market = first.wait_for("listening on ");
+  Program gateway({bin() + "/gateway", "serve", "127.0.0.1:0", market});
+  Trader trader(gateway.wait_for("listening on "));
+  expect_fill(trader.place({7, 1, 5}), {1, 5, 5});
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  Program second({bin() + "/gateway", "exchange", market});
+  ASSERT_EQ(second.wait_for("listening on "), market) << second.err();
+  // The second exchange begins with no positions.
+  expect_fill(trader.place({8, 1, 5}), {1, 5, 5});
+  gateway.signal(SIGTERM);
+  EXPECT_EQ(gateway.wait(), 0) << gateway.err();
 }
 
 TEST_F(SlowTools, AGatewayThatEndsGivesItsTradersToTheOther) {

@@ -18,8 +18,12 @@
 // A gateway checks order n of an account against the position after order n - 1, and refuses it
 // while it does not know that one. It passes on a repetition unchecked: that has counted already.
 //
+// A gateway that cannot take an order now refuses it with kElsewhere and closes the trader's
+// session, which goes on to the other gateway, or comes back after the time that the goodbye names.
+// Any other refusal ends the trader. A gateway that the exchange refuses for good ends, too.
+//
 // Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
-// that wait for room (on_writable), a sleep (Idler, timers).
+// that wait for room (on_writable), a wait for a gateway (WhenNotReady), a sleep (Idler, timers).
 //
 // CMake builds it, and so does this command:
 //
@@ -76,6 +80,9 @@ struct Position {
   std::int64_t quantity;
 };
 
+/// Codes of a gateway's refusals.
+enum Refusal : std::uint32_t { kNoOrder, kElsewhere };
+
 bool decode_order(std::span<const std::byte> bytes, Order& order) {
   return decode(bytes, order) && order.number != 0 && order.quantity != 0;
 }
@@ -122,6 +129,9 @@ class Exchange {
   void run() {
     Idler idler;
     while (!program::stop_requested()) must(idler.idle(engine_, engine_.poll()));
+    // Gateways come back to the next exchange at this address.
+    must(engine_.drain(1s, {.retry_after = 50ms}));
+    while (!engine_.drained()) must(idler.idle(engine_, engine_.poll()));
   }
 
  private:
@@ -183,11 +193,13 @@ class Gateway {
     };
     // Another exchange may follow.
     connect.handlers.on_interrupted = [this](Connection, const Error&) { positions_.clear(); };
+    connect.handlers.on_closed = [this](Connection, const Error& e) { on_refused(e); };
     (void)must(outside_.connect(o.addresses.at(1), connect));
     SessionOptions session;
     session.reconnect = kForEver;
-    // An order does not wait for an exchange that is away: its price would be old.
-    session.when_not_ready = WhenNotReady::fail;
+    // For an exchange that is away, an order waits no longer than its time: its price would be old.
+    session.when_not_ready = WhenNotReady::wait;
+    session.on_closed = [this](Session, const Error& e) { on_refused(e); };
     exchange_ = must(outside_.open_session(o.addresses.at(1), session));
 
     must(inside_.serve(kOrder, [this](Request& r) { on_order(r); }));
@@ -205,36 +217,51 @@ class Gateway {
   void run() {
     Engine* const engines[] = {&inside_, &outside_};
     Idler idler(options_.idle);
-    while (!program::stop_requested()) must(idler.turn(engines));
+    while (fault_.empty() && !program::stop_requested()) must(idler.turn(engines));
     // Orders under way are answered. Traders go on to the other gateway.
     must(inside_.drain(1s));
     while (!inside_.drained()) must(idler.turn(engines));
+    if (!fault_.empty()) throw Failure(fault_);
   }
 
  private:
   static constexpr std::uint32_t kMostOrders = 10'000;  // in 100 ms
 
+  /// What reconnects has ended for a reason that does not pass.
+  void on_refused(const Error& why) {
+    fault_ = fmt::format("no way to the exchange: {}", why.message());
+  }
+
+  /// The trader's session goes on to the other gateway.
+  static void send_elsewhere(const PendingCall& trader, std::string_view why) {
+    (void)trader.session().close({GoodbyeReason::overloaded, 20ms});
+    (void)trader.refuse(kElsewhere, why);
+  }
+
   void on_order(Request& request) {
     Order order{};
-    if (!decode_order(request.bytes(), order)) return (void)request.refuse("this is no order");
-    if (orders_left_ == 0) return (void)request.refuse("too many orders");
+    if (!decode_order(request.bytes(), order))
+      return (void)request.refuse(kNoOrder, "this is no order");
+    if (orders_left_ == 0) return send_elsewhere(request.defer(), "too many orders");
     --orders_left_;
     const auto known = positions_.find(order.account);
     const Position last = known != positions_.end() ? known->second : Position{};
-    if (order.number > last.number + 1) return (void)request.refuse("the position is not known");
+    if (order.number > last.number + 1)
+      return send_elsewhere(request.defer(), "the position is not known");
     if (order.number > last.number && !is_allowed(last.quantity, order.quantity))
       return (void)request.reply(bytes_of(Fill{order.number, 0, last.quantity}));
     const PendingCall trader = request.defer();
     // The trader may have given up; then reply() and refuse() do nothing.
     const auto done = [this, trader, account = order.account](Reply& reply) {
-      if (reply.status() != Status::ok) return (void)trader.refuse(to_string(reply.status()));
+      if (reply.status() == Status::refused) return (void)trader.refuse(kNoOrder, reply.text());
+      if (reply.status() != Status::ok) return send_elsewhere(trader, to_string(reply.status()));
       Fill fill{};
       // The fill may come before its position.
       if (decode(reply.bytes(), fill)) set_position({account, fill.number, fill.position});
       (void)trader.reply(reply.bytes());
     };
     const Status status = exchange_.call(kOrder, bytes_of(order), done, {.timeout = 100ms});
-    if (status != Status::ok) (void)trader.refuse(to_string(status));
+    if (status != Status::ok) send_elsewhere(trader, to_string(status));
   }
 
   [[nodiscard]] bool is_allowed(std::int64_t position, std::int64_t quantity) const {
@@ -249,6 +276,7 @@ class Gateway {
   }
 
   Options options_;
+  std::string fault_;
   std::uint32_t orders_left_ = kMostOrders;
   std::map<std::uint64_t, Position> positions_;
   Engine outside_;
@@ -266,11 +294,19 @@ class Trader {
     session.alternatives = {o.addresses.begin() + 1, o.addresses.end()};
     session.reconnect = kForEver;
     session.timeout = 500ms;
-    session.on_ready = [](Session s) {
+    session.when_not_ready = WhenNotReady::wait;
+    session.on_ready = [this](Session s) {
       fmt::print("trading through {}\n", s.peer());
       std::fflush(stdout);
+      resume();
     };
-    session.on_interrupted = [this](Session, const Error&) { ++losses_; };
+    session.on_writable = [this](Session) { resume(); };
+    session.on_interrupted = [this](Session, const Error& why) {
+      losses_ += why.goodbye.reason == GoodbyeReason::none ? 1 : 0;
+    };
+    session.on_closed = [this](Session, const Error& why) {
+      fault_ = fmt::format("no way to a gateway: {}", why.message());
+    };
     gateway_ = must(engine_.open_session(o.addresses.at(0), session));
     must(engine_.every(500us, [this] { on_tick(); }));
     last_fill_ = engine_.clock().now();
@@ -287,25 +323,42 @@ class Trader {
     if (!fault_.empty()) throw Failure(fault_);
     if (filled_ < count) throw Failure("interrupted");
   }
+  [[nodiscard]] std::string gateway() const { return gateway_.peer(); }
   void report() const {
     fmt::print("{} orders in {} calls, each filled once; {} gateways lost, longest gap {} ms\n",
                filled_, calls_, losses_, longest_gap_ / 1ms);
   }
 
  private:
-  /// Places the next order, or again the one that may not have been filled.
+  /// Begins the next order once the last one is filled.
   void on_tick() {
-    if (is_under_way_ || filled_ == options_.count) return;
-    const Order order{kAccount, filled_ + 1, 1};
+    if (placed_ != filled_ || filled_ == options_.count) return;
+    ++placed_;
+    place();
+  }
+
+  void resume() {
+    if (is_waiting_) place();
+  }
+
+  /// Places the order, also again if it may not have been filled. The call waits for a gateway.
+  void place() {
+    const Order order{kAccount, placed_, 1};
     const auto done = [this](Reply& reply) { on_fill(reply); };
-    is_under_way_ = gateway_.call(kOrder, bytes_of(order), done, {.timeout = 300ms}) == Status::ok;
-    calls_ += is_under_way_ ? 1 : 0;
+    is_waiting_ = gateway_.call(kOrder, bytes_of(order), done, {.timeout = 300ms}) != Status::ok;
+    calls_ += is_waiting_ ? 0 : 1;
   }
 
   void on_fill(const Reply& reply) {
-    is_under_way_ = false;
     Fill fill{};
-    if (reply.status() != Status::ok) return;
+    const bool is_refused = reply.status() == Status::refused && reply.code() != kElsewhere;
+    if (is_refused || (reply.status() != Status::ok && !is_retryable(reply.status()))) {
+      fault_ = fmt::format("order {}: {} {}", placed_, to_string(reply.status()), reply.text());
+      return;
+    }
+    is_waiting_ = reply.status() == Status::not_connected;  // the gateway ends the session
+    if (is_waiting_) return;
+    if (reply.status() != Status::ok) return place();
     if (!decode(reply.bytes(), fill) || fill.number != filled_ + 1)
       fault_ = "a fill of another order";
     else if (fill.quantity == 0)
@@ -322,7 +375,8 @@ class Trader {
 
   Options options_;
   std::string fault_;
-  bool is_under_way_ = false;
+  bool is_waiting_ = false;  // with an order, for room or another gateway
+  std::uint64_t placed_ = 0;
   std::uint64_t filled_ = 0;
   std::uint64_t calls_ = 0;
   std::uint64_t losses_ = 0;
@@ -366,13 +420,12 @@ void demo(Options o) {
   const program::ServerChild exchange([&o](int to) { return serve<Exchange>(o, to); });
   o.addresses.push_back(exchange.address());
   const auto gateway = [&o](int to) { return serve<Gateway>(o, to); };
-  std::optional<program::ServerChild> first;
-  first.emplace(gateway);
-  const program::ServerChild standby(gateway);
-  o.addresses = {first->address(), standby.address()};
+  std::optional<program::ServerChild> gateways[2];
+  for (auto& one : gateways) one.emplace(gateway);
+  o.addresses = {gateways[0]->address(), gateways[1]->address()};
   const auto trader = std::make_unique<Trader>(o);
   trader->run(o.count / 2);
-  first.reset();  // killed
+  gateways[trader->gateway() == o.addresses[0] ? 0 : 1].reset();  // killed
   trader->run(o.count);
   trader->report();
 }

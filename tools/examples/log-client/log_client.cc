@@ -4,7 +4,7 @@
 //   log-client read A                    prints what the node at A knows to be committed
 //
 // The client has several writers, each of which appends one record after another. A call that fails
-// may have appended its record, so the writer repeats it under the same number at its next time.
+// may have appended its record, so the writer repeats it at once under the same number.
 // Note that the session finds the leader: a node that does not lead ends the session with a
 // goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile.
 // Any other refusal ends the program.
@@ -71,6 +71,7 @@ class Client {
     options.when_not_ready = WhenNotReady::wait;
     options.timeout = 300ms;
     options.on_closed = [this](Session, const Error& e) { fault_ = e.message(); };
+    options.on_ready = options.on_writable = [this](Session) { resume(); };
     session_ = must(engine_.open_session(o.nodes[0], options));
     must(engine_.every(Nanoseconds(o.interval), [this] { on_tick(); }));
     last_answer_ = engine_.clock().now();
@@ -98,21 +99,26 @@ class Client {
     std::uint64_t client;
     std::uint64_t number = 0;  // of its last record
     bool is_answered = true;   // it is appended
-    bool is_calling = false;
+    bool is_waiting = false;   // with its call, for room or another node
   };
 
   [[nodiscard]] bool is_done() const { return left_ == 0 || program::stop_requested(); }
 
+  /// Each writer begins its next record.
   void on_tick() {
     for (Writer& w : writers_) {
-      if (w.is_calling || (w.is_answered && is_done())) continue;
-      if (w.is_answered) {
-        --left_;
-        ++open_;
-        ++w.number;
-        w.is_answered = false;
-      }
+      if (!w.is_answered || is_done()) continue;
+      --left_;
+      ++open_;
+      ++w.number;
+      w.is_answered = false;
       append(w);
+    }
+  }
+
+  void resume() {
+    for (Writer& w : writers_) {
+      if (w.is_waiting) append(w);
     }
   }
 
@@ -122,14 +128,19 @@ class Client {
     CallOptions options;
     options.timeout = 500ms;
     const auto done = [this, &w](Reply& reply) { on_reply(w, reply); };
-    w.is_calling = session_.call(kAppend, bytes_of(record), done, options) == Status::ok;
+    w.is_waiting = session_.call(kAppend, bytes_of(record), done, options) != Status::ok;
   }
 
   void on_reply(Writer& w, const Reply& reply) {
-    w.is_calling = false;
-    if (reply.status() == Status::refused && reply.text() != kNotLeading)
-      fault_ = fmt::format("record {}: {}", w.number, printable(reply.text()));
-    if (reply.status() != Status::ok) return;
+    const bool is_refused = reply.status() == Status::refused && reply.text() != kNotLeading;
+    if (is_refused || (reply.status() != Status::ok && !is_retryable(reply.status()))) {
+      fault_ = fmt::format("record {}: {} {}", w.number, to_string(reply.status()),
+                           printable(reply.text()));
+      return;
+    }
+    w.is_waiting = reply.status() == Status::not_connected;  // the node ends the session
+    if (w.is_waiting) return;
+    if (reply.status() != Status::ok) return append(w);
     w.is_answered = true;
     --open_;
     const std::uint64_t now = engine_.clock().now();
