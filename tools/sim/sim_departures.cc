@@ -78,7 +78,7 @@ bool SimWorld::has_former(NodeId host) const {
 bool SimWorld::is_everyone_back() const {
   const bool all_listen = std::all_of(hosts_.begin(), hosts_.end(), [this](const SimHost& host) {
     return sim_.alive(host.current) && !is_leaving(host.current) &&
-           !actors_[host.current].is_retired;
+           !actors_[host.current].is_retired && !host.is_deaf;
   });
   if (!all_listen) return false;
   for (NodeId node = 0; node < actors_.size(); ++node) {
@@ -97,6 +97,9 @@ void SimWorld::plan_departures() {
   // Down for so long that sessions and connections have to go elsewhere.
   if (has_failovers_ && sim_.chance(0.4))
     plan(1, [this] { kill(hosts_[any_host()].current, 1s + below(300ms)); });
+  if (has_lapses_) {
+    for (std::uint64_t i = 4 + sim_.random(5); i != 0; --i) plan_lapse(any_host(), span);
+  }
 }
 
 // ---- draining ---------------------------------------------------------------------------------
@@ -192,13 +195,43 @@ void SimWorld::on_peer_request(NodeId node, PeerRequest& request) {
   if (is_leaving(node)) fail("node {} drains, and asks whether to accept a peer", node);
 }
 
+// ---- listeners that go away and come back -----------------------------------------------------
+
+void SimWorld::plan_lapse(NodeId host, Nanoseconds within) {
+  sim_.at(sim_.now() + below(within), [this, host] { lapse(host); });
+}
+
+/// The node closes its listener and serves on. Handshakes under way are refused, and so is each
+/// attempt until it listens again.
+void SimWorld::lapse(NodeId at) {
+  SimHost& host = hosts_[at];
+  const NodeId node = host.current;
+  SimActor& actor = actors_[node];
+  if (winding_up_ || !sim_.alive(node) || is_leaving(node) || actor.is_retired || host.is_deaf)
+    return;
+  actor.listener = Listener();
+  rouse(node);
+  host.is_deaf = true;
+  host.good_since = kNeverGood;
+  for (NodeId other = 0; other < hosts_.size(); ++other) mark(at, other);
+  count(SimEvent::lapses);
+  sim_.at(sim_.now() + below(4ms), [this, at, node, incarnation = sim_.incarnation(node)] {
+    if (!is_incarnation(node, incarnation)) return;  // what has started there since listens
+    hosts_[at].is_deaf = false;
+    if (is_leaving(node)) return;
+    listen(node);
+    rouse(node);
+  });
+}
+
 // ---- handing over -----------------------------------------------------------------------------
 
 /// The node gives its listener away, serves on, and drains once its successor accepts.
 void SimWorld::hand_over(NodeId at) {
   SimHost& host = hosts_[at];
   SimActor& actor = actors_[host.current];
-  if (winding_up_ || !sim_.alive(host.current) || is_leaving(host.current) || actor.is_retired)
+  if (winding_up_ || !sim_.alive(host.current) || is_leaving(host.current) || actor.is_retired ||
+      host.is_deaf)
     return;
   auto socket = actor.listener.release();
   if (!socket) return fail("host {}: {}", at, socket.error().message());

@@ -154,7 +154,7 @@ void SimWorld::mark(NodeId host) {
 bool SimWorld::in_trouble(const SimPath& p) const {
   return !sim_.alive(p.from) ||
          std::any_of(p.targets.begin(), p.targets.end(), [&](const auto& target) {
-           return !sim_.alive(hosts_[target.first].current) ||
+           return !sim_.alive(hosts_[target.first].current) || hosts_[target.first].is_deaf ||
                   cuts_.contains(std::minmax(home(p.from), target.first));
          });
 }
@@ -199,13 +199,17 @@ void SimWorld::restart_later(NodeId node) {
     if (host.current != node) host.spare = node;
     return;
   }
-  host.shaky = false;
+  host.shaky = host.is_deaf = false;
   renew(actor);
   if (has_keys_) rotate_keys(actor.host);
   if (auto begun = sim_.restart(node); !begun) return fail("{}", begun.error().message());
   serve(node);
   listen(node);
   start_actor(node);
+  // While those that have lost the node open their sessions again.
+  if (has_lapses_) {
+    for (std::uint64_t i = sim_.random(4); i != 0; --i) plan_lapse(actor.host, 30ms);
+  }
 }
 
 void SimWorld::cut(NodeId a, NodeId b) {

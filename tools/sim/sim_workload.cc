@@ -94,6 +94,8 @@ const char* name_of(SimEvent event) noexcept {
       return "nodes started with newer keys";
     case SimEvent::wakeups:
       return "sleeps ended by what came";
+    case SimEvent::lapses:
+      return "listeners away for a while";
   }
   return "";
 }
@@ -109,6 +111,8 @@ void SimWorld::choose_features() {
   has_handovers_ = sim_.chance(0.3);
   has_failovers_ = sim_.chance(0.4);
   has_sleepers_ = sim_.chance(0.3);
+  // Drawn from nothing, so that the other runs stay as they are.
+  has_lapses_ = has_failovers_ && !has_drains_ && !has_keys_;
 }
 
 void SimWorld::build() {

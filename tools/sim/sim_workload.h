@@ -47,9 +47,10 @@ enum class SimEvent : std::uint8_t {
   held_off,      ///< that came back to an address that had asked them to wait
   strangers,     ///< sessions and connections refused for want of the key
   rotations,     ///< nodes started again with newer keys
-  wakeups        ///< sleeps of nodes that something ended
+  wakeups,       ///< sleeps of nodes that something ended
+  lapses         ///< listeners that went away for a while
 };
-inline constexpr std::size_t kSimEvents = 28;
+inline constexpr std::size_t kSimEvents = 29;
 /// The first event that not every run can contain.
 inline constexpr SimEvent kFirstRareEvent = SimEvent::drains;
 [[nodiscard]] const char* name_of(SimEvent event) noexcept;

@@ -144,6 +144,7 @@ struct SimHost {
   Nanoseconds released_at = Nanoseconds::min() / 2;  ///< when a node last gave its listener away
   bool has_drained = false;                          ///< said goodbye
   bool has_moved = false;                            ///< a node has given its listener away
+  bool is_deaf = false;                              ///< its node has closed its listener for now
   bool shaky = false;                                ///< a work request of its device will fail
   bool connects = false;                             ///< its calls use connections only
   int key_file = -1;                                 ///< descriptor
@@ -267,6 +268,8 @@ class SimWorld {
   void leave(NodeId node, std::uint32_t incarnation);
   void hand_over(NodeId host);
   void start_successor(NodeId host);
+  void plan_lapse(NodeId host, Nanoseconds within);
+  void lapse(NodeId host);
   void audit_departures();
   void on_peer_request(NodeId node, PeerRequest& request);
   void close_descriptors() noexcept;
@@ -336,6 +339,7 @@ class SimWorld {
   bool has_drains_ = false;
   bool has_handovers_ = false;
   bool has_failovers_ = false;
+  bool has_lapses_ = false;  ///< listeners go away and come back
   bool has_sleepers_ = false;
   std::uint32_t first_key_stage_ = 0;
   std::vector<int> key_files_;  ///< descriptors
