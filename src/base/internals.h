@@ -22,11 +22,14 @@ struct Internals {
   }
   template <typename T>
   static bool is_kept(const T& call) noexcept {
-    return call.kept_;
+    if constexpr (requires { call.kept_; })
+      return call.kept_;
+    else
+      return (call.flags_ & T::kKept) != 0;
   }
   template <typename T>
   static void set_code(T& reply, std::uint32_t code) noexcept {
-    reply.has_code_ = true;
+    reply.flags_ |= T::kHasCode;
     reply.code_ = code;
   }
   template <typename T>
