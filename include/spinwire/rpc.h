@@ -125,14 +125,14 @@ class SPINWIRE_API Reply {
   /// The code with which the handler has refused the call; none if it gave none. A server of an
   /// older release gives none.
   [[nodiscard]] std::optional<std::uint32_t> code() const noexcept {
-    return (flags_ & kHasCode) != 0 ? std::optional(code_) : std::nullopt;
+    return status_ == Status::refused && has_code_ != 0 ? std::optional(code_) : std::nullopt;
   }
   /// Keeps the bytes beyond the callback: answers a slice of the receive in which they arrived, or
   /// of a block to which bytes in the device's memory are copied. bytes() then answers the kept
   /// bytes. Empty if there are none.
   [[nodiscard]] BufferSlice keep() noexcept {
     if (block_ == nullptr || size_ == 0) return {};
-    flags_ |= kKept;
+    kept_ = true;
     std::byte* const data = detail::in_block(block_, const_cast<std::byte*>(data_), size_);
     data_ = data;  // a second keep() then copies nothing
     return BufferSlice(block_, data, size_);
@@ -141,9 +141,6 @@ class SPINWIRE_API Reply {
  private:
   friend struct detail::Internals;
 
-  static constexpr std::uint8_t kKept = 1;
-  static constexpr std::uint8_t kHasCode = 2;
-
   Reply(Status status, detail::Block* block, const std::byte* data, std::size_t size) noexcept
       : block_(block), data_(data), size_(size), status_(status) {}
 
@@ -151,8 +148,9 @@ class SPINWIRE_API Reply {
   const std::byte* data_;
   std::size_t size_;
   Status status_;
-  std::uint8_t flags_ = 0;  ///< in one byte, which one instruction clears
-  std::uint32_t code_;      ///< undefined without kHasCode
+  bool kept_ = false;
+  std::uint8_t has_code_;  ///< undefined unless the status is `refused`
+  std::uint32_t code_;     ///< undefined without a code
 };
 
 using ReplyCallback = Callback<void(Reply&)>;

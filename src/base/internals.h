@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -22,15 +23,13 @@ struct Internals {
   }
   template <typename T>
   static bool is_kept(const T& call) noexcept {
-    if constexpr (requires { call.kept_; })
-      return call.kept_;
-    else
-      return (call.flags_ & T::kKept) != 0;
+    return call.kept_;
   }
+  /// Each reply that may have the status `refused` needs it.
   template <typename T>
-  static void set_code(T& reply, std::uint32_t code) noexcept {
-    reply.flags_ |= T::kHasCode;
-    reply.code_ = code;
+  static void set_code(T& reply, const std::optional<std::uint32_t>& code) noexcept {
+    reply.has_code_ = code ? 1 : 0;
+    reply.code_ = code.value_or(0);
   }
   template <typename T>
   static bool is_answered(const T& request) noexcept {

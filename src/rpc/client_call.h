@@ -120,6 +120,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
 
 inline void end_call(const ReplyCallback& done, Status status) noexcept {
   Reply reply = detail::make<Reply>(status, nullptr, nullptr, 0);
+  detail::Internals::set_code(reply, {});
   done(reply);
 }
 

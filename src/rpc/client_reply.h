@@ -1,6 +1,9 @@
 // Ends the call of a reply's slot, for both transports. Hot.
 #pragma once
 
+#include <cstring>
+#include <optional>
+
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_call.h"
@@ -45,22 +48,25 @@ namespace spinwire::rpc {
   return c.slots[slot].number == number && (c.free_slots & bit(slot)) == 0;
 }
 
-/// Makes the reply of a refused call from its datagram, which has a code.
-[[gnu::cold, gnu::noinline]] inline Reply refused_with_code(const wire::RpcHeader& header,
-                                                            Block* block,
-                                                            const std::byte* payload) noexcept {
-  std::uint32_t code = 0;
-  std::memcpy(&code, payload, sizeof code);
-  Reply reply =
-      detail::make<Reply>(wire::status_in(header.status), block, payload + wire::kRefusalCodeBytes,
-                          header.length - wire::kRefusalCodeBytes);
+/// Makes the reply of a datagram whose status may be any, and which may have a code.
+[[gnu::cold, gnu::noinline]] inline Reply reply_with_any_status(const wire::RpcHeader& header,
+                                                                Block* block,
+                                                                const std::byte* payload) noexcept {
+  std::optional<std::uint32_t> code;
+  std::size_t size = header.length;
+  if (wire::has_code(header.status)) {
+    std::memcpy(&code.emplace(), payload, wire::kRefusalCodeBytes);
+    payload += wire::kRefusalCodeBytes;
+    size -= wire::kRefusalCodeBytes;
+  }
+  Reply reply = detail::make<Reply>(wire::status_in(header.status), block, payload, size);
   detail::Internals::set_code(reply, code);
   return reply;
 }
 
 /// Ends the call that waits for this reply. Returns whether the block was kept. A good reply has no
 /// code, and its path does not look for one.
-template <bool may_have_code = false>
+template <bool is_good = true>
 [[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
                                                  Block* block, const std::byte* payload,
                                                  std::uint64_t now) noexcept {
@@ -76,10 +82,8 @@ template <bool may_have_code = false>
   const ReplyCallback done = k.done;
   release_slot(r, c, k, slot);
   ++r.stats.replies;
-  Reply reply =
-      may_have_code && wire::has_code(header.status)
-          ? refused_with_code(header, block, payload)
-          : detail::make<Reply>(static_cast<Status>(header.status), block, payload, header.length);
+  Reply reply = is_good ? detail::make<Reply>(Status::ok, block, payload, header.length)
+                        : reply_with_any_status(header, block, payload);
   done(reply);
   if (c.backlog_count != 0) [[unlikely]]
     send_backlog(r, c);

@@ -162,7 +162,7 @@ bool complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k, Block* 
       status == Status::ok || status == Status::refused || status == Status::unsupported;
   r.stats.replies += answered ? 1 : 0;
   Reply reply = detail::make<Reply>(status, block, bytes.data(), bytes.size());
-  if (const auto code = std::exchange(k.code, {})) detail::Internals::set_code(reply, *code);
+  detail::Internals::set_code(reply, std::exchange(k.code, {}));
   call.done(reply);
   return detail::Internals::is_kept(reply);
 }

@@ -34,7 +34,7 @@ struct Arrival {
 }
 
 /// Handles a reply. Returns whether the block was kept.
-template <bool may_have_code = false>
+template <bool is_good = true>
 [[gnu::always_inline]] inline bool on_reply(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                             const Arrival& at) noexcept {
   ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
@@ -44,7 +44,7 @@ template <bool may_have_code = false>
     return on_unexpected_reply(r, *c, wc, at.grh), false;
   if (!c->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
-  return complete_call<may_have_code>(r, *c, words, at.block, at.payload(), r.context.now);
+  return complete_call<is_good>(r, *c, words, at.block, at.payload(), r.context.now);
 }
 
 /// Handles a request. Returns whether the block was kept.
@@ -68,7 +68,7 @@ template <bool may_have_code = false>
     case RpcKind::request:  // a good request was handled before
       return ++r.stats.bad_datagrams, false;
     case RpcKind::reply:
-      return on_reply<true>(r, wire::pack(header), wc, at);
+      return on_reply<false>(r, wire::pack(header), wc, at);
     case RpcKind::ping:
     case RpcKind::close:
       return on_ping_or_close(r, header, wc, at.grh), false;
