@@ -1,6 +1,6 @@
 // The frames that two engines exchange over TCP to connect two queue pairs or to open a session.
-// Each frame is a 16-byte header and a body. Every integer is little-endian; frame_kinds.h lists the
-// fields of each body in order. Each struct has one decoder here, which checks every field; no
+// Each frame is a 16-byte header and a body. Every integer is little-endian; frame_kinds.h lists
+// the fields of each body in order. Each struct has one decoder here, which checks every field; no
 // other code reads a peer's frames.
 //
 // Versions: the header's layout never changes. A frame's body begins with the layout of the oldest
