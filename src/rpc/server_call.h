@@ -120,7 +120,11 @@ Status refuse_with_code(Rpc& r, CallRef call, std::uint32_t code, std::string_vi
   ++r.stats.served;
   Request request = detail::make<Request>(detail::make<PendingCall>(r.context.slot, call_of(words)),
                                           header.method, block, payload, header.length);
-  r.current_call = {call_of(words), &s, &v, header.method};
+  // One by one: a copy of the whole reads what has just been written in parts, and waits for it.
+  r.current_call.call = call_of(words);
+  r.current_call.session = &s;
+  r.current_call.slot = &v;
+  r.current_call.method = header.method;
   if (is_sample_due(r)) [[unlikely]] {
     run_sampled_handler(r, request);
   } else {
