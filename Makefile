@@ -232,6 +232,8 @@ test-build: $(TESTS) $(CONFORMANCE) $(PROBES) $(TARGETS) tools examples preload
 QUICK := -Slow*:*/Slow*
 THREADED := Threads*:*/Threads*
 TEST_TIMEOUT ?= 1200
+# Of all tests on Soft-RoCE, a few of which may run twice.
+SOFTROCE_TIMEOUT ?= 3000
 GTEST_ARGS ?= --gtest_brief=1
 # Processes that share the tests. With more than one, output appears when they have ended.
 SHARDS ?= 1
@@ -289,7 +291,7 @@ tsan:
 
 ## test-softroce: the tests that need a real RDMA device, in a machine with Linux' Soft-RoCE
 test-softroce: $(TESTS) $(CONFORMANCE) $(SOFTROCE_PROGRAMS) tools examples
-	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/softroce_test.sh $(BIN)
+	@timeout -k 10 $(SOFTROCE_TIMEOUT) test/softroce/softroce_test.sh $(BIN)
 
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
 bench: $(BENCH) $(PEERS)

@@ -62,7 +62,7 @@ With -a, each power of two from 1 to 8 MiB is a measurement of its own, with few
 a measurement of more than a second shows on stderr how far it is.
 
 A server serves many clients at once, and each of them gets its share of it. Clients beyond --clients
-wait for their turn, --wait seconds at most. With --clients 1 no other client disturbs a measurement.
+wait for their turn, --wait seconds at most. With --clients 1 no other client is measured at the same time.
 
 Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here. Pools and
 queues are sized for --size and --window, except those that the file or the environment sets. A server

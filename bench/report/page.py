@@ -225,6 +225,11 @@ def page(content):
 # ---- the summary ----------------------------------------------------------------------------------
 
 
+def named_places(title):
+    """A title of a curve, for readers who do not know the names of placements."""
+    return title.replace("(ccx)", "(processors that share a cache)").replace("(far)", "(distant processors)")
+
+
 def summary(content):
     """Returns an SVG of two plots, with how and where they were measured. Raises ValueError if the report
     has no curves between two processes."""
@@ -235,7 +240,7 @@ def summary(content):
     if len(chosen) != 2:
         raise ValueError("the report has no exchanges between two processes")
     machine = dict(content["sections"]["machine"])
-    drawings = [chart.lines(p.title, "bytes", p.y_title, p.lines, p.x_names) for p in chosen]
+    drawings = [chart.lines(named_places(p.title), "bytes", p.y_title, p.lines, p.x_names) for p in chosen]
     placed = [drawing.replace("<svg ", f'<svg x="{index * chart.WIDTH}" ', 1)
               for index, drawing in enumerate(drawings)]
     width, height = 2 * chart.WIDTH, chart.HEIGHT + 44
@@ -243,7 +248,7 @@ def summary(content):
     captions = [
         f"Exchanges of equal requests and replies between two processes of one host, by shared memory; "
         f"medians, make report{busy}",
-        f"{machine['processor']}, {machine['processors']}; {machine.get('kernel', '')}; "
+        f"{machine['processor']}, processors: {machine['processors']}; "
         f"{content['time'][:10]}, commit {machine.get('commit', 'unknown')}",
     ]
     style = (".sheet { color: #1a1a1a } .back { fill: #ffffff }\n"

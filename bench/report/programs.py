@@ -84,4 +84,5 @@ def port_of(process, seconds=30):
             return int(line.rsplit(":", 1)[1])
         if ready and not line:
             break
+    process.terminate()  # else the next line waits for its end
     raise Failed(f"the server did not start: {process.stderr.read().strip()[-200:]}")

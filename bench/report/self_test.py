@@ -195,7 +195,7 @@ class SummaryTest(unittest.TestCase):
         root = xml.etree.ElementTree.fromstring(text)
         self.assertEqual(len(root.findall(SVG + "svg")), 2)
         words = " ".join(element.text for element in root.findall(SVG + "text"))
-        for part in ("A <fast> one, 2", "2026-01-02", "commit abc", "medians"):
+        for part in ("A <fast> one, processors: 2", "2026-01-02", "commit abc", "medians"):
             self.assertIn(part, words)
 
     def test_a_report_without_curves_has_none(self):

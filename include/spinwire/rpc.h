@@ -218,9 +218,10 @@ class SPINWIRE_API PendingCall {
   /// application has also given them to something else. `done` gets:
   ///   ok         the reply needs its bytes no longer: they were copied or written, the client has
   ///              made a later call in the same slot, has given the call up, said that it is over
-  ///              or closed the session, or the send pool was exhausted. It does not say that the
-  ///              client has received the reply; a client that must know that calls again.
-  ///   peer_lost  the session ended first: the server lost the client
+  ///              or closed the session, the connection that carried them was lost, or the send
+  ///              pool was exhausted. It does not say that the client has received the reply; a
+  ///              client that must know that calls again.
+  ///   peer_lost  a session over datagrams ended first: the server lost the client
   ///   flushed    the session ended first: ServedSession::close() or Engine::drain() ran out of
   ///              time, or the engine was destroyed
   ///   other      the session ended first: it could not get the connection that all its calls use

@@ -20,7 +20,7 @@ class AcceptedConnections {
   /// Whether one more is within the source's share, while `free` records of connections are free.
   /// Errors: limit (connections.maximum_per_source).
   [[nodiscard]] Result<void> check_share(const control::Address& source, std::uint32_t free) const;
-  /// The same, and whether there is room for a half-open one.
+  /// Also checks that there is room for a half-open one.
   /// `is_full`: no record or receive is left. Errors: limit (connections.maximum_per_source).
   [[nodiscard]] Result<control::Admission> admit(const control::Address& source, std::uint32_t free,
                                                  bool is_full) const;

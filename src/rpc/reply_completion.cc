@@ -1,5 +1,6 @@
 #include "rpc/reply_completion.h"
 
+#include <cstddef>
 #include <new>
 #include <type_traits>
 #include <utility>

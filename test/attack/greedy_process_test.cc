@@ -17,6 +17,7 @@ constexpr std::uint32_t kMaximum = 16;
 Config victim_config() {
   Config c = rpc_test::rpc_config();
   c.connections.maximum = kMaximum;
+  c.connections.peer_timeout = kHandshakeLimit;  // processes wait for a processor
   c.rpc.sessions = kMaximum;
   return c;
 }
@@ -64,6 +65,7 @@ class Client {
   static Config config() {
     Config c = rpc_test::rpc_config();
     c.connections.maximum = c.rpc.sessions = 2 * kMaximum;
+    c.connections.peer_timeout = kHandshakeLimit;
     return c;
   }
 

@@ -131,8 +131,8 @@ RunsTheSameOnSoftverbs() {
 }
 engine_tests+=(RunsTheSameOnSoftverbs)
 
-# The table: each test, whether it ran on either device, and why not. Slow tests run on softverbs in
-# another stage of `make verify`.
+# The table: each test, whether it ran on either device, and why not. Tests that are left out run on
+# softverbs in other stages.
 print_engine_table() {
   compgen -G "$work/RunsTheEnginesTests*/out" >/dev/null || return 0
   [[ -e "$work/RunsTheSameOnSoftverbs/out" ]] || return 0
@@ -151,7 +151,7 @@ print_engine_table() {
     /: Skipped$/ { text = ""; next }
     /^[^ \[]/ { if (text == "") text = $0 }
     function ran(which, name) {
-      if (kind[name] == "left-out") return which == 1 ? "slow" : "no"
+      if (kind[name] == "left-out") return which == 1 ? "elsewhere" : "no"
       return (which, name) in result ? result[which, name] : "not run"
     }
     END {
@@ -165,7 +165,7 @@ print_engine_table() {
         sub(/^for softverbs only: /, "", why)
         if (real == "yes" && name ~ /\/Window$/) why = "by registrations: windows are off"
         printf format, name, soft, real, why
-        on_soft = soft == "yes" || soft == "slow"
+        on_soft = soft == "yes" || soft == "elsewhere"
         ++total[on_soft && real == "yes" ? "both" : on_soft ? "softverbs" : real == "yes" ? "Soft-RoCE" : "neither"]
         if (on_soft && real == "no") ++because[why]
       }

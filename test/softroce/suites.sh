@@ -215,7 +215,7 @@ IsCertified() {
 # The same between two machines, in short: what there was no time for is named. The engines find each other, both hosts
 # report on each part, and no test failed on either.
 IsCertifiedBetweenHosts() {
-  local status=0 part options
+  local status=0 part options reasons
   options="certify --device rxe0 --gid 1 --config conf/softroce.toml --slowness 100 --minutes 1.2 --tests EngineClose.*:RpcCalls.An*"
   timeout 310 "$vm" --timeout 240 --pair --ready-line 'listening on' --stop-server --env SPINWIRE_SECURITY_OPEN=true \
     "exec $bin/spinwire-doctor $options --address 10.77.0.1 --serve \$SOFTROCE_ADDRESS" \
@@ -233,7 +233,14 @@ IsCertifiedBetweenHosts() {
   for part in conformance engine calls; do
     check "tests of $part here" grep -qE "^client: (ok|error) +$part +passed: [0-9]+ test" "$dir/out"
     check "tests of $part there" grep -qE "^client: (ok|error) +$part there +passed: [0-9]+ test" "$dir/out"
+    for part in "$part" "$part there"; do
+      ! grep -qE "^client: error +$part +passed: 0 tests" "$dir/out" ||
+        check "why no tests of $part" grep -qE "^client: warning +$part +not run: .*; the time is over" "$dir/out"
+    done
   done
+  reasons='the time is over|it takes too long|(there: )?it does not listen'
+  expect_equal 'reasons of missing figures' "$(grep -A 1 -E '^client: .*: not measured' "$dir/out" |
+    grep -E '^client: +read: ' | grep -vE "read: ($reasons)")" ''
   expect_equal 'failed tests' "$(grep -E '^client: error .* failed$' "$dir/out")" ''
   grep -E '^client: (warning|note|ok|error)' "$dir/out"
 }

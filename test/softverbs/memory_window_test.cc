@@ -379,7 +379,7 @@ TEST(SoftverbsChangingWords, AKeyToInvalidateIsReadOnce) {
   const std::uint32_t psn = link.a.endpoint(link.qa).psn;
   bool sound = true;
   std::uint32_t seen[2] = {};
-  constexpr std::uint32_t kEnough = 20;
+  constexpr std::uint32_t kEnough = 5;
   for (std::uint32_t n = 0; sound && std::min(seen[0], seen[1]) < kEnough; ++n) {
     bind_both();
     must(link.b.post_recv(1, 0, 64) == 0, "post_recv");

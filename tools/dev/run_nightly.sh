@@ -48,7 +48,7 @@ SPINWIRE_TEST_RESTARTS=${RESTARTS:-100} test_stage restarts \
   "${make[@]}" check-tests FILTER='SlowRollingRestart.*' TEST_TIMEOUT=7200
 if has_softroce; then
   SOFTROCE_KILLS=${SOFTROCE_KILLS:-200} test_stage softroce-kills \
-    "${make[@]}" test-softroce FILTER=SurvivesKills TEST_TIMEOUT=7200
+    "${make[@]}" test-softroce FILTER=SurvivesKills SOFTROCE_TIMEOUT=7200
 fi
 SPINWIRE_TEST_SOAK=${SOAK_SECONDS:-7200} test_stage soak \
   "${make[@]}" check-tests FILTER='SlowSoak.*' TEST_TIMEOUT=$((2 * ${SOAK_SECONDS:-7200} + 600))
@@ -59,6 +59,6 @@ for ((i = 1; i <= ${REPEATS:-10}; ++i)); do
   whole_stage "test-beside-load-$i" "${make[@]}" test TEST_TIMEOUT=7200
 done
 for ((i = 1; i <= ${VERIFIES:-3}; ++i)); do
-  whole_stage "verify-beside-load-$i" "${make[@]}" verify TEST_TIMEOUT=14400
+  whole_stage "verify-beside-load-$i" "${make[@]}" verify TEST_TIMEOUT=14400 SOFTROCE_TIMEOUT=14400
 done
 end_load

@@ -64,14 +64,17 @@ class Requests {
     request["id"] = std::to_string(++id_);
     return link_.send(LinkKind::facts, encode_facts(request), kRequestLimit);
   }
-  /// Errors: those of Link::receive().
+  /// Errors: those of Link::receive(); timed_out.
   Result<Facts> receive(Link::Limit limit) {
-    for (const SteadyTime end = now() + limit;;) {
+    const SteadyTime end = now() + limit;
+    do {
       const auto answer = link_.receive(LinkKind::facts, until(end));
       if (!answer) return tl::unexpected(answer.error());
       Facts facts = decode_facts(*answer);
       if (number_fact(facts, "id", kMostIds) == id_) return facts;
-    }
+    } while (now() < end);
+    return tl::unexpected(
+        Error{Status::timed_out, "wait for the other doctor", "it answers something else", ""});
   }
   [[nodiscard]] std::string host() const { return link_.peer_host(); }
 
@@ -132,8 +135,9 @@ void fetch_tests(Requests& requests, SteadyTime deadline, Findings& findings) {
   // Then the doctor there has ended its tests, and sends what there is.
   constexpr Link::Limit kReportLimit{60000};
   std::string why = "it has no end";
+  const SteadyTime end = deadline + kReportLimit;
   for (std::size_t i = 0; i <= kMostFindings; ++i) {
-    const auto answer = requests.receive(until(deadline) + kReportLimit);
+    const auto answer = requests.receive(until(end));
     if (answer && fact(*answer, "done") == "yes") return;
     if (!answer || !fact(*answer, "error").empty()) {
       why = answer ? fact(*answer, "error") : answer.error().found;
@@ -231,7 +235,7 @@ class Service {
   Result<void> send(Facts facts) {
     facts["id"] = id_;
     for (auto& [name, value] : facts) std::replace(value.begin(), value.end(), '\n', ' ');
-    return client_.send(LinkKind::facts, encode_facts(facts), until(end_) + kRequestLimit);
+    return client_.send(LinkKind::facts, encode_facts(facts), until(end_ + kRequestLimit));
   }
 
   /// A server of perftest or spinwire-perf is killed after that time.

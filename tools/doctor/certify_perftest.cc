@@ -10,6 +10,7 @@
 #include <array>
 #include <fstream>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <thread>
 
@@ -72,17 +73,23 @@ int cpu_of(std::size_t end) {
   return allowed.size() > end && allowed.size() > 1 ? allowed[end] : -1;
 }
 
-/// A TCP port of loopback that nothing uses; 0: there is none.
+/// A TCP port that nothing uses, below those that the kernel gives to other programs meanwhile; 0:
+/// none was found.
 int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  const bool is_bound = ::bind(fd, generic, size) == 0 && ::getsockname(fd, generic, &size) == 0;
-  ::close(fd);
-  return is_bound ? ntohs(address.sin_port) : 0;
+  static std::minstd_rand random(std::random_device{}());
+  std::uniform_int_distribution<int> ports(20000, 32000);
+  for (int tries = 0; tries < 100; ++tries) {
+    const int port = ports(random);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool is_free = ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    ::close(fd);
+    if (is_free) return port;
+  }
+  return 0;
 }
 
 /// Whether a process of this host listens on the TCP port.
@@ -288,6 +295,7 @@ Result<PerfServer::Started> LocalServer::start(std::uint32_t measurement, PerfPr
   auto server = command(measurement, program, port, operations);
   if (!server) return tl::unexpected(server.error());
   server->cpu = cpu_of(1);
+  server->watched_fd = what_.watched_fd;
   auto serving = RunningProgram::start(*server);
   if (!serving) return tl::unexpected(serving.error());
   while (!is_listening(port)) {
@@ -295,7 +303,10 @@ Result<PerfServer::Started> LocalServer::start(std::uint32_t measurement, PerfPr
     const auto look = now() + std::chrono::milliseconds(20);
     if (now() >= deadline || tools::stop_requested())
       return tl::unexpected(Error{Status::timed_out, server->text(), "it does not listen", ""});
-    if (serving->next_line(line, look) == RunningProgram::Got::end)
+    const auto got = serving->next_line(line, look);
+    if (got == RunningProgram::Got::late && now() < look)
+      return tl::unexpected(Error{Status::timed_out, server->text(), "nobody waits for it", ""});
+    if (got == RunningProgram::Got::end)
       return tl::unexpected(
           Error{Status::system, server->text(), "it ended before it listened", ""});
   }

@@ -78,7 +78,7 @@ bool SimWorld::has_former(NodeId host) const {
 bool SimWorld::is_everyone_back() const {
   const bool all_listen = std::all_of(hosts_.begin(), hosts_.end(), [this](const SimHost& host) {
     return sim_.alive(host.current) && !is_leaving(host.current) &&
-           !actors_[host.current].is_retired && !host.is_deaf;
+           !actors_[host.current].is_retired && !host.has_no_listener;
   });
   if (!all_listen) return false;
   for (NodeId node = 0; node < actors_.size(); ++node) {
@@ -207,17 +207,18 @@ void SimWorld::lapse(NodeId at) {
   SimHost& host = hosts_[at];
   const NodeId node = host.current;
   SimActor& actor = actors_[node];
-  if (winding_up_ || !sim_.alive(node) || is_leaving(node) || actor.is_retired || host.is_deaf)
+  if (winding_up_ || !sim_.alive(node) || is_leaving(node) || actor.is_retired ||
+      host.has_no_listener)
     return;
   actor.listener = Listener();
   rouse(node);
-  host.is_deaf = true;
+  host.has_no_listener = true;
   host.good_since = kNeverGood;
   for (NodeId other = 0; other < hosts_.size(); ++other) mark(at, other);
   count(SimEvent::lapses);
   sim_.at(sim_.now() + below(4ms), [this, at, node, incarnation = sim_.incarnation(node)] {
     if (!is_incarnation(node, incarnation)) return;  // what has started there since listens
-    hosts_[at].is_deaf = false;
+    hosts_[at].has_no_listener = false;
     if (is_leaving(node)) return;
     listen(node);
     rouse(node);
@@ -231,7 +232,7 @@ void SimWorld::hand_over(NodeId at) {
   SimHost& host = hosts_[at];
   SimActor& actor = actors_[host.current];
   if (winding_up_ || !sim_.alive(host.current) || is_leaving(host.current) || actor.is_retired ||
-      host.is_deaf)
+      host.has_no_listener)
     return;
   auto socket = actor.listener.release();
   if (!socket) return fail("host {}: {}", at, socket.error().message());

@@ -154,7 +154,8 @@ void SimWorld::mark(NodeId host) {
 bool SimWorld::in_trouble(const SimPath& p) const {
   return !sim_.alive(p.from) ||
          std::any_of(p.targets.begin(), p.targets.end(), [&](const auto& target) {
-           return !sim_.alive(hosts_[target.first].current) || hosts_[target.first].is_deaf ||
+           return !sim_.alive(hosts_[target.first].current) ||
+                  hosts_[target.first].has_no_listener ||
                   cuts_.contains(std::minmax(home(p.from), target.first));
          });
 }
@@ -199,7 +200,7 @@ void SimWorld::restart_later(NodeId node) {
     if (host.current != node) host.spare = node;
     return;
   }
-  host.shaky = host.is_deaf = false;
+  host.shaky = host.has_no_listener = false;
   renew(actor);
   if (has_keys_) rotate_keys(actor.host);
   if (auto begun = sim_.restart(node); !begun) return fail("{}", begun.error().message());

@@ -111,7 +111,7 @@ void SimWorld::choose_features() {
   has_handovers_ = sim_.chance(0.3);
   has_failovers_ = sim_.chance(0.4);
   has_sleepers_ = sim_.chance(0.3);
-  // Drawn from nothing, so that the other runs stay as they are.
+  // Takes no random number, so that the other runs stay as they are.
   has_lapses_ = has_failovers_ && !has_drains_ && !has_keys_;
 }
 

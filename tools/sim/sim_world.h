@@ -144,7 +144,7 @@ struct SimHost {
   Nanoseconds released_at = Nanoseconds::min() / 2;  ///< when a node last gave its listener away
   bool has_drained = false;                          ///< said goodbye
   bool has_moved = false;                            ///< a node has given its listener away
-  bool is_deaf = false;                              ///< its node has closed its listener for now
+  bool has_no_listener = false;                      ///< its node has closed its listener for now
   bool shaky = false;                                ///< a work request of its device will fail
   bool connects = false;                             ///< its calls use connections only
   int key_file = -1;                                 ///< descriptor
