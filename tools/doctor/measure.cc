@@ -18,7 +18,7 @@ namespace spinwire::doctor {
 namespace {
 
 constexpr std::uint32_t kMostPort = 65535;
-constexpr Nanoseconds kConnectLimit = std::chrono::seconds(60);
+constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
 constexpr std::uint32_t kEchoes = 2000;
 /// Slow hosts do fewer, because the other doctor serves for a minute.

@@ -20,7 +20,7 @@ constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
 /// Longest times for one client, from our answer: until its engine has connected, and in all.
 /// Others wait.
-constexpr Nanoseconds kFirstLimit = std::chrono::seconds(60);
+constexpr Nanoseconds kFirstLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kServeLimit = std::chrono::seconds(60);
 
 /// The engine that a client measures: it gives its region, echoes messages, and answers calls.
