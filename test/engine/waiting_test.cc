@@ -647,7 +647,7 @@ std::int64_t own_cpu_ns() {
 
 TEST(SlowWaiting, AThousandIdleConnectionsCostLessThanAHundredthOfAProcessor) {
   Config c = small_config();
-  c.connections.maximum = 1024;
+  c.connections.maximum = c.connections.maximum_per_source = 1024;  // one client has all
   c.queues.receive_depth = 4096;
   c.memory.receive_bytes = 32u << 20;
   c.queues.completion_depth = 65536;

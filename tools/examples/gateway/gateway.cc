@@ -353,7 +353,7 @@ class Trader {
     Fill fill{};
     const bool is_refused = reply.status() == Status::refused && reply.code() != kElsewhere;
     if (is_refused || (reply.status() != Status::ok && !is_retryable(reply.status()))) {
-      fault_ = fmt::format("order {}: {} {}", placed_, to_string(reply.status()), reply.text());
+      fault_ = fmt::format("order {}: {}: {}", placed_, to_string(reply.status()), reply.text());
       return;
     }
     is_waiting_ = reply.status() == Status::not_connected;  // the gateway ends the session

@@ -134,7 +134,7 @@ class Client {
   void on_reply(Writer& w, const Reply& reply) {
     const bool is_refused = reply.status() == Status::refused && reply.text() != kNotLeading;
     if (is_refused || (reply.status() != Status::ok && !is_retryable(reply.status()))) {
-      fault_ = fmt::format("record {}: {} {}", w.number, to_string(reply.status()),
+      fault_ = fmt::format("record {}: {}: {}", w.number, to_string(reply.status()),
                            printable(reply.text()));
       return;
     }
