@@ -194,13 +194,18 @@ void send_to_engine(const std::string& facts, const std::string& text) {
     echoed =
         std::string_view(reinterpret_cast<const char*>(message.data()), message.size()) == text;
   };
+  std::string closed;
+  options.handlers.on_closed = [&](spinwire::Connection, const spinwire::Error& e) {
+    closed = "closed: " + e.message();
+  };
   auto connection =
       engine->connect("127.0.0.1:" + facts.substr(at, facts.find('\n', at) - at), options);
   ASSERT_TRUE(connection) << connection.error().message();
-  EXPECT_TRUE(waiting::eventually([&] {
+  (void)waiting::eventually([&] {
     (void)engine->poll();
-    return echoed;
-  }));
+    return echoed || !closed.empty();
+  });
+  EXPECT_TRUE(echoed) << (said ? "no echo; " : "no region; ") << closed << engine->describe();
 }
 
 TEST(CertifyPair, RunsNothingBeforeAnEngineHasSaidTheNonce) {
