@@ -178,11 +178,12 @@ class LinkClient {
 
 /// Connects an engine to that of the facts, and says the text until it comes back.
 void send_to_engine(const std::string& facts, const std::string& text) {
+  bool echoed = false;
+  bool said = false;
+  std::string closed;
   auto engine = spinwire::Engine::open(spinwire::Config{});
   ASSERT_TRUE(engine) << engine.error().message();
   const std::size_t at = facts.find("engine.port=") + 12;
-  bool echoed = false;
-  bool said = false;
   spinwire::ConnectOptions options;
   options.handlers.on_message = [&](spinwire::Connection c, spinwire::Message& message) {
     // The first one is the engine's region.
@@ -194,7 +195,6 @@ void send_to_engine(const std::string& facts, const std::string& text) {
     echoed =
         std::string_view(reinterpret_cast<const char*>(message.data()), message.size()) == text;
   };
-  std::string closed;
   options.handlers.on_closed = [&](spinwire::Connection, const spinwire::Error& e) {
     closed = "closed: " + e.message();
   };

@@ -3,8 +3,10 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/cli.h"
 #include "common/spin.h"
@@ -76,18 +78,31 @@ class MeasuredEngine {
     facts["engine.error"] = error.message();
   }
 
+  /// A client awaits each echo, so one at most waits for room.
+  void echo(Connection c, std::span<const std::byte> bytes) {
+    const Status status = c.send_copy(bytes);
+    if (status == Status::ok) return;
+    if (status != Status::would_block || !waiting_.empty()) return (void)c.close();
+    waiting_.assign(bytes.begin(), bytes.end());
+  }
+
   void listen(const std::string& host, Via via, const std::string& name, Facts& facts,
               Listener& listener) {
     ListenOptions options;
     options.via = via;
     options.handlers.on_ready = [this](Connection c) {
       connected_ = true;
+      waiting_.clear();
       if (c.send_copy(std::as_bytes(std::span(&region_, 1))) != Status::ok) (void)c.close();
     };
     options.handlers.on_message = [this](Connection c, Message& message) {
       const std::string_view said(reinterpret_cast<const char*>(message.data()), message.size());
       is_known_ = is_known_ || (is_nonce(said) && said == nonce_);
-      if (c.send_copy({message.data(), message.size()}) != Status::ok) (void)c.close();
+      echo(c, {message.data(), message.size()});
+    };
+    options.handlers.on_writable = [this](Connection c) {
+      const std::vector<std::byte> bytes = std::exchange(waiting_, {});
+      if (!bytes.empty()) echo(c, bytes);
     };
     auto listening = engine_->listen(host + ":0", options);
     if (!listening) {
@@ -105,6 +120,7 @@ class MeasuredEngine {
   BufferSlice buffer_;
   RemoteRegion region_;
   bool connected_ = false;
+  std::vector<std::byte> waiting_;  ///< an echo that had no room
   Listener listener_;
   Listener cm_listener_;
 };
