@@ -61,6 +61,18 @@ void run(std::span<const std::byte> data) {
 
 namespace {
 
+/// The bytes of all parts, one behind the other.
+template <typename... Parts>
+Bytes joined(const Parts&... parts) {
+  Bytes all;
+  const auto append = [&all](const auto& part) {
+    const auto bytes = std::as_bytes(std::span(&part, 1));
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  };
+  (append(parts), ...);
+  return all;
+}
+
 /// A file with a table, which has a counter, a text and two rows, and with an event.
 Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   using observe::ColumnDescriptor;
@@ -100,18 +112,7 @@ Bytes small_file(std::uint32_t layout = observe::kLayoutVersion) {
   event.number = event.count = event.kind = event.subject = 1;
   std::memcpy(event.text.data(), "ready", 5);
   header.file_bytes = events.rows_offset + sizeof event;
-  Bytes file;
-  const auto append = [&](const auto& part) {
-    const auto bytes = std::as_bytes(std::span(&part, 1));
-    file.insert(file.end(), bytes.begin(), bytes.end());
-  };
-  append(header);
-  append(table);
-  append(events);
-  append(columns);
-  append(rows);
-  append(event);
-  return file;
+  return joined(header, table, events, columns, rows, event);
 }
 
 /// A file with latencies only: of calls, and of one method.
@@ -139,15 +140,7 @@ Bytes file_of_latencies() {
   rows[1].method = 7;
   rows[1].buckets.back() = ~std::uint64_t{0};
   header.file_bytes = table.rows_offset + sizeof rows;
-  Bytes file;
-  const auto append = [&](const auto& part) {
-    const auto bytes = std::as_bytes(std::span(&part, 1));
-    file.insert(file.end(), bytes.begin(), bytes.end());
-  };
-  append(header);
-  append(table);
-  append(rows);
-  return file;
+  return joined(header, table, rows);
 }
 
 }  // namespace
