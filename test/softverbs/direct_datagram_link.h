@@ -84,6 +84,7 @@ inline Numbers read(const sv::DirectBatch& batch, std::uint32_t longest = 0) {
     const NumberedDatagram d(number);
     EXPECT_EQ(length, d.length());
     EXPECT_TRUE(d.lies_at(at)) << number;
+    EXPECT_EQ(std::memcmp(batch.header(*line), at, sv::kDirectHeader), 0) << number;
     all.push_back(number);
   }
   return all;

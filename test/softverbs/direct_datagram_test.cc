@@ -485,7 +485,7 @@ class SoftverbsDirectLong : public DirectPair {
   void forge(std::uint16_t length, std::uint32_t offset) {
     sv::OutLane& out = a_.node.internals().peers[0]->out;
     sv::Line& line = out.lines[out.tail % sv::kLaneLines];
-    std::memcpy(line.payload, &offset, sizeof offset);
+    std::memcpy(line.payload + sv::kOffsetAt, &offset, sizeof offset);
     line.set_trailer(length, out.ack_on_top, kQkey);
     line.word.store(
         sv::lane_mark(out.tail) << 56 | static_cast<sv::Qp*>(a_.qp)->datagram_word | b_.qp->qp_num,
@@ -510,6 +510,17 @@ TEST_F(SoftverbsDirectLong, TheyLieInRunsWithShortOnes) {
   for (const std::uint64_t number : b_.steps()) seen.push_back(number);
   EXPECT_EQ(seen, sent);
   EXPECT_EQ(b_.by_receives, 0u);
+}
+
+TEST_F(SoftverbsDirectLong, TheLineOfAWorkRequestHasTheHeaderToo) {
+  for (const std::uint64_t number : {kLong, kLong + 1, kLong + 200}) {
+    const NumberedDatagram sent(number);
+    sent.write(a_.node.bytes(0, sent.length()).data());
+    Datagram d(1, a_.node.sge(0, sent.length()), to_b_, b_.qp->qp_num, kQkey);
+    ASSERT_EQ(d.post(a_.qp), 0);
+    EXPECT_EQ(b_.step(), Numbers{number});
+    (void)a_.step();
+  }
 }
 
 TEST_F(SoftverbsDirectLong, TheLongestAndOneByteMore) {

@@ -225,7 +225,7 @@ TEST(SoftverbsDirectMessageSetUp, ThoseWithBytesOutsideOfTheLaneAreRefused) {
       for (std::uint32_t i = 0; i < count; ++i) {
         const std::uint64_t position = a.out().tail + i;
         sv::Line& line = a.out().lines[position % sv::kLaneLines];
-        std::memcpy(line.payload, &begin, sizeof begin);
+        std::memcpy(line.payload + sv::kOffsetAt, &begin, sizeof begin);
         line.length = kBytes;
         line.word = sv::lane_mark(position) << 56 | sv::packet_kind(sv::Packet::send, 0) << 48 |
                     std::uint64_t{a.internals().next_psn + i} << 24 | b.qp->qp_num;

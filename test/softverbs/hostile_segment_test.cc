@@ -63,7 +63,7 @@ TEST(SoftverbsHostile, BytesOutsideOfTheLane) {
     ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
     sv::OutLane& out = link.a.internals().peers[0]->out;
     sv::Line& line = out.lines[out.tail];
-    std::memcpy(line.payload, &offset, sizeof offset);
+    std::memcpy(line.payload + sv::kOffsetAt, &offset, sizeof offset);
     line.length = 100;
     line.word = sv::lane_mark(out.tail) << 56 | sv::packet_kind(sv::Packet::send, 0) << 48 |
                 std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;

@@ -203,7 +203,7 @@ TEST_F(SoftverbsDatagramLane, MalformedLinesAreDropped) {
   const auto forge = [&](sv::Packet packet, std::uint64_t flags, std::uint16_t length,
                          std::uint32_t offset = 0) {
     sv::Line& line = out.lines[out.tail % sv::kLaneLines];
-    std::memcpy(line.payload, &offset, sizeof offset);
+    std::memcpy(line.payload + sv::kOffsetAt, &offset, sizeof offset);
     line.imm = kQkey;
     line.length = length;
     line.word.store(sv::lane_mark(out.tail) << 56 |

@@ -98,15 +98,22 @@ template <bool is_good = true>
                                                        std::byte* bytes, std::uint32_t length,
                                                        Block* spare) noexcept;
 
+/// A direct datagram. The peer can change both parts at any time.
+struct DirectArrival {
+  const std::byte* header;
+  std::byte* bytes;  ///< all, with the header
+  std::uint64_t length;
+};
+
 /// Handles a direct datagram. Returns whether the spare block was kept.
 [[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const verbs::DirectBatch& batch,
-                                                      std::byte* datagram, std::uint64_t length,
-                                                      Block* spare, std::uint64_t now) noexcept {
+                                                      const DirectArrival& at, Block* spare,
+                                                      std::uint64_t now) noexcept {
   wire::RpcWords words{};
-  std::memcpy(&words.low, datagram, sizeof words.low);
-  std::memcpy(&words.high, datagram + sizeof words.low, sizeof words.high);
-  std::byte* const payload = datagram + wire::kRpcHeaderBytes;
-  const std::uint64_t bytes = length - wire::kRpcHeaderBytes;
+  std::memcpy(&words.low, at.header, sizeof words.low);
+  std::memcpy(&words.high, at.header + sizeof words.low, sizeof words.high);
+  std::byte* const payload = at.bytes + wire::kRpcHeaderBytes;
+  const std::uint64_t bytes = at.length - wire::kRpcHeaderBytes;
   const auto session = static_cast<std::uint32_t>(words.low);
   if (wire::is_request(words, bytes)) {
     ServerSession* const s = find_server(r, session);
@@ -118,7 +125,7 @@ template <bool is_good = true>
         [[likely]]
       return complete_call(r, *c, words, spare, payload, now);
   }
-  return on_indirect_datagram(r, batch, datagram, static_cast<std::uint32_t>(length), spare);
+  return on_indirect_datagram(r, batch, at.bytes, static_cast<std::uint32_t>(at.length), spare);
 }
 
 /// The peer of a datagram's session; null if there is no such session.
@@ -144,7 +151,7 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
   if (peer != nullptr && peer->direct_source != batch.source &&
       peer->source_filter.matches(wc, at.grh)) {
     peer->direct_source = batch.source;
-    return on_direct_datagram(r, batch, bytes, length, spare, r.context.now);
+    return on_direct_datagram(r, batch, {bytes, bytes, length}, spare, r.context.now);
   }
   if (length <= r.port->mtu()) return on_datagram(r, wc, at);
   // Only its head was copied, and no call takes it.
@@ -156,11 +163,11 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
 /// Handles a datagram that is too long for the spare block. It is lost if there is no memory to
 /// keep it.
 [[gnu::noinline]] void on_long_datagram(Rpc& r, const verbs::DirectBatch& batch,
-                                        std::byte* datagram, std::uint64_t length) noexcept {
+                                        const DirectArrival& at) noexcept {
   // Not the port's meanwhile: a callback may empty a pool, which makes the port give up its own.
   Block* const spare = r.port->take_long_spare();
   if (spare == nullptr) return void(++r.stats.unkept_datagrams);
-  const bool kept = on_direct_datagram(r, batch, datagram, length, spare, r.context.now);
+  const bool kept = on_direct_datagram(r, batch, at, spare, r.context.now);
   // The slice that keeps it holds a reference.
   kept ? detail::release(spare) : r.port->give_long_spare(spare);
 }
@@ -171,9 +178,9 @@ inline bool is_datagram(const ibv_wc& wc) noexcept {
 }
 
 /// Prefetches the records of a datagram's session.
-inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
+inline void prefetch_session(const Rpc& r, const std::byte* at) noexcept {
   wire::RpcWords words{};
-  std::memcpy(&words, datagram, sizeof words);
+  std::memcpy(&words, at, sizeof words);
   const RpcHeader header = wire::unpack(words);
   const std::uint32_t index = wire::RpcName::index(header.session);
   if (header.kind == RpcKind::request) r.servers.prefetch(index, header.number);
@@ -190,9 +197,9 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
 
 [[gnu::noinline]] void prefetch_sessions(const Rpc& r, const verbs::DirectBatch& batch) noexcept {
   for (verbs::Line* line = batch.first; line != batch.end(); ++line) {
-    const std::byte* const datagram = batch.unchecked_bytes(*line);
-    if (datagram == nullptr) return;
-    prefetch_session(r, datagram);
+    const std::byte* const header = batch.header(*line);
+    if (header == nullptr) return;
+    prefetch_session(r, header);
   }
 }
 
@@ -207,12 +214,13 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
   Block* spare = r.port->spare();
   // A batch is never empty, and the line behind the last one of a lane holds no datagram.
   for (std::uint64_t length = 0; spare != nullptr;) {
-    std::byte* const datagram = batch.bytes(*line, length, longest);
-    if (datagram == nullptr || line == end) break;
+    std::byte* const bytes = batch.bytes(*line, length, longest);
+    if (bytes == nullptr || line == end) break;
+    const DirectArrival at{line->payload, bytes, length};
     ++line;
     if (length > wire::kPageDatagramBytes) [[unlikely]] {
-      on_long_datagram(r, batch, datagram, length);
-    } else if (on_direct_datagram(r, batch, datagram, length, spare, now)) [[unlikely]] {
+      on_long_datagram(r, batch, at);
+    } else if (on_direct_datagram(r, batch, at, spare, now)) [[unlikely]] {
       spare = r.port->renew_spare();
     }
   }

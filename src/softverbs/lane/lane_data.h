@@ -48,7 +48,7 @@ inline std::byte* place_in_data(OutLane& out, Line& line, std::uint64_t position
   out.placed[position % kLaneLines] = {position, begin};
   out.data_end = position + 1;
   out.data_next = (begin + bytes + kAligned - 1) & ~(kAligned - 1);
-  std::memcpy(line.payload, &begin, sizeof begin);
+  std::memcpy(line.payload + kOffsetAt, &begin, sizeof begin);
   return out.data + begin;
 }
 /// Returns the place for a packet's bytes, in its line or in the data.

@@ -20,9 +20,9 @@ template <typename T>
 }
 
 /// A line, one cache line of a lane; a lane is a ring of lines in the receiver's memory. A packet
-/// is one line. Bytes that do not fit lie in the lane's data, and the payload begins with their
-/// offset. The word is written last. It carries the mark of its lap, so a line of an earlier lap is
-/// never taken for a new one.
+/// is one line. Bytes that do not fit lie in the lane's data, and the payload ends with their
+/// offset; that of a datagram begins with their head. The word is written last. It carries the mark
+/// of its lap, so a line of an earlier lap is never taken for a new one.
 struct Line {
   // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
   std::atomic<std::uint64_t> word;
@@ -82,6 +82,9 @@ constexpr std::uint32_t lane_data_bytes(std::uint32_t index) {
   return index < kWideLanes ? kWideLaneData : kLaneData;
 }
 
+/// Where the payload of a line has the offset of bytes in the lane's data.
+inline constexpr std::size_t kOffsetAt = sizeof Line::payload - sizeof(std::uint32_t);
+
 /// The data of a lane, as its receiver reads it.
 struct LaneData {
   std::byte* begin = nullptr;
@@ -93,7 +96,7 @@ struct LaneData {
 [[nodiscard]] inline std::byte* packet_data(const LaneData& data, const Line& line,
                                             std::uint64_t length) noexcept {
   std::uint32_t offset = 0;
-  std::memcpy(&offset, line.payload, sizeof offset);
+  std::memcpy(&offset, line.payload + kOffsetAt, sizeof offset);
   const std::uint64_t at = read_once(std::uint64_t{offset});
   return length <= data.size && at <= data.size - length ? data.begin + at : nullptr;
 }

@@ -80,6 +80,8 @@ template <bool short_one>
   const std::uint64_t position = out.tail;
   Line& line = out.lines[position % kLaneLines];
   (void)place_in_data(out, line, position, static_cast<std::uint32_t>(bytes));
+  std::memcpy(line.payload, &low, sizeof low);
+  std::memcpy(line.payload + sizeof low, &high, sizeof high);
   line.set_trailer(bytes, out.ack_on_top, to.qkey);
   out.tail = position + 1;
   const std::uint64_t constant = by.sender->datagram_word | to.qp_num;

@@ -36,7 +36,9 @@ struct DatagramAddress {
 };
 
 /// A direct datagram is a header of two words, which the sender has in registers, and a payload. A
-/// payload of up to kDirectPayload bytes fits into the line.
+/// payload of up to kDirectPayload bytes fits into the line. The line of a longer one has a copy of
+/// the header: what the header leads to need not wait for the data, whose cache lines the receiver
+/// gets from the sender only when it knows their place.
 inline constexpr std::size_t kDirectHeader = 16;
 inline constexpr std::size_t kDirectPayload = 32;
 /// The longest direct datagram, with its header. The verbs of an adapter carry no more than the
@@ -68,13 +70,10 @@ struct DirectBatch {
       return line.payload;
     return length <= longest ? packet_data(data, line, length) : nullptr;
   }
-  /// Returns bytes() without its checks, for prefetching: the datagram may be for another Q_Key, or
-  /// too long.
-  [[nodiscard, gnu::always_inline]] const std::byte* unchecked_bytes(
-      const Line& line) const noexcept {
-    if (line.word.load(std::memory_order_acquire) != word) return nullptr;
-    const std::uint64_t length = line.read_length();
-    return length <= sizeof line.payload ? line.payload : packet_data(data, line, length);
+  /// The header of a datagram of the batch, from its line. Null if `line` holds no datagram of the
+  /// batch; it may also be one that bytes() refuses.
+  [[nodiscard, gnu::always_inline]] const std::byte* header(const Line& line) const noexcept {
+    return line.word.load(std::memory_order_acquire) == word ? line.payload : nullptr;
   }
   [[nodiscard]] Line* end() const noexcept { return limit; }
 };
