@@ -4,6 +4,7 @@
 #
 #   tools/install-deps.sh           install what is missing
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
+#   ... --build                     only what the library, the tools and the examples need, for `make demo`
 #   ... --bench                     with the libraries that bench/peers compares with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make docs` and `make check-man` need as well
@@ -12,13 +13,15 @@
 set -euo pipefail
 
 # One package per line. "a|b" is satisfied by either; a is installed.
-packages=(
-  # to build
+build_packages=(
   g++ make 'pkg-config|pkgconf'
   libibverbs-dev librdmacm-dev ibverbs-providers
   libhugetlbfs-dev libhugetlbfs0
   libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
-  # to test, check and measure
+)
+
+# To test, check and measure.
+test_packages=(
   googletest libbenchmark-dev valgrind python3
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest ucx-utils
@@ -85,24 +88,27 @@ has_candidates() {
 
 main() {
   local check=no option
+  packages=("${build_packages[@]}")
   for option in "$@"; do
     case "$option" in
       --check) check=yes ;;
+      --build) test_packages=() ;;
       --bench) packages+=("${bench_packages[@]}") ;;
       --softroce) packages+=("${softroce_packages[@]}") ;;
       --docs) packages+=("${docs_packages[@]}") ;;
       --gdb) packages+=("${gdb_packages[@]}") ;;
       --packages) packages+=("${deb_packages[@]}") ;;
       -h | --help)
-        sed -n '2,10s/^# \{0,1\}//p' "$0"
+        sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
       *)
-        echo "install-deps: unknown option '$option' (--check, --bench, --softroce, --docs and --packages are known)" >&2
+        echo "install-deps: unknown option '$option' (--check, --build, --bench, --softroce, --docs, --gdb and --packages are known)" >&2
         exit 2
         ;;
     esac
   done
+  packages+=("${test_packages[@]}")
 
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     die "this is not a Debian system. Install the equivalents of: ${packages[*]}"
