@@ -166,7 +166,7 @@ class MessagesEnd : public SpinwireEnd {
     Reply next{connection, std::move(bytes)};
     if (!unsent_.empty() || !reply(next)) unsent_.push_back(std::move(next));
   }
-  static constexpr std::size_t kShortReply = 1024;
+  static constexpr std::size_t kShortReply = std::size_t{16} << 10;
 
   static bool reply(Reply& reply) {
     return is_sent(reply.bytes ? reply.to.send(reply.bytes) : reply.to.send_copy({}));
