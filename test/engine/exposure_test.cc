@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <string>
@@ -106,6 +107,23 @@ TEST(EngineExposure, DroppedRegionCanNoLongerBeReached) {
   b.reset();
   p.server.stale_allowed = p.client.stale_allowed = true;
   p.finish();
+}
+
+TEST(EngineExposure, MemoryThatMayNotBeWrittenIsNotRegistered) {
+  constexpr std::size_t kPage = 4096;
+  Node node(small_config());
+  void* const at = ::mmap(nullptr, kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(at, MAP_FAILED);
+  const std::span<std::byte> bytes(static_cast<std::byte*>(at), kPage);
+  const auto refused = [&] {
+    const auto region = node.engine.register_memory(bytes, Access::remote_read_write);
+    if (region || region.error().status != Status::invalid_argument) return false;
+    return region.error().remedy.starts_with("give bytes that are mapped for reading and writing");
+  };
+  EXPECT_TRUE(refused());
+  EXPECT_EQ(::munmap(at, kPage), 0);
+  EXPECT_TRUE(refused()) << "not mapped";
+  node.expect_clean();
 }
 
 TEST(EngineExposure, RevokedMeansUnreachable) {

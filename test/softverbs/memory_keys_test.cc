@@ -1,5 +1,6 @@
 // Keys, bounds and rights: which error each end gets, and that no byte is accessed.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -446,6 +447,32 @@ TEST(SoftverbsRevocation, RegistrationChecksItsArguments) {
   EXPECT_TRUE(refused(node.memory.data(), 64, IBV_ACCESS_REMOTE_WRITE));
   EXPECT_TRUE(refused(node.memory.data(), 64, IBV_ACCESS_REMOTE_ATOMIC));
   EXPECT_TRUE(refused(node.memory.data(), 64, IBV_ACCESS_ON_DEMAND));
+}
+
+TEST(SoftverbsRevocation, MemoryThatIsNotMappedIsNotRegistered) {
+  constexpr std::size_t kPage = 4096;
+  Node node;
+  void* const at =
+      ::mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  must(at != MAP_FAILED, "mmap");
+  auto* const begin = static_cast<std::byte*>(at);
+  const auto refused = [&](int access) {
+    errno = 0;
+    ibv_mr* const mr = sv::reg_mr(node.pd, begin, 2 * kPage, access);
+    return mr != nullptr ? sv::dereg_mr(mr) != 0 : errno == EFAULT;
+  };
+  EXPECT_FALSE(refused(IBV_ACCESS_LOCAL_WRITE));
+  must(::mprotect(begin + kPage, kPage, PROT_READ) == 0, "mprotect");
+  EXPECT_FALSE(refused(IBV_ACCESS_REMOTE_READ));
+  EXPECT_TRUE(refused(IBV_ACCESS_LOCAL_WRITE));
+  ibv_mr* const mr = sv::reg_mr(node.pd, begin, kPage, IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_NE(mr, nullptr);
+  EXPECT_EQ(sv::rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, nullptr, begin, 2 * kPage, 0),
+            EFAULT);
+  EXPECT_EQ(sv::dereg_mr(mr), 0) << "the registration is as before";
+  must(::munmap(begin + kPage, kPage) == 0, "munmap");
+  EXPECT_TRUE(refused(0));
+  must(::munmap(begin, kPage) == 0, "munmap");
 }
 
 }  // namespace softverbs_test::keys

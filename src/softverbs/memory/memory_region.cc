@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/mapped_memory.h"
 #include "base/shared_memory.h"
 #include "softverbs/memory/access_tracking.h"
 #include "softverbs/refusal.h"
@@ -172,9 +173,19 @@ bool valid(const void* address, std::size_t length, int access) noexcept {
          (!remote_change || (access & IBV_ACCESS_LOCAL_WRITE) != 0);
 }
 
+/// Whether the process can access the bytes so. An adapter pins them, and refuses what is not
+/// mapped or must not be written; here the first access would end the process.
+bool is_accessible(const Context& c, const void* address, std::size_t length, int access) noexcept {
+  if (offset_in_segment(c, address) < sizeof(Segment)) return true;
+  if (base::find_shared_memory(address, length)) return true;
+  return base::is_mapped(address, length,
+                         (access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)) != 0);
+}
+
 ibv_mr* register_within(Pd& pd, std::uint64_t scope, void* address, std::size_t length,
                         int access) noexcept {
   if (!valid(address, length, access)) return refuse_with(EINVAL);
+  if (!is_accessible(context_of(pd.context), address, length, access)) return refuse_with(EFAULT);
   return or_no_memory(
       [&] { return register_region(context_of(pd.context), pd, scope, address, length, access); });
 }
@@ -260,6 +271,7 @@ int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t len
   if (pd == nullptr || pd->context != mr->context) return EINVAL;
   const std::uint64_t scope = pd == mr->pd ? c.regions.own[mr->index].pd : static_cast<Pd*>(pd)->id;
   if (!valid(address, length, access)) return EINVAL;
+  if (!is_accessible(c, address, length, access)) return EFAULT;
   try {
     reserve_object(c);
   } catch (const std::bad_alloc&) {
