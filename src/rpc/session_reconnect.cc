@@ -83,7 +83,11 @@ void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
   const EndReason closed = Error{Status::flushed, {}, {}, {}};
   if (c.state != SessionState::ready || !can_reconnect(r, c, closed))
     return end_session_in_order(r, c);
-  end_session(r, c, Status::flushed, "the server closed the session");
+  if (!c.goodbye.invites_back())
+    return end_session(r, c, Status::flushed, "the server closed the session");
+  end_session(
+      r, c,
+      base::goodbye_error(Status::flushed, base::format("talk with {}", c.address), c.goodbye));
 }
 
 EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {

@@ -51,6 +51,9 @@ TEST_P(RpcDrainedSession, IsOpenedAgainAfterTheCallsUnderWayAndNotTooEarly) {
   const std::uint64_t from = now_;
   EXPECT_EQ(ended_[0].status, Status::ok);
   EXPECT_EQ(interrupted_[0].goodbye, kGoodbye);
+  EXPECT_EQ(interrupted_[0].status, Status::flushed);
+  EXPECT_EQ(interrupted_[0].found, "the peer is draining");
+  EXPECT_EQ(interrupted_[0].remedy, "come back after 300 ms, or use another peer");
   ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
   EXPECT_EQ(runs_.size(), 1u) << "the server takes no more calls";
   server_.reset();
