@@ -132,9 +132,7 @@ void Publisher::open(EngineCore& core) {
                          std::min(rings, c.rpc.sessions), 1};
   auto file = observe::PageFile::create(options);
   if (!file) {
-    base::log(LogLevel::warning,
-              "this engine cannot be observed by spinwire-stat: {}; an empty "
-              "observability.directory turns it off",
+    base::log(LogLevel::warning, "this engine cannot be observed by spinwire-stat: {}",
               file.error().message());
     return;
   }

@@ -30,7 +30,21 @@ namespace spinwire::observe {
 namespace {
 
 constexpr const char* kRemedy =
-    "give observability.directory a folder of a file system in memory, or make it empty";
+    "give observability.directory a folder of a file system in memory, or make it empty: then the "
+    "engine has no file";
+const char* remedy_of(int error) noexcept {
+  switch (error) {
+    case EMFILE:
+      return "raise the limit of open files (ulimit -n, or LimitNOFILE=)";
+    case ENOSPC:
+    case ENOMEM:
+    case EDQUOT:
+      return "free memory there, lower observability.rows, or make observability.directory empty: "
+             "then the engine has no file";
+    default:
+      return kRemedy;
+  }
+}
 
 /// Tables of rows, of events and of latencies.
 constexpr std::size_t kDescriptors = kTables + kEventSubjects + 2;
@@ -58,12 +72,14 @@ Result<base::UniqueFd> make_file(const std::string& directory, std::size_t size)
   }
   // Mode 0400 refuses other processes of the user that would write or truncate the file by mistake.
   base::UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0400));
-  if (!fd) return base::fail_errno(Status::system, asked, "open(O_TMPFILE)", errno, kRemedy);
+  if (!fd)
+    return base::fail_errno(Status::system, asked, "open(O_TMPFILE)", errno, remedy_of(errno));
   int result = 0;
   do {
     result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(size));
   } while (result != 0 && errno == EINTR);
-  if (result != 0) return base::fail_errno(Status::no_memory, asked, "fallocate", errno, kRemedy);
+  if (result != 0)
+    return base::fail_errno(Status::no_memory, asked, "fallocate", errno, remedy_of(errno));
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
     return base::fail_errno(Status::system, asked, "flock", errno, kRemedy);
   return fd;

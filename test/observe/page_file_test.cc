@@ -149,6 +149,19 @@ TEST_F(ObservePageFile, ALimitOfFileSizeIsNoSignal) {
             0);
 }
 
+TEST_F(ObservePageFile, ALimitOfOpenFilesIsNamed) {
+  const EngineFolder folder;
+  EXPECT_EQ(in_child([&] {
+              const rlimit none{3, 3};
+              ::closefrom(3);
+              if (::setrlimit(RLIMIT_NOFILE, &none) != 0) return 1;
+              const auto file = PageFile::create(options_in(folder));
+              if (file) return 2;
+              return file.error().remedy.starts_with("raise the limit of open files") ? 0 : 3;
+            }),
+            0);
+}
+
 TEST_F(ObservePageFile, AllPagesAreAllocatedAtOnce) {
   const EngineFolder folder;
   const auto file = PageFile::create(options_in(folder, 1000));
