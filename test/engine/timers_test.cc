@@ -123,6 +123,7 @@ TEST(ApplicationTimers, BadArgumentsAreRefused) {
   Engine& e = w.node.engine;
   EXPECT_EQ(e.after(-1ns, [] {}).error().status, Status::invalid_argument);
   EXPECT_EQ(e.every(0ns, [] {}).error().status, Status::invalid_argument);
+  EXPECT_EQ(e.every(0ns, [] {}).error().found, "a time of 0 ns");
   EXPECT_EQ(e.every(-1ns, [] {}).error().status, Status::invalid_argument);
   EXPECT_EQ(e.after(1ns, nullptr).error().status, Status::invalid_argument);
   auto far = e.after(std::chrono::nanoseconds::max(), [] {});

@@ -45,22 +45,22 @@ Nanoseconds Engine::next_deadline() const noexcept {
 
 namespace {
 
-Result<Timer> start(detail::EngineSlot& slot, Nanoseconds delay, Nanoseconds interval,
+/// `repeats`: the time is also the interval.
+Result<Timer> start(detail::EngineSlot& slot, Nanoseconds time, bool repeats,
                     const TimerCallback& callback) {
   return engine::set_up(slot, "start a timer", [&]() -> Result<Timer> {
-    if (delay.count() < 0 || interval.count() < 0 || !callback) {
+    if (time.count() < (repeats ? 1 : 0) || !callback) {
       return base::fail(Status::invalid_argument, "start a timer",
-                        callback ? base::format("a time of {} ns", delay.count())
+                        callback ? base::format("a time of {} ns", time.count())
                                  : std::string("an empty callback"),
                         "give a callback, a delay of 0 or more, an interval above 0");
     }
     EngineCore& core = *detail::core_at(&slot);
     Clock& clock = core.context.clock;
     // A tick may be longer than the interval.
-    const std::uint64_t ticks =
-        interval.count() != 0 ? std::max<std::uint64_t>(clock.ticks(interval), 1) : 0;
+    const std::uint64_t ticks = repeats ? std::max<std::uint64_t>(clock.ticks(time), 1) : 0;
     const std::uint64_t now = clock.now_from(core.context.now);
-    const std::uint64_t deadline = now + std::min(clock.ticks(delay), ~now);
+    const std::uint64_t deadline = now + std::min(clock.ticks(time), ~now);
     engine::ApplicationTimers::Id id;
     if (!core.application_timers.start(deadline, ticks, callback, id)) {
       return base::fail(Status::limit, "start a timer",
@@ -74,11 +74,11 @@ Result<Timer> start(detail::EngineSlot& slot, Nanoseconds delay, Nanoseconds int
 }  // namespace
 
 Result<Timer> Engine::after(Nanoseconds delay, const TimerCallback& callback) {
-  return start(*slot_, delay, Nanoseconds(0), callback);
+  return start(*slot_, delay, false, callback);
 }
 
 Result<Timer> Engine::every(Nanoseconds interval, const TimerCallback& callback) {
-  return start(*slot_, interval.count() == 0 ? Nanoseconds(-1) : interval, interval, callback);
+  return start(*slot_, interval, true, callback);
 }
 
 Status Timer::cancel() noexcept {
