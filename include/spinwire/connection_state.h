@@ -23,7 +23,7 @@ enum class QueuePairState : std::uint8_t { reset, init, rtr, rts, sqd, sqe, err,
 SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
 
 struct ConnectionStats {
-  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_sent = 0;  ///< as EngineStats::messages_sent
   std::uint64_t messages_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
@@ -45,7 +45,7 @@ enum class Blocker : std::uint8_t {
   not_ready,   ///< the state is not `ready`
   send_queue,  ///< the send queue (queues.send_depth) is full; the peer or its device is slow
   operations,  ///< all operations of the engine (queues.operations) are under way
-  credit,      ///< the peer grants no credit until its application polls
+  credit,      ///< the peer's application has to poll; a new connection has credit for one message
   /// Blocks only messages longer than connections.eager_bytes: the engine can offer no more of them
   /// now, or no memory window is free (memory.windows).
   windows,

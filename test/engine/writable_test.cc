@@ -49,6 +49,19 @@ struct Writing {
   Connection connection;
 };
 
+TEST(EngineWritable, ANewConnectionMaySendOneMessageBeforeThePeerPolls) {
+  Writing t;
+  EXPECT_EQ(t.connection.stats().send_credits, 1u);
+  EXPECT_EQ(t.send(), Status::ok);
+  EXPECT_EQ(t.send(), Status::would_block);
+  EXPECT_EQ(t.connection.snapshot().blocked_by, spinwire::Blocker::credit);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.connection.stats().send_credits > 1; }));
+  EXPECT_EQ(t.send(), Status::ok);
+  EXPECT_EQ(t.send(), Status::ok);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.client.tally.idle(); }));
+  t.finish();
+}
+
 TEST(EngineWritable, RunsOnceWhenCreditComes) {
   Writing t;
   ASSERT_EQ(t.fill(), Status::would_block);
