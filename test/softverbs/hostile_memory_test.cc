@@ -19,6 +19,7 @@
 
 #include "base/unique_fd.h"
 #include "own_process.h"
+#include "softverbs/many_objects.h"
 #include "softverbs/memory/atomic_lock.h"
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
@@ -259,60 +260,6 @@ TEST(SoftverbsMappedShare, PacketsHaveFewObjectsMappedInAStep) {
   EXPECT_EQ(link.process.mapped.objects, 1u);
 }
 
-/// A peer that looks like one of another process, and says of each of its messages that the bytes
-/// lie in an object of their own.
-class ManyObjects {
- public:
-  ManyObjects(const Node& sender, sv::Peer& peer) : sender_(sender), peer_(peer) {
-    peer_.same_process = false;
-    peer_.process = &process_;
-  }
-  ManyObjects(const ManyObjects&) = delete;
-  ManyObjects& operator=(const ManyObjects&) = delete;
-  ~ManyObjects() {
-    for (const Part& part : parts_) {
-      region(part.mr).object = part.object;
-      sv::dereg_mr(part.mr);
-    }
-    sv::unmap_objects(peer_);
-    peer_.process = nullptr;
-    peer_.same_process = true;
-  }
-  void send(ibv_qp* qp) {
-    constexpr std::uint32_t kFirstObject = 1000, kBytes = 2048;
-    ibv_mr* const mr =
-        sv::reg_mr(sender_.pd, sender_.memory.data(), sender_.memory.size(), Node::kAllAccess);
-    must(mr != nullptr, "reg_mr");
-    sv::RegionEntry& entry = region(mr);
-    const auto id = static_cast<std::uint32_t>(parts_.size());
-    parts_.push_back({mr, entry.object});
-    sv::ObjectEntry& object = segment().objects[kFirstObject + id];
-    const sv::ObjectEntry& true_object = segment().objects[entry.object];
-    object.fd = true_object.fd;
-    object.size = true_object.size;
-    object.inode = true_object.inode;
-    object.generation = entry.object_generation;
-    entry.object = kFirstObject + id;
-    const ibv_sge bytes{sender_.address(0), kBytes, mr->lkey};
-    must(Send(id, bytes).post(qp) == 0, "post");
-  }
-
- private:
-  struct Part {
-    ibv_mr* mr;
-    std::uint32_t object;  ///< the true one
-  };
-  [[nodiscard]] sv::Segment& segment() const { return *sender_.internals().segment; }
-  [[nodiscard]] sv::RegionEntry& region(const ibv_mr* mr) const {
-    return segment().regions[sv::region_index(mr->lkey)];
-  }
-
-  const Node& sender_;
-  sv::Peer& peer_;
-  sv::PeerProcess process_;
-  std::vector<Part> parts_;
-};
-
 /// The first lane has as many objects mapped as a step allows, and more to come.
 TEST(SoftverbsMappedShare, ALaneWaitsForOneStepOnly) {
   Link link;
@@ -342,6 +289,48 @@ TEST(SoftverbsMappedShare, ALaneWaitsForOneStepOnly) {
   sv::control_device(link.a.context);
   EXPECT_EQ(received(to_third), 1);
   EXPECT_EQ(received(link.qa), 2 * sv::kMapsPerStep - 1);
+}
+
+/// A message of many parts waits for several steps, and its sender has each poll look at it.
+TEST(SoftverbsMappedShare, AMessageThatWaitsIsNotCopiedInEachPoll) {
+  constexpr std::uint32_t kPart = 256, kParts = 2 * sv::kMapsPerStep, kBytes = kParts * kPart;
+  NodeOptions options;
+  options.sges = kParts;
+  Link link(options);
+  sv::Context& c = link.a.internals();
+  c.page_trust = sv::PageTrust::usual;
+  ManyObjects objects(link.b, *c.peers[0]);
+  ibv_sge parts[kParts];
+  for (std::uint32_t i = 0; i < kParts; ++i) parts[i] = objects.bytes(i * kPart, kPart);
+  const auto poll = [&] {
+    for (int i = 0; i < 100; ++i) link.poll_a();
+  };
+  const auto received = [&] {
+    const auto bytes = link.a.bytes(0, kBytes);
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+  ASSERT_EQ(link.a.post_recv(1, 0, kBytes), 0);
+  fill(link.b.bytes(0, kBytes), 1);
+  link.control();
+  Send send(2, parts[0]);
+  send.wr.sg_list = parts;
+  send.wr.num_sge = kParts;
+  ASSERT_EQ(send.post(link.qb), 0);
+  poll();
+  const auto first = received();
+  fill(link.b.bytes(0, kBytes), 2);
+  poll();
+  EXPECT_TRUE(received() == first) << "a poll without a step before it has copied";
+  link.control();
+  c.maps_left = 1;  // other lanes had the rest of the step
+  poll();
+  EXPECT_TRUE(received() == first) << "it has copied, though parts are still missing";
+  ASSERT_TRUE(link.at_a.empty());
+  link.control();
+  poll();
+  ASSERT_EQ(link.at_a.size(), 1u);
+  EXPECT_EQ(link.at_a[0].status, IBV_WC_SUCCESS);
+  EXPECT_TRUE(holds(link.a.bytes(0, kBytes), 2));
 }
 
 // ---- what we know of ourselves ----

@@ -81,6 +81,7 @@ struct InLane : DirectInLane {
   std::uint32_t idle_rounds = 0;       ///< control steps without a packet
   std::uint64_t control_position = 0;  ///< position at the last control step
   bool awake = false;
+  bool waits_to_map = false;  ///< since its next packet has looked for memory of the sender
   /// The last batch of direct datagrams. One for `batch_cq` that begins with the same word needs no
   /// further checks: see forget_batches().
   DirectBatch batch;

@@ -113,6 +113,22 @@ Fetched fetch_references(Qp& qp, const References& from, ScatterCursor& to) noex
   return peer.context->waits_to_map ? Fetched::later : Fetched::failed;
 }
 
+/// Whether a message that has waited may be copied now. Maps what it needs, as far as the step
+/// allows, and copies nothing: a peer could have the same bytes copied by each poll. Cold.
+[[gnu::noinline]] bool maps_references(const Context& c, const Qp& qp,
+                                       const References& from) noexcept {
+  if (c.maps_left == 0) return false;
+  Peer& peer = *qp.peer;
+  const std::uint64_t pd = qp.remote_rights->pd.load(std::memory_order_relaxed);
+  begin_access(peer);
+  for (std::uint32_t i = 0; i < from.count && !c.waits_to_map; ++i) {
+    const Reference& part = from.parts[i];
+    if (part.length != 0) (void)resolve(peer, pd, part.address, part.length, part.key, 0, 0);
+  }
+  end_access(peer);
+  return !c.waits_to_map;
+}
+
 /// Refuses a request and ends the connection: the sender gets `reason`, the local queue pair goes
 /// to ERR. Returns false.
 bool refuse(InLane& lane, Qp& qp, Nak reason) noexcept {
@@ -142,11 +158,16 @@ inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::ui
 /// Fetches a message; false on failure. A message whose sender is gone counts as lost, and one
 /// may have to wait; any other failure ends the connection.
 bool fetched(InLane& lane, Qp& qp, const References& from, ScatterCursor& to) noexcept {
+  Context& c = *qp.peer->context;
+  if (lane.waits_to_map) [[unlikely]] {
+    if (!maps_references(c, qp, from)) return c.waits_to_map = true, false;
+    lane.waits_to_map = false;
+  }
   const Fetched result = fetch_references(qp, from, to);
   if (result == Fetched::all) [[likely]]
     return true;
   if (result == Fetched::later) return false;
-  qp.peer->context->waits_to_map = false;
+  c.waits_to_map = false;
   if (result == Fetched::failed) return refuse(lane, qp, Nak::operational);
   answer_nak(lane, &qp, Nak::not_ready);
   return false;
@@ -253,8 +274,10 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     if (receive(lane, *qp, a)) {
       qp->expected = next_word(word);
       if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
-    } else if (std::exchange(c.waits_to_map, false)) [[unlikely]] {
-      return false;
+    } else {
+      lane.waits_to_map = std::exchange(c.waits_to_map, false);
+      if (lane.waits_to_map) [[unlikely]]
+        return false;
     }
   }
   advance(lane, 1);
