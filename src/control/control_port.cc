@@ -125,16 +125,18 @@ void ControlPort::accept_from(ListenerId listener) noexcept {
     // An owner may have stopped the listener meanwhile.
     if (!listeners_.contains(listener)) return;
     // Peers without room wait in the backlog.
-    Handshake* const last = inbound_ < options_.handshakes ? nullptr : find_victim();
-    if (last == nullptr && inbound_ >= options_.handshakes) {
+    const bool is_full = inbound_ >= inbound_limit();
+    Handshake* const last = is_full ? find_victim() : nullptr;
+    if (is_full && last == nullptr) {
       if (i == 0) stop_accepting();  // later ones may not exist
       return;
     }
-    auto accepted = listeners_.accept(listener);
-    if (!accepted) {
-      base::log(LogLevel::warning, "{}", accepted.error().message());
-      return;
+    if (last != nullptr && lacks_descriptors()) {
+      evict(*last);  // at once: a new peer needs its descriptor
+      continue;
     }
+    auto accepted = listeners_.accept(listener);
+    if (!accepted) return on_accept_failed(accepted.error());
     if (!*accepted) return;
     if (last != nullptr) evict(*last);
     accept(std::move(**accepted), listener);
@@ -148,7 +150,7 @@ void ControlPort::stop_accepting() noexcept {
 }
 
 void ControlPort::look_for_room() noexcept {
-  if (inbound_ >= options_.handshakes && find_victim() == nullptr) return;
+  if (inbound_ >= inbound_limit() && find_victim() == nullptr) return;
   is_full_ = false;
   listeners_.watch(Interest::read);
 }

@@ -10,12 +10,17 @@
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
 //
+// Descriptors may be used up before handshakes are. The peer for which there was none is dropped.
+// For the next second the port takes fewer handshakes than it had then: others wait, and silent
+// peers give way, as if handshakes were used up. What is left serves the set-up of connections.
+//
 // A request through rdma_cm is an inbound handshake until the peer confirms the answer. If no
 // silent handshake is due, the oldest request of a source that has more of them than the newcomer
 // gives way at once, since the source is known before anything is done.
 #include <algorithm>
 #include <chrono>
 
+#include "base/log_message.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
@@ -24,6 +29,7 @@ namespace {
 // Longest time for which a peer may be silent before it gives way to a new one.
 constexpr Nanoseconds kGrace = std::chrono::milliseconds(100);
 constexpr Nanoseconds kGraceOfHeavySource = std::chrono::milliseconds(5);
+constexpr Nanoseconds kLackOfDescriptors = std::chrono::seconds(1);
 
 bool is_connection(const Handshake& h) noexcept {
   return std::holds_alternative<Accept>(h.dialogue) || std::holds_alternative<CmAccept>(h.dialogue);
@@ -85,7 +91,14 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
 
 /// The handshake that gives way to a new peer. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
-  return find_silent(options_.handshakes, [](const Handshake& h) { return !h.is_authenticated; });
+  return find_silent(inbound_limit(), [](const Handshake& h) { return !h.is_authenticated; });
+}
+
+/// There was no descriptor, or no memory, for a peer, which was dropped or waits.
+void ControlPort::on_accept_failed(const Error& why) noexcept {
+  if (!lacks_descriptors()) base::log(LogLevel::warning, "{}", why.message());
+  affordable_ = std::max(inbound_ - inbound_ / 4, 2u) - 1;
+  lacks_until_ = heard_time_ + clock_.ticks(kLackOfDescriptors);
 }
 
 /// The half-open connection that gives way to a new one. Null: none has had its time.

@@ -5,12 +5,15 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -40,21 +43,35 @@ struct VictimReport {
   bool has_terminal = false;
 };
 
+/// How long this thread has had a processor.
+inline std::chrono::nanoseconds thread_time() {
+  timespec now{};
+  EXPECT_EQ(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now), 0);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
 /// A daemon: the leader of a session without a terminal. It listens, accepts connections and serves
 /// calls.
 class Victim {
  public:
-  explicit Victim(const Config& config)
-      : child_([this, config](int in, int out) { return run(config, in, out, *steps_); }),
+  /// `descriptors`: that it may open once it listens; 0: no limit.
+  explicit Victim(const Config& config, rlim_t descriptors = 0)
+      : child_([this, config, descriptors](int in, int out) {
+          return run(config, descriptors, in, out, *shown_);
+        }),
         address_(child_.line()) {}
   Victim(const Victim&) = delete;
   Victim& operator=(const Victim&) = delete;
-  ~Victim() { (void)munmap(steps_, sizeof *steps_); }
+  ~Victim() { (void)munmap(shown_, sizeof *shown_); }
 
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
   /// Polls that took a control step, so far. Time for measuring on a busy machine: these do not
   /// pass while the victim is kept from running. Also for processes that are forked from now on.
-  [[nodiscard]] std::uint64_t control_steps() const noexcept { return steps_->load(); }
+  [[nodiscard]] std::uint64_t control_steps() const noexcept {
+    return shown_->control_steps.load();
+  }
+  /// How long the victim has had a processor, so far. For any process.
+  [[nodiscard]] std::chrono::nanoseconds processor_time() const { return shown_->ran.load(); }
   /// Waits until the victim has taken so many more control steps.
   void await_control_steps(std::uint64_t count) const {
     const std::uint64_t end = control_steps() + count;
@@ -73,15 +90,26 @@ class Victim {
   }
 
  private:
-  using Steps = std::atomic<std::uint64_t>;
+  /// What it shows while it runs.
+  struct Shown {
+    std::atomic<std::uint64_t> control_steps{0};
+    std::atomic<std::chrono::nanoseconds> ran{std::chrono::nanoseconds(0)};
+  };
 
-  static Steps* shared_steps() {
+  static Shown* shared() {
     void* const at =
-        mmap(nullptr, sizeof(Steps), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, sizeof(Shown), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(at, MAP_FAILED);
-    return new (at) Steps(0);
+    return new (at) Shown;
   }
-  static int run(const Config& config, int in, int out, Steps& steps) {
+  static void limit_descriptors(rlim_t more) {
+    const UniqueFd lowest(::dup(STDOUT_FILENO));
+    rlimit files{};
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = static_cast<rlim_t>(lowest.get()) + more;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  }
+  static int run(const Config& config, rlim_t descriptors, int in, int out, Shown& shown) {
     (void)setsid();
     Node node(config);
     node.listen();
@@ -89,6 +117,7 @@ class Victim {
           (void)r.reply(r.bytes().first(std::min<std::size_t>(r.bytes().size(), 8)));
         }))
       return 2;
+    if (descriptors != 0) limit_descriptors(descriptors);
     write_line(out, node.listener.address());
     VictimReport report;
     while (command(in) != 'q') {
@@ -96,7 +125,8 @@ class Victim {
         (void)node.poll();
         ++report.polls;
       }
-      steps.store(node.engine.stats().control_steps);
+      shown.control_steps.store(node.engine.stats().control_steps);
+      shown.ran.store(thread_time());
     }
     report.has_terminal = UniqueFd(::open("/dev/tty", O_RDWR | O_CLOEXEC)).get() >= 0;
     const bool sound = node.engine.audit().has_value();
@@ -104,7 +134,7 @@ class Victim {
     return sound ? 0 : 5;
   }
 
-  Steps* steps_ = shared_steps();
+  Shown* shown_ = shared();
   Child child_;
   std::string address_;
 };
@@ -123,6 +153,10 @@ class Stream {
   void send_part(const wire::Frame& frame, std::size_t bytes) const {
     (void)::send(fd_.get(), frame.bytes().data(), std::min(bytes, frame.bytes().size()),
                  MSG_NOSIGNAL);
+  }
+  /// One byte of a frame.
+  void send_byte(const wire::Frame& frame, std::size_t at) const {
+    (void)::send(fd_.get(), frame.bytes().data() + at, 1, MSG_NOSIGNAL);
   }
   /// The victim's next frame; none if it is invalid or the victim has closed.
   [[nodiscard]] std::optional<wire::Received> receive() const {
@@ -148,6 +182,12 @@ class Stream {
     if (got != static_cast<ssize_t>(head.size())) return false;
     const auto header = wire::decode_header(head);
     return header && header->kind == wire::FrameKind::accept;
+  }
+  /// Whether the victim has closed the stream.
+  [[nodiscard]] bool is_over() const {
+    char first = 0;
+    const ssize_t got = ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got == 0 || (got < 0 && errno != EAGAIN);
   }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
