@@ -320,7 +320,7 @@ TEST_F(AttackByFlood, MoreHellosThanThereAreConnectionsWithoutEnd) {
 
 TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {
   std::uint32_t confirmed = 0;
-  attack('s', 1024, [&](std::uint32_t i) {
+  attack('s', 4 * victim_config().rpc.sessions, [&](std::uint32_t i) {
     const Stream s = attacking_stream();
     s.send(open_session(i + 1));
     std::uint64_t token = 0;
