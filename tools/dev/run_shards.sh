@@ -8,25 +8,30 @@ set -uo pipefail
 count=$1
 shift
 
+declare -A running=() # processes
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-shares=$((count == 1 ? 1 : 8 * count))
-running=0
-for ((i = 0; i < shares; i++)); do
-  if ((running == count)); then wait -n && :; else running=$((running + 1)); fi
-  (
-    code=0
-    GTEST_TOTAL_SHARDS=$shares GTEST_SHARD_INDEX=$i "$@" >"$work/$i" 2>&1 || code=$?
-    echo "$code" >"$work/$i.code"
-  ) &
-done
-wait
+on_exit() {
+  ((${#running[@]} == 0)) || kill "${!running[@]}" 2>/dev/null
+  rm -rf "$work"
+}
+trap on_exit EXIT
+trap 'exit 130' INT TERM
 
 code=0
+end_one() {
+  local pid status=0
+  wait -n -p pid || status=$?
+  unset "running[$pid]"
+  ((status == 0)) || code=$status
+}
+
+shares=$((count == 1 ? 1 : 8 * count))
 for ((i = 0; i < shares; i++)); do
-  cat "$work/$i"
-  one=$(cat "$work/$i.code" 2>/dev/null)
-  ((${one:-1} == 0)) || code=${one:-1}
+  ((${#running[@]} < count)) || end_one
+  GTEST_TOTAL_SHARDS=$shares GTEST_SHARD_INDEX=$i "$@" >"$work/$i" 2>&1 &
+  running[$!]=1
 done
+while ((${#running[@]} > 0)); do end_one; done
+
+for ((i = 0; i < shares; i++)); do cat "$work/$i"; done
 exit "$code"
