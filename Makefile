@@ -356,9 +356,9 @@ help:
 # ---- compiling --------------------------------------------------------------------------------
 
 # Writes the text $(1) to the target only if that changes it. So dependents are rebuilt when the text
-# changes, not whenever make runs.
-write_if_changed = @mkdir -p $(@D); printf '%s\n' $(1) >$@.new; \
-  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+# changes, not whenever make runs. The other file has a name of its own, as two makes may run at once.
+write_if_changed = @mkdir -p $(@D); new=$@.$$$$.new; printf '%s\n' $(1) >$$new; \
+  if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 
 $(GEN)/flags: FORCE
 	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT)')
