@@ -8,9 +8,29 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
 source tools/dev/stages.sh
 
+declare -A beside=() began=() # process groups of tests in the background, and when they began
+
 on_exit() {
-  [[ -z "${asan:-}" ]] || kill "$asan" 2>/dev/null
-  [[ -z "${builds:-}" ]] || kill -- "-$builds" 2>/dev/null
+  local group
+  for group in "${beside[@]}" ${builds:-}; do kill -- "-$group" 2>/dev/null; done
+}
+
+# begin_test NAME COMMAND...: begins a test_stage that runs beside the next stages.
+begin_test() {
+  echo "== $1, in the background"
+  began[$1]=$SECONDS
+  set -m
+  "${@:2}" >"$log_dir/$1.log" 2>&1 &
+  beside[$1]=$!
+  set +m
+}
+
+# end_test NAME: waits for it, and counts its tests.
+end_test() {
+  local code=0
+  wait "${beside[$1]}" || code=$?
+  unset "beside[$1]"
+  judge "$1" "$code" "${began[$1]}"
 }
 
 # Builds for the later stages, both sanitizers side by side.
@@ -64,9 +84,12 @@ stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage tidy "${make[@]}" tidy
 stage documentation "${make[@]}" check-man docs check-abi
-test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
+# It uses one processor, and the slow tests wait at times.
+begin_test conformance-proof "${make[@]}" conformance-proof
+# Two victims of each kind in each phase and at each end; nightly kills more.
+SPINWIRE_TEST_KILLS=72 test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
+end_test conformance-proof
 stage sim "${make[@]}" sim RUNS=600 JOBS=2
-test_stage conformance-proof "${make[@]}" conformance-proof
 begin_builds
 if has_softroce; then
   test_stage softroce "${make[@]}" test-softroce
@@ -74,18 +97,12 @@ else
   echo '== softroce: left out (SOFTROCE=off)'
 fi
 end_builds
-# One core each: the tests under ASan, and the stages after it.
-echo '== asan, in the background'
-asan_start=$SECONDS
-"${make[@]}" asan >"$log_dir/asan.log" 2>&1 &
-asan=$!
+# The longest of these runs beside the others, which leave a processor idle at times.
+begin_test asan "${make[@]}" asan SHARDS=2
 test_stage tsan "${make[@]}" tsan
 # A fixed number of inputs; `make fuzz` alone runs for a fixed time.
 FUZZ_RUNS=50000 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
-code=0
-wait "$asan" || code=$?
-asan=
-judge asan "$code" "$asan_start"
 stage install test/install/install_test.sh
 stage packages test_packages
+end_test asan
