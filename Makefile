@@ -59,6 +59,11 @@ CODEGEN := -fPIC -fno-semantic-interposition -fno-plt -ftls-model=initial-exec \
 VARIANT ?=
 ifeq ($(VARIANT),)
   BUILD ?= build
+  # A quarter of the time of the tools and examples, which parse a command line by templates, is for
+  # variables in a debugger. Flags of the user are used as they are.
+  ifeq ($(origin CXXFLAGS),undefined)
+    TOOL_OPT ?= -g1
+  endif
   CXXFLAGS ?= -O2 -g
   # Optimising the tests takes longer than it saves.
   TEST_OPT ?= -O0 -g1
@@ -361,12 +366,15 @@ write_if_changed = @mkdir -p $(@D); new=$@.$$$$.new; printf '%s\n' $(1) >$$new; 
   if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 
 $(GEN)/flags: FORCE
-	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT)')
+	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT) $(TOOL_OPT)')
 $(GEN)/link: FORCE
 	$(call write_if_changed,'$(CXX) $(LDFLAGS) $(LIBS)')
 # The list makes an archive depend on removed sources, too.
 $(GEN)/lib.list: FORCE
 	$(call write_if_changed,$(LIB_SRC))
+# So is the test program linked again if its last unit has no file any more.
+$(GEN)/tests.list: FORCE
+	$(call write_if_changed,$(TEST_UNITS))
 $(TEST_UNITS:%=$(GEN)/test/%.cc): $(GEN)/test/%.cc: FORCE
 	$(call write_if_changed,$(patsubst %,'#include "%"  // NOLINT',$(call tests_of,$*)))
 $(GEN)/conformance.inc: FORCE
@@ -382,7 +390,8 @@ $(UNITS:%=$(GEN)/%.cc): $(GEN)/%.cc: FORCE
 $(UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
 	$(call say,CXX,$*)
 	@mkdir -p $(@D)
-	$(Q)$(CXX) $(BASE_FLAGS) $(call inc_of,$*/) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$*/) -MMD -MP -c $< -o $@
+$(call object,$(TOOL_SRC) $(EXAMPLE_SRC)) $(patsubst %,$(OBJ)/tools/%.o,common sim doctor): OPT = $(TOOL_OPT)
 
 TEST_UNIT_OBJ := $(TEST_UNITS:%=$(OBJ)/test/units/%.o)
 TEST_OBJ := $(call object,$(TEST_MAIN_SRC)) $(TEST_UNIT_OBJ)
@@ -504,7 +513,7 @@ PEER_LIBS_libfabric := -lfabric
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),\
   $(PEER_HARNESS) $(BENCH_COMMON),$(PEER_LIBS_$(basename $(notdir $(s)))))))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
-$(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ) $(SIM)))
+$(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ) $(SIM) $(GEN)/tests.list))
 
 # ---- fuzzing ----------------------------------------------------------------------------------
 
