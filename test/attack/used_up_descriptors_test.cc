@@ -8,11 +8,11 @@
 namespace attack_test {
 namespace {
 
-constexpr const char* kAttacker = "127.0.0.2:0";  // another source than the honest client's
+constexpr const char* kSilentCrowd = "127.0.0.2:0";  // another source than the honest client's
 constexpr rlim_t kDescriptors = 32;
 constexpr int kStrangers = 3 * static_cast<int>(kDescriptors);
 
-Config victim_config() {
+Config crowded_config() {
   Config c = rpc_test::rpc_config();
   c.connections.handshakes = 1024;
   return c;
@@ -22,13 +22,13 @@ Config victim_config() {
 std::vector<Stream> take_all_descriptors(const Victim& victim) {
   std::vector<Stream> strangers;
   strangers.reserve(kStrangers);
-  for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(victim.address(), kAttacker);
+  for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(victim.address(), kSilentCrowd);
   victim.await_control_steps(kStrangers);
   return strangers;
 }
 
 TEST(AttackOnDescriptors, SilentStrangersKeepNoConnectionOut) {
-  Victim victim(victim_config(), kDescriptors);
+  Victim victim(crowded_config(), kDescriptors);
   Node client(rpc_test::rpc_config());
   const std::vector<Stream> strangers = take_all_descriptors(victim);
   for (int i = 0; i < 8; ++i) {
