@@ -39,7 +39,7 @@ Mapping decode_mapping(std::string_view line) noexcept {
 struct Search {
   enum class State { goes_on, found, missing };
 
-  State look_at(const Mapping& m) noexcept {
+  State examine(const Mapping& m) noexcept {
     if (m.end <= next) return State::goes_on;
     if (m.begin > next || !m.reads || (writes && !m.writes)) return State::missing;
     next = m.end;
@@ -67,7 +67,7 @@ bool is_mapped(const void* begin, std::size_t bytes, bool writes) noexcept {
     held += static_cast<std::size_t>(got);
     std::string_view rest(text.data(), held);
     for (std::size_t n = 0; (n = rest.find('\n')) != rest.npos; rest.remove_prefix(n + 1)) {
-      const Search::State state = search.look_at(decode_mapping(rest.substr(0, n)));
+      const Search::State state = search.examine(decode_mapping(rest.substr(0, n)));
       if (state != Search::State::goes_on) return state == Search::State::found;
     }
     std::copy(rest.begin(), rest.end(), text.begin());
