@@ -57,6 +57,8 @@ class Latencies {
   /// From `begin()` until `is_over()`.
   template <typename Begin, typename IsOver>
   void measure(Begin&& begin, IsOver&& is_over) {
+    const std::uint64_t next = victim_.control_steps() + kStepsBetween;
+    (void)until({&client_}, [&] { return victim_.control_steps() >= next; });
     const auto begun = std::chrono::steady_clock::now();
     Ran seen = now();
     std::chrono::nanoseconds both{0};
@@ -93,6 +95,8 @@ class Latencies {
   struct Ran {
     std::chrono::nanoseconds client, victim;
   };
+  /// In which strangers take the place of those that gave way to the last time's client.
+  static constexpr std::uint64_t kStepsBetween = 64;
   [[nodiscard]] Ran now() const { return {thread_time(), victim_.processor_time()}; }
 
   const Victim& victim_;
