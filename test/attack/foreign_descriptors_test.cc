@@ -71,6 +71,29 @@ TEST_F(AttackByDescriptor, ASegmentThatIsTruncatedAfterItsCheck) {
   (void)victim.stop();
 }
 
+// It passes each check of the file, but cannot be mapped for writing any more.
+TEST_F(AttackByDescriptor, ASegmentThatOnlyItsOwnerCanWrite) {
+  Victim victim(rpc_test::rpc_config());
+  const UniqueFd fd(memfd_create("attack", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(fd.get(), sizeof(sv::Segment)), 0);
+  const ibv_gid gid = gid_of_descriptor(fd.get());
+  void* at = mmap(nullptr, sizeof(sv::Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(at, MAP_FAILED);
+  auto* const segment = static_cast<sv::Segment*>(at);
+  segment->magic = sv::kSegmentMagic;
+  segment->version = sv::kSegmentVersion;
+  segment->pid = static_cast<std::uint32_t>(getpid());
+  segment->gid = gid;
+  constexpr int kSealFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE, which old headers lack
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | kSealFutureWrite) != 0)
+    GTEST_SKIP() << "this kernel has no such seal";
+  name_descriptor(victim, fd.get());
+  expect_service(victim);
+  EXPECT_EQ(segment->lanes_used.load(), 0u) << "the victim has written to it";
+  EXPECT_EQ(munmap(at, sizeof(sv::Segment)), 0);
+  (void)victim.stop();
+}
+
 TEST_F(AttackByDescriptor, AFileUnderALease) {
   struct sigaction ignore {};
   struct sigaction before {};

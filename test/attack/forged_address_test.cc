@@ -15,7 +15,6 @@ class AttackByForgedAddress : public testing::Test {
   /// `handshake_timeout`: after which the victim closes a stream that has not proved its address.
   explicit AttackByForgedAddress(std::chrono::milliseconds handshake_timeout = 60s)
       : victim_(victim_config(handshake_timeout)), there_(small_config()) {
-    if (!on_softverbs()) return;
     datagrams_ = std::make_unique<RawDatagrams>(core());
   }
   void TearDown() override {

@@ -31,8 +31,13 @@ class RawDatagrams {
   RawDatagrams(const RawDatagrams&) = delete;
   RawDatagrams& operator=(const RawDatagrams&) = delete;
   ~RawDatagrams() {
-    core_.context.device->destroy_qp(qp_);
-    (void)core_.context.device->provider().dereg_mr(mr_);
+    spinwire::verbs::Device& device = *core_.context.device;
+    device.destroy_qp(qp_);
+    // An adapter keeps completions of a queue pair that is gone. The engine must not get them.
+    ibv_wc wc{};
+    while (ibv_poll_cq(device.cq(), 1, &wc) == 1) {
+    }
+    (void)device.provider().dereg_mr(mr_);
   }
 
   /// The client's end of session `name`, with this queue pair's address.
@@ -54,8 +59,10 @@ class RawDatagrams {
   /// The token of a challenge for session `name`; 0 if none has arrived. Drops all other datagrams.
   [[nodiscard]] std::uint64_t challenge(std::uint32_t name) {
     ibv_wc wc{};
-    core_.context.device->provider().control(core_.context.device->context());
-    while (ibv_poll_cq(core_.context.device->cq(), 1, &wc) == 1) {
+    spinwire::verbs::Device& device = *core_.context.device;
+    // Adapters have no such work.
+    if (device.provider().control != nullptr) device.provider().control(device.context());
+    while (ibv_poll_cq(device.cq(), 1, &wc) == 1) {
       if (wc.qp_num != qp_->qp_num || (wc.opcode & IBV_WC_RECV) == 0) continue;
       const auto at = static_cast<std::uint32_t>(wc.wr_id);
       const std::byte* const datagram = bytes_.data() + at * kBytes + 40;
