@@ -41,7 +41,7 @@ class HostileDirect : public HostilePeer {
   void forge(std::uint16_t length, std::uint32_t offset) {
     sv::OutLane& o = out();
     sv::Line& line = o.lines[o.tail % sv::kLaneLines];
-    std::memcpy(line.payload, &offset, sizeof offset);
+    std::memcpy(line.payload + sv::kOffsetAt, &offset, sizeof offset);
     line.set_trailer(length, o.ack_on_top);
     line.word.store(sv::lane_mark(o.tail) << 56 | sv::packet_kind(sv::Packet::send, 0) << 48 |
                         std::uint64_t{qp().next_psn} << 24 | qp().dest_qpn,
