@@ -44,6 +44,8 @@ CLANGXX ?= clang++-14
 CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
 CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
+# Of single targets, see TEST_OPT and TOOL_OPT.
+OPT :=
 WERROR ?= -Werror
 WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow
 # The rules of g++: its -Wconversion excludes sign conversions. C++20 allows empty variadic arguments.
@@ -372,7 +374,7 @@ $(GEN)/link: FORCE
 # The list makes an archive depend on removed sources, too.
 $(GEN)/lib.list: FORCE
 	$(call write_if_changed,$(LIB_SRC))
-# So is the test program linked again if its last unit has no file any more.
+# The test program depends on it, so that it is linked again if its last unit has no file any more.
 $(GEN)/tests.list: FORCE
 	$(call write_if_changed,$(TEST_UNITS))
 $(TEST_UNITS:%=$(GEN)/test/%.cc): $(GEN)/test/%.cc: FORCE

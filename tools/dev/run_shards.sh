@@ -19,8 +19,15 @@ trap 'exit 130' INT TERM
 
 code=0
 end_one() {
-  local pid status=0
+  local pid='' status=0
   wait -n -p pid || status=$?
+  if [[ -z "${pid:-}" ]]; then
+    # bash does not report a process again that a signal has ended.
+    code=1
+    wait "${!running[@]}"
+    running=()
+    return
+  fi
   unset "running[$pid]"
   ((status == 0)) || code=$status
 }
