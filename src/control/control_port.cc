@@ -132,7 +132,7 @@ void ControlPort::accept_from(ListenerId listener) noexcept {
       return;
     }
     if (last != nullptr && lacks_descriptors()) {
-      evict(*last);  // at once: a new peer needs its descriptor
+      evict(*last);  // at once, for a peer that may come: it needs the descriptor
       continue;
     }
     auto accepted = listeners_.accept(listener);

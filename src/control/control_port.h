@@ -304,7 +304,7 @@ class ControlPort {
   [[nodiscard]] std::uint32_t inbound_limit() const noexcept {
     return lacks_descriptors() ? std::min(options_.handshakes, affordable_) : options_.handshakes;
   }
-  [[nodiscard]] bool lacks_descriptors() const noexcept { return heard_time_ < lacks_until_; }
+  [[nodiscard]] bool lacks_descriptors() const noexcept { return last_poll_ < lacks_until_; }
   void on_accept_failed(const Error& why) noexcept;
   [[nodiscard]] Handshake* find_half_open_victim() noexcept;
   [[nodiscard]] Handshake* find_request_victim(const Address& newcomer) noexcept;
@@ -380,7 +380,7 @@ class ControlPort {
   /// Ticks for which peers could be heard, constant during a poll: a peer is not silent while this
   /// process does not run.
   std::uint64_t heard_time_ = 0;
-  std::uint64_t lacks_until_ = 0;  ///< `heard_time_` until which `affordable_` holds
+  std::uint64_t lacks_until_ = 0;  ///< tick until which `affordable_` holds
   std::uint32_t affordable_ = 0;   ///< inbound handshakes for which there are descriptors
   std::uint64_t refusals_ = 0;
 };

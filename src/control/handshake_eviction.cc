@@ -98,7 +98,7 @@ Handshake* ControlPort::find_victim() noexcept {
 void ControlPort::on_accept_failed(const Error& why) noexcept {
   if (!lacks_descriptors()) base::log(LogLevel::warning, "{}", why.message());
   affordable_ = std::max(inbound_ - inbound_ / 4, 2u) - 1;
-  lacks_until_ = heard_time_ + clock_.ticks(kLackOfDescriptors);
+  lacks_until_ = last_poll_ + clock_.ticks(kLackOfDescriptors);
 }
 
 /// The half-open connection that gives way to a new one. Null: none has had its time.
