@@ -280,6 +280,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
         return false;
     }
   }
+  lane.waits_to_map = false;
   advance(lane, 1);
   return true;
 }

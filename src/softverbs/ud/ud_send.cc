@@ -57,8 +57,8 @@ void write_bytes(std::byte* to, const Outgoing& d, const DatagramPrefix* prefix)
     const DatagramPrefix prefix{d.has_imm ? d.imm : 0, d.version_class_flow, d.hop_limit, {}};
     std::byte* const at = place_packet(out, first, position, bytes);
     write_bytes(at, d, prefixed ? &prefix : nullptr);
-    // The receiver may read it like a direct one.
-    if (bytes > kLinePayload) std::memcpy(first.payload, at, kDirectHeader);
+    // The receiver may read a plain one like a direct one.
+    if (!prefixed && bytes > kLinePayload) std::memcpy(first.payload, at, kDirectHeader);
   }
   first.imm = d.qkey;
   first.length = static_cast<std::uint16_t>(bytes);
