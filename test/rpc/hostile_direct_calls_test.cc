@@ -124,6 +124,32 @@ TEST_F(RpcDirectHostile, MalformedHeadersAreCounted) {
   }
 }
 
+/// The line of a long datagram has a copy of the header, and the peer can change either. Each is a
+/// valid datagram of the client's or none.
+TEST_F(RpcDirectHostile, TheHeaderInTheLineIsAnotherThanTheOneBesideIt) {
+  namespace sv = spinwire::softverbs;
+  const auto& direct = *device().provider().direct;
+  auto& out = static_cast<sv::OutLane&>(*session().peer_address->destination.lane);
+  for (const bool in_line : {true, false}) {
+    const unsigned slot = in_line ? 1 : 2;
+    const auto payload = filled(100, slot);
+    const auto words = spinwire::wire::pack(spinwire::wire::RpcHeader{
+        session().peer_session, session().slots[slot].number, kCount, RpcKind::request, 0,
+        static_cast<std::uint16_t>(payload.size()), 0});
+    ASSERT_NE(direct.send_long({&direct, known(), direct.sender(known())},
+                               session().peer_address->destination, words.low, words.high,
+                               payload.data(), payload.size()),
+              spinwire::verbs::Sent::refused);
+    const sv::PlacedBytes placed = out.placed[(out.tail - 1) % sv::kLaneLines];
+    std::byte* const header =
+        in_line ? out.lines[(out.tail - 1) % sv::kLaneLines].payload : out.data + placed.begin;
+    std::memset(header, 0xff, sizeof words);
+    direct.publish(known());
+    EXPECT_TRUE(t_->until([&] { return t_->runs[payload] == 1; }));
+  }
+  EXPECT_EQ(t_->server.engine.rpc_stats().bad_datagrams, 0u);
+}
+
 TEST_F(RpcDirectHostile, WhatIsShorterThanAHeaderIsCounted) {
   for (ibv_qp* by : {known(), stranger_}) {
     for (const std::uint32_t length : {0, 1, 8, 15}) {

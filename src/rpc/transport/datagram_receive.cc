@@ -163,7 +163,7 @@ bool on_indirect_datagram(Rpc& r, const verbs::DirectBatch& batch, std::byte* by
 /// Handles a datagram that is too long for the spare block. It is lost if there is no memory to
 /// keep it.
 [[gnu::noinline]] void on_long_datagram(Rpc& r, const verbs::DirectBatch& batch,
-                                        const DirectArrival& at) noexcept {
+                                        DirectArrival at) noexcept {
   // Not the port's meanwhile: a callback may empty a pool, which makes the port give up its own.
   Block* const spare = r.port->take_long_spare();
   if (spare == nullptr) return void(++r.stats.unkept_datagrams);
