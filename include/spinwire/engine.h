@@ -71,7 +71,7 @@ struct EngineStats {
   std::uint64_t sleeps = 0;             ///< times that wait() slept
   std::uint64_t completions = 0;        ///< drained ones; one may stand for many direct datagrams
   std::uint64_t stale_completions = 0;  ///< completions of operations that had ended
-  std::uint64_t messages_sent = 0;  ///< that ended as `ok`, or have no callback and went directly
+  std::uint64_t messages_sent = 0;  ///< ended as `ok`; direct ones without a callback count at once
   std::uint64_t messages_received = 0;
   /// Calls of Message::take() that answered an empty buffer because the pool
   /// memory.rendezvous_bytes was exhausted.

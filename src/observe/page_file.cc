@@ -32,9 +32,11 @@ namespace {
 constexpr const char* kRemedy =
     "give observability.directory a folder of a file system in memory, or make it empty: then the "
     "engine has no file";
+
 const char* remedy_of(int error) noexcept {
   switch (error) {
     case EMFILE:
+    case ENFILE:
       return "raise the limit of open files (ulimit -n, or LimitNOFILE=)";
     case ENOSPC:
     case ENOMEM:
