@@ -77,7 +77,8 @@ else ifneq ($(filter asan tsan,$(VARIANT)),)
   ifeq ($(VARIANT),asan)
     # The other compiler, so that both compile all tests.
     CXX := $(CLANGXX)
-    SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
+    # The check of vptr opens a pipe, so it reports an error where a test has used up the descriptors.
+    SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all
   else
     # Instrumented code misleads g++'s flow warnings; the plain build checks the same sources.
     WERROR := -Wno-error
