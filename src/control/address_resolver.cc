@@ -128,7 +128,9 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
     }
     h.is_charged = true;
   }
-  auto begun = resolver_->begin({h.id, 0}, gid, type);
+  auto begun = base::no_throw("resolve an address", [&]() -> Result<bool> {
+    return resolver_->begin({h.id, 0}, gid, type);
+  });
   if (!begun || *begun) {
     end_resolution(h, true);
     return begun;
@@ -159,9 +161,9 @@ void ControlPort::end_resolution(Handshake& h, bool answered) noexcept {
 }
 
 void ControlPort::stop_resolving(Handshake& h) noexcept {
+  end_resolution(h, false);
   if (h.address != AddressState::pending) return;
   h.address = AddressState::unknown;
-  end_resolution(h, false);
   if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
 }
 

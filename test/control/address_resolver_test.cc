@@ -2,6 +2,8 @@
 // is a recorder; the one with rdma_cm is tested on Soft-RoCE.
 #include "control/address_resolver.h"
 
+#include <new>
+
 #include "control/control_port_fixture.h"
 
 namespace control_port_test {
@@ -17,8 +19,10 @@ struct ResolverRecord : control::AddressResolver {
   Gid last{};
   bool knows = false;  ///< whether it has the address already
   bool has_route = true;
+  bool has_memory = true;
 
   Result<bool> begin(const Resolution& what, const Gid& gid, GidType) override {
+    if (!has_memory) throw std::bad_alloc();
     last = gid;
     if (!has_route) return tl::unexpected(unreachable());
     if (!knows) begun.push_back(what);
@@ -312,6 +316,35 @@ TEST_F(ManyAddresses, AllSourcesTogetherAreLimited) {
     return resolver_.begun.size() == kOfAll.burst + 1;
   }));
   EXPECT_EQ(resolver_.last, near.gid);
+}
+
+TEST_F(ManyAddresses, ThoseThatMemoryIsMissingForLeaveRoomForOthers) {
+  resolver_.has_memory = false;
+  const auto hello_from = [&](const std::string& source) {
+    peers_.push_back(loopback::plain_client(address_, (source + ":0").c_str()));
+    say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  };
+  const auto steps_until = [&](auto&& done) {
+    return loopback::eventually([&] {
+      wide_.step();
+      return done();
+    });
+  };
+  constexpr std::uint32_t kSources = kOfAll.at_once / kOfSource.at_once;
+  for (std::uint32_t i = 0; i < kOfAll.at_once; ++i)
+    hello_from("127.0.1." + std::to_string(i % kSources + 1));
+  ASSERT_TRUE(steps_until([&] { return wide_.port.refusals() == kOfAll.at_once; }))
+      << "each is told at once";
+  peers_.clear();
+  ASSERT_TRUE(steps_until([&] { return wide_.port.handshakes() == 0; }));
+  EXPECT_TRUE(resolver_.begun.empty());
+  resolver_.has_memory = true;
+  hello_from("127.0.1.1");
+  ASSERT_TRUE(steps_until([&] { return resolver_.begun.size() == 1; })) << "of such a source";
+  hello_from("127.0.2.1");
+  ASSERT_TRUE(steps_until([&] { return resolver_.begun.size() == 2; })) << "of another source";
+  end({});
+  EXPECT_EQ(wide_.port.refusals(), kOfAll.at_once);
 }
 
 TEST_F(ManyAddresses, ARequestThatWaitsForTooLongIsRefused) {
