@@ -324,7 +324,10 @@ TEST_F(RpcTombstones, WhereNobodyIsOnlySilenceTells) {
   const auto descriptors = engine_test::open_descriptors();
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  // connections.peer_timeout, and two keepalive intervals: until the silence begins to count, and
+  // until the last check.
   EXPECT_GE(now_ - from, 10'000 * kMillisecond);
+  EXPECT_LE(now_ - from, (10'000 + 2 * 1'000 + 20) * kMillisecond);
   EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
   EXPECT_LE(engine_test::open_descriptors(), descriptors);
   client_->expect_clean();
