@@ -35,7 +35,7 @@ Mapping decode_mapping(std::string_view line) noexcept {
   return m;
 }
 
-/// What of the bytes has not been found in the list yet. The list is in the order of addresses.
+/// The part of the bytes that has not been found yet. The list is in the order of addresses.
 struct Search {
   enum class State { goes_on, found, missing };
 
@@ -54,16 +54,19 @@ struct Search {
 }  // namespace
 
 bool is_mapped(const void* begin, std::size_t bytes, bool writes) noexcept {
-  const UniqueFd list(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+  // The list of /proc/self is that of the main thread: empty once that thread has ended.
+  const UniqueFd list(::open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC));
   if (!list) return true;
   const auto first = reinterpret_cast<std::uint64_t>(begin);
   Search search{first, first + bytes, writes};
   std::array<char, 8192> text;  // a line is shorter: it ends with one path
   std::size_t held = 0;
+  bool is_empty = true;
   while (held < text.size()) {
     const ssize_t got = ::read(list.get(), text.data() + held, text.size() - held);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return got < 0;
+    if (got <= 0) return got < 0 || is_empty;
+    is_empty = false;
     held += static_cast<std::size_t>(got);
     std::string_view rest(text.data(), held);
     for (std::size_t n = 0; (n = rest.find('\n')) != rest.npos; rest.remove_prefix(n + 1)) {

@@ -1,11 +1,16 @@
 // Which bytes of the process are mapped.
 #include "base/mapped_memory.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
+#include <thread>
 
 namespace {
 
@@ -33,6 +38,34 @@ TEST(MappedMemory, IsFoundWithItsRights) {
   EXPECT_FALSE(is_mapped(begin, 1, false));
   const int local = 0;
   EXPECT_TRUE(is_mapped(&local, sizeof local, true));
+}
+
+/// Whether the kernel still lists mappings for the main thread, which it does until that thread has
+/// ended.
+bool main_thread_has_mappings() {
+  const int list = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  char first = 0;
+  const bool any = ::read(list, &first, 1) == 1;
+  ::close(list);
+  return any;
+}
+
+TEST(MappedMemory, IsFoundWhenTheMainThreadHasEnded) {
+  static const int kLocal = 0;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::thread([] {
+      while (main_thread_has_mappings()) ::sched_yield();
+      const bool right = is_mapped(&kLocal, sizeof kLocal, false) && !is_mapped(nullptr, 1, false);
+      ::_exit(right ? 0 : 1);
+    }).detach();
+    ::syscall(SYS_exit, 0);  // ends this thread only
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -475,4 +475,18 @@ TEST(SoftverbsRevocation, MemoryThatIsNotMappedIsNotRegistered) {
   must(::munmap(begin, kPage) == 0, "munmap");
 }
 
+// Peers reach words of the segment, so that its bytes are registered. What lies behind it is memory
+// like any other.
+TEST(SoftverbsRevocation, MemoryBehindTheSegmentIsNotRegisteredWithIt) {
+  const Node node;
+  sv::Segment* const segment = node.internals().segment;
+  ibv_mr* const whole = sv::reg_mr(node.pd, segment, sizeof *segment, IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_NE(whole, nullptr);
+  EXPECT_EQ(sv::dereg_mr(whole), 0);
+  constexpr std::size_t kMoreThanIsMapped = std::size_t{1} << 46;
+  errno = 0;
+  EXPECT_EQ(sv::reg_mr(node.pd, segment, sizeof *segment + kMoreThanIsMapped, 0), nullptr);
+  EXPECT_EQ(errno, EFAULT);
+}
+
 }  // namespace softverbs_test::keys

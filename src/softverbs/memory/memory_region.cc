@@ -106,6 +106,11 @@ std::uint64_t offset_in_segment(const Context& c, const void* address) noexcept 
   return reinterpret_cast<std::uint64_t>(address) - reinterpret_cast<std::uint64_t>(c.segment);
 }
 
+bool lies_in_segment(const Context& c, const void* address, std::size_t length) noexcept {
+  const std::uint64_t offset = offset_in_segment(c, address);
+  return offset < sizeof(Segment) && length <= sizeof(Segment) - offset;
+}
+
 /// The entry of a queue pair whose word the registration opens to its peer.
 QueuePairEntry* entry_of_word(const Context& c, const void* address,
                               std::uint64_t length) noexcept {
@@ -123,9 +128,9 @@ void set_region(Context& c, std::uint32_t key, std::uint64_t scope, void* addres
   RegionSlots::Slot& slot = c.regions.slots[index];
   std::uint32_t mapped = 0;
   slot.object = kNoObject;
-  if (const std::uint64_t offset = offset_in_segment(c, address); offset < sizeof(Segment)) {
+  if (lies_in_segment(c, address, length)) {
     slot.object = kSegmentObject;
-    slot.object_offset = offset;
+    slot.object_offset = offset_in_segment(c, address);
     mapped = kMapped;
   } else if (auto shared = base::find_shared_memory(address, length)) {
     slot.object = acquire_object(c, *shared);
@@ -176,7 +181,7 @@ bool valid(const void* address, std::size_t length, int access) noexcept {
 /// Whether the process can access the bytes so. An adapter pins them, and refuses what is not
 /// mapped or must not be written; here the first access would end the process.
 bool is_accessible(const Context& c, const void* address, std::size_t length, int access) noexcept {
-  if (offset_in_segment(c, address) < sizeof(Segment)) return true;
+  if (lies_in_segment(c, address, length)) return true;
   if (base::find_shared_memory(address, length)) return true;
   return base::is_mapped(address, length,
                          (access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)) != 0);
