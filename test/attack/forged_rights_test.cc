@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "softverbs/memory/memory_window.h"
 #include "softverbs/rc_link.h"
+#include "softverbs/ud_link.h"
 
 namespace forged_rights_test {
 namespace {
@@ -31,9 +33,10 @@ class AttackByForgedRights : public testing::Test {
   [[nodiscard]] sv::RegionEntry& shared_entry() const {
     return link_.b.internals().segment->regions[sv::region_index(key_)];
   }
-  void widen() const {
-    shared_entry().address = reinterpret_cast<std::uint64_t>(own_.data());
-    shared_entry().length = own_.size();
+  void widen() const { widen(shared_entry()); }
+  void widen(sv::RegionEntry& entry) const {
+    entry.address = reinterpret_cast<std::uint64_t>(own_.data());
+    entry.length = own_.size();
   }
   /// A WRITE with immediate, which the victim's poll executes.
   void write(std::size_t offset) {
@@ -67,6 +70,24 @@ class AttackByForgedRights : public testing::Test {
     EXPECT_TRUE(all_are(own_, 0));
     EXPECT_EQ(sv::dereg_mr(elsewhere), 0);
     EXPECT_EQ(sv::dealloc_pd(other), 0);
+  }
+  /// A window that opens the first bytes of the region to the attacker's queue pair.
+  ibv_mw* bind_window(ibv_mr& region) {
+    ibv_mw* const window = sv::alloc_mw(link_.b.pd, IBV_MW_TYPE_2);
+    must(window != nullptr, "alloc_mw");
+    ibv_send_wr wr{};
+    wr.opcode = IBV_WR_BIND_MW;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.bind_mw = {window,
+                  ibv_inc_rkey(window->rkey),
+                  {&region, reinterpret_cast<std::uint64_t>(own_.data()), kOpened,
+                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE}};
+    ibv_send_wr* bad = nullptr;
+    link_.at_b.clear();
+    must(ibv_post_send(link_.qb, &wr, &bad) == 0 && link_.run(0, 1), "bind");
+    must(link_.at_b[0].status == IBV_WC_SUCCESS, "bind");
+    window->rkey = wr.bind_mw.rkey;
+    return window;
   }
   /// A new pair of queue pairs, after a refusal.
   void reconnect() {
@@ -191,6 +212,49 @@ TEST_F(AttackByForgedRights, AReceiveBeyondItsRegion) {
   ASSERT_TRUE(link_.run(1, 1));
   EXPECT_EQ(link_.at_b[0].status, IBV_WC_LOC_PROT_ERR);
   EXPECT_TRUE(all_are(own_, 0));
+}
+
+TEST_F(AttackByForgedRights, ADatagramReceiveBeyondItsRegion) {
+  ibv_qp* const from = ready_ud(link_.a, true);
+  const ibv_qp* const to = ready_ud(link_.b, true);
+  const Handle way(link_.a, link_.b);
+  const auto receive_at = [&](std::size_t offset) {
+    ibv_sge into{reinterpret_cast<std::uint64_t>(own_.data()) + offset, kOpened, opened_->lkey};
+    ibv_recv_wr receive{50, nullptr, &into, 1};
+    ibv_recv_wr* bad = nullptr;
+    must(ibv_post_srq_recv(link_.b.srq, &receive, &bad) == 0, "ibv_post_srq_recv");
+    link_.at_a.clear();
+    link_.at_b.clear();
+    Datagram datagram(1, link_.a.sge(0, kOpened - kGrh), way, to->qp_num);
+    must(datagram.post(from) == 0, "post");
+    must(link_.run(1, 1), "run");
+    return link_.at_b[0].status;
+  };
+  const auto behind = std::span(own_).subspan(kOpened);
+  EXPECT_EQ(receive_at(0), IBV_WC_SUCCESS);  // the device remembers the region from now on
+  widen();
+  EXPECT_EQ(receive_at(128), IBV_WC_LOC_PROT_ERR);
+  EXPECT_TRUE(all_are(behind, 0));
+}
+
+TEST_F(AttackByForgedRights, AnAccessBeyondItsWindow) {
+  ibv_mr* const bound =
+      sv::reg_mr(link_.b.pd, own_.data(), own_.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  ASSERT_NE(bound, nullptr);
+  for (const ibv_wr_opcode opcode :
+       {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+    SCOPED_TRACE(opcode);
+    reconnect();
+    ibv_mw* const window = bind_window(*bound);
+    EXPECT_EQ(one_sided(IBV_WR_RDMA_WRITE, kOpened - 32, window->rkey), IBV_WC_SUCCESS);
+    widen(link_.b.internals().segment->regions[sv::region_index(window->rkey)]);
+    ASSERT_EQ(link_.b.post_recv(50, 0, 64), 0);
+    EXPECT_EQ(one_sided(opcode, 128, window->rkey), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(all_are(std::span(own_).subspan(kOpened), 0));
+    EXPECT_TRUE(holds(link_.a.bytes(0, own_.size()), 1));  // nothing was read
+    EXPECT_EQ(sv::dealloc_mw(window), 0);
+  }
+  EXPECT_EQ(sv::dereg_mr(bound), 0);
 }
 
 TEST_F(AttackByForgedRights, ARegionThatNamesAnObjectBeyondTheTable) {
