@@ -2,16 +2,23 @@
 // to its memory.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
+#include "base/mapped_memory.h"
 #include "own_process.h"
 #include "rpc/bare_engine.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/memory/access_tracking.h"
+#include "verbs/providers.h"
 
 namespace local_accesses_test {
 namespace {
@@ -86,6 +93,26 @@ TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
   EXPECT_FALSE(sv::wait_for_local_accesses(device(), 1ms));
   access_serial().fetch_add(1);
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
+}
+
+TEST_F(EngineLocalAccesses, MemoryStaysForACopyThatTakesTooLong) {
+  spinwire::verbs::Provider slow = spinwire::verbs::softverbs_provider();
+  slow.wait_for_local_accesses = [](ibv_context*, spinwire::Nanoseconds) { return false; };
+  auto engine = std::make_unique<Bare>(rpc_config(), nullptr, &slow);
+  spinwire::memory::Arena* const arena = engine->core->context.arena.get();
+  const std::span<const std::byte> slab = arena->slab();
+  std::vector<std::string> told;
+  spinwire::set_log(
+      [&told](spinwire::LogLevel, std::string_view text) { told.emplace_back(text); });
+  engine.reset();
+  spinwire::set_log({});
+  EXPECT_EQ(std::ranges::count_if(
+                told, [](const std::string& text) { return text.find("copies") != text.npos; }),
+            1);
+  ASSERT_TRUE(spinwire::base::is_mapped(slab.data(), slab.size(), true));
+  (void)read_as_device(&slab.front());
+  (void)read_as_device(&slab.back());
+  spinwire::memory::ArenaPtr(arena).reset();  // the copy has ended
 }
 
 TEST_F(EngineLocalAccesses, AQueuePairThatTheyDelayGoesWithoutAnother) {
