@@ -12,10 +12,11 @@ namespace {
 
 using Records = spinwire::agent::LeaseRecords<int>;
 
-/// Which of all names have come. Forgets by name: to clear all of it takes longer than a test.
+/// A set of names. forget() removes one name after the other, because clearing all 2^32 bits takes
+/// longer than a test.
 class SeenNames {
  public:
-  /// Whether it has not come before.
+  /// Adds a name. Returns whether the name is new.
   bool add(std::uint32_t name) {
     if (seen_[name]) return false;
     seen_[name] = true;

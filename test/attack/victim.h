@@ -54,7 +54,7 @@ inline std::chrono::nanoseconds thread_time() {
 /// calls.
 class Victim {
  public:
-  /// `descriptors`: that it may open once it listens; 0: no limit.
+  /// `descriptors`: how many descriptors the victim may open after it listens; 0: no limit.
   explicit Victim(const Config& config, rlim_t descriptors = 0)
       : child_([this, config, descriptors](int in, int out) {
           return run(config, descriptors, in, out, *shown_);
@@ -102,11 +102,14 @@ class Victim {
     EXPECT_NE(at, MAP_FAILED);
     return new (at) Shown;
   }
+  /// Sets the limit so that exactly `more` numbers below it are free, whatever this process has
+  /// inherited.
   static void limit_descriptors(rlim_t more) {
-    const UniqueFd lowest(::dup(STDOUT_FILENO));
     rlimit files{};
     EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
-    files.rlim_cur = static_cast<rlim_t>(lowest.get()) + more;
+    files.rlim_cur = 0;
+    for (rlim_t free = 0; free < more; ++files.rlim_cur)
+      free += ::fcntl(static_cast<int>(files.rlim_cur), F_GETFD) < 0 ? 1 : 0;
     EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
   }
   static int run(const Config& config, rlim_t descriptors, int in, int out, Shown& shown) {

@@ -12,7 +12,8 @@ namespace rpc_test {
 
 class RawDatagrams {
  public:
-  /// Do not poll the engine while reading: both share a completion queue.
+  /// The engine must have no other traffic, and must not be polled while a test reads: both share
+  /// one completion queue, and reading and the destructor drop the completions of others.
   explicit RawDatagrams(EngineCore& core) : core_(core) {
     spinwire::verbs::Device& device = *core.context.device;
     bytes_.resize(kReceives * kBytes);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -46,6 +47,7 @@ struct Between {
   std::atomic<bool> begun{false};
   std::atomic<pid_t> thread{0};
   std::atomic<bool> done{false};
+  std::atomic<bool> is_late{false};  ///< it neither ended nor slept within a minute
 };
 Between* between = nullptr;
 
@@ -66,8 +68,14 @@ void let_it_run(int, siginfo_t* fault, void*) {
   if (at < page || at >= page + kPage) std::abort();
   if (::mprotect(between->page, kPage, PROT_READ | PROT_WRITE) != 0) std::abort();
   between->begun = true;
-  while (!between->done && (between->thread == 0 || !sleeps(between->thread)))
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!between->done && (between->thread == 0 || !sleeps(between->thread))) {
+    if (std::chrono::steady_clock::now() > limit) {
+      between->is_late = true;
+      return;
+    }
     (void)::sched_yield();
+  }
 }
 
 /// Calls let_it_run() at the next write to the page.
@@ -112,6 +120,7 @@ TEST(ProcessGid, ASlotThatIsBeingLeftIsNotTakenYet) {
     leaves.reset();
   }
   EXPECT_TRUE(other.begun);
+  EXPECT_FALSE(other.is_late) << "the other thread neither ended nor slept";
   thread.join();
   EXPECT_EQ(taken.number(), left) << "it is free again";
   Child peer([&](int) {
