@@ -54,11 +54,15 @@ Config few_connections() {
 class Latencies {
  public:
   Latencies(const Victim& victim, Node& client) : victim_(victim), client_(client) {}
-  /// From `begin()` until `is_over()`.
-  template <typename Begin, typename IsOver>
-  void measure(Begin&& begin, IsOver&& is_over) {
+  /// From `begin()` until `is_over()`. Begins once strangers have all that `is_under_attack()`
+  /// wants; fails if they never have.
+  template <typename IsUnderAttack, typename Begin, typename IsOver>
+  void measure(IsUnderAttack&& is_under_attack, Begin&& begin, IsOver&& is_over) {
     const std::uint64_t next = victim_.control_steps() + kStepsBetween;
-    (void)until({&client_}, [&] { return victim_.control_steps() >= next; });
+    ASSERT_TRUE(
+        until({&client_}, [&] { return victim_.control_steps() >= next && is_under_attack(); }))
+        << "strangers have " << victim_.handshakes() << " handshakes and " << victim_.sessions()
+        << " sessions only";
     const auto begun = std::chrono::steady_clock::now();
     Ran seen = now();
     std::chrono::nanoseconds both{0};
@@ -76,9 +80,8 @@ class Latencies {
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun)
             .count());
   }
-  /// Prints a line, and fails if the 99th percentile is not below `most`.
-  void expect_below(const char* what, std::chrono::milliseconds most) {
-    ASSERT_FALSE(both_ms_.empty());
+  /// Prints a line, and returns the 99th percentile of the milliseconds in which both ends ran.
+  double print(const char* what) {
     std::sort(both_ms_.begin(), both_ms_.end());
     std::sort(passed_ms_.begin(), passed_ms_.end());
     const std::size_t middle = both_ms_.size() / 2, at = (both_ms_.size() - 1) * 99 / 100;
@@ -88,15 +91,16 @@ class Latencies {
         both_ms_.size(), what, both_ms_[middle], both_ms_[at], both_ms_.back(), passed_ms_[middle],
         passed_ms_[at]);
     std::fflush(stdout);
-    EXPECT_LT(both_ms_[at], static_cast<double>(most.count())) << what;
+    return both_ms_[at];
   }
 
  private:
   struct Ran {
     std::chrono::nanoseconds client, victim;
   };
-  /// In which strangers take the place of those that gave way to the last time's client.
-  static constexpr std::uint64_t kStepsBetween = 64;
+  /// Control steps before each measurement. Strangers take the places of the peers that gave way to
+  /// the last connect.
+  static constexpr std::uint64_t kStepsBetween = 32;
   [[nodiscard]] Ran now() const { return {thread_time(), victim_.processor_time()}; }
 
   const Victim& victim_;
@@ -104,16 +108,28 @@ class Latencies {
   std::vector<double> passed_ms_, both_ms_;
 };
 
-/// Also when the TCP backlog is full as the honest client begins.
-const std::chrono::milliseconds kMost = 100ms * slowness();
+/// The bound on the 99th percentile. It also holds if the TCP backlog is full when the honest
+/// client begins.
+const double kMostMs = 100.0 * slowness();
+
+/// What the honest client does, and what strangers must hold each time that it begins.
+enum class Order : char {
+  connect = 'c',  ///< strangers hold whatever the attack takes
+  connect_without_handshakes = 'h',
+  open_sessions_without_handshakes = 'o',
+  open_sessions_without_sessions = 's',
+};
 
 /// The honest client: connects, or opens sessions and calls, so many times.
 class HonestClient {
  public:
-  explicit HonestClient(const Victim& victim)
-      : victim_(victim), child_([this](int in, int out) { return run(in, out); }) {}
+  /// `config`: of the victim.
+  HonestClient(const Victim& victim, const Config& config)
+      : victim_(victim),
+        config_(config),
+        child_([this](int in, int out) { return run(in, out); }) {}
 
-  void begin(char what) { child_.tell(what); }
+  void begin(Order order) { child_.tell(static_cast<char>(order)); }
   /// Whether it has done what it was told, by now.
   [[nodiscard]] bool is_done() const {
     pollfd waiting{child_.from(), POLLIN, 0};
@@ -126,35 +142,56 @@ class HonestClient {
   }
 
  private:
-  /// Few on a slow machine, where each takes half a second.
+  /// How many times it does so. A connect takes half a second on a slow machine.
   static std::uint32_t count() { return slowness() == 1 ? 200 : 5; }
 
   int run(int in, int out) {
     Node client(rpc_test::rpc_config());
     for (char told = 0; told != 'q'; told = command(in)) {
-      if (told == 'c') connect(client, count());
-      if (told == 's') open_sessions(client, count());
-      if (told != 0) write_line(out, "done");
+      if (told == 0) continue;
+      follow(client, static_cast<Order>(told));
+      write_line(out, "done");
     }
     return 0;
   }
-  void connect(Node& client, std::uint32_t count) {
-    Latencies latencies(victim_, client);
-    for (std::uint32_t i = 0; i < count; ++i) {
+  /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
+  /// slow library. So the test fails only if two rounds in a row are too slow.
+  void follow(Node& client, Order order) {
+    const bool connects = order == Order::connect || order == Order::connect_without_handshakes;
+    double p99 = kMostMs;
+    for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
+      Latencies latencies(victim_, client);
+      connects ? connect(client, order, latencies) : open_sessions(client, order, latencies);
+      if (testing::Test::HasFailure()) return;
+      p99 = std::min(p99, latencies.print(connects ? "connects" : "sessions"));
+    }
+    EXPECT_LT(p99, kMostMs) << "in the better of two rounds";
+  }
+  /// Whether strangers hold what the order wants: the three quarters of all sessions that one
+  /// source may have, or the quarter of all connections that may be half-open.
+  [[nodiscard]] bool is_under_attack(Order order) const {
+    if (order == Order::connect) return true;
+    if (order == Order::open_sessions_without_sessions)
+      return victim_.sessions() >= config_.rpc.sessions - config_.rpc.sessions / 4;
+    return victim_.handshakes() >=
+           std::min(config_.connections.handshakes, config_.connections.maximum / 4);
+  }
+  void connect(Node& client, Order order, Latencies& latencies) {
+    for (std::uint32_t i = 0; i < count(); ++i) {
       Connection c;
-      latencies.measure([&] { c = client.begin(victim_.address()); },
+      latencies.measure([&] { return is_under_attack(order); },
+                        [&] { c = client.begin(victim_.address()); },
                         [&] { return c.ready() || !client.closed.empty(); });
+      if (testing::Test::HasFailure()) return;
       ASSERT_TRUE(c.ready()) << "connect " << i << ": "
                              << (client.closed.empty() ? "" : client.closed.back().message());
       EXPECT_EQ(c.close(), Status::ok);
       ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
       client.closed.clear();
     }
-    latencies.expect_below("connects", kMost);
   }
-  void open_sessions(Node& client, std::uint32_t count) {
-    Latencies latencies(victim_, client);
-    for (std::uint32_t i = 0; i < count; ++i) {
+  void open_sessions(Node& client, Order order, Latencies& latencies) {
+    for (std::uint32_t i = 0; i < count(); ++i) {
       spinwire::Session session;
       why_.clear();
       const auto begin = [&] {
@@ -164,7 +201,9 @@ class HonestClient {
         ASSERT_TRUE(made) << made.error().message();
         session = *made;
       };
-      latencies.measure(begin, [&] { return session.state() != spinwire::SessionState::opening; });
+      latencies.measure([&] { return is_under_attack(order); }, begin,
+                        [&] { return session.state() != spinwire::SessionState::opening; });
+      if (testing::Test::HasFailure()) return;
       ASSERT_TRUE(session.ready()) << "session " << i << ": " << why_;
       Status ended = Status::system;
       const auto word = std::byte{7};
@@ -175,10 +214,10 @@ class HonestClient {
       EXPECT_EQ(ended, Status::ok);
       EXPECT_EQ(session.close(), Status::ok);
     }
-    latencies.expect_below("sessions", kMost);
   }
 
   const Victim& victim_;
+  Config config_;
   std::string why_;  ///< of the last session; written until the client's engine is destroyed
   Child child_;
 };
@@ -192,7 +231,7 @@ class AttackByFlood : public testing::Test {
     attacker_.reset();
     raise_descriptor_limit();
     victim_ = std::make_unique<Victim>(config);
-    honest_ = std::make_unique<HonestClient>(*victim_);
+    honest_ = std::make_unique<HonestClient>(*victim_, config);
     attacker_ = std::make_unique<Node>(small_config());
     auto made = attacker_->engine.prepare({});
     ASSERT_TRUE(made) << made.error().message();
@@ -222,8 +261,7 @@ class AttackByFlood : public testing::Test {
   }
 
   /// Attacks `first` times, and on until the honest client has done what it is told then.
-  void attack(char what, std::uint32_t first, const std::function<void(std::uint32_t)>& strike) {
-    constexpr std::uint64_t kStepsPerStrike = 4;
+  void attack(Order order, std::uint32_t first, const std::function<void(std::uint32_t)>& strike) {
     constexpr std::size_t kMostStreams = 4000;
     const auto one = [&](std::uint32_t i) {
       strike(i);
@@ -231,16 +269,21 @@ class AttackByFlood : public testing::Test {
     };
     std::uint32_t i = 0;
     for (; i < amount(first); ++i) one(i);
-    honest_->begin(what);
+    honest_->begin(order);
     // No faster than the victim can take: the kernel makes others wait for seconds once the TCP
-    // backlog has overflowed, which no poll can prevent.
-    for (std::uint64_t next = 0; !honest_->is_done() && !HasFailure();) {
-      if (victim_->control_steps() < next) {
+    // backlog has overflowed, which no poll can prevent. The victim can replace 16 half-open
+    // connections every 5 ms. It accepts 8 streams in one poll.
+    const std::chrono::nanoseconds per_strike = 500us * slowness();
+    auto last = victim_->processor_time();
+    while (!honest_->is_done() && !HasFailure()) {
+      const auto now = victim_->processor_time();
+      if (now - last < per_strike) {
         (void)sched_yield();
         continue;
       }
-      one(i++);
-      next = victim_->control_steps() + kStepsPerStrike;
+      for (auto due = std::min<std::int64_t>((now - last) / per_strike, 8); due != 0; --due)
+        one(i++);
+      last = now;
     }
     honest_->end();
     std::printf("%u strikes\n", i);
@@ -262,12 +305,12 @@ class AttackByFlood : public testing::Test {
 };
 
 TEST_F(AttackByFlood, HellosAndThenSilence) {
-  attack('c', 600, [&](std::uint32_t) { stream().send(hello()); });
+  attack(Order::connect_without_handshakes, 600, [&](std::uint32_t) { stream().send(hello()); });
   EXPECT_GT(accepted(), victim_config().connections.handshakes);
 }
 
 TEST_F(AttackByFlood, HandshakesInEveryState) {
-  attack('c', 2000, [&](std::uint32_t i) {
+  attack(Order::connect_without_handshakes, 2000, [&](std::uint32_t i) {
     const Stream& s = stream();
     if (i % 4 == 1) s.send_part(hello(), 1 + i % 70);
     if (i % 4 == 2) s.send(hello());
@@ -281,7 +324,7 @@ TEST_F(AttackByFlood, HellosByteByByte) {
   const wire::Frame frame = hello();
   const std::size_t held = victim_config().connections.handshakes;
   ASSERT_LT(held, frame.bytes().size()) << "or hellos would be whole";
-  attack('c', 600, [&](std::uint32_t) {
+  attack(Order::connect_without_handshakes, 600, [&](std::uint32_t) {
     (void)stream();
     for (std::size_t i = 0; i < std::min(held, streams_.size()); ++i)
       streams_[streams_.size() - 1 - i].send_byte(frame, i);
@@ -292,7 +335,7 @@ TEST_F(AttackByFlood, HellosByteByByte) {
 }
 
 TEST_F(AttackByFlood, HandshakesInEveryStateKeepNoSessionOut) {
-  attack('s', 2000, [&](std::uint32_t i) {
+  attack(Order::open_sessions_without_handshakes, 2000, [&](std::uint32_t i) {
     const Stream& s = stream();
     if (i % 4 == 1) s.send_part(hello(), 1 + i % 70);
     if (i % 4 == 2) s.send(hello());
@@ -309,7 +352,7 @@ TEST_F(AttackByFlood, AsManyHellosAsThereAreConnections) {
   Node other(rpc_test::rpc_config());
   const Connection honest = other.begin(victim_->address());
   ASSERT_TRUE(until({&other}, [&] { return honest.ready(); }));
-  attack('c', 63, [&](std::uint32_t i) {
+  attack(Order::connect, 63, [&](std::uint32_t i) {
     if (i < 63) stream().send(hello());
   });
   EXPECT_GT(accepted(), few_connections().connections.maximum / 4);
@@ -318,26 +361,27 @@ TEST_F(AttackByFlood, AsManyHellosAsThereAreConnections) {
 TEST_F(AttackByFlood, MoreHellosThanThereAreConnectionsWithoutEnd) {
   (void)victim_->stop();
   start(few_connections());
-  attack('c', 600, [&](std::uint32_t) { stream().send(hello()); });
+  attack(Order::connect_without_handshakes, 600, [&](std::uint32_t) { stream().send(hello()); });
   EXPECT_GT(accepted(), few_connections().connections.maximum);
 }
 
 TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {
   std::uint32_t confirmed = 0;
-  attack('s', 4 * victim_config().rpc.sessions, [&](std::uint32_t i) {
-    const Stream s = attacking_stream();
-    s.send(open_session(i + 1));
-    std::uint64_t token = 0;
-    if (!until(
-            {}, [&] { return (token = datagrams_->challenge(i + 1)) != 0; }, 2000ms))
-      return;
-    s.send(wire::encode(wire::PathResponse{token}));
-    const auto opened = s.receive();
-    const auto* answer = opened ? std::get_if<wire::SessionOpened>(&opened->body) : nullptr;
-    if (answer == nullptr) return;
-    s.send(wire::encode(wire::Ready{answer->end.incarnation}));
-    ++confirmed;
-  });
+  attack(Order::open_sessions_without_sessions, 4 * victim_config().rpc.sessions,
+         [&](std::uint32_t i) {
+           const Stream s = attacking_stream();
+           s.send(open_session(i + 1));
+           std::uint64_t token = 0;
+           if (!until(
+                   {}, [&] { return (token = datagrams_->challenge(i + 1)) != 0; }, 2000ms))
+             return;
+           s.send(wire::encode(wire::PathResponse{token}));
+           const auto opened = s.receive();
+           const auto* answer = opened ? std::get_if<wire::SessionOpened>(&opened->body) : nullptr;
+           if (answer == nullptr) return;
+           s.send(wire::encode(wire::Ready{answer->end.incarnation}));
+           ++confirmed;
+         });
   EXPECT_GT(confirmed, victim_config().rpc.sessions);
 }
 

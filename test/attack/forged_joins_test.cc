@@ -1,6 +1,7 @@
 // An attacker joins another client's session, to take over its long calls or to end them.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -26,15 +27,19 @@ TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
   ASSERT_TRUE(session) << session.error().message();
   ASSERT_TRUE(until({&client}, [&] { return session->ready(); }));
   const Buffer request = client.filled(100'000, 3);  // longer than a datagram
-  const auto call = [&] {
+  const auto call = [&](spinwire::Method method) {
     Status ended = Status::system;
-    EXPECT_EQ(session->call(kEcho, request.slice(),
+    EXPECT_EQ(session->call(method, request.slice(),
                             [&](const spinwire::Reply& r) { ended = r.status(); }),
               Status::ok);
     EXPECT_TRUE(until({&client}, [&] { return ended != Status::system; }));
     return ended;
   };
-  ASSERT_EQ(call(), Status::ok);
+  ASSERT_EQ(call(kEcho), Status::ok);
+  std::optional<Status> held;  // of a long call that is in flight throughout
+  ASSERT_EQ(
+      session->call(kHold, request.slice(), [&](const spinwire::Reply& r) { held = r.status(); }),
+      Status::ok);
   // More than an attacker can know: the name given by the server, and the client's GID.
   auto& calls = *spinwire::detail::core_of(client.engine)->calls;
   const std::uint32_t name = calls.clients.find(0)->peer_session;
@@ -49,10 +54,13 @@ TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
     ASSERT_TRUE(answer);
     EXPECT_NE(std::get_if<wire::Refuse>(&answer->body), nullptr);
     if (i % 20 == 0) {
-      EXPECT_EQ(call(), Status::ok) << "after " << i;
+      EXPECT_EQ(call(kEcho), Status::ok) << "after " << i;
     }
   }
-  EXPECT_EQ(call(), Status::ok);
+  EXPECT_FALSE(held) << "it ended early";
+  EXPECT_EQ(call(kRelease), Status::ok);
+  EXPECT_TRUE(until({&client}, [&] { return held.has_value(); }));
+  EXPECT_EQ(held, Status::ok);
   EXPECT_TRUE(session->ready());
   EXPECT_TRUE(closed.empty());
   (void)victim.stop();

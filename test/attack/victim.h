@@ -21,9 +21,12 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <vector>
 
+#include "base/internals.h"
 #include "base/unique_fd.h"
 #include "control/loopback.h"
+#include "engine/engine_core.h"
 #include "rpc/rpc_ends.h"
 #include "softverbs/context_gid.h"
 #include "wire/endpoints.h"
@@ -35,7 +38,9 @@ using namespace engine_test;  // the names of a test namespace
 using spinwire::base::UniqueFd;
 namespace wire = spinwire::wire;
 
-inline constexpr spinwire::Method kEcho = 1;  ///< replies with the first 8 bytes
+inline constexpr spinwire::Method kEcho = 1;     ///< replies with the first 8 bytes
+inline constexpr spinwire::Method kHold = 2;     ///< replies when kRelease is called
+inline constexpr spinwire::Method kRelease = 3;  ///< replies, also to all calls that are held
 
 /// What a victim reports at its end.
 struct VictimReport {
@@ -70,6 +75,10 @@ class Victim {
   [[nodiscard]] std::uint64_t control_steps() const noexcept {
     return shown_->control_steps.load();
   }
+  /// Inbound handshakes under way, and sessions, at the victim's last control step. For any
+  /// process.
+  [[nodiscard]] std::uint32_t handshakes() const noexcept { return shown_->handshakes.load(); }
+  [[nodiscard]] std::uint32_t sessions() const noexcept { return shown_->sessions.load(); }
   /// How long the victim has had a processor, so far. For any process.
   [[nodiscard]] std::chrono::nanoseconds processor_time() const { return shown_->ran.load(); }
   /// Waits until the victim has taken so many more control steps.
@@ -93,6 +102,7 @@ class Victim {
   /// What it shows while it runs.
   struct Shown {
     std::atomic<std::uint64_t> control_steps{0};
+    std::atomic<std::uint32_t> handshakes{0}, sessions{0};
     std::atomic<std::chrono::nanoseconds> ran{std::chrono::nanoseconds(0)};
   };
 
@@ -112,14 +122,25 @@ class Victim {
       free += ::fcntl(static_cast<int>(files.rlim_cur), F_GETFD) < 0 ? 1 : 0;
     EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
   }
+  static bool serve(Node& node, std::vector<spinwire::PendingCall>& held) {
+    const auto echo = [](spinwire::Request& r) {
+      (void)r.reply(r.bytes().first(std::min<std::size_t>(r.bytes().size(), 8)));
+    };
+    const auto hold = [&held](spinwire::Request& r) { held.push_back(r.defer()); };
+    const auto release = [&held](spinwire::Request& r) {
+      for (spinwire::PendingCall& call : held) (void)call.reply(std::span<const std::byte>());
+      held.clear();
+      (void)r.reply(std::span<const std::byte>());
+    };
+    return node.engine.serve(kEcho, echo) && node.engine.serve(kHold, hold) &&
+           node.engine.serve(kRelease, release);
+  }
   static int run(const Config& config, rlim_t descriptors, int in, int out, Shown& shown) {
     (void)setsid();
+    std::vector<spinwire::PendingCall> held;  // used by a handler to its end
     Node node(config);
     node.listen();
-    if (!node.engine.serve(kEcho, [](spinwire::Request& r) {
-          (void)r.reply(r.bytes().first(std::min<std::size_t>(r.bytes().size(), 8)));
-        }))
-      return 2;
+    if (!serve(node, held)) return 2;
     if (descriptors != 0) limit_descriptors(descriptors);
     write_line(out, node.listener.address());
     VictimReport report;
@@ -128,6 +149,9 @@ class Victim {
         (void)node.poll();
         ++report.polls;
       }
+      const auto& core = *spinwire::detail::core_of(node.engine);
+      shown.handshakes.store(core.control.handshakes());
+      shown.sessions.store(core.calls->servers.size());
       shown.control_steps.store(node.engine.stats().control_steps);
       shown.ran.store(thread_time());
     }
