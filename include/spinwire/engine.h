@@ -488,7 +488,9 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Status allocate_status() const noexcept;
 
   /// Registers memory of the application. The memory must stay mapped until the region is dropped
-  /// and its operations have ended. On the embedded device, engines in other processes reach
+  /// and its operations have ended. The destruction of the engine waits for up to 5 s until other
+  /// threads of the process copy nothing from or to it; if the log then has an error, leave it
+  /// mapped. On the embedded device, engines in other processes reach
   /// memory of the pools. They do not reach this memory, because it could make their polls wait,
   /// unless SOFTVERBS_TRUST_PAGES=1 is in their environment: reads, writes, and sends from it above
   /// 1 KiB then end the connection. Set-up. Errors:
