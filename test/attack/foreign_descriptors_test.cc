@@ -51,21 +51,27 @@ class AttackByDescriptor : public testing::Test {
   }
 };
 
-TEST_F(AttackByDescriptor, ASegmentThatIsTruncatedAfterItsCheck) {
-  Victim victim(rpc_test::rpc_config());
-  // A correct segment, but its owner can truncate it.
-  const UniqueFd fd(memfd_create("attack", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(fd.get(), sizeof(sv::Segment)), 0);
-  const ibv_gid gid = gid_of_descriptor(fd.get());
-  void* at = mmap(nullptr, sizeof(sv::Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  ASSERT_NE(at, MAP_FAILED);
+/// Makes the file a segment of this process that passes each check, and maps it. Null if it cannot.
+sv::Segment* write_segment(int fd) {
+  if (ftruncate(fd, sizeof(sv::Segment)) != 0) return nullptr;
+  void* at = mmap(nullptr, sizeof(sv::Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
   auto* const segment = static_cast<sv::Segment*>(at);
   segment->magic = sv::kSegmentMagic;
   segment->version = sv::kSegmentVersion;
   segment->pid = static_cast<std::uint32_t>(getpid());
-  segment->gid = gid;
+  segment->gid = gid_of_descriptor(fd);
+  return segment;
+}
+
+TEST_F(AttackByDescriptor, ASegmentThatIsTruncatedAfterItsCheck) {
+  Victim victim(rpc_test::rpc_config());
+  // A correct segment, but its owner can truncate it.
+  const UniqueFd fd(memfd_create("attack", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  sv::Segment* const segment = write_segment(fd.get());
+  ASSERT_NE(segment, nullptr);
   name_descriptor(victim, fd.get());
-  EXPECT_EQ(munmap(at, sizeof(sv::Segment)), 0);
+  EXPECT_EQ(munmap(segment, sizeof(sv::Segment)), 0);
   ASSERT_EQ(ftruncate(fd.get(), 0), 0);
   expect_service(victim);
   (void)victim.stop();
@@ -75,22 +81,15 @@ TEST_F(AttackByDescriptor, ASegmentThatIsTruncatedAfterItsCheck) {
 TEST_F(AttackByDescriptor, ASegmentThatOnlyItsOwnerCanWrite) {
   Victim victim(rpc_test::rpc_config());
   const UniqueFd fd(memfd_create("attack", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(fd.get(), sizeof(sv::Segment)), 0);
-  const ibv_gid gid = gid_of_descriptor(fd.get());
-  void* at = mmap(nullptr, sizeof(sv::Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  ASSERT_NE(at, MAP_FAILED);
-  auto* const segment = static_cast<sv::Segment*>(at);
-  segment->magic = sv::kSegmentMagic;
-  segment->version = sv::kSegmentVersion;
-  segment->pid = static_cast<std::uint32_t>(getpid());
-  segment->gid = gid;
+  sv::Segment* const segment = write_segment(fd.get());
+  ASSERT_NE(segment, nullptr);
   constexpr int kSealFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE, which old headers lack
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | kSealFutureWrite) != 0)
     GTEST_SKIP() << "this kernel has no such seal";
   name_descriptor(victim, fd.get());
   expect_service(victim);
   EXPECT_EQ(segment->lanes_used.load(), 0u) << "the victim has written to it";
-  EXPECT_EQ(munmap(at, sizeof(sv::Segment)), 0);
+  EXPECT_EQ(munmap(segment, sizeof(sv::Segment)), 0);
   (void)victim.stop();
 }
 

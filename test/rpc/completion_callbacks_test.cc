@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "rpc/counted_exceptions.h"
 #include "rpc/rpc_ends.h"
 
 namespace completion_callbacks_test {
@@ -147,21 +148,7 @@ TEST(RpcCompletionCallbacks, OfEachOperationMayDestroyTheEngine) {
   }
 }
 
-/// Counts the exceptions that were logged.
-class RpcThrowingCompletions : public testing::Test {
- protected:
-  void SetUp() override {
-    logged = 0;
-    spinwire::set_log([](spinwire::LogLevel level, std::string_view text) {
-      const bool is_error = level == spinwire::LogLevel::error;
-      logged += is_error && text == "an exception left a callback: it cannot go on" ? 1 : 0;
-    });
-  }
-  void TearDown() override { spinwire::set_log({}); }
-  static inline int logged = 0;
-};
-
-[[noreturn]] void fail() { throw std::runtime_error("it cannot go on"); }
+class RpcThrowingCompletions : public CountsThrownExceptions {};
 
 TEST_F(RpcThrowingCompletions, OfEachOperationCloseNothing) {
   Ground g;
