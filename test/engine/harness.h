@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/sanitizers.h"
+#include "engine/sparse_engine.h"
 #include "own_process.h"
 #include "spinwire/spinwire.h"
 
@@ -185,7 +186,7 @@ class Node {
   /// With `ticks`, the test moves the time, and each poll takes a control step.
   explicit Node(const Config& config = small_config(), const std::uint64_t* ticks = nullptr)
       : steps_(ticks != nullptr || config.engine.control == ControlMode::manual) {
-    auto opened = Engine::open(config, ticks != nullptr ? Clock::manual(ticks) : Clock::real());
+    auto opened = open_engine(config, ticks != nullptr ? Clock::manual(ticks) : Clock::real());
     EXPECT_TRUE(opened) << opened.error().message();
     if (opened) engine = std::move(*opened);
   }
