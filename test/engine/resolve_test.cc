@@ -21,12 +21,25 @@ std::ptrdiff_t threads() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
 }
 
-TEST(Resolve, AnAddressIsItself) {
+/// Each test waits for the threads that it started, which may outlive its engine.
+class Resolve : public testing::Test {
+ protected:
+  /// Whether no thread of this test's is left. A thread of an earlier test may end meanwhile.
+  [[nodiscard]] bool no_thread_is_left() const {
+    return until({}, [this] { return threads() <= before_; });
+  }
+  void TearDown() override { EXPECT_TRUE(no_thread_is_left()); }
+
+ private:
+  std::ptrdiff_t before_ = threads();
+};
+
+TEST_F(Resolve, AnAddressIsItself) {
   EXPECT_EQ(spinwire::resolve("127.0.0.1:7777").value(), Addresses{"127.0.0.1:7777"});
   EXPECT_EQ(spinwire::resolve("[::1]:7777").value(), Addresses{"[::1]:7777"});
 }
 
-TEST(Resolve, ANameHasAddressesThatCanBeConnectedTo) {
+TEST_F(Resolve, ANameHasAddressesThatCanBeConnectedTo) {
   Node server;
   server.listen();
   const std::string port = server.listener.address().substr(server.listener.address().rfind(':'));
@@ -41,7 +54,7 @@ TEST(Resolve, ANameHasAddressesThatCanBeConnectedTo) {
   ASSERT_TRUE(until({&client, &server}, [&] { return client.ready.size() == 1; }));
 }
 
-TEST(Resolve, WhatIsNoNameIsRefused) {
+TEST_F(Resolve, WhatIsNoNameIsRefused) {
   for (const char* wrong : {"", "localhost", "localhost:", ":1", "localhost:70000", "localhost:x",
                             "::1:1", "localhost:1 "}) {
     const auto found = spinwire::resolve(wrong);
@@ -50,9 +63,8 @@ TEST(Resolve, WhatIsNoNameIsRefused) {
   }
 }
 
-TEST(Resolve, AnEngineReportsInAPollAndKeepsNoThread) {
+TEST_F(Resolve, AnEngineReportsInAPollAndKeepsNoThread) {
   Node node;
-  const std::ptrdiff_t before = threads();
   std::vector<Addresses> found;
   std::vector<Status> failed;
   const auto done = [&](const Result<Addresses>& r) {
@@ -65,7 +77,7 @@ TEST(Resolve, AnEngineReportsInAPollAndKeepsNoThread) {
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0], spinwire::resolve("localhost:1").value());
   EXPECT_EQ(failed, std::vector<Status>{Status::invalid_argument});
-  ASSERT_TRUE(until({&node}, [&] { return threads() == before; }));
+  EXPECT_TRUE(no_thread_is_left());
 }
 
 /// A name service that answers when the test lets it: slow names wait.
@@ -90,7 +102,7 @@ struct SlowService {
   }
 };
 
-TEST(Resolve, ASlowNameServiceDelaysNeitherTheCallNorPolls) {
+TEST_F(Resolve, ASlowNameServiceDelaysNeitherTheCallNorPolls) {
   Pair p;
   SlowService service(p.client);
   std::vector<Status> slow, quick;
@@ -117,8 +129,7 @@ TEST(Resolve, ASlowNameServiceDelaysNeitherTheCallNorPolls) {
   p.finish();
 }
 
-TEST(Resolve, AnEngineThatGoesDoesNotWaitForTheNameService) {
-  const std::ptrdiff_t before = threads();
+TEST_F(Resolve, AnEngineThatGoesDoesNotWaitForTheNameService) {
   bool done = false;
   {
     Node node;
@@ -128,12 +139,12 @@ TEST(Resolve, AnEngineThatGoesDoesNotWaitForTheNameService) {
     EXPECT_EQ(service.over, 0) << "its end has waited";
   }
   SlowService::answers = true;
-  ASSERT_TRUE(until({}, [&] { return threads() == before; }));
+  ASSERT_TRUE(no_thread_is_left());
   EXPECT_EQ(SlowService::over, 1);
   EXPECT_FALSE(done);
 }
 
-TEST(Resolve, ASleepingEngineWakes) {
+TEST_F(Resolve, ASleepingEngineWakes) {
   Node node;
   bool done = false;
   ASSERT_TRUE(node.engine.resolve("localhost:1", [&done](const auto&) { done = true; }));
@@ -143,7 +154,7 @@ TEST(Resolve, ASleepingEngineWakes) {
   }));
 }
 
-TEST(Resolve, NamesAreLimitedAndCallbacksNeeded) {
+TEST_F(Resolve, NamesAreLimitedAndCallbacksNeeded) {
   Node node;
   const auto empty = node.engine.resolve("localhost:1", {});
   ASSERT_FALSE(empty);
@@ -158,14 +169,13 @@ TEST(Resolve, NamesAreLimitedAndCallbacksNeeded) {
   EXPECT_TRUE(node.engine.resolve("localhost:1", count));
 }
 
-TEST(Resolve, AnEngineMayGoMeanwhile) {
-  const std::ptrdiff_t before = threads();
+TEST_F(Resolve, AnEngineMayGoMeanwhile) {
   bool done = false;
   {
     Node node;
     ASSERT_TRUE(node.engine.resolve("localhost:1", [&done](const auto&) { done = true; }));
   }
-  ASSERT_TRUE(until({}, [&] { return threads() == before; }));
+  ASSERT_TRUE(no_thread_is_left());
   EXPECT_FALSE(done);
 }
 
