@@ -87,13 +87,14 @@ void publish_lock_table(Context& c) {
   c.object_users.push_back(1);
 }
 
-/// A table of zeroes. Pages that were never used cost nothing.
+/// A table of zeroes. Pages that were never used cost nothing, which calloc() does not promise: it
+/// clears memory that was used before.
 template <typename Entry>
 std::shared_ptr<Entry[]> make_table(std::size_t entries) {
   static_assert(std::is_trivially_destructible_v<Entry>);
-  auto* const table = static_cast<Entry*>(std::calloc(entries, sizeof(Entry)));
-  if (table == nullptr) throw std::bad_alloc();
-  return {table, [](Entry* all) { std::free(all); }};
+  const auto memory =
+      std::make_shared<base::LargeMemory>(base::sparse_memory(entries * sizeof(Entry)));
+  return {memory, reinterpret_cast<Entry*>(memory->get())};
 }
 
 /// How far the user of this process trusts its peers' pages. Programs for libibverbs have little
