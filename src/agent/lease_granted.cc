@@ -294,8 +294,9 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   const bool was_granted = lease.key.state != memory::KeyState::none;
   const bool reports_return = was_granted || lease.origin != Origin::requested;
   const std::optional<std::uint32_t> reply_to = lease.reply_to;
+  // The key of a long call, and one that expose() made, end by their owner's wish.
   const bool is_usual = lease.how == ReturnedBy::release || lease.how == ReturnedBy::give_back ||
-                        lease.how == ReturnedBy::end;
+                        lease.how == ReturnedBy::end || lease.origin == Origin::exposed;
   if (was_granted && !is_usual)
     record(ctx, a, observe::EventKind::lease_end, {"granted to the peer: ", to_string(lease.how)});
   if (lease.revoked) ctx.registrations->remember_ended(lease.key.rkey, owner_of(a));

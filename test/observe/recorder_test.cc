@@ -13,6 +13,7 @@
 
 #include "engine/harness.h"
 #include "observe/engine_folder.h"
+#include "rpc/long_calls.h"
 #include "rpc/rpc_ends.h"
 
 namespace observe_test {
@@ -344,6 +345,26 @@ TEST_F(ObserveRecorder, TellsOfSessionsAtBothEnds) {
   calls.finish();
   EXPECT_TRUE(has(recorded(folder, "session"), "state closed"));
   EXPECT_TRUE(has(recorded(folder, "served_session"), "state closed, client 127.0.0.1:"));
+}
+
+TEST_F(ObserveRecorder, RepliesIntoNamedMemoryLeaveNoEvents) {
+  const EngineFolder folder;
+  rpc_test::LongCalls t(shown_in(folder, rpc_test::long_call_config()));
+  Buffer room = t.room(64 << 10);
+  const auto ends = [&] {
+    std::size_t found = 0;
+    for (const EngineFile& file : folder.engines()) {
+      for (const EngineEvent& event : read_engine(file).value().events)
+        found += event.kind == "lease_end" ? event.count : 0;
+    }
+    return found;
+  };
+  for (int i = 0; i < 5; ++i)
+    EXPECT_EQ(t.call_into(rpc_test::kMake, rpc_test::number(40'000), room).status, Status::ok);
+  for (int i = 0; i < 1000; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(ends(), 0u);
+  room.reset();
+  t.finish_long_calls();
 }
 
 TEST_F(ObserveRecorder, CountsRetransmissions) {
