@@ -1,10 +1,12 @@
 #include "observe/page_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,6 +63,17 @@ void copy_text(std::array<char, N>& to, std::string_view from) noexcept {
   std::memcpy(to.data(), from.data(), std::min(from.size(), N - 1));
 }
 
+/// A store to a page of a file on a disk may wait for the disk, and polls store there.
+Result<void> expect_memory(int fd, const std::string& asked) {
+  struct statfs system {};
+  if (::fstatfs(fd, &system) != 0)
+    return base::fail_errno(Status::system, asked, "fstatfs", errno, kRemedy);
+  const auto type = static_cast<std::uint64_t>(system.f_type);
+  if (type == TMPFS_MAGIC || type == RAMFS_MAGIC) return {};
+  return base::fail(Status::unsupported, asked,
+                    base::format("its file system is not in memory (type {:#x})", type), kRemedy);
+}
+
 /// An unnamed file of the folder with all blocks allocated, locked for as long as it is mapped.
 Result<base::UniqueFd> make_file(const std::string& directory, std::size_t size) {
   const std::string asked = base::format("make the engine's file in {}", directory);
@@ -76,6 +89,8 @@ Result<base::UniqueFd> make_file(const std::string& directory, std::size_t size)
   base::UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0400));
   if (!fd)
     return base::fail_errno(Status::system, asked, "open(O_TMPFILE)", errno, remedy_of(errno));
+  if (auto in_memory = expect_memory(fd.get(), asked); !in_memory)
+    return tl::unexpected(in_memory.error());
   int result = 0;
   do {
     result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(size));

@@ -38,7 +38,7 @@ struct PageFileOptions {
 class PageFile {
  public:
   /// Also removes the files of dead engines but the newest kDeadFilesKept. Set-up. Errors: limit,
-  /// no_memory, system.
+  /// no_memory, unsupported (the folder is not in memory), system.
   static Result<PageFile> create(const PageFileOptions& options);
 
   PageFile() noexcept = default;

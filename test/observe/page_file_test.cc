@@ -2,9 +2,11 @@
 #include "observe/page_file.h"
 
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -127,6 +129,28 @@ TEST_F(ObservePageFile, SaysWhyThereIsNone) {
   EXPECT_FALSE(PageFile::create(options));
   EXPECT_FALSE(list_engines(options.directory));
   EXPECT_EQ(folder.files(), 0u);
+}
+
+TEST_F(ObservePageFile, LiesOnNoDisk) {
+  struct statfs system {};
+  ASSERT_EQ(::statfs(".", &system), 0);
+  if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "needs a working directory on a disk";
+  const EngineFolder folder;
+  PageFileOptions options = options_in(folder);
+  std::string disk = "spinwire-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(disk.data()), nullptr);
+  options.directory = disk;
+  const auto none = PageFile::create(options);
+  const bool is_empty = std::filesystem::is_empty(disk);
+  EXPECT_EQ(::rmdir(disk.c_str()), 0);
+  EXPECT_TRUE(is_empty);
+  ASSERT_FALSE(none);
+  if (none.error().message().find("O_TMPFILE") != std::string::npos)
+    GTEST_SKIP() << "no file without a name can be made here either";
+  EXPECT_EQ(none.error().status, Status::unsupported);
+  EXPECT_NE(none.error().message().find("not in memory"), std::string::npos)
+      << none.error().message();
+  EXPECT_NE(none.error().message().find("observability.directory"), std::string::npos);
 }
 
 /// Runs `body` in a child and returns its exit code, or the signal's number below 0.

@@ -248,6 +248,8 @@ std::vector<Fault> system_faults() {
        kEmbedded, "open files", "warning", "too low", "ulimit -n "},
       {"HostOutOfFiles", [](DoctorHost& h) { h.put("proc/sys/fs/file-nr", "95000\t0\t100000"); },
        kAdapter, "open files", "warning", "limit on open files", "sysctl -w fs.file-max=200000"},
+      {"FolderOnADisk", [](DoctorHost& h) { h.put("probe/disk", ""); }, kAdapter, "observability",
+       "warning", "spinwire-stat does not show them", "SPINWIRE_OBSERVABILITY_DIRECTORY="},
       {"NoFolderInMemory", [](DoctorHost& h) { h.remove("dev/shm"); }, kAdapter, "observability",
        "warning", "spinwire-stat does not show them", "mount -t tmpfs"},
   };

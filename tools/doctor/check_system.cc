@@ -151,6 +151,15 @@ void check_observability(const Subject& subject, Findings& findings) {
   }
   const int error = subject.host.access_error(folder);
   const bool is_missing = error == ENOENT;
+  if (error == 0 && !subject.host.is_in_memory(folder)) {
+    findings.add("observability", Severity::warning,
+                 "engines open, but spinwire-stat does not show them",
+                 fmt::format("observability.directory: {}: not in memory, so that polls would wait "
+                             "for the disk",
+                             folder),
+                 "export SPINWIRE_OBSERVABILITY_DIRECTORY=/dev/shm");
+    return;
+  }
   findings.add("observability", error == 0 ? Severity::ok : Severity::warning,
                error == 0 ? "the engine can show itself to spinwire-stat"
                           : "engines open, but spinwire-stat does not show them",

@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <infiniband/verbs.h>
+#include <linux/magic.h>
 #include <linux/membarrier.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -118,6 +120,14 @@ bool Host::exists(std::string_view path) const {
 
 int Host::access_error(std::string_view path) const {
   return ::access(under(path).c_str(), R_OK | W_OK) == 0 ? 0 : errno;
+}
+
+bool Host::is_in_memory(std::string_view path) const {
+  if (!is_real_) return !exists("/probe/disk");
+  struct statfs system {};
+  if (::statfs(under(path).c_str(), &system) != 0) return false;
+  const auto type = static_cast<std::uint64_t>(system.f_type);
+  return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
 }
 
 std::string Host::link_name(std::string_view path) const {

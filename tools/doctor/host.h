@@ -31,6 +31,9 @@ class Host {
   [[nodiscard]] bool exists(std::string_view path) const;
   /// 0, or the error of opening the file for reading and writing. Opens nothing.
   [[nodiscard]] int access_error(std::string_view path) const;
+  /// Whether the folder lies on a file system in memory. Below another root, unless there is a file
+  /// /probe/disk.
+  [[nodiscard]] bool is_in_memory(std::string_view path) const;
   /// The last part of a symbolic link's target; empty if it is none.
   [[nodiscard]] std::string link_name(std::string_view path) const;
 
