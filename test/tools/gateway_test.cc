@@ -68,24 +68,28 @@ class Trader {
   ~Trader() { engine_ = spinwire::Engine(); }
 
   Fill place(const Order& order) {
-    Fill fill{};
-    bool is_under_way = false;
-    bool is_filled = false;
-    const auto done = [&](spinwire::Reply& reply) {
-      is_under_way = false;
-      if (reply.status() == spinwire::Status::ok) is_filled = program::decode(reply.bytes(), fill);
+    fill_ = {};
+    is_filled_ = false;
+    // The call may outlive this function, if the time is over.
+    const auto done = [this](spinwire::Reply& reply) {
+      is_under_way_ = false;
+      if (reply.status() == spinwire::Status::ok)
+        is_filled_ = program::decode(reply.bytes(), fill_);
     };
     EXPECT_TRUE(waiting::eventually([&] {
-      if (!is_under_way && !is_filled)
-        is_under_way =
+      if (!is_under_way_ && !is_filled_)
+        is_under_way_ =
             session_.call(kOrder, program::bytes_of(order), done) == spinwire::Status::ok;
       (void)engine_.poll();
-      return is_filled;
+      return is_filled_;
     }));
-    return fill;
+    return fill_;
   }
 
  private:
+  Fill fill_{};
+  bool is_under_way_ = false;
+  bool is_filled_ = false;
   spinwire::Engine engine_;
   spinwire::Session session_;
 };
