@@ -274,6 +274,10 @@ class SPINWIRE_API Engine {
   /// poll_control(), arm(), wait() or visit_served_sessions() that runs the callback returns, or
   /// with the destruction that runs it. Until then its handles answer as before and its other
   /// callbacks run: their captures must be valid that long. A callback may move its engine.
+  ///
+  /// Another thread may destroy the engine, or assign to it, once the engine's thread was joined.
+  /// The last callbacks then run on the destroying thread, where functions of the engine and of its
+  /// handles answer wrong_thread. Nothing detects a destruction while the engine's thread runs.
   ~Engine();
 
   /// Drains completions, runs callbacks, reposts receives and rings doorbells. Takes a control step

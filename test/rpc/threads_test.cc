@@ -2,7 +2,9 @@
 // nothing.
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "rpc/rpc_ends.h"
 
@@ -138,6 +140,47 @@ TEST(ThreadsRpc, AHandleDroppedOnAnotherThreadReleasesNothing) {
     return server.engine.memory_stats(spinwire::Pool::lease).blocks_used == 0;
   })) << "the connection's end returns the memory";
   engine_test::finish(client, server);
+}
+
+TEST(ThreadsRpc, AnEngineMayBeDestroyedElsewhereOnceItsThreadHasEnded) {
+  Node server(rpc_config());
+  server.listen();
+  ASSERT_TRUE(server.engine.serve(kLater, [](Request& r) { (void)r.defer(); }));
+  const std::string address = server.listener.address();
+  std::unique_ptr<Node> client;
+  Connection connection;
+  Session session;
+  std::vector<Status> ended;
+  Status inside = Status::ok;
+  std::atomic<bool> is_over{false};
+  std::thread owner([&] {
+    client = std::make_unique<Node>(rpc_config());
+    connection = client->begin(address);
+    session = client->engine.open_session(address, {}).value();
+    EXPECT_TRUE(
+        engine_test::until({client.get()}, [&] { return connection.ready() && session.ready(); }));
+    const auto done = [&](Reply& r) { ended.push_back(r.status()); };
+    EXPECT_EQ(session.call(kLater, std::span<const std::byte>{}, done), Status::ok);
+    const auto sent = [&](const Completion& c) {
+      ended.push_back(c.status);
+      inside = connection.send_copy({});
+    };
+    EXPECT_EQ(connection.send_copy({}, sent, Post::defer), Status::ok);
+    is_over = true;
+  });
+  while (!is_over) (void)server.poll();
+  owner.join();
+  EXPECT_EQ(connection.send_copy({}), Status::wrong_thread) << "it cannot be used here";
+  client->engine = Engine();
+  EXPECT_EQ(ended, (std::vector<Status>{Status::flushed, Status::flushed}));
+  EXPECT_EQ(inside, Status::wrong_thread);
+  EXPECT_EQ(client->closed.size(), 1u);
+  EXPECT_EQ(connection.send_copy({}), Status::not_connected);
+  // The peers learn it at once.
+  ASSERT_TRUE(engine_test::until({&server}, [&] {
+    return server.closed.size() == 1 && server.engine.rpc_stats().served_sessions == 0;
+  }));
+  EXPECT_EQ(server.closed[0].status, Status::ok) << server.closed[0].message();
 }
 
 }  // namespace
