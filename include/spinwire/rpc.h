@@ -482,7 +482,8 @@ class SPINWIRE_API Session {
   ///                     out of bounds), of 4 GiB and more, or memory of another engine
   ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
   ///                     leases.maximum is 0
-  ///   no_buffer         the send pool has no block for more than kSlotPayloadBytes
+  ///   no_buffer         the send pool has no block for more than kSlotPayloadBytes; or the call
+  ///                     has to wait, and there is no memory to keep it
   ///   no_memory         no memory for the records of the session's first long call
   ///   not_connected     not ready, and the call may not wait for that
   Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
