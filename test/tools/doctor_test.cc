@@ -22,30 +22,13 @@ struct Seen {
   std::string check, severity, text, evidence, remedy;
 };
 
-std::string string_member(const std::string& object, const std::string& name) {
-  const std::string begin = '"' + name + "\": \"";
-  const std::size_t at = object.find(begin);
-  if (at == std::string::npos) return "no member " + name;
-  std::string value;
-  for (std::size_t i = at + begin.size(); i < object.size() && object[i] != '"'; ++i) {
-    if (object[i] == '\\') ++i;
-    value += object[i];
-  }
-  return value;
-}
-
 /// All findings that are not in order.
-std::vector<Seen> findings_of(const std::string& json) {
-  const std::string begin = "{\"check\": ";
+std::vector<Seen> findings_of(const std::string& report) {
   std::vector<Seen> all;
-  for (std::size_t at = json.find(begin); at != std::string::npos;) {
-    const std::size_t next = json.find(begin, at + 1);
-    const std::string object = json.substr(at, next - at);
-    Seen seen{string_member(object, "check"), string_member(object, "severity"),
-              string_member(object, "text"), string_member(object, "evidence"),
-              string_member(object, "remedy")};
-    if (seen.severity != "ok") all.push_back(seen);
-    at = next;
+  for (const nlohmann::json& f : parse_object(report).value("findings", nlohmann::json::array())) {
+    if (f.at("severity") != "ok")
+      all.push_back(
+          {f.at("check"), f.at("severity"), f.at("text"), f.at("evidence"), f.at("remedy")});
   }
   return all;
 }
@@ -74,7 +57,7 @@ TEST_F(Tools, DoctorFindsNothingOnAGoodHost) {
     const Outcome o = examine(host, settings);
     EXPECT_EQ(o.code, 0) << o.err;
     EXPECT_TRUE(findings_of(o.out).empty()) << o.out;
-    EXPECT_NE(o.out.find("\"worst\": \"ok\""), std::string::npos) << o.out;
+    EXPECT_EQ(parse_object(o.out).value("worst", ""), "ok") << o.out;
   }
   const Outcome text = run_doctor({"--root", host.root()});
   EXPECT_EQ(text.code, 0) << text.out;
@@ -337,17 +320,9 @@ TEST_F(Tools, DoctorExaminesThisHost) {
 
 // ---- plan -------------------------------------------------------------------------------------
 
-/// The number behind "name": in a flat JSON object.
-std::uint64_t number_member(const std::string& object, const std::string& name) {
-  const std::string begin = '"' + name + "\": ";
-  const std::size_t at = object.find(begin);
-  EXPECT_NE(at, std::string::npos) << name << " in " << object;
-  return at == std::string::npos ? 0 : std::stoull(object.substr(at + begin.size()));
-}
-
 struct Planned {
   spinwire::Config config;
-  std::string sizes;  ///< as JSON
+  nlohmann::json sizes;
 };
 /// The settings of a plan, as the library reads them; and the sizes that are printed for them.
 Planned plan(const Words& needs) {
@@ -364,7 +339,7 @@ Planned plan(const Words& needs) {
   EXPECT_EQ(back.code, 0) << back.err;
   words.emplace_back("--json");
   EXPECT_EQ(run_doctor(words).out, back.out) << "the same sizes, there and back";
-  return {config.value_or(spinwire::Config{}), back.out};
+  return {config.value_or(spinwire::Config{}), parse_object(back.out)};
 }
 
 TEST_F(Tools, DoctorPlansWhatAnEngineOpensWith) {
@@ -380,22 +355,22 @@ TEST_F(Tools, DoctorPlansWhatAnEngineOpensWith) {
     EXPECT_TRUE(
         engine->serve(1, [](spinwire::Request& request) { (void)request.reply(request.bytes()); }));
     EXPECT_EQ(engine->memory_stats(spinwire::Pool::send).pool_bytes,
-              number_member(planned.sizes, "send_bytes"));
+              planned.sizes.at("send_bytes"));
     EXPECT_EQ(engine->memory_stats(spinwire::Pool::receive).pool_bytes,
-              number_member(planned.sizes, "receive_bytes"));
+              planned.sizes.at("receive_bytes"));
     EXPECT_EQ(engine->memory_stats(spinwire::Pool::rendezvous).pool_bytes,
-              number_member(planned.sizes, "rendezvous_bytes"));
+              planned.sizes.at("rendezvous_bytes"));
   }
 }
 
 TEST_F(Tools, DoctorPlansForTheWholeDemand) {
   const Planned p = plan({"--connections", "100", "--outstanding", "20", "--sessions", "30",
                           "--window", "10", "--message-size", "1000000", "--long-messages", "3"});
-  EXPECT_EQ(number_member(p.sizes, "connections_with_all_credits"), 130u)
+  EXPECT_EQ(p.sizes.at("connections_with_all_credits"), 130u)
       << "long calls of a session take a connection";
-  EXPECT_EQ(number_member(p.sizes, "sessions_with_whole_window"), 30u);
-  EXPECT_EQ(number_member(p.sizes, "longest_messages"), 3u);
-  EXPECT_EQ(number_member(p.sizes, "longest_message"), 1000000u);
+  EXPECT_EQ(p.sizes.at("sessions_with_whole_window"), 30u);
+  EXPECT_EQ(p.sizes.at("longest_messages"), 3u);
+  EXPECT_EQ(p.sizes.at("longest_message"), 1000000u);
   EXPECT_EQ(p.config.rpc.window, 16u);
   EXPECT_EQ(p.config.connections.credits, 20u);
 }

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -193,40 +193,29 @@ inline void write_random(const std::string& path, std::size_t size) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// The members of a flat JSON object on one line; empty for anything else.
-inline std::map<std::string, std::string> parse_object(const std::string& text) {
-  std::map<std::string, std::string> members;
-  if (text.size() < 3 || text.front() != '{' || text.substr(text.size() - 2) != "}\n") return {};
-  if (text.find('\n') != text.size() - 1) return {};
-  std::istringstream in(text.substr(1, text.size() - 3));
-  std::string member;
-  while (std::getline(in, member, ',')) {
-    const std::size_t colon = member.find("\": ");
-    const std::size_t quote = member.find('"');
-    if (colon == std::string::npos || quote >= colon) return {};
-    std::string value = member.substr(colon + 3);
-    if (value.front() == '"') value = value.substr(1, value.size() - 2);
-    members[member.substr(quote + 1, colon - quote - 1)] = value;
-  }
-  return members;
+/// The object that the text is, on one line; an empty one for anything else.
+inline nlohmann::json parse_object(const std::string& text) {
+  nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
+  const bool is_line = text.find('\n') == text.size() - 1;
+  return value.is_object() && is_line ? value : nlohmann::json::object();
 }
 
 /// Checks what spinwire-perf reports of every test: percentiles that do not fall, and a rate that
 /// matches count and seconds. Returns the rate in Mops.
-inline double expect_report(std::map<std::string, std::string>& result, const std::string& test,
+inline double expect_report(const nlohmann::json& result, const std::string& test,
                             const std::string& op, std::uint32_t count) {
-  EXPECT_EQ(result["test"], test);
-  EXPECT_EQ(result["op"], op);
-  EXPECT_EQ(result["count"], std::to_string(count));
+  EXPECT_EQ(result.value("test", ""), test);
+  EXPECT_EQ(result.value("op", ""), op);
+  EXPECT_EQ(result.value("count", 0u), count);
   double least = 0;
   for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
-    const double value = std::atof(result[key].c_str());
+    const double value = result.value(key, 0.0);
     EXPECT_GE(value, least) << key;
     EXPECT_GT(value, 0) << key;
     least = value;
   }
-  const double rate = count / std::atof(result["seconds"].c_str()) / 1e6;
-  EXPECT_NEAR(std::atof(result["rate_mops"].c_str()), rate, rate / 1000);
+  const double rate = count / result.value("seconds", 0.0) / 1e6;
+  EXPECT_NEAR(result.value("rate_mops", 0.0), rate, rate / 1000);
   return rate;
 }
 

@@ -1,9 +1,8 @@
-// Checks of the formats that spinwire-stat writes.
+// A check of the format that spinwire-stat writes for Prometheus.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -14,75 +13,6 @@
 #include <string_view>
 
 namespace stat_test {
-
-/// Whether the text is one JSON value and nothing else.
-class Json {
- public:
-  static bool is_valid(std::string_view text) {
-    Json json(text);
-    const bool value = json.value();
-    json.space();
-    return value && json.rest_.empty();
-  }
-
- private:
-  explicit Json(std::string_view text) : rest_(text) {}
-  void space() {
-    while (!rest_.empty() && std::strchr(" \t\r\n", rest_.front()) != nullptr)
-      rest_.remove_prefix(1);
-  }
-  bool take(std::string_view what) {
-    space();
-    if (!rest_.starts_with(what)) return false;
-    rest_.remove_prefix(what.size());
-    return true;
-  }
-  bool string() {
-    if (!take("\"")) return false;
-    while (!rest_.empty() && rest_.front() != '"') {
-      if (static_cast<unsigned char>(rest_.front()) < 0x20) return false;
-      const bool escape = rest_.front() == '\\';
-      if (escape && (rest_.size() < 2 || std::strchr("\"\\/bfnrtu", rest_[1]) == nullptr))
-        return false;
-      rest_.remove_prefix(escape ? 2 : 1);
-    }
-    return take("\"");
-  }
-  bool digits() {
-    const std::size_t count = std::min(rest_.find_first_not_of("0123456789"), rest_.size());
-    rest_.remove_prefix(count);
-    return count != 0;
-  }
-  bool number() {
-    (void)take("-");
-    if (!digits()) return false;
-    if (rest_.starts_with('.')) {
-      rest_.remove_prefix(1);
-      if (!digits()) return false;
-    }
-    if (!rest_.starts_with('e') && !rest_.starts_with('E')) return true;
-    rest_.remove_prefix(1);
-    if (rest_.starts_with('+') || rest_.starts_with('-')) rest_.remove_prefix(1);
-    return digits();
-  }
-  template <typename Member>
-  bool members(std::string_view end, Member&& member) {
-    if (take(end)) return true;
-    do {
-      if (!member()) return false;
-    } while (take(","));
-    return take(end);
-  }
-  bool value() {
-    if (take("{")) return members("}", [&] { return string() && take(":") && value(); });
-    if (take("[")) return members("]", [&] { return value(); });
-    if (take("true") || take("false") || take("null")) return true;
-    space();
-    return rest_.starts_with('"') ? string() : number();
-  }
-
-  std::string_view rest_;
-};
 
 /// Checks a text by the specification of Prometheus' format, version 0.0.4. Returns the samples.
 class PrometheusText {

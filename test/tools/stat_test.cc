@@ -109,13 +109,11 @@ TEST_F(ToolsStat, WritesJson) {
   for (const Words& words : {Words{"--json"}, Words{"--json", "--list"}}) {
     const Outcome json = tools_test::run("spinwire-stat", blocked.words(words, false));
     EXPECT_EQ(json.code, 0) << json.err;
-    EXPECT_TRUE(Json::is_valid(json.out)) << json.out;
+    EXPECT_TRUE(nlohmann::json::accept(json.out)) << json.out;
   }
   const std::string text = blocked.stat({"--json"});
   EXPECT_TRUE(has(text, "\"spinwire_connection_blocked_by\":\"credit\"")) << text;
   EXPECT_TRUE(has(text, "\"alive\":true")) << text;
-  EXPECT_FALSE(Json::is_valid("{\"a\":1,}"));
-  EXPECT_FALSE(Json::is_valid("{} x"));
 }
 
 TEST_F(ToolsStat, WritesPrometheusText) {
@@ -219,7 +217,7 @@ TEST_F(ToolsStat, ShowsTheFlightRecorderOfLivingAndDeadProcesses) {
     EXPECT_TRUE(has(text, ready)) << text;
     EXPECT_LT(text.find("exchanging"), text.find(ready)) << "the oldest come first\n" << text;
     const std::string json = blocked.stat({"--events", "--json"});
-    EXPECT_TRUE(Json::is_valid(json)) << json;
+    EXPECT_TRUE(nlohmann::json::accept(json)) << json;
     EXPECT_TRUE(has(json, "\"kind\":\"state\"")) << json;
   }
   const Outcome all = tools_test::run("spinwire-stat", blocked.words({"--events"}, false));

@@ -131,13 +131,11 @@ void expect_results(const std::string& test, const std::string& op, const Words&
   SCOPED_TRACE(testing::PrintToString(words));
   const Outcome o = run("spinwire-perf", words);
   ASSERT_EQ(o.code, 0) << o.err;
-  auto result = parse_object(o.out);
+  const auto result = parse_object(o.out);
   (void)expect_report(result, test, op, 300);
-  EXPECT_EQ(result["device"], "softverbs");
-  for (const char* key : {"size_bytes", "window", "gbit_per_s"}) {
-    ASSERT_TRUE(result.contains(key)) << key;
-    EXPECT_GT(std::stod(result[key]), 0) << key;
-  }
+  EXPECT_EQ(result.value("device", ""), "softverbs");
+  for (const char* key : {"size_bytes", "window", "gbit_per_s"})
+    EXPECT_GT(result.value(key, 0.0), 0) << key;
 }
 
 TEST_F(Tools, EveryTestAndOperationReports) {
@@ -181,7 +179,7 @@ TEST_F(SlowTools, PerfServesOneClientAfterAnother) {
     const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "--port", port, "--op", op,
                                             "--count", "300", "--warmup", "10", "--json"});
     EXPECT_EQ(o.code, 0) << op << ": " << o.err;
-    EXPECT_EQ(parse_object(o.out)["op"], op) << o.out;
+    EXPECT_EQ(parse_object(o.out).value("op", ""), op) << o.out;
     const std::string line = ": lat " + std::string(op) + ", 32 bytes, window 1, 310 operations: ";
     EXPECT_EQ(server.wait_for(line), "all data as sent") << server.out();
   }

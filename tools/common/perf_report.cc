@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-#include "common/json_line.h"
+#include "common/json.h"
 #include "common/perf_histogram.h"
 #include "common/stat_hdr.h"
 
@@ -18,30 +18,21 @@ void PerfReport::print() const {
 }
 
 void PerfReport::print_json() const {
-  JsonLine json;
-  json.add("test", to_string(options_.test))
-      .add("op", to_string(options_.op))
-      .add("size_bytes", options_.size)
-      .add("window", options_.window)
-      .add("count", options_.count)
-      .add("seconds", seconds_)
-      .add("rate_mops", rate_mops())
-      .add("gbit_per_s", gbit_per_s())
-      .add("min_ns", ns(durations_.min()))
-      .add("p50_ns", percentile(50))
-      .add("p90_ns", percentile(90))
-      .add("p99_ns", percentile(99))
-      .add("p999_ns", percentile(99.9))
-      .add("p9999_ns", percentile(99.99))
-      .add("max_ns", ns(durations_.max()))
-      .add("device", device_);
+  Json json{{"test", to_string(options_.test)}, {"op", to_string(options_.op)},
+            {"size_bytes", options_.size},      {"window", options_.window},
+            {"count", options_.count},          {"seconds", seconds_},
+            {"rate_mops", rate_mops()},         {"gbit_per_s", gbit_per_s()},
+            {"min_ns", ns(durations_.min())},   {"p50_ns", percentile(50)},
+            {"p90_ns", percentile(90)},         {"p99_ns", percentile(99)},
+            {"p999_ns", percentile(99.9)},      {"p9999_ns", percentile(99.99)},
+            {"max_ns", ns(durations_.max())},   {"device", device_}};
   if (is_rpc()) {
-    json.add("reply_size_bytes", options_.reply_size)
-        .add("batch", options_.batch)
-        .add("sessions", options_.sessions)
-        .add("served_mops", served_mops());
+    json.update({{"reply_size_bytes", options_.reply_size},
+                 {"batch", options_.batch},
+                 {"sessions", options_.sessions},
+                 {"served_mops", served_mops()}});
   }
-  fmt::print("{}\n", json.str());
+  fmt::print("{}", json_line(json));
 }
 
 void PerfReport::print_text() const {

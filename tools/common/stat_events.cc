@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "common/json_line.h"
+#include "common/json.h"
 #include "common/stat_findings.h"
 
 namespace spinwire::tools {
@@ -86,25 +86,30 @@ std::string events_text(std::span<const EngineReading> readings, const EventFilt
 }
 
 std::string events_json(std::span<const EngineReading> readings, const EventFilter& filter) {
-  std::string engines;
+  Json engines = Json::array();
   for (const EngineReading& reading : readings) {
     const Nanoseconds reference = reference_time(reading);
-    std::string events;
+    Json events = Json::array();
     for (const EngineEvent& event : chosen_events(reading, filter)) {
-      events += fmt::format(
-          "{}{{\"number\":{},\"at\":{:.9f},\"first_at\":{:.9f},\"ago\":{:.9f},\"count\":{},"
-          "\"subject\":{},\"id\":{},\"kind\":{},\"text\":{},\"consistent\":{}}}",
-          events.empty() ? "" : ",", event.number, to_seconds(event.at), to_seconds(event.first_at),
-          to_seconds(reference - event.at), event.count, json_string(event.subject),
-          json_string(event.id), json_string(event.kind), json_string(event.text),
-          event.is_consistent);
+      events.push_back({{"number", event.number},
+                        {"at", to_seconds(event.at)},
+                        {"first_at", to_seconds(event.first_at)},
+                        {"ago", to_seconds(reference - event.at)},
+                        {"count", event.count},
+                        {"subject", event.subject},
+                        {"id", event.id},
+                        {"kind", event.kind},
+                        {"text", event.text},
+                        {"consistent", event.is_consistent}});
     }
-    engines += fmt::format(
-        "{}{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"file\":{},\"events\":[{}]}}",
-        engines.empty() ? "" : ",", reading.file.pid, reading.file.engine, reading.file.is_alive,
-        json_string(reading.program), json_string(reading.file.path), events);
+    engines.push_back({{"pid", reading.file.pid},
+                       {"engine", reading.file.engine},
+                       {"alive", reading.file.is_alive},
+                       {"program", reading.program},
+                       {"file", reading.file.path},
+                       {"events", std::move(events)}});
   }
-  return fmt::format("{{\"engines\":[{}]}}\n", engines);
+  return json_line({{"engines", std::move(engines)}});
 }
 
 }  // namespace spinwire::tools

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/json_line.h"
+#include "common/json.h"
 #include "common/stat_findings.h"
 #include "common/stat_report.h"
 
@@ -26,65 +26,61 @@ bool is_number(const MetricColumn& column) {
   return column.kind == MetricKind::counter || column.kind == MetricKind::gauge;
 }
 
-/// Joins texts by commas.
-class List {
- public:
-  void add(std::string_view text) {
-    if (!text_.empty()) text_ += ',';
-    text_ += text;
-  }
-  [[nodiscard]] const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
-
-std::string json_row(const MetricTable& table, const MetricRow& row) {
-  List members;
-  std::set<std::string_view> names;  // a damaged file may have a name twice
-  for (std::size_t i = 0; i < table.columns.size(); ++i) {
-    const MetricColumn& column = table.columns[i];
-    if (!names.insert(column.name).second) continue;
-    members.add(fmt::format(
-        "{}:{}", json_string(column.name),
-        is_number(column) ? number_text(column, row.values[i]) : json_string(row.values[i].text)));
-  }
-  if (!row.is_consistent) members.add("\"consistent\":false");
-  return fmt::format("{{{}}}", members.text());
+Json json_value(const MetricColumn& column, const MetricValue& value) {
+  if (!is_number(column)) return value.text;
+  if (column.per_unit == 1) return value.number;
+  return static_cast<double>(value.number) / column.per_unit;
 }
 
-std::string json_latency(const LatencyHistogram& l) {
+// A damaged file may have a name twice: emplace() keeps the first one.
+Json json_row(const MetricTable& table, const MetricRow& row) {
+  Json members = Json::object();
+  for (std::size_t i = 0; i < table.columns.size(); ++i)
+    members.emplace(table.columns[i].name, json_value(table.columns[i], row.values[i]));
+  if (!row.is_consistent) members["consistent"] = false;
+  return members;
+}
+
+Json json_latency(const LatencyHistogram& l) {
   const auto at = [&](double share) { return to_seconds(l.quantile(share)); };
-  return fmt::format(
-      "{{\"work\":{},\"stage\":{},\"method\":{},\"samples\":{},\"sum\":{:.9f},\"p50\":{:.9f},"
-      "\"p99\":{:.9f},\"p999\":{:.9f},\"max\":{:.9f},\"consistent\":{}}}",
-      json_string(l.work), json_string(l.stage), l.method ? fmt::format("{}", *l.method) : "null",
-      l.samples, l.sum_seconds, at(0.5), at(0.99), at(0.999), to_seconds(l.longest),
-      l.is_consistent);
+  return {{"work", l.work},
+          {"stage", l.stage},
+          {"method", l.method ? Json(*l.method) : Json()},
+          {"samples", l.samples},
+          {"sum", l.sum_seconds},
+          {"p50", at(0.5)},
+          {"p99", at(0.99)},
+          {"p999", at(0.999)},
+          {"max", to_seconds(l.longest)},
+          {"consistent", l.is_consistent}};
 }
 
-std::string json_engine(const EngineReading& reading) {
-  List tables;
-  std::set<std::string_view> names;
+Json json_engine(const EngineReading& reading) {
+  Json tables = Json::object();
   for (const MetricTable& table : reading.tables) {
-    if (!names.insert(table.name).second) continue;
-    List rows;
-    for (const MetricRow& row : table.rows) rows.add(json_row(table, row));
-    tables.add(fmt::format("{}:[{}]", json_string(table.name), rows.text()));
+    Json rows = Json::array();
+    for (const MetricRow& row : table.rows) rows.push_back(json_row(table, row));
+    tables.emplace(table.name, std::move(rows));
   }
-  List latencies;
-  for (const LatencyHistogram& latency : reading.latencies) latencies.add(json_latency(latency));
-  List causes;
+  Json latencies = Json::array();
+  for (const LatencyHistogram& latency : reading.latencies)
+    latencies.push_back(json_latency(latency));
+  Json causes = Json::array();
   for (const Finding& found : findings(reading, Earlier(nullptr), {}))
-    causes.add(json_string(found.text()));
-  return fmt::format(
-      "{{\"pid\":{},\"engine\":{},\"alive\":{},\"program\":{},\"device\":{},\"release\":{},"
-      "\"file\":{},\"opened_at\":{:.6f},\"written_at\":{:.6f},\"since_written\":{:.6f},"
-      "\"findings\":[{}],\"latencies\":[{}],\"tables\":{{{}}}}}",
-      reading.file.pid, reading.file.engine, reading.file.is_alive, json_string(reading.program),
-      json_string(reading.device), json_string(reading.release), json_string(reading.file.path),
-      to_seconds(reading.opened_at), to_seconds(reading.written_at),
-      to_seconds(reading.since_written), causes.text(), latencies.text(), tables.text());
+    causes.push_back(found.text());
+  return {{"pid", reading.file.pid},
+          {"engine", reading.file.engine},
+          {"alive", reading.file.is_alive},
+          {"program", reading.program},
+          {"device", reading.device},
+          {"release", reading.release},
+          {"file", reading.file.path},
+          {"opened_at", to_seconds(reading.opened_at)},
+          {"written_at", to_seconds(reading.written_at)},
+          {"since_written", to_seconds(reading.since_written)},
+          {"findings", std::move(causes)},
+          {"latencies", std::move(latencies)},
+          {"tables", std::move(tables)}};
 }
 
 /// A label's value in Prometheus' text format.
@@ -192,9 +188,9 @@ class Prometheus {
 }  // namespace
 
 std::string json_text(std::span<const EngineReading> readings) {
-  List engines;
-  for (const EngineReading& reading : readings) engines.add(json_engine(reading));
-  return fmt::format("{{\"engines\":[{}]}}\n", engines.text());
+  Json engines = Json::array();
+  for (const EngineReading& reading : readings) engines.push_back(json_engine(reading));
+  return json_line({{"engines", std::move(engines)}});
 }
 
 std::string prometheus_text(std::span<const EngineReading> readings) {
@@ -204,14 +200,15 @@ std::string prometheus_text(std::span<const EngineReading> readings) {
 }
 
 std::string metrics_json() {
-  List list;
+  Json list = Json::array();
   for (const Metric& metric : metrics()) {
-    list.add(fmt::format("{{\"table\":{},\"name\":{},\"kind\":{},\"unit\":{},\"help\":{}}}",
-                         json_string(metric.table), json_string(metric.name),
-                         json_string(to_string(metric.kind)), json_string(metric.unit),
-                         json_string(metric.help)));
+    list.push_back({{"table", metric.table},
+                    {"name", metric.name},
+                    {"kind", to_string(metric.kind)},
+                    {"unit", metric.unit},
+                    {"help", metric.help}});
   }
-  return fmt::format("{{\"metrics\":[{}]}}\n", list.text());
+  return json_line({{"metrics", std::move(list)}});
 }
 
 }  // namespace spinwire::tools

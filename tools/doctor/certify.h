@@ -68,7 +68,7 @@ void run_tests(const TestPart& part, SteadyTime deadline, Findings& findings);
 /// The tests of a GoogleTest program. Errors: those of output_of().
 Result<std::vector<std::string>> list_tests(const Command& command);
 /// The tests that are declared in these folders of test/, but those that take minutes. Errors:
-/// those of output_of().
+/// those of output_of(); system (the program writes no list).
 Result<std::vector<std::string>> list_tests_of(const Command& command,
                                                const std::vector<std::string>& folders);
 /// Runs the conformance cases, and the suites of engine and calls.

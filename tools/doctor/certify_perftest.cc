@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/cli.h"
+#include "common/json.h"
 
 namespace spinwire::doctor {
 namespace {
@@ -195,10 +196,13 @@ Result<double> figure_of(const Measurement& m, PerfProgram program, const std::s
       return tl::unexpected(Error{Status::system, client.text(), "it prints no table", ""});
     return m.is_rate ? row[4] : 2000 * row[4];  // the typical time, us
   }
-  const std::string begin = fmt::format("\"{}\": ", m.member);
-  const std::size_t at = output.find(begin);
-  const double value = at == std::string::npos ? 0 : std::atof(output.c_str() + at + begin.size());
-  if (value > 0) return value;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    // Other lines are messages.
+    const tools::Json report = tools::Json::parse(line, nullptr, false);
+    const auto figure = report.find(m.member);
+    if (figure != report.end() && figure->is_number() && *figure > 0) return figure->get<double>();
+  }
   return tl::unexpected(
       Error{Status::system, client.text(), fmt::format("it prints no {}", m.member), ""});
 }

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/json.h"
 #include "doctor/certify.h"
 
 namespace spinwire::doctor {
@@ -158,15 +159,23 @@ void run_rest(const TestPart& part, SteadyTime deadline, Verdicts& verdicts, Fin
   }
 }
 
-/// The text between the quotation marks behind `"key": "`; none if the line has no such key.
-bool read_member(const std::string& line, std::string_view key, std::string& value) {
-  const std::string begin = fmt::format("\"{}\": \"", key);
-  const std::size_t at = line.find(begin);
-  if (at == std::string::npos) return false;
-  value = line.substr(at + begin.size());
-  value.erase(value.rfind('"'));
-  value.erase(std::remove(value.begin(), value.end(), '\\'), value.end());
-  return true;
+/// The quick tests of a list as GoogleTest writes it, that are declared in these folders. Throws
+/// Json::exception if it is no such list.
+std::vector<std::string> tests_in(const tools::Json& list,
+                                  const std::vector<std::string>& folders) {
+  std::vector<std::string> tests;
+  for (const tools::Json& each : list.at("testsuites")) {
+    const auto suite = each.at("name").get<std::string>();
+    if (suite.starts_with("Slow") || suite.find("/Slow") != std::string::npos) continue;
+    for (const tools::Json& test : each.at("testsuite")) {
+      const auto path = test.at("file").get<std::string>();
+      if (std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
+            return path.starts_with("test/" + folder + "/");
+          }))
+        tests.push_back(suite + '.' + test.at("name").get<std::string>());
+    }
+  }
+  return tests;
 }
 
 /// A file with an unused name, which is removed.
@@ -225,22 +234,13 @@ Result<std::vector<std::string>> list_tests_of(const Command& command,
                        {"--gtest_list_tests", "--gtest_output=json:" + file.path()});
   const auto output = output_of(listing, now() + kListLimit);
   if (!output) return tl::unexpected(output.error());
-  std::vector<std::string> tests;
-  std::string suite;
-  std::string name;
-  std::string path;
-  std::ifstream lines(file.path());
-  for (std::string line; std::getline(lines, line);) {
-    (void)read_member(line, "name", name);
-    if (line.find("\"testsuite\": [") != std::string::npos) suite = name;
-    if (!read_member(line, "file", path)) continue;
-    const bool wanted = std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
-      return path.starts_with("test/" + folder + "/");
-    });
-    const bool is_slow = suite.starts_with("Slow") || suite.find("/Slow") != std::string::npos;
-    if (wanted && !is_slow) tests.push_back(suite + '.' + name);
+  std::ifstream in(file.path());
+  try {
+    return tests_in(tools::Json::parse(in), folders);
+  } catch (const tools::Json::exception& why) {
+    return tl::unexpected(Error{Status::system, listing.text(),
+                                fmt::format("its list is no GoogleTest list: {}", why.what()), ""});
   }
-  return tests;
 }
 
 }  // namespace spinwire::doctor

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/json_line.h"
+#include "common/json.h"
 
 namespace spinwire::doctor {
 
@@ -61,16 +61,16 @@ std::string Findings::text(bool with_ok) const {
 }
 
 std::string Findings::json() const {
-  std::string findings;
+  tools::Json findings = tools::Json::array();
   for (const Finding& f : all_) {
-    tools::JsonLine line;
-    line.add("check", f.check).add("severity", to_string(f.severity)).add("text", f.text);
-    line.add("evidence", f.evidence).add("remedy", f.remedy);
-    findings += findings.empty() ? "" : ", ";
-    findings += line.str();
+    findings.push_back({{"check", f.check},
+                        {"severity", to_string(f.severity)},
+                        {"text", f.text},
+                        {"evidence", f.evidence},
+                        {"remedy", f.remedy}});
   }
-  return fmt::format("{{\"version\": 1, \"worst\": \"{}\", \"findings\": [{}]}}\n",
-                     to_string(worst()), findings);
+  return tools::json_line(
+      {{"version", 1}, {"worst", to_string(worst())}, {"findings", std::move(findings)}});
 }
 
 }  // namespace spinwire::doctor

@@ -6,7 +6,7 @@
 #include <bit>
 #include <sstream>
 
-#include "common/json_line.h"
+#include "common/json.h"
 #include "doctor/host.h"
 
 namespace spinwire::doctor {
@@ -163,9 +163,9 @@ std::string footprint_text(const Config& config, std::string_view prefix) {
 }
 
 std::string footprint_json(const Config& config) {
-  tools::JsonLine line;
-  for (const Amount& amount : amounts(config)) line.add(amount.name, amount.value);
-  return line.str() + '\n';
+  tools::Json json;
+  for (const Amount& amount : amounts(config)) json[amount.name] = amount.value;
+  return tools::json_line(json);
 }
 
 std::string changed_settings(const Config& config) {
