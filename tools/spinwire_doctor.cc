@@ -103,7 +103,9 @@ void add_plan(CLI::App& app, Options& options) {
                        "longest messages that arrive at once, if they exceed 4 KiB"),
       plan->add_option("--sessions", demand.sessions, "sessions opened, and served"),
       plan->add_option("--window", demand.window, "calls of a session at once"),
-      plan->add_option("--leases", demand.leases, "leases at once, each way"),
+      plan->add_option("--leases", demand.leases,
+                       "leases, and calls with CallOptions::reply_into, at once, each way; 0 "
+                       "forbids both"),
       plan->add_option("--lease-bytes", demand.lease_bytes,
                        "memory that is exposed or leased to peers, in bytes or as 64MiB")
           ->transform(CLI::AsSizeValue(false)),

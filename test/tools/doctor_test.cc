@@ -375,6 +375,17 @@ TEST_F(Tools, DoctorPlansForTheWholeDemand) {
   EXPECT_EQ(p.config.connections.credits, 20u);
 }
 
+/// A demand that says nothing of leases does not forbid them.
+TEST_F(Tools, DoctorPlansWithoutLeasesOnlyOnDemand) {
+  const Planned usual = plan({}), none = plan({"--leases", "0"}), many = plan({"--leases", "2000"});
+  EXPECT_EQ(usual.config.leases.maximum, spinwire::Config{}.leases.maximum);
+  EXPECT_EQ(usual.config.memory.windows, spinwire::Config{}.memory.windows);
+  EXPECT_EQ(none.config.leases.maximum, 0u);
+  EXPECT_EQ(none.config.memory.windows, 0u) << "nothing uses them";
+  EXPECT_EQ(many.config.leases.maximum, 2000u);
+  EXPECT_EQ(usual.sizes.at("pool_bytes"), none.sizes.at("pool_bytes"));
+}
+
 TEST_F(Tools, DoctorTakesSizesWithUnits) {
   const Outcome bytes =
       run_doctor({"plan", "--message-size", "4194304", "--lease-bytes", "67108864"});

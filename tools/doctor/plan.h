@@ -18,8 +18,9 @@ struct Demand {
   std::uint64_t message_bytes = 4096;
   std::uint32_t long_messages = 4;  ///< of the greatest length that arrive at once
   std::uint32_t sessions = 0;
-  std::uint32_t window = 8;       ///< calls of a session at once
-  std::uint32_t leases = 0;       ///< at once, each way
+  std::uint32_t window = 8;  ///< calls of a session at once
+  /// At once, each way. Their records take little, so that a plan without leases forbids none.
+  std::uint32_t leases = Config{}.leases.maximum;
   std::uint64_t lease_bytes = 0;  ///< of all memory that is exposed or leased to peers
 };
 
