@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../../tools/common/histogram.h"
+#include "control/loopback.h"
 #include "tools/programs.h"
 
 namespace tools_test {
@@ -232,6 +233,17 @@ TEST_F(SlowTools, EchoBoth) {
   for (const char* word : {"min", "p50", "p90", "p99", "p99.9", "max"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word;
   }
+}
+
+/// The client is still shaking hands.
+TEST_F(Tools, AnInterruptedEchoSaysSo) {
+  auto silent = loopback::listener();
+  Program client({bin() + "/echo", "client", std::string(silent.local().text().view())});
+  const auto peer = loopback::accept_one(silent);
+  ASSERT_TRUE(peer) << client.err();
+  client.signal(SIGTERM);
+  EXPECT_EQ(client.wait(), 1);
+  EXPECT_EQ(client.err(), "echo: interrupted\n");
 }
 
 TEST_F(SlowTools, EchoTakesLongMessages) {

@@ -155,8 +155,8 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
   if (client->refusal != Status::ok) {
     return fail(fmt::format("cannot send {} bytes: {}", size, to_string(client->refusal)));
   }
-  if (client->reason.status != Status::ok) return fail(client->reason);
   if (program::stop_requested()) return fail("interrupted");
+  if (client->reason.status != Status::ok) return fail(client->reason);
   if (client->number != count) {
     return fail(fmt::format("{} ended after {} of {} round trips", address, client->number, count));
   }
