@@ -188,6 +188,26 @@ TEST_F(ToolsStat, LiveViewFillsATerminalAndRestoresIt) {
   }
 }
 
+/// Half a number would be read as another one.
+TEST_F(ToolsStat, ANarrowTerminalShowsWholeCells) {
+  const Blocked blocked;
+  Words words{tools_test::bin() + "/spinwire-stat"};
+  for (const std::string& word :
+       blocked.words({"--interval", "0.05", "--engine", std::to_string(blocked.client_engine())}))
+    words.push_back(word);
+  InTerminal terminal(words, 80);
+  ASSERT_TRUE(terminal.wait_for("CONNECTION ", 2)) << terminal.text();
+  terminal.press('q');
+  EXPECT_EQ(terminal.wait(), 0);
+  const std::string& text = terminal.text();
+  for (const char* item : {"  release 0.", "  retransmitted 0", "  refused 0"})
+    EXPECT_TRUE(has(text, item)) << item << text;
+  const std::size_t at = text.find("CONNECTION ");
+  const std::string head = text.substr(at, text.find_first_of("\x1b\r", at) - at);
+  EXPECT_TRUE(head.ends_with(" HEARD  >")) << head;
+  EXPECT_EQ(head.size(), 80u) << head;
+}
+
 TEST_F(ToolsStat, ReadsWhatAKilledProcessLeft) {
   Blocked blocked;
   blocked.kill();

@@ -29,23 +29,46 @@ std::string short_number(double value) {
              : fmt::format("{:.1f}{}", value, kUnits[unit]);
 }
 
-/// Lines of a screen, cut to its width.
+/// Lines of a screen. Half a number misleads, so whole cells are left out, and ">" says so.
 class Screen {
  public:
   explicit Screen(const ScreenOptions& options) : options_(options) {}
+  /// A row of a table, without the cells that exceed the width.
   template <typename... Args>
   void line(fmt::format_string<Args...> format, Args&&... args) {
-    if (options_.lines != 0 && count_ == options_.lines) return;
     std::string text = fmt::format(format, std::forward<Args>(args)...);
-    if (options_.width != 0 && text.size() > options_.width) text.resize(options_.width);
+    if (options_.width != 0 && text.size() > options_.width) {
+      text.erase(text.find_last_of(' ', options_.width - 1) + 1);
+      text.resize(options_.width - 1, ' ');
+      text += '>';
+    }
+    append(std::move(text));
+  }
+  /// Items between two spaces, in as many lines as they need.
+  template <typename... Args>
+  void items(fmt::format_string<Args...> format, Args&&... args) {
+    std::string text = fmt::format(format, std::forward<Args>(args)...);
+    while (options_.width != 0 && text.size() > options_.width) {
+      const std::size_t end = text.rfind("  ", options_.width);
+      if (end == std::string::npos || end < kIndent.size()) break;
+      append(text.substr(0, end));
+      text.replace(0, end + 2, kIndent);
+    }
+    line("{}", text);
+  }
+  [[nodiscard]] std::string take() { return std::move(text_); }
+
+ private:
+  static constexpr std::string_view kIndent = "    ";
+
+  void append(std::string text) {
+    if (options_.lines != 0 && count_ == options_.lines) return;
     while (text.ends_with(' ')) text.pop_back();
     text_ += text;
     text_ += '\n';
     ++count_;
   }
-  [[nodiscard]] std::string take() { return std::move(text_); }
 
- private:
   ScreenOptions options_;
   std::string text_;
   std::size_t count_ = 0;
@@ -56,15 +79,17 @@ std::string_view state_of(const EngineReading& reading) {
   return to_seconds(reading.since_written) > 1 ? "not polled" : "running";
 }
 
-Nanoseconds uptime(const EngineReading& reading) {
-  return std::max(reading.written_at - reading.opened_at, Nanoseconds(0));
+/// Until now, or until a dead process wrote for the last time.
+std::string uptime_text(const EngineReading& reading) {
+  const double written = to_seconds(reading.written_at) - to_seconds(reading.opened_at);
+  const double since = reading.file.is_alive ? to_seconds(reading.since_written) : 0;
+  return time_text(std::max(written, 0.0) + since);
 }
 
 void show_engine(Screen& screen, const EngineReading& reading, const Earlier& earlier) {
-  screen.line("spinwire-stat  {}  pid {}  engine {}  {}  device {}  up {}  release {}",
-              reading.program, reading.file.pid, reading.file.engine, state_of(reading),
-              reading.device, time_text(to_seconds(uptime(reading) + reading.since_written)),
-              reading.release);
+  screen.items("spinwire-stat  {}  pid {}  engine {}  {}  device {}  up {}  release {}",
+               reading.program, reading.file.pid, reading.file.engine, state_of(reading),
+               reading.device, uptime_text(reading), reading.release);
   const MetricTable* const table = reading.find("engine");
   if (table == nullptr || table->rows.empty()) return;
   const Subject engine{table, table->rows.data()};
@@ -72,7 +97,7 @@ void show_engine(Screen& screen, const EngineReading& reading, const Earlier& ea
   const auto per_second = [&](std::string_view column) {
     return short_number(earlier.rate(engine, column, reading));
   };
-  screen.line(
+  screen.items(
       "per second{}: polls {}  sent {}  received {}  calls {}  replies {}  served {}  "
       "retransmitted {}",
       mark_of(*engine.row), per_second("spinwire_polls_total"),
@@ -80,7 +105,7 @@ void show_engine(Screen& screen, const EngineReading& reading, const Earlier& ea
       per_second("spinwire_rpc_calls_total"), per_second("spinwire_rpc_replies_total"),
       per_second("spinwire_rpc_served_total"),
       per_second("spinwire_rpc_retransmitted_requests_total"));
-  screen.line(
+  screen.items(
       "now{}: connections {}  operations {}  receives {}  sessions {}  served {}  lost {}  refused "
       "{}",
       mark_of(*engine.row), value("spinwire_connections"), value("spinwire_operations"),
@@ -100,8 +125,13 @@ void show_stalls(Screen& screen, const EngineReading& reading) {
     return fmt::format("{} {}{}", what, time_text(engine.number(column + "_seconds")),
                        ran.empty() ? "" : fmt::format(" ({})", ran));
   };
-  screen.line("longest{}: {}, {}, {}", mark_of(*engine.row), longest("poll"), longest("callback"),
-              longest("pause"));
+  screen.items("longest{}: {}  {}  {}", mark_of(*engine.row), longest("poll"), longest("callback"),
+               longest("pause"));
+}
+
+/// Handlers may take less than a microsecond.
+std::string latency_text(double seconds) {
+  return seconds < 1e-6 ? fmt::format("{:.0f} ns", seconds * 1e9) : time_text(seconds);
 }
 
 void show_latencies(Screen& screen, const EngineReading& reading) {
@@ -109,30 +139,31 @@ void show_latencies(Screen& screen, const EngineReading& reading) {
   screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}", "LATENCY", "SAMPLES", "MEAN", "P50",
               "P99", "P99.9", "MAX");
   for (const LatencyHistogram& l : reading.latencies) {
-    const auto at = [&](double share) { return time_text(to_seconds(l.quantile(share))); };
+    const auto at = [&](double share) { return latency_text(to_seconds(l.quantile(share))); };
     const double mean = l.samples != 0 ? l.sum_seconds / static_cast<double>(l.samples) : 0;
     screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
                 latency_name(l) + (l.is_consistent ? "" : "?"),
-                short_number(static_cast<double>(l.samples)), time_text(mean), at(0.5), at(0.99),
-                at(0.999), time_text(to_seconds(l.longest)));
+                short_number(static_cast<double>(l.samples)), latency_text(mean), at(0.5), at(0.99),
+                at(0.999), latency_text(to_seconds(l.longest)));
   }
 }
 
 void show_pools(Screen& screen, const EngineReading& reading) {
   const MetricTable* const pools = reading.find("pool");
   if (pools == nullptr) return;
-  std::string text = "pools:";
+  std::string text = "pools, unused MiB:";
   for (const MetricRow& row : pools->rows) {
     const Subject pool{pools, &row};
     constexpr double kMega = 1 << 20;
-    text += fmt::format("  {}{} {:.0f} of {:.0f} MiB unused, {} blocks", pool.text("pool"),
-                        mark_of(row), pool.number("spinwire_pool_free_bytes") / kMega,
-                        pool.number("spinwire_pool_bytes") / kMega,
-                        short_number(pool.number("spinwire_pool_blocks_used")));
+    text += fmt::format("  {}{} {:.0f} of {:.0f}", pool.text("pool"), mark_of(row),
+                        pool.number("spinwire_pool_free_bytes") / kMega,
+                        pool.number("spinwire_pool_bytes") / kMega);
+    if (const double used = pool.number("spinwire_pool_blocks_used"); used != 0)
+      text += fmt::format(", {} blocks in use", short_number(used));
     if (const double refused = pool.number("spinwire_pool_refusals_total"); refused != 0)
       text += fmt::format(", {} refused", short_number(refused));
   }
-  screen.line("{}", text);
+  screen.items("{}", text);
 }
 
 /// A text in lines of this width at most, which begin with `indent`. Only a word may be longer.
@@ -292,8 +323,8 @@ std::string list_text(std::span<const EngineReading> readings) {
     const std::string cause = found.empty() ? "-" : found[first].line();
     screen.line("{:>8} {:>6} {:<10} {:<16} {:<12} {:>8} {:>11} {:>8} {:>8}  {}", reading.file.pid,
                 reading.file.engine, state_of(reading), reading.program, reading.device,
-                time_text(to_seconds(uptime(reading))), value("spinwire_connections"),
-                value("spinwire_rpc_sessions"), value("spinwire_rpc_served_sessions"), cause);
+                uptime_text(reading), value("spinwire_connections"), value("spinwire_rpc_sessions"),
+                value("spinwire_rpc_served_sessions"), cause);
   }
   return screen.take();
 }
