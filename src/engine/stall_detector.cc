@@ -109,7 +109,8 @@ void StallDetector::note_poll(EngineCore& core, std::uint64_t ticks, const Ran& 
   Number number;
   Number others;
   const std::size_t size =
-      base::format_into(others, " and {} others", ran.subjects - std::min(ran.subjects, 1u));
+      base::format_into(others, " and {} other{}", ran.subjects - std::min(ran.subjects, 1u),
+                        ran.subjects == 2 ? "" : "s");
   const std::string_view more(others.data(), ran.subjects > 1 ? size : 0);
   const EventKind kind = with_pause                                  ? EventKind::slow
                          : is_callback && ticks >= longest_callback_ ? EventKind::slow_callback
