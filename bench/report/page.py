@@ -171,23 +171,33 @@ def clients_section(data):
                                for name in ("p50", "p99", "p99.9")}, names)))
 
 
+def span(least, most):
+    return f"{least:.3g} to {most:.3g}"
+
+
 def factors_section(data):
     parts = [note("Each is switched off alone, by a setting; the share is what the rate loses without it. A "
-                  "negative share is a cost. Left out, because no setting switches them off and a switch would "
+                  "negative share is a cost. Where the runs with it and without it overlap, the share is not known: "
+                  "measure again on a machine that is idle. Hugepages are left out where none are free. Left out, because no setting switches them off and a switch would "
                   "cost instructions: headers before the payload, deferred posting with one doorbell, "
                   "preallocated records and buffers, the prefetch of sessions, one unit for each folder.")]
     for group in data:
         full = group["rates"]["everything on"]
-        rows = [("everything on", "", full, "")]
+        ranges = group["ranges"]
+        low, high = ranges["everything on"]
+        rows = [("everything on", "", full, span(low, high), "")]
         for name, settings in group["settings"].items():
             rate = group["rates"][name]
             words = " ".join(f"{key}={value}" for key, value in settings.items())
-            rows.append((name, words, rate, f"{100 * (1 - rate / full):.0f}%"))
+            least, most = ranges[name]
+            is_known = most < low or high < least
+            rows.append((name, words, rate, span(least, most),
+                         f"{100 * (1 - rate / full):.0f}%" if is_known else "not known"))
         base = " ".join(f"{key}={value}" for key, value in group["base"].items())
         parts.append(f"<h3>{escape(group['shape'])}</h3>" + (note("all with " + base) if base else "") +
                      plots(chart.bars("Rate without one of them", "million per second",
                                       [(name, rate) for name, rate in group["rates"].items()])) +
-                     table(("without", "setting", "million/s", "share"), rows))
+                     table(("without", "setting", "million/s", "runs", "share"), rows))
     return "\n".join(parts)
 
 

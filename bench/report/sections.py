@@ -64,16 +64,18 @@ LATENCIES = {"message and echo": ["lat", "--op", "send"], "write": ["lat", "--op
              "call": ["rpc", "--window", 1]}
 
 
+def first(path, pattern):
+    """Returns what the pattern's group first finds in the file; empty: nothing."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = re.search(pattern, file.read(), re.MULTILINE)
+            return found.group(1).strip() if found else ""
+    except OSError:
+        return ""
+
+
 def describe_machine(folder):
     """Returns (name, value) pairs."""
-    def first(path, pattern):
-        try:
-            with open(path, encoding="utf-8") as file:
-                found = re.search(pattern, file.read(), re.MULTILINE)
-                return found.group(1).strip() if found else ""
-        except OSError:
-            return ""
-
     def output(*command):
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
@@ -203,10 +205,13 @@ def together(intervals):
 
 
 def measure_factors(programs, scale, repetitions=3):
-    """Returns for each shape the median rate with everything on, and with one thing off. The variants
-    take turns, so that all of them see the same machine."""
+    """Returns for each shape the median rate with everything on, and with one thing off, and the lowest
+    and highest rate of each. The variants take turns, so that all of them see the same machine. Hugepages
+    are left out where there are none: switching them off changes nothing."""
     found = []
+    has_hugepages = first("/proc/meminfo", r"^HugePages_Free: *([1-9].*)$")
     for shape, arguments, base, factors in FACTORS:
+        factors = {name: settings for name, settings in factors.items() if has_hugepages or name != "hugepages"}
         variants = {"everything on": {}, **factors}
         rates = {name: [] for name in variants}
         for _ in range(repetitions):
@@ -216,6 +221,7 @@ def measure_factors(programs, scale, repetitions=3):
                 rates[name].append(result["rate_mops"])
         medians = {name: statistics.median(values) for name, values in rates.items()}
         found.append({"shape": shape, "base": base, "rates": medians,
+                      "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
                       "settings": {name: settings for name, settings in factors.items()}})
     return found
 

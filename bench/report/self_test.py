@@ -45,8 +45,10 @@ def synthetic():
                        "stages": {"a call": {"rpc": 100.0, "softverbs": 50.5}}},
             "sessions": {"rows": [{**perf, "sessions": n} for n in (1, 100, 20000)], "why": ""},
             "clients": [{"clients": n, "mops": 3.0 / n, "p50": 5, "p99": 9, "p99.9": 99} for n in (1, 16)],
-            "factors": [{"shape": "calls", "base": {}, "rates": {"everything on": 4.0, "direct": 1.0},
-                         "settings": {"direct": {"SPINWIRE_RPC_DIRECT_DATAGRAMS": "off"}}}],
+            "factors": [{"shape": "calls", "base": {}, "rates": {"everything on": 4.0, "direct": 1.0, "inline": 3.8},
+                         "ranges": {"everything on": [3.9, 4.2], "direct": [0.9, 1.1], "inline": [3.5, 4.0]},
+                         "settings": {"direct": {"SPINWIRE_RPC_DIRECT_DATAGRAMS": "off"},
+                                      "inline": {"SPINWIRE_QUEUES_INLINE_BYTES": "0"}}}],
             "simulation": {"rows": [(3, "nodes killed")], "verdict": ["3 runs passed, 0 failed"]},
         },
     }
@@ -161,6 +163,7 @@ class PageTest(unittest.TestCase):
         self.assertNotIn("Left out: ", text)
         self.assertIn("A &lt;fast&gt; one", text)
         self.assertIn("<td>75%</td>", text)  # the share of an optimisation
+        self.assertIn("<td>3.5 to 4</td><td>not known</td>", text)  # less than the runs differ
         self.assertIn("nodes killed", text)
 
     def test_the_page_needs_nothing_from_elsewhere(self):
