@@ -27,6 +27,7 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
       timers_(timers),
       cm_proofs_(keys_, authentication_, clock, options.handshakes, options.handshake_timeout),
       handshakes_(2 * options.handshakes),
+      evicted_(clock),
       resolution_limits_(clock),
       challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
                         ResolutionLimits::kChallengesOfAll) {
@@ -167,6 +168,7 @@ Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {
   }
   h->source = *source;
   ++h->source->second;
+  h->evicted_before = evicted_.count(h->source->first);
   return h;
 }
 

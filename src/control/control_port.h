@@ -19,6 +19,7 @@
 #include "control/dialogues.h"
 #include "control/endpoint_proof.h"
 #include "control/epoll_set.h"
+#include "control/evicted_sources.h"
 #include "control/key_ring.h"
 #include "control/listeners.h"
 #include "control/owners.h"
@@ -294,9 +295,15 @@ class ControlPort {
   // Eviction: handshake_eviction.cc.
   [[nodiscard]] static bool waits_for_peer(const Handshake& h) noexcept;
   [[nodiscard]] static bool is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept;
+  [[nodiscard]] Nanoseconds grace() const noexcept;
+  void shorten_grace() noexcept;
   [[nodiscard]] bool has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept;
-  template <typename Eligible>
-  [[nodiscard]] Handshake* find_heaviest(Eligible&& is_eligible) noexcept;
+  /// What a source holds, and how often its peers have given way.
+  [[nodiscard]] static std::uint64_t cost_of_source(const Handshake& h) noexcept {
+    return std::uint64_t{h.source->second} + h.evicted_before;
+  }
+  template <typename Weight, typename Eligible>
+  [[nodiscard]] Handshake* find_heaviest(Weight&& weight, Eligible&& is_eligible) noexcept;
   template <typename Eligible>
   [[nodiscard]] Handshake* find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept;
   [[nodiscard]] Handshake* find_victim() noexcept;
@@ -357,7 +364,8 @@ class ControlPort {
   std::unique_ptr<AddressResolver> resolver_;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
-  SourceCounts sources_;                    ///< of the inbound ones
+  SourceCounts sources_;  ///< of the inbound ones
+  EvictedSources evicted_;
   std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
   std::uint32_t held_for_connections_ = 0;  ///< of these
   std::vector<std::unique_ptr<CmRequest>>
@@ -380,8 +388,10 @@ class ControlPort {
   /// Ticks for which peers could be heard, constant during a poll: a peer is not silent while this
   /// process does not run.
   std::uint64_t heard_time_ = 0;
-  std::uint64_t lacks_until_ = 0;  ///< tick until which `affordable_` holds
-  std::uint32_t affordable_ = 0;   ///< inbound handshakes for which there are descriptors
+  Nanoseconds flood_grace_{0};       ///< grace() of a flood,
+  std::uint64_t flooded_until_ = 0;  ///< which lasts until then, in heard_time_
+  std::uint64_t lacks_until_ = 0;    ///< tick until which `affordable_` holds
+  std::uint32_t affordable_ = 0;     ///< inbound handshakes for which there are descriptors
   std::uint64_t refusals_ = 0;
 };
 

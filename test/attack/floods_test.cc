@@ -17,8 +17,12 @@
 namespace attack_test {
 namespace {
 
-/// Where attackers come from: another source than the honest client's 127.0.0.1.
-constexpr const char* kAttacker = "127.0.0.2:0";
+/// Where an attacker comes from that has so many addresses, each time: another source than the
+/// honest client's 127.0.0.1.
+std::string source(std::uint32_t stream, std::uint32_t addresses) {
+  const std::uint32_t n = stream % addresses;
+  return "127.0." + std::to_string(n / 250) + '.' + std::to_string(2 + n % 250) + ":0";
+}
 
 /// Streams of a flood, on both sides of this machine.
 void raise_descriptor_limit() {
@@ -38,6 +42,9 @@ Config victim_config() {
   c.memory.receive_bytes = 16u << 20;
   return c;
 }
+
+/// From which a flood may come.
+constexpr std::uint32_t kAddresses = 400;
 
 /// As many handshakes as connections, and few of them, as with the limits of conf/low_latency.toml.
 Config few_connections() {
@@ -114,7 +121,6 @@ const double kMostMs = 100.0 * slowness();
 
 /// What the honest client does, and what strangers must hold each time that it begins.
 enum class Order : char {
-  connect = 'c',  ///< strangers hold whatever the attack takes
   connect_without_handshakes = 'h',
   open_sessions_without_handshakes = 'o',
   open_sessions_without_sessions = 's',
@@ -157,7 +163,7 @@ class HonestClient {
   /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
   /// slow library. So the test fails only if two rounds in a row are too slow.
   void follow(Node& client, Order order) {
-    const bool connects = order == Order::connect || order == Order::connect_without_handshakes;
+    const bool connects = order == Order::connect_without_handshakes;
     double p99 = kMostMs;
     for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
       Latencies latencies(victim_, client);
@@ -170,7 +176,6 @@ class HonestClient {
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
   /// source may have, or the quarter of all connections that may be half-open.
   [[nodiscard]] bool is_under_attack(Order order) const {
-    if (order == Order::connect) return true;
     if (order == Order::open_sessions_without_sessions)
       return victim_.sessions() >= config_.rpc.sessions - config_.rpc.sessions / 4;
     return victim_.handshakes() >=
@@ -253,8 +258,8 @@ class AttackByFlood : public testing::Test {
   }
   const Stream& stream() { return streams_.emplace_back(attacking_stream()); }
   /// Its end leaves no port in TIME_WAIT, of which a long attack would use up all.
-  [[nodiscard]] Stream attacking_stream() const {
-    Stream s(victim_->address(), kAttacker);
+  [[nodiscard]] Stream attacking_stream() {
+    Stream s(victim_->address(), source(made_++, addresses_).c_str());
     const linger hard{1, 0};
     EXPECT_EQ(setsockopt(s.fd(), SOL_SOCKET, SO_LINGER, &hard, sizeof hard), 0);
     return s;
@@ -302,6 +307,8 @@ class AttackByFlood : public testing::Test {
   spinwire::Endpoint mine_;
   std::unique_ptr<rpc_test::RawDatagrams> datagrams_;
   std::deque<Stream> streams_;
+  std::uint32_t addresses_ = 1;  ///< from which the attacker's streams come, in turn
+  std::uint32_t made_ = 0;       ///< streams
 };
 
 TEST_F(AttackByFlood, HellosAndThenSilence) {
@@ -345,15 +352,20 @@ TEST_F(AttackByFlood, HandshakesInEveryStateKeepNoSessionOut) {
 }
 
 // With as many handshakes as connections, and one honest connection: none is left for others if all
-// are half-open, though one more handshake is.
+// are half-open, though one more handshake is. A stranger that gives way comes again.
 TEST_F(AttackByFlood, AsManyHellosAsThereAreConnections) {
   (void)victim_->stop();
   start(few_connections());
   Node other(rpc_test::rpc_config());
   const Connection honest = other.begin(victim_->address());
   ASSERT_TRUE(until({&other}, [&] { return honest.ready(); }));
-  attack(Order::connect, 63, [&](std::uint32_t i) {
-    if (i < 63) stream().send(hello());
+  attack(Order::connect_without_handshakes, 63, [&](std::uint32_t i) {
+    if (i < 63) return stream().send(hello());
+    const auto ended =
+        std::find_if(streams_.begin(), streams_.end(), [](const Stream& s) { return s.is_over(); });
+    if (ended == streams_.end()) return;
+    streams_.erase(ended);
+    stream().send(hello());
   });
   EXPECT_GT(accepted(), few_connections().connections.maximum / 4);
 }
@@ -363,6 +375,28 @@ TEST_F(AttackByFlood, MoreHellosThanThereAreConnectionsWithoutEnd) {
   start(few_connections());
   attack(Order::connect_without_handshakes, 600, [&](std::uint32_t) { stream().send(hello()); });
   EXPECT_GT(accepted(), few_connections().connections.maximum);
+}
+
+// No address holds more than its share. There are far fewer handshakes than addresses, and far
+// fewer half-open connections than handshakes.
+TEST_F(AttackByFlood, HellosFromManyAddresses) {
+  (void)victim_->stop();
+  start(few_connections());
+  addresses_ = kAddresses;
+  attack(Order::connect_without_handshakes, 2000, [&](std::uint32_t) { stream().send(hello()); });
+  EXPECT_GT(accepted(), few_connections().connections.maximum);
+}
+
+TEST_F(AttackByFlood, HandshakesInEveryStateFromManyAddresses) {
+  addresses_ = kAddresses;
+  const auto strike = [&](std::uint32_t i) {
+    const Stream& s = stream();
+    if (i % 4 == 1) s.send_part(hello(), 1 + i % 70);
+    if (i % 4 == 2) s.send(hello());
+    if (i % 4 == 3) s.send(open_session(i));
+  };
+  attack(Order::open_sessions_without_handshakes, 2000, strike);
+  EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
 }
 
 TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {

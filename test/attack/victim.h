@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -210,11 +209,10 @@ class Stream {
     const auto header = wire::decode_header(head);
     return header && header->kind == wire::FrameKind::accept;
   }
-  /// Whether the victim has closed the stream.
+  /// Whether the victim has closed the stream, also if it said something before.
   [[nodiscard]] bool is_over() const {
-    char first = 0;
-    const ssize_t got = ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
-    return got == 0 || (got < 0 && errno != EAGAIN);
+    pollfd end{fd_.get(), POLLRDHUP, 0};
+    return ::poll(&end, 1, 0) == 1;
   }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
