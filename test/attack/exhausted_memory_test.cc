@@ -1,6 +1,8 @@
 // Peers must not be able to end a process whose memory is exhausted.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <set>
 #include <vector>
 
 #include "attack/victim.h"
@@ -11,8 +13,17 @@ namespace {
 
 #if SPINWIRE_TEST_COUNTS_HEAP
 
-Config hungry_config() {
+/// With rendezvous messages, and with calls that go over a connection.
+Config long_config() {
   Config c = rpc_test::rpc_config();
+  c.memory.rendezvous_bytes = 6u << 20;
+  c.memory.windows = 64;
+  c.connections.max_message_bytes = 1u << 20;
+  return c;
+}
+
+Config hungry_config() {
+  Config c = long_config();
   c.connections.keepalive_interval = 50ms;
   c.connections.peer_timeout = 10s;
   c.connections.handshake_timeout = 300ms;  // for half a frame; clients begin again
@@ -27,7 +38,7 @@ int serve(int in, int out) {
   options.handlers.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
   auto listener = node.engine.listen("127.0.0.1:0", options);
   if (!listener ||
-      !node.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); }))
+      !node.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes().first(8)); }))
     return 2;
   write_line(out, listener->address());
   for (char told = 0; told != 'q'; told = command(in)) {
@@ -46,24 +57,36 @@ int serve(int in, int out) {
   return node.engine.audit().has_value() ? 0 : 5;
 }
 
-/// A client that sends and calls for ever, and begins again what a busy machine has let expire. It
-/// says when it has begun, and when both its connection and its session are ready.
+/// A client that sends and calls for ever, in each form that bytes may travel, and begins again
+/// what a busy machine has let expire. It says when it has begun, and when a message of each form
+/// has come back and a call of each form was answered.
 int use(const std::string& address, int out) {
-  Node node(rpc_test::rpc_config());
+  Node node(long_config());
   Connection connection = node.begin(address);
   auto session = node.engine.open_session(address, {});
   write_line(out, "begun");
-  const Buffer b = node.filled(100, 1);
+  // Within a line, beside the lines, by reference or by rendezvous.
+  const std::array lengths{32u, 3000u, 20'000u, 200'000u};
+  const Buffer b = node.filled(lengths.back(), 1);
+  std::set<std::size_t> echoed, answered;
+  node.on_message = [&](Connection, Message& m) { echoed.insert(m.size()); };
   bool said = false;
-  for (;;) {
+  for (std::size_t i = 0;; ++i) {
     (void)node.poll();
     if (connection.state() == ConnectionState::closed) connection = node.begin(address);
     if (!session || session->state() == spinwire::SessionState::closed)
       session = node.engine.open_session(address, {});
     if (!connection.ready() || !session || !session->ready()) continue;
-    if (!std::exchange(said, true)) write_line(out, "ready");
-    (void)connection.send(b);
-    (void)session->call(kEcho, b.slice(), [](spinwire::Reply&) {});
+    if (!said && echoed.size() == lengths.size() && answered.size() == lengths.size()) {
+      said = true;
+      write_line(out, "ready");
+    }
+    const std::size_t form = i % lengths.size();
+    const BufferSlice bytes = b.slice(0, lengths[form]);
+    (void)connection.send(bytes);
+    (void)session->call(kEcho, bytes, [&answered, form](spinwire::Reply& r) {
+      if (r.status() == Status::ok) answered.insert(form);
+    });
   }
 }
 
