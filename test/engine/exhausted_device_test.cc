@@ -1,5 +1,6 @@
 // A device that runs out of an object, or a process that may not lock more memory: only the call
 // that needs it fails, with a reason.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 #include <linux/capability.h>
@@ -247,6 +248,87 @@ TEST(EngineLockedMemory, AConnectThatPinsTooMuchFailsAlone) {
   EXPECT_EQ(child.wait(), 0) << line;
   EXPECT_NE(line.find("own_domain"), std::string::npos) << line;
   EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
+}
+
+// The embedded device itself has no queue pair left.
+TEST(SlowEngineDeviceLimits, AConnectWithoutAQueuePairFailsAlone) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "others have more, and share them";
+  Pair p;
+  const auto& device = *spinwire::detail::core_of(p.client.engine)->context.device;
+  std::vector<ibv_qp*> all;
+  ibv_qp_init_attr init{};
+  init.send_cq = init.recv_cq = device.cq();
+  init.qp_type = IBV_QPT_RC;
+  init.cap = {1, 1, 1, 1, 0};
+  while (ibv_qp* const qp = softverbs_provider().create_qp(device.pd(), &init)) all.push_back(qp);
+  EXPECT_GT(all.size(), 60'000u);
+  (void)p.client.begin(p.server.listener.address());
+  ASSERT_TRUE(p.until([&] { return p.client.closed.size() == 1; }));
+  const std::string why = p.client.closed[0].message();
+  EXPECT_EQ(p.client.closed[0].status, Status::no_memory) << why;
+  EXPECT_NE(why.find("ibv_create_qp"), std::string::npos) << why;
+  EXPECT_NE(why.find("device's own limits"), std::string::npos) << why;
+  EXPECT_TRUE(p.ends.client.ready());
+  p.client.closed.clear();
+  for (ibv_qp* const qp : all) EXPECT_EQ(softverbs_provider().destroy_qp(qp), 0);
+  const Connection next = p.client.begin(p.server.listener.address());
+  EXPECT_TRUE(p.until([&] { return next.ready(); }));
+}
+
+TEST(EngineDeviceLimits, ARegistrationBeyondThoseOfTheEngineIsRefusedByName) {
+  Node node;
+  std::array<std::byte, 64> bytes{};
+  std::vector<spinwire::MemoryRegion> all;
+  for (;;) {
+    auto one = node.engine.register_memory(bytes, Access::local);
+    if (!one) {
+      EXPECT_EQ(one.error().status, Status::limit) << one.error().message();
+      EXPECT_NE(one.error().message().find(std::to_string(all.size())), std::string::npos)
+          << one.error().message();
+      break;
+    }
+    all.push_back(std::move(*one));
+    ASSERT_LE(all.size(), 1u << 18);
+  }
+  all.pop_back();
+  EXPECT_TRUE(node.engine.register_memory(bytes, Access::local));
+}
+
+// Each number of descriptors that is too low for an engine and a listener, up to the first that is
+// enough.
+TEST(EngineDescriptors, WhateverIsMissingIsNamedAndNothingIsLeftBehind) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "libibverbs logs and remembers";
+  Child child([](int, int out) {
+    rlimit files{};
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return 1;
+    const std::size_t before = open_descriptors();
+    bool is_enough = false;
+    for (rlim_t more = 0; more < 32 && !is_enough; ++more) {
+      files.rlim_cur = 0;
+      for (rlim_t free = 0; free < more; ++files.rlim_cur)
+        free += ::fcntl(static_cast<int>(files.rlim_cur), F_GETFD) < 0 ? 1 : 0;
+      if (setrlimit(RLIMIT_NOFILE, &files) != 0) return 2;
+      auto opened = Engine::open(small_config());
+      const auto listening = opened ? opened->listen("127.0.0.1:0", {})
+                                    : spinwire::Result<Listener>(tl::unexpected(opened.error()));
+      is_enough = listening.has_value();
+      if (!is_enough) write_line(out, listening.error().message());
+      if (opened) opened = tl::unexpected(Error{});
+      files.rlim_cur = files.rlim_max;
+      if (setrlimit(RLIMIT_NOFILE, &files) != 0) return 3;
+      if (!is_enough && open_descriptors() != before) return 4;
+    }
+    write_line(out, "enough");
+    return is_enough ? 0 : 5;
+  });
+  std::size_t refused = 0;
+  std::string line;
+  while (!(line = child.line()).empty() && line != "enough") {
+    ++refused;
+    EXPECT_NE(line.find("ulimit -n"), std::string::npos) << line;
+  }
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_GE(refused, 3u);
 }
 
 }  // namespace
