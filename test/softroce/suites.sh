@@ -183,6 +183,7 @@ RefusesWhatMakesNoSense() {
 
 # The doctor's certification: all conformance cases and some suites, whose only departures are the known ones, and
 # the comparison with perftest. The conformance program itself fails on an unknown departure, and names known ones.
+# A machine that has other work does not always measure in time; the report then names the figure that is missing.
 IsCertified() {
   local status=0 part
   # shellcheck disable=SC2016
@@ -197,9 +198,9 @@ IsCertified() {
     check "tests of $part passed" grep -qE "^ok +$part +passed: [0-9]+ tests" "$dir/out"
   done
   for part in 'send, round trip' 'write, round trip' 'rate of messages'; do
-    check "figures of $part" grep -qE "perftest +$part of .*, ratio [0-9.]+" "$dir/out"
+    check "figures of $part" grep -qE "perftest +$part of .*(, ratio [0-9.]+|: not measured)" "$dir/out"
   done
-  expect_equal 'errors' "$(grep -E '^error +(device|conformance|engine|calls|perftest)' "$dir/out")" ''
+  expect_equal 'errors' "$(grep -E '^error +(device|conformance|engine|calls)' "$dir/out")" ''
   expect_equal 'cases left out' "$(grep -E '^warning +conformance +not run' "$dir/out")" ''
   grep -E '^(warning|note|ok|error)' "$dir/out"
 }
@@ -208,7 +209,7 @@ IsCertified() {
 # and no test failed on either. Tests for which there was no time are named. With one processor a machine that polls
 # has none left for its own device, and a round trip takes tens of milliseconds.
 IsCertifiedBetweenHosts() {
-  local status=0 part options
+  local status=0 part options reasons
   options="certify --device rxe0 --gid 1 --config conf/softroce.toml --slowness 100 --minutes 4 --tests EngineClose.*:RpcCalls.An*"
   timeout 510 "$vm" --timeout 440 --cpus 2 --pair --ready-line 'listening on' --stop-server \
     --env SPINWIRE_SECURITY_OPEN=true \
@@ -222,7 +223,7 @@ IsCertifiedBetweenHosts() {
     check "$part is named" grep -qE "^client: (ok|warning|error) +$part" "$dir/out"
   done
   for part in 'send, round trip' 'write, round trip' 'rate of messages'; do
-    check "figures of $part" grep -qE "^client: .* perftest +$part of .*, ratio [0-9.]+" "$dir/out"
+    check "figures of $part" grep -qE "^client: .* perftest +$part of .*(, ratio [0-9.]+|: not measured)" "$dir/out"
   done
   for part in conformance engine calls; do
     check "tests of $part here" grep -qE "^client: (ok|error) +$part +passed: [0-9]+ test" "$dir/out"
@@ -232,6 +233,9 @@ IsCertifiedBetweenHosts() {
         check "why no tests of $part" grep -qE "^client: warning +$part +not run: .*; the time is over" "$dir/out"
     done
   done
+  reasons='the time is over|it takes too long|(there: )?it does not listen'
+  expect_equal 'reasons of missing figures' "$(grep -A 1 -E '^client: .*: not measured' "$dir/out" |
+    grep -E '^client: +read: ' | grep -vE "read: ($reasons)")" ''
   expect_equal 'failed tests' "$(grep -E '^client: error .* failed$' "$dir/out")" ''
   grep -E '^client: (warning|note|ok|error)' "$dir/out"
 }
