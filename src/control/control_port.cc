@@ -27,10 +27,10 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
       timers_(timers),
       cm_proofs_(keys_, authentication_, clock, options.handshakes, options.handshake_timeout),
       handshakes_(2 * options.handshakes),
-      evicted_(clock),
       resolution_limits_(clock),
       challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
-                        ResolutionLimits::kChallengesOfAll) {
+                        ResolutionLimits::kChallengesOfAll),
+      grace_(clock) {
   held_.reserve(options.handshakes);
 }
 
@@ -168,7 +168,6 @@ Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {
   }
   h->source = *source;
   ++h->source->second;
-  h->evicted_before = evicted_.count(h->source->first);
   return h;
 }
 

@@ -19,7 +19,7 @@
 #include "control/dialogues.h"
 #include "control/endpoint_proof.h"
 #include "control/epoll_set.h"
-#include "control/evicted_sources.h"
+#include "control/grace.h"
 #include "control/key_ring.h"
 #include "control/listeners.h"
 #include "control/owners.h"
@@ -216,6 +216,10 @@ class ControlPort {
     h.dialogue = next;
     h.waits_since = heard_time_;
   }
+  /// The peer has confirmed our answer.
+  void on_confirmed(const Handshake& h) noexcept {
+    grace_.on_answer(heard_time_, heard_time_ - h.waits_since);
+  }
   /// Calls `function` with the handshake's dialogue, which may throw std::bad_alloc.
   template <typename Function>
   void with_dialogue(Handshake& h, Function&& function) noexcept {
@@ -295,15 +299,10 @@ class ControlPort {
   // Eviction: handshake_eviction.cc.
   [[nodiscard]] static bool waits_for_peer(const Handshake& h) noexcept;
   [[nodiscard]] static bool is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept;
-  [[nodiscard]] Nanoseconds grace() const noexcept;
-  void shorten_grace() noexcept;
   [[nodiscard]] bool has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept;
-  /// What a source holds, and how often its peers have given way.
-  [[nodiscard]] static std::uint64_t cost_of_source(const Handshake& h) noexcept {
-    return std::uint64_t{h.source->second} + h.evicted_before;
-  }
-  template <typename Weight, typename Eligible>
-  [[nodiscard]] Handshake* find_heaviest(Weight&& weight, Eligible&& is_eligible) noexcept;
+  [[nodiscard]] bool is_of_many(const Handshake& h) const noexcept;
+  template <typename Eligible>
+  [[nodiscard]] Handshake* find_heaviest(Eligible&& is_eligible) noexcept;
   template <typename Eligible>
   [[nodiscard]] Handshake* find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept;
   [[nodiscard]] Handshake* find_victim() noexcept;
@@ -364,8 +363,7 @@ class ControlPort {
   std::unique_ptr<AddressResolver> resolver_;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
-  SourceCounts sources_;  ///< of the inbound ones
-  EvictedSources evicted_;
+  SourceCounts sources_;                    ///< of the inbound ones
   std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
   std::uint32_t held_for_connections_ = 0;  ///< of these
   std::vector<std::unique_ptr<CmRequest>>
@@ -385,13 +383,12 @@ class ControlPort {
   std::uint32_t frames_left_ = 0;  ///< of this poll
   std::uint64_t poll_end_ = 0;     ///< tick
   std::uint64_t last_poll_ = 0;    ///< tick
+  Grace grace_;                    ///< in heard_time_
   /// Ticks for which peers could be heard, constant during a poll: a peer is not silent while this
   /// process does not run.
   std::uint64_t heard_time_ = 0;
-  Nanoseconds flood_grace_{0};       ///< grace() of a flood,
-  std::uint64_t flooded_until_ = 0;  ///< which lasts until then, in heard_time_
-  std::uint64_t lacks_until_ = 0;    ///< tick until which `affordable_` holds
-  std::uint32_t affordable_ = 0;     ///< inbound handshakes for which there are descriptors
+  std::uint64_t lacks_until_ = 0;  ///< tick until which `affordable_` holds
+  std::uint32_t affordable_ = 0;   ///< inbound handshakes for which there are descriptors
   std::uint64_t refusals_ = 0;
 };
 

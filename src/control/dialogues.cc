@@ -207,7 +207,10 @@ void Accept::on_frame(ControlPort& port, Handshake& h) const {
     return on_refused(port, h, *no);
   }
   const auto* ready = std::get_if<wire::Ready>(&got.body);
-  if (ready != nullptr && ready->incarnation == port.incarnation()) return end(port, h);
+  if (ready != nullptr && ready->incarnation == port.incarnation()) {
+    port.on_confirmed(h);
+    return end(port, h);
+  }
   on_failed(port, h,
             {Status::protocol, "finish a handshake",
              "the peer's confirmation names another incarnation of this engine", "reconnect"});
@@ -313,6 +316,7 @@ void ServeSession::on_frame(ControlPort& port, Handshake& h) const {
   }
   const auto* const ready = std::get_if<wire::Ready>(&body);
   if (ready == nullptr || ready->incarnation != port.incarnation()) return end_unconfirmed(port, h);
+  port.on_confirmed(h);
   port.drop(h);
 }
 

@@ -223,9 +223,8 @@ struct Handshake {
   Dialogue dialogue;
   HandshakeId id;
   bool inbound = false;
-  SourceCounts::iterator source;     ///< inbound: the peer's count
-  std::uint32_t evicted_before = 0;  ///< inbound: peers of its source that had given way then
-  bool watched = false;              ///< in the epoll set
+  SourceCounts::iterator source;  ///< inbound: the peer's count
+  bool watched = false;           ///< in the epoll set
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;

@@ -3,15 +3,12 @@
 // victim is the peer that has been silent for the longest time, at the source (IPv4 address, IPv6
 // /64) that holds the most. While a source holds more than a quarter, only its peers give way,
 // though they may have to be silent for a little longer first: a slow client of another source
-// stays. Strangers with many addresses hold everything without such a source. But they come again
-// and again, so a source whose peers have given way several times lately is treated likewise. While
-// strangers have addresses that are new, each peer that gives way shortens the silence that all
-// others may keep: a flood makes room as fast as it comes, while honest peers that come in a crowd
-// finish, and none of them has to give way.
+// stays. Strangers with many addresses hold everything without such a source: grace.h shortens the
+// time of all then.
 //
-// A handshake that waits for this engine's own verbs never gives way. With a key, a peer that has
-// proved it does not give way to one that has proved nothing; its time-out ends it. A half-open
-// connection, and a request through rdma_cm, may give way to another proved peer.
+// A handshake that waits for this engine's own verbs never gives way. With a key, a peer
+// that has proved it does not give way to one that has proved nothing; its time-out ends it. A
+// half-open connection, and a request through rdma_cm, may give way to another proved peer.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -26,28 +23,17 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/error.h"
 #include "base/log_message.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
 namespace {
 
-// How long a peer may be silent before it gives way to a new one: the longer time at first, the
-// shorter one if its source is heavy or is known from a flood. In a flood from new sources the time
-// falls to the shorter one, until none of their peers has given way for the longer time.
-constexpr Nanoseconds kGrace = std::chrono::milliseconds(50);
-constexpr Nanoseconds kShortestGrace = std::chrono::milliseconds(5);
-// How often peers of a source have given way lately if it is known from a flood. A host with one
-// slow client is not.
-constexpr std::uint32_t kOften = 3;
 constexpr Nanoseconds kLackOfDescriptors = std::chrono::seconds(1);
 
 bool is_connection(const Handshake& h) noexcept {
   return std::holds_alternative<Accept>(h.dialogue) || std::holds_alternative<CmAccept>(h.dialogue);
 }
-
-bool is_known_from_flood(const Handshake& h) noexcept { return h.evicted_before >= kOften; }
 
 }  // namespace
 
@@ -67,37 +53,27 @@ bool ControlPort::is_of_heavy_source(const Handshake& h, std::uint32_t limit) no
   return h.source->second > limit / 4;
 }
 
-/// How long a peer of a source that is neither heavy nor known may be silent now.
-Nanoseconds ControlPort::grace() const noexcept {
-  return heard_time_ < flooded_until_ ? flood_grace_ : kGrace;
-}
-
-/// A peer of a source that is not known gives way.
-void ControlPort::shorten_grace() noexcept {
-  flood_grace_ = std::max(grace() - grace() / 8, kShortestGrace);
-  flooded_until_ = heard_time_ + clock_.ticks(kGrace);
-}
-
-/// Whether the peer has had its time.
+/// Whether the peer has had its time, which is shorter at a heavy source.
 bool ControlPort::has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept {
-  const bool is_short = is_of_heavy_source(h, limit) || is_known_from_flood(h);
-  const Nanoseconds most = is_short ? kShortestGrace : grace();
+  const std::uint64_t grace =
+      is_of_heavy_source(h, limit) ? clock_.ticks(Grace::kShortest) : grace_.at(heard_time_);
   return heard_time_ - h.waits_since >=
-         clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, most));
+         std::min(clock_.ticks(options_.handshake_timeout / 8), grace);
 }
 
-/// Chooses among the eligible inbound handshakes: first the one with the greatest weight, then the
-/// one whose peer has been silent longest. Null: none is eligible.
-template <typename Weight, typename Eligible>
-Handshake* ControlPort::find_heaviest(Weight&& weight, Eligible&& is_eligible) noexcept {
+/// Chooses among the eligible inbound handshakes: first the source with the most handshakes, then
+/// the handshake whose peer has been silent longest. Null: none is eligible.
+template <typename Eligible>
+Handshake* ControlPort::find_heaviest(Eligible&& is_eligible) noexcept {
   Handshake* found = nullptr;
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (!handshakes_.in_use(i)) continue;
     Handshake& h = handshakes_.at(i);
     if (!h.inbound || !is_eligible(h)) continue;
     const auto ahead = [&] {
-      const std::uint64_t most = weight(*found), its = weight(h);
-      return its != most ? its > most : h.waits_since < found->waits_since;
+      const std::uint32_t most = found->source->second;
+      return h.source->second != most ? h.source->second > most
+                                      : h.waits_since < found->waits_since;
     };
     if (found == nullptr || ahead()) found = &h;
   }
@@ -107,15 +83,10 @@ Handshake* ControlPort::find_heaviest(Weight&& weight, Eligible&& is_eligible) n
 /// The waiting peer that gives way, of those that `is_eligible` names. Null: none has had its time.
 template <typename Eligible>
 Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept {
-  constexpr std::uint64_t kHeavy = std::uint64_t{1} << 32;  // more than any cost
-  Handshake* const found = find_heaviest(
-      [&](const Handshake& h) {
-        return is_of_heavy_source(h, limit) ? kHeavy + h.source->second : cost_of_source(h);
-      },
-      [&](const Handshake& h) {
-        return is_eligible(h) && waits_for_peer(h) &&
-               (is_of_heavy_source(h, limit) || has_had_its_time(h, limit));
-      });
+  Handshake* const found = find_heaviest([&](const Handshake& h) {
+    return is_eligible(h) && waits_for_peer(h) &&
+           (is_of_heavy_source(h, limit) || has_had_its_time(h, limit));
+  });
   return found != nullptr && has_had_its_time(*found, limit) ? found : nullptr;
 }
 
@@ -142,17 +113,20 @@ Handshake* ControlPort::find_request_victim(const Address& newcomer) noexcept {
   const auto source = sources_.find(newcomer.source());
   const std::uint32_t will_have = source != sources_.end() ? source->second + 1 : 1;
   return find_heaviest(
-      [](const Handshake& h) { return h.source->second; },
       [&](const Handshake& h) { return h.request != nullptr && h.source->second > will_have; });
 }
 
+/// Whether a peer that gives way is one of many that hold no more than their share each. One that
+/// was refused, or gives way before it has had its time, is not, nor one whose address we resolve.
+bool ControlPort::is_of_many(const Handshake& h) const noexcept {
+  const std::uint32_t limit = is_connection(h) ? options_.half_open : inbound_limit();
+  return waits_for_peer(h) && h.address != AddressState::pending &&
+         !std::holds_alternative<Refusing>(h.dialogue) && !is_of_heavy_source(h, limit) &&
+         has_had_its_time(h, limit);
+}
+
 void ControlPort::evict(Handshake& h) noexcept {
-  if (!is_known_from_flood(h)) shorten_grace();
-  // Without memory, it is as if the source came for the first time.
-  (void)base::no_throw("count a peer that gives way", [&]() -> Result<void> {
-    evicted_.add(h.source->first);
-    return {};
-  });
+  if (is_of_many(h)) grace_.shorten(heard_time_);
   const HandshakeId id = h.id;
   with_dialogue(h, [&](auto& dialogue) {
     if constexpr (requires { dialogue.give_up(*this, h); }) dialogue.give_up(*this, h);

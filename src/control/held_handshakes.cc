@@ -1,7 +1,6 @@
 // Inbound requests that wait at the port for room: for a resolution of their address, or for a
 // connection of their listener. Held requests give way to new peers as all other handshakes do.
-// When room is free, the port goes on with the source that has the fewest handshakes, and whose
-// peers have given way least often.
+// When room is free, the port goes on with the source that has the fewest handshakes.
 #include <algorithm>
 
 #include "base/error.h"
@@ -41,8 +40,8 @@ bool ControlPort::admit(Handshake& h, ListenerOwner& owner) {
   return false;
 }
 
-/// The request that goes on next: of the source with the fewest handshakes and evictions, the
-/// oldest. Null: none can.
+/// The request that goes on next: of the source with the fewest handshakes, the oldest. Null: none
+/// can.
 Handshake* ControlPort::next_held(bool with_connections) noexcept {
   Handshake* found = nullptr;
   for (const std::uint32_t index : held_) {
@@ -53,8 +52,9 @@ Handshake* ControlPort::next_held(bool with_connections) noexcept {
                                : resolution_limits_.may_begin(h.source->first);
     if (!can_go_on) continue;
     const auto ahead = [&] {
-      const std::uint64_t least = cost_of_source(*found), its = cost_of_source(h);
-      return its != least ? its < least : h.waits_since < found->waits_since;
+      const std::uint32_t fewest = found->source->second;
+      return h.source->second != fewest ? h.source->second < fewest
+                                        : h.waits_since < found->waits_since;
     };
     if (found == nullptr || ahead()) found = &h;
   }
