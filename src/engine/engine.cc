@@ -76,7 +76,7 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   context.attributes = config::default_attributes(c, *context.device);
   cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
-  if (auto memory = open_memory(options.sparse); !memory) return memory;
+  if (auto memory = open_memory(options); !memory) return memory;
   if (auto opened = control.open(options.network); !opened) return opened;
   log_half_open_limit();
   resolve_addresses();
@@ -111,13 +111,13 @@ void EngineCore::resolve_addresses() {
       control, gid, place.gid_type, ::if_nametoindex(context.device->info().netdev.c_str())));
 }
 
-Result<void> EngineCore::open_memory(bool sparse) {
+Result<void> EngineCore::open_memory(const OpenOptions& options) {
   const Config& c = context.config;
   memory::ArenaOptions arena;
   arena.pool_bytes = engine::pool_bytes(c);
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
-  arena.populate = !sparse;
+  arena.populate = !options.sparse;
   auto slab = memory::Arena::make(arena);
   if (!slab) return tl::unexpected(slab.error());
   context.arena = std::move(*slab);
@@ -141,7 +141,7 @@ Result<void> EngineCore::open_memory(bool sparse) {
     context.windows = std::move(*windows);
   }
   // Keys of the application, and a credit cell per connection.
-  const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
+  const std::uint32_t most = options.registrations + c.connections.maximum;
   context.registrations = std::make_unique<memory::RegistrationTable>(context.device->provider(),
                                                                       context.device->pd(), most);
   return {};

@@ -43,9 +43,13 @@ Result<agent::Agent*> locate(const EngineSlot* slot, std::uint32_t index, std::u
 struct OpenOptions {
   std::span<const verbs::Provider* const> providers = verbs::providers();
   control::Network* network = nullptr;  ///< a simulated one; null: the system's
-  /// Pages of the pools are allocated when touched, and fewer registrations fit.
-  bool sparse = false;
+  bool sparse = false;                  ///< pages of the pools are allocated when touched
+  std::uint32_t registrations = 65536;  ///< of the application, at most
 };
+
+/// What Engine::open() does, for all but simulated engines. Errors: those of Engine::open().
+Result<Engine> open_engine(const Config& config, const Clock& clock,
+                           const OpenOptions& options = {});
 
 class EngineCore final : private engine::CompletionProcessor, private rpc::EngineServices {
  public:
@@ -189,7 +193,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   /// Reports the end of a connection, and frees its record unless it is made again.
   void finish(agent::Agent& a) noexcept;
   void on_timer(base::Timer& timer) noexcept;
-  Result<void> open_memory(bool sparse);
+  Result<void> open_memory(const detail::OpenOptions& options);
   void resolve_addresses();
   void log_half_open_limit() const;
   void end_connections() noexcept;

@@ -119,7 +119,9 @@ Result<void> Simulation::State::start_node(NodeId number) {
   auto core =
       std::make_unique<detail::EngineCore>(node.config, Clock::manual(&now), std::move(*guard));
   const base::MemoryStore::Scope scope(old_memory());
-  if (auto opened = core->open({.network = node.host, .sparse = true}); !opened) return opened;
+  if (auto opened = core->open({.network = node.host, .sparse = true, .registrations = 1024});
+      !opened)
+    return opened;
   softverbs::keep_to_thread(core->context.device->context());
   end_quiet();
   node.engine = detail::make<Engine>(std::move(core));

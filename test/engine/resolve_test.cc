@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -17,8 +20,12 @@ namespace {
 using namespace engine_test;  // the names of a test namespace
 using spinwire::Addresses;
 
-std::ptrdiff_t threads() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+/// Numbers of this process's threads.
+std::set<std::string> threads() {
+  std::set<std::string> all;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    all.insert(task.path().filename());
+  return all;
 }
 
 /// Each test waits for the threads that it started, which may outlive its engine.
@@ -26,12 +33,12 @@ class Resolve : public testing::Test {
  protected:
   /// Whether no thread of this test's is left. A thread of an earlier test may end meanwhile.
   [[nodiscard]] bool no_thread_is_left() const {
-    return until({}, [this] { return threads() <= before_; });
+    return until({}, [this] { return std::ranges::includes(before_, threads()); });
   }
   void TearDown() override { EXPECT_TRUE(no_thread_is_left()); }
 
  private:
-  std::ptrdiff_t before_ = threads();
+  std::set<std::string> before_ = threads();
 };
 
 TEST_F(Resolve, AnAddressIsItself) {

@@ -56,15 +56,20 @@ Engine::~Engine() { close(core_); }
 Engine::Engine(std::unique_ptr<EngineCore> core) noexcept
     : slot_(&core->guard.slot()), core_(std::move(core)) {}
 
-Result<Engine> Engine::open(const Config& config, const Clock& clock) {
+Result<Engine> detail::open_engine(const Config& config, const Clock& clock,
+                                   const OpenOptions& options) {
   return base::no_throw("open an engine", [&]() -> Result<Engine> {
     if (auto good = config.check(); !good) return tl::unexpected(good.error());
     auto guard = base::OwnerGuard::create();
     if (!guard) return tl::unexpected(guard.error());
     auto core = std::make_unique<EngineCore>(config, clock, std::move(*guard));
-    if (auto opened = core->open(); !opened) return tl::unexpected(opened.error());
-    return Engine(std::move(core));
+    if (auto opened = core->open(options); !opened) return tl::unexpected(opened.error());
+    return detail::make<Engine>(std::move(core));
   });
+}
+
+Result<Engine> Engine::open(const Config& config, const Clock& clock) {
+  return detail::open_engine(config, clock);
 }
 
 int Engine::poll() noexcept {
