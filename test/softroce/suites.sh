@@ -209,7 +209,7 @@ IsCertified() {
 # and no test failed on either. Tests for which there was no time are named. With one processor a machine that polls
 # has none left for its own device, and a round trip takes tens of milliseconds.
 IsCertifiedBetweenHosts() {
-  local status=0 part options reasons
+  local status=0 part row options reasons
   options="certify --device rxe0 --gid 1 --config conf/softroce.toml --slowness 100 --minutes 4 --tests EngineClose.*:RpcCalls.An*"
   timeout 510 "$vm" --timeout 440 --cpus 2 --pair --ready-line 'listening on' --stop-server \
     --env SPINWIRE_SECURITY_OPEN=true \
@@ -228,9 +228,9 @@ IsCertifiedBetweenHosts() {
   for part in conformance engine calls; do
     check "tests of $part here" grep -qE "^client: (ok|error) +$part +passed: [0-9]+ test" "$dir/out"
     check "tests of $part there" grep -qE "^client: (ok|error) +$part there +passed: [0-9]+ test" "$dir/out"
-    for part in "$part" "$part there"; do
-      ! grep -qE "^client: error +$part +passed: 0 tests" "$dir/out" ||
-        check "why no tests of $part" grep -qE "^client: warning +$part +not run: .*; the time is over" "$dir/out"
+    for row in "$part" "$part there"; do
+      ! grep -qE "^client: error +$row +passed: 0 tests" "$dir/out" ||
+        check "why no tests of $row" grep -qE "^client: warning +$row +not run: .*; the time is over" "$dir/out"
     done
   done
   reasons='the time is over|it takes too long|(there: )?it does not listen'
