@@ -87,8 +87,8 @@ void publish_lock_table(Context& c) {
   c.object_users.push_back(1);
 }
 
-/// A table of zeroes. Pages that were never used cost nothing, which calloc() does not promise: it
-/// clears memory that was used before.
+/// A table of zeroes. What was never used costs nothing, which calloc() does not promise: it clears
+/// memory that was used before. Beyond 2 MiB, an entry may take a whole huge page.
 template <typename Entry>
 std::shared_ptr<Entry[]> make_table(std::size_t entries) {
   static_assert(std::is_trivially_destructible_v<Entry>);
