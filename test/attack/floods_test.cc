@@ -124,7 +124,13 @@ enum class Order : char {
   connect_without_handshakes = 'h',
   open_sessions_without_handshakes = 'o',
   open_sessions_without_sessions = 's',
+  // In floods from many addresses: a client that did not run for some milliseconds tries again.
+  connect_at_last = 'H',
+  open_sessions_at_last = 'O',
 };
+bool is_at_last(Order order) {
+  return order == Order::connect_at_last || order == Order::open_sessions_at_last;
+}
 
 /// The honest client: connects, or opens sessions and calls, so many times.
 class HonestClient {
@@ -163,13 +169,18 @@ class HonestClient {
   /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
   /// slow library. So the test fails only if two rounds in a row are too slow.
   void follow(Node& client, Order order) {
-    const bool connects = order == Order::connect_without_handshakes;
+    const bool connects =
+        order == Order::connect_without_handshakes || order == Order::connect_at_last;
     double p99 = kMostMs;
     for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
       Latencies latencies(victim_, client);
       connects ? connect(client, order, latencies) : open_sessions(client, order, latencies);
       if (testing::Test::HasFailure()) return;
       p99 = std::min(p99, latencies.print(connects ? "connects" : "sessions"));
+      if (is_at_last(order)) {
+        std::printf("%u attempts gave way\n", gave_way_);
+        std::fflush(stdout);
+      }
     }
     EXPECT_LT(p99, kMostMs) << "in the better of two rounds";
   }
@@ -181,12 +192,25 @@ class HonestClient {
     return victim_.handshakes() >=
            std::min(config_.connections.handshakes, config_.connections.maximum / 4);
   }
+  template <typename Begin>
+  bool tries_again(Order order, Begin&& begin) {
+    if (!is_at_last(order)) return false;
+    ++gave_way_;
+    begin();
+    return true;
+  }
   void connect(Node& client, Order order, Latencies& latencies) {
     for (std::uint32_t i = 0; i < count(); ++i) {
       Connection c;
-      latencies.measure([&] { return is_under_attack(order); },
-                        [&] { c = client.begin(victim_.address()); },
-                        [&] { return c.ready() || !client.closed.empty(); });
+      const auto begin = [&] {
+        client.closed.clear();
+        c = client.begin(victim_.address());
+      };
+      latencies.measure([&] { return is_under_attack(order); }, begin,
+                        [&] {
+                          const bool is_over = c.ready() || !client.closed.empty();
+                          return is_over && (c.ready() || !tries_again(order, begin));
+                        });
       if (testing::Test::HasFailure()) return;
       ASSERT_TRUE(c.ready()) << "connect " << i << ": "
                              << (client.closed.empty() ? "" : client.closed.back().message());
@@ -207,7 +231,10 @@ class HonestClient {
         session = *made;
       };
       latencies.measure([&] { return is_under_attack(order); }, begin,
-                        [&] { return session.state() != spinwire::SessionState::opening; });
+                        [&] {
+                          const bool is_over = session.state() != spinwire::SessionState::opening;
+                          return is_over && (session.ready() || !tries_again(order, begin));
+                        });
       if (testing::Test::HasFailure()) return;
       ASSERT_TRUE(session.ready()) << "session " << i << ": " << why_;
       Status ended = Status::system;
@@ -223,6 +250,7 @@ class HonestClient {
 
   const Victim& victim_;
   Config config_;
+  std::uint32_t gave_way_ = 0;  ///< attempts
   std::string why_;  ///< of the last session; written until the client's engine is destroyed
   Child child_;
 };
@@ -377,13 +405,13 @@ TEST_F(AttackByFlood, MoreHellosThanThereAreConnectionsWithoutEnd) {
   EXPECT_GT(accepted(), few_connections().connections.maximum);
 }
 
-// No address holds more than its share. There are far fewer handshakes than addresses, and far
-// fewer half-open connections than handshakes.
+// No address holds more than its share, so the time that a silent peer has is short. There are far
+// fewer handshakes than addresses, and far fewer half-open connections than handshakes.
 TEST_F(AttackByFlood, HellosFromManyAddresses) {
   (void)victim_->stop();
   start(few_connections());
   addresses_ = kAddresses;
-  attack(Order::connect_without_handshakes, 2000, [&](std::uint32_t) { stream().send(hello()); });
+  attack(Order::connect_at_last, 2000, [&](std::uint32_t) { stream().send(hello()); });
   EXPECT_GT(accepted(), few_connections().connections.maximum);
 }
 
@@ -395,7 +423,7 @@ TEST_F(AttackByFlood, HandshakesInEveryStateFromManyAddresses) {
     if (i % 4 == 2) s.send(hello());
     if (i % 4 == 3) s.send(open_session(i));
   };
-  attack(Order::open_sessions_without_handshakes, 2000, strike);
+  attack(Order::open_sessions_at_last, 2000, strike);
   EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
 }
 
