@@ -1,8 +1,8 @@
 // How long a silent peer may hold what a new one waits for, if its source holds no more than its
-// share. Strangers with many addresses hold everything by such peers, so each of them that gives way
-// shortens the time of all others: a flood then makes room as fast as it comes. Honest peers need
-// time to answer, so it is never less than twice what those have needed that lately were set up.
-// Cold.
+// share. Strangers with many addresses hold everything by such peers, so each of them that gives
+// way shortens the time of all others: a flood then makes room as fast as it comes. Honest peers
+// need time to answer, so it is never less than twice what those have needed that lately were set
+// up. Cold.
 #pragma once
 
 #include <algorithm>
