@@ -56,9 +56,16 @@ void mark_used(Rpc& r, ServerSession& s) noexcept {
 }
 
 bool admit_source(Rpc& r, const control::Address& source) noexcept {
-  // Sessions that were never used give way to others.
-  const std::uint32_t free = r.servers.capacity() - r.servers.size() + r.never_used;
-  if (free == 0 || r.share.admits(source, free)) return true;
+  // Sessions that were never used give way to others. They end before the new one begins, so that
+  // their clients cannot use what others count on as free.
+  const auto free = [&r] { return r.servers.capacity() - r.servers.size(); };
+  if (free() + r.never_used == 0) return true;
+  if (r.share.admits(source, free() + r.never_used)) {
+    while (!r.share.admits(source, free())) {
+      if (!evict_never_used_session(r)) return false;
+    }
+    return true;
+  }
   const auto found = r.sources.find(source.source());
   if (found == r.sources.end()) return false;
   ServerSession* const unused = found->second.never_used.front();

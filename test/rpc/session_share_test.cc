@@ -73,6 +73,25 @@ TEST_F(RpcSessionShare, TwoHostsThatTakeWhatTheyCanLeaveRoomForOthers) {
   EXPECT_NE(accept_and_use("10.0.0.3:5"), nullptr);
 }
 
+TEST_F(RpcSessionShare, TwoHostsThatUseTheirSessionsLaterLeaveRoomForOthers) {
+  std::vector<std::uint32_t> names;
+  for (int i = 0; i < 8; ++i) {
+    for (const char* from : {"10.0.0.1:5", "10.0.0.2:5"}) {
+      ++now_;
+      if (const rpc::ServerSession* const s = accept(from); s != nullptr) names.push_back(s->name);
+    }
+  }
+  std::uint32_t used = 0;
+  for (const std::uint32_t name : names) {
+    rpc::ServerSession* const s = rpc::find_server(calls(), name);
+    if (s == nullptr) continue;  // it gave way
+    rpc::mark_used(calls(), *s);
+    ++used;
+  }
+  EXPECT_GE(used, kShare);
+  EXPECT_NE(accept_and_use("10.0.0.3:5"), nullptr) << error_.message();
+}
+
 TEST_F(RpcSessionShare, ASessionThatEndsGivesItsPlaceBack) {
   rpc::ServerSession* first = accept_and_use("10.0.0.1:5");
   for (std::uint32_t i = 1; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
