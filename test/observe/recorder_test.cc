@@ -354,7 +354,8 @@ TEST_F(ObserveRecorder, RepliesIntoNamedMemoryLeaveNoEvents) {
   const auto ends = [&] {
     std::size_t found = 0;
     for (const EngineFile& file : folder.engines()) {
-      for (const EngineEvent& event : read_engine(file).value().events)
+      const auto contents = read_engine(file).value();
+      for (const EngineEvent& event : contents.events)
         found += event.kind == "lease_end" ? event.count : 0;
     }
     return found;
@@ -425,15 +426,17 @@ TEST_F(ObserveRecorder, AKilledProcessUnderLoadLeavesTheLastEventsOfEveryConnect
     for (const EngineEvent& event : reading->events) {
       if (event.kind == "state" && event.text.starts_with("ready")) ready.insert(event.id);
     }
-    std::size_t rows = 0;
+    std::size_t rows = 0, without_events = 0;
     const MetricTable* const table = reading->find("connection");
     for (const MetricRow& row : table->rows) {
       if (table->text(row, "spinwire_connection_state") != "ready") continue;
       ++rows;
-      EXPECT_TRUE(ready.contains(std::string(table->text(row, "connection"))))
-          << table->text(row, "connection");
+      if (!ready.contains(std::string(table->text(row, "connection")))) ++without_events;
     }
     EXPECT_GE(rows, kConnections - 1);
+    // A row is as old as the last control step. The connection that comes and goes has been
+    // replaced several times since, and its successors' events have taken the place of its own.
+    EXPECT_LE(without_events, 1u);
     EXPECT_TRUE(has(recorded(folder, "engine"), "on device")) << "the engine's own events stay";
     EXPECT_EQ(reading->events.front().kind, "opened") << "by their times, too";
   }
