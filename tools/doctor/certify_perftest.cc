@@ -22,7 +22,6 @@ namespace {
 
 /// Runs of each program and measurement. They alternate, so that both meet the same disturbances.
 constexpr int kRuns = 5;
-constexpr std::size_t kLeastRuns = 3;  ///< that a good figure needs
 constexpr auto kRunLimit = std::chrono::seconds(60);
 /// Limits of the ratio to perftest.
 constexpr double kMostTime = 1.05;
@@ -69,10 +68,10 @@ std::uint32_t operations_of(const Certification& what, const Measurement& m) {
   return std::max(most / static_cast<std::uint32_t>(what.slowness), 200u);
 }
 
-/// The last processor, or the one before it; -1: any. The first one usually takes the interrupts.
-int cpu_from_last(std::size_t before) {
+/// Two different processors for client and server; -1: any.
+int cpu_of(std::size_t end) {
   const std::vector<int> allowed = tools::allowed_cpus();
-  return allowed.size() > 1 ? allowed[allowed.size() - 1 - before] : -1;
+  return allowed.size() > end && allowed.size() > 1 ? allowed[end] : -1;
 }
 
 /// A TCP port that nothing uses, below those that the kernel gives to other programs meanwhile; 0:
@@ -212,21 +211,17 @@ Result<double> figure_of(const Measurement& m, PerfProgram program, const std::s
 Result<double> measure(const Certification& what, const Programs& programs, PerfServer& server,
                        std::uint32_t measurement, PerfProgram program, SteadyTime deadline) {
   const Measurement& m = measurement_at(measurement);
-  const tl::unexpected<Error> over(
-      Error{Status::timed_out, "give --minutes more", "the time is over", ""});
-  if (now() >= deadline) return over;
-  const SteadyTime limit = std::min(deadline, now() + kRunLimit);
-  const auto started = server.start(measurement, program, limit);
-  const auto over_or = [&](const Error& error) {
-    return error.status == Status::timed_out && now() >= deadline ? over : tl::unexpected(error);
-  };
-  if (!started) return over_or(started.error());
+  if (now() >= deadline)
+    return tl::unexpected(Error{Status::timed_out, "give --minutes more", "the time is over", ""});
+  deadline = std::min(deadline, now() + kRunLimit);
+  const auto started = server.start(measurement, program, deadline);
+  if (!started) return tl::unexpected(started.error());
   auto client = client_command(what, programs, m, program, *started);
   if (!client) return tl::unexpected(client.error());
-  client->cpu = cpu_from_last(0);
-  const auto output = output_of(*client, limit);
-  server.stop(output ? limit : SteadyTime{});
-  if (!output) return over_or(output.error());
+  client->cpu = cpu_of(0);
+  const auto output = output_of(*client, deadline);
+  server.stop(output ? deadline : SteadyTime{});
+  if (!output) return tl::unexpected(output.error());
   return figure_of(m, program, *output, *client);
 }
 
@@ -244,16 +239,14 @@ void report_comparison(const Measurement& m, const std::vector<double>& theirs,
   for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / theirs[i]);
   const double ratio = median(ratios);
   const bool is_good = m.is_rate ? ratio >= kLeastRate : ratio <= kMostTime;
-  const bool is_ok = is_good && ratios.size() >= kLeastRuns;
   findings.add(
-      "perftest", is_ok ? Severity::ok : Severity::warning,
+      "perftest", is_good ? Severity::ok : Severity::warning,
       fmt::format("{}: {:.2f} {}, {} {:.2f}, ratio {:.3f}{}", m.name, shown(m, median(ours)),
                   m.is_rate ? "million/s" : "us", m.perftest, shown(m, median(theirs)), ratio,
                   is_good     ? ""
                   : m.is_rate ? ", less than 0.95"
                               : ", more than 1.05"),
-      fmt::format("medians of {} runs{}; ratios {:.3f} to {:.3f}", ratios.size(),
-                  ratios.size() < kRuns ? fmt::format(" of {}", kRuns) : "",
+      fmt::format("medians of {} runs; ratios {:.3f} to {:.3f}", ratios.size(),
                   *std::min_element(ratios.begin(), ratios.end()),
                   *std::max_element(ratios.begin(), ratios.end())));
 }
@@ -273,13 +266,12 @@ void compare_once(const Certification& what, const Programs& programs, PerfServe
     run(i % 2 == 0 ? PerfProgram::perftest : PerfProgram::spinwire);
     if (!failure) run(i % 2 == 0 ? PerfProgram::spinwire : PerfProgram::perftest);
   }
-  ours.resize(std::min(ours.size(), theirs.size()));
-  theirs.resize(ours.size());
-  // Fewer runs are a figure, too, if only time is missing.
-  if (failure && (ours.empty() || failure->status != Status::timed_out)) {
+  if (failure) {
     findings.add("perftest", Severity::error, fmt::format("{}: not measured", m.name),
                  failure->found, failure->asked);
   }
+  ours.resize(std::min(ours.size(), theirs.size()));
+  theirs.resize(ours.size());
   if (!ours.empty()) report_comparison(m, theirs, ours, findings);
 }
 
@@ -306,7 +298,7 @@ Result<PerfServer::Started> LocalServer::start(std::uint32_t measurement, PerfPr
   const std::uint32_t operations = operations_of(what_, measurement_at(measurement));
   auto server = command(measurement, program, port, operations);
   if (!server) return tl::unexpected(server.error());
-  server->cpu = cpu_from_last(address_.empty() ? 1 : 0);  // beside a client of this host
+  server->cpu = cpu_of(1);
   server->watched_fd = what_.watched_fd;
   auto serving = RunningProgram::start(*server);
   if (!serving) return tl::unexpected(serving.error());
@@ -333,10 +325,8 @@ void LocalServer::stop(SteadyTime deadline) {
 
 void compare_with_perftest(const Certification& what, const Programs& programs, PerfServer& server,
                            SteadyTime deadline, Findings& findings) {
-  for (std::uint32_t i = 0; i < kMeasurements; ++i) {
-    const SteadyTime end = now() + (deadline - now()) / (kMeasurements - i);
-    compare_once(what, programs, server, i, end, findings);
-  }
+  for (std::uint32_t i = 0; i < kMeasurements; ++i)
+    compare_once(what, programs, server, i, deadline, findings);
 }
 
 }  // namespace spinwire::doctor
