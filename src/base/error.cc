@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <cerrno>
 #include <cstring>
 
 namespace spinwire::base {
@@ -28,6 +29,10 @@ tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
 
 tl::unexpected<Error> fail_errno(Status status, ErrorText asked, std::string_view call, int error,
                                  ErrorText remedy) noexcept {
+  if (error == EMFILE || error == ENFILE) {
+    status = Status::limit;
+    remedy = error == EMFILE ? kProcessFilesRemedy : kSystemFilesRemedy;
+  }
   return fail(status, std::move(asked), format("{}: {}", call, errno_text(error)),
               std::move(remedy));
 }

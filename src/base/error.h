@@ -43,7 +43,14 @@ inline constexpr const char* kRefusalRemedy =
 [[nodiscard]] tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
                                          ErrorText remedy) noexcept;
 
-/// Makes the Error of a failed system call: `found` becomes "CALL: TEXT OF THE ERRNO VALUE".
+/// What helps when EMFILE or ENFILE refuses a descriptor.
+inline constexpr const char* kProcessFilesRemedy =
+    "raise the limit of open files (ulimit -n, or LimitNOFILE=)";
+inline constexpr const char* kSystemFilesRemedy =
+    "raise the system's limit of open files (sysctl fs.file-max)";
+
+/// Makes the Error of a failed system call: `found` becomes "CALL: TEXT OF THE ERRNO VALUE". When
+/// it was descriptors that ran out, the status is Status::limit and the remedy names their limit.
 /// Set-up.
 [[nodiscard]] tl::unexpected<Error> fail_errno(Status status, ErrorText asked,
                                                std::string_view call, int error,

@@ -100,10 +100,8 @@ tl::unexpected<Error> fail_hugepages(const Request& request, std::string_view ca
 
 tl::unexpected<Error> fail_memory(const Request& request, std::string_view call, int error) {
   if (request.huge) return fail_hugepages(request, call, error);
-  const bool files = error == EMFILE || error == ENFILE;
-  return fail_errno(files ? Status::limit : Status::no_memory, request.asked(), call, error,
-                    files ? "raise the limit of open files (ulimit -n)"
-                          : "ask for less, or free memory of this machine or its cgroup");
+  return fail_errno(Status::no_memory, request.asked(), call, error,
+                    "ask for less, or free memory of this machine or its cgroup");
 }
 
 Result<Request> check_request(std::size_t size, std::size_t page_size) {

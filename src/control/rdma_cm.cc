@@ -22,9 +22,6 @@ Status status_of(int error) noexcept {
       return Status::in_use;
     case EINVAL:
       return Status::invalid_argument;
-    case EMFILE:
-    case ENFILE:
-      return Status::limit;
     case ENOMEM:
       return Status::no_memory;
     default:

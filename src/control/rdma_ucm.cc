@@ -88,9 +88,6 @@ Status kind_of(int error) noexcept {
     case EACCES:
     case EPERM:
       return Status::no_device;
-    case EMFILE:
-    case ENFILE:
-      return Status::limit;
     case ENOMEM:
       return Status::no_memory;
     default:

@@ -22,9 +22,9 @@ struct Meaning {
 Meaning meaning(int error) noexcept {
   switch (error) {
     case EMFILE:
-      return {Status::limit, "raise the limit of open files (ulimit -n, or LimitNOFILE=)"};
+      return {Status::limit, base::kProcessFilesRemedy};
     case ENFILE:
-      return {Status::limit, "raise the system's limit of open files (sysctl fs.file-max)"};
+      return {Status::limit, base::kSystemFilesRemedy};
     case EAGAIN:
       return {Status::limit, "widen net.ipv4.ip_local_port_range: no ephemeral port is free"};
     case ENOMEM:

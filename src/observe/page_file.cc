@@ -37,9 +37,6 @@ constexpr const char* kRemedy =
 
 const char* remedy_of(int error) noexcept {
   switch (error) {
-    case EMFILE:
-    case ENFILE:
-      return "raise the limit of open files (ulimit -n, or LimitNOFILE=)";
     case ENOSPC:
     case ENOMEM:
     case EDQUOT:

@@ -144,7 +144,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->liveness.processes.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!c->liveness.processes) {
     return base::fail_errno(Status::system, "open the softverbs device", "epoll_create1", errno,
-                            "raise the limit of open files (ulimit -n)");
+                            "free memory of this machine");
   }
   auto locks = process_locks();
   if (!locks) return tl::unexpected(locks.error());

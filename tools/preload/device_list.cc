@@ -33,7 +33,10 @@ ibv_device make_device() noexcept {
 ibv_context* open_ours() {
   auto host = std::make_unique<Host>();
   auto opened = softverbs::open_device(Clock::real(), softverbs::Driving::by_poll);
-  if (!opened) return refuse_with<ibv_context>(ENOMEM);
+  if (!opened) {
+    const bool files = opened.error().status == Status::limit;
+    return refuse_with<ibv_context>(files ? EMFILE : ENOMEM);
+  }
   ibv_context* context = *opened;
   host->device = &softverbs::context_of(context);
   host->bare = context->ops;
