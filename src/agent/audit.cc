@@ -402,6 +402,8 @@ class AgentAuditor : public base::Auditor {
       s.own_queues += a.own_queue != kNone ? 1 : 0;
       s.offers += a.rendezvous.send_count;
       s.reads += a.rendezvous.reads_outstanding;
+      s.unheard_count += a.setup.is_unheard ? 1 : 0;
+      s.giving_way += a.setup.gives_way ? 1 : 0;
       for (const LeaseGranted& each : a.leases.granted) {
         if (each.origin != LeaseGranted::Origin::requested) continue;
         ++s.leases;
@@ -410,13 +412,18 @@ class AgentAuditor : public base::Auditor {
     }
     expect(found.size() == ctx_.sources.accounts.size(), "{} sources have connections, {} accounts",
            found.size(), ctx_.sources.accounts.size());
+    std::uint32_t unheard = 0;
     for (const auto& [account, s] : found) {
+      unheard += s.unheard_count;
       expect(account->connections == s.connections && account->receives == s.receives &&
                  account->own_queues == s.own_queues && account->offers == s.offers &&
                  account->reads == s.reads && account->leases == s.leases &&
-                 account->lease_bytes == s.lease_bytes,
+                 account->lease_bytes == s.lease_bytes &&
+                 account->unheard_count == s.unheard_count && account->giving_way == s.giving_way,
              "the account of a source with {} connections is wrong", s.connections);
     }
+    expect(unheard == ctx_.sources.unheard_count, "{} peers were never heard, {} counted", unheard,
+           ctx_.sources.unheard_count);
   }
 
   /// Reserved receives of an agent that its held messages use.

@@ -316,7 +316,8 @@ void run_out_of_band_step(EngineContext& ctx, Agent& a) noexcept {
 Agent*& next_in_setup_queue(Agent& a) noexcept { return a.setup.next; }
 
 void queue_setup(EngineContext& ctx, Agent& a) noexcept {
-  if (std::exchange(a.setup.in_queue, true)) return;
+  if (a.setup.in_queue) return;
+  a.setup.in_queue = true;
   SourceAccount& s = *a.source;
   s.setup.agents.push_back(a);
   if (!std::exchange(s.setup.is_listed, true)) ctx.sources.setup_turns.push_back(s);

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "agent/engine_context.h"
+#include "agent/agent.h"
 #include "spinwire/engine.h"
 #include "wire/handshake.h"
 

@@ -252,15 +252,18 @@ struct Setup {
   control::HandshakeId handshake;  ///< at the control port; may be over
   Agent* next = nullptr;           ///< in SourceAccount::setup
   std::uint32_t psn = 0;
-  bool in_queue = false;  ///< waits for a control verb
-  bool outbound = false;
-  bool was_ready = false;
-  bool out_of_band = false;         ///< the application exchanges the endpoints
-  bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
-  bool address_pending = false;     ///< out-of-band: the peer's address is being resolved
+  bool in_queue : 1 = false;  ///< waits for a control verb
+  bool outbound : 1 = false;
+  bool was_ready : 1 = false;
+  bool out_of_band : 1 = false;         ///< the application exchanges the endpoints
+  bool endpoint_delivered : 1 = false;  ///< out-of-band: on_endpoint has run
+  bool address_pending : 1 = false;     ///< out-of-band: the peer's address is being resolved
+  bool is_unheard : 1 = false;          ///< in SourceAccount::unheard
+  bool gives_way : 1 = false;           ///< to a new peer
   LossProbe probe = LossProbe::none;
   std::unique_ptr<EndpointExchange> endpoints;  ///< out-of-band: not null
   std::unique_ptr<CmLink> cm;                   ///< if through rdma_cm
+  base::IntrusiveLinks<Agent> unheard, unheard_of_source;
 };
 
 /// The peer, as the handshake described it.

@@ -9,6 +9,7 @@
 #include "agent/completion.h"
 #include "agent/recording.h"
 #include "agent/room_waiters.h"
+#include "agent/unheard_peers.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -93,7 +94,7 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
       queue_pairs(std::make_unique<ibv_qp*[]>(settings.connections.maximum)),
       flush_queue(settings.connections.maximum, work.flush),
       end_of_poll_list(settings.connections.maximum, work.end_of_poll),
-      sources(settings.connections.maximum + 1),  // one more while an agent moves
+      sources(settings.connections.maximum + 1, clock),  // one more while an agent moves
       rendezvous(std::make_unique<RendezvousPool>(max_rendezvous_sends(settings),
                                                   max_rendezvous_receives(settings))),
       control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +
@@ -148,6 +149,7 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.send_queue.direct_limit = ready ? max_direct_limit(ctx, a) : std::uint16_t{0};
   a.rendezvous.longest_direct = ready ? longest_direct(ctx, a) : 0;
   ctx.timers.cancel(a.setup.timer);
+  if (!ready) stop_awaiting_peer(ctx, a);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {
     case ConnectionState::resolving:
@@ -353,6 +355,9 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
     a.reconnect->first.status = Status::ok;
   }
   enter(ctx, a, ConnectionState::ready);
+  await_peer(ctx, a);
+  // The first word: else the peer would hear us with the next keepalive only.
+  if (a.setup.outbound && a.raw == nullptr) (void)write_credit(ctx, a);
   ++(a.setup.outbound ? ctx.stats.connected : ctx.stats.accepted);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));

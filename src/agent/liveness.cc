@@ -17,6 +17,8 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/recording.h"
+#include "agent/unheard_peers.h"
 #include "base/error.h"
 #include "wire/credit_word.h"
 
@@ -172,6 +174,7 @@ void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   const bool ended = !is_silent && a.raw == nullptr && ends_for_stall(ctx, a, elapsed);
   a.liveness.last_check = now;
   if (is_silent) return report_silent_peer(ctx, a);
+  if (was_heard(a)) stop_awaiting_peer(ctx, a);
   if (a.raw != nullptr || ended) return;
   // The next check would be too late. Checks lie on a grid, so two of them are apart by a little
   // less than their interval about as often as by a little more.

@@ -8,6 +8,7 @@
 
 #include "agent/agent.h"
 #include "agent/completion.h"
+#include "agent/long_messages.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
 #include "base/error.h"

@@ -76,6 +76,7 @@ void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source
 
 void close_account(EngineContext& ctx, Agent& a) noexcept {
   SourceAccount& s = *std::exchange(a.source, nullptr);
+  if (a.setup.gives_way) --s.giving_way;
   --s.connections;
   release_unused(ctx, s);
 }

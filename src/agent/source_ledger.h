@@ -17,6 +17,7 @@
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "control/address.h"
+#include "control/grace.h"
 #include "control/source_share.h"
 #include "memory/arena.h"
 
@@ -34,6 +35,8 @@ constexpr bool has_share(std::uint64_t held, std::uint64_t free, std::uint64_t m
 
 Agent*& next_in_setup_queue(Agent& a) noexcept;
 Agent*& next_in_rendezvous(Agent& a) noexcept;
+base::IntrusiveLinks<Agent>& unheard_links(Agent& a) noexcept;
+base::IntrusiveLinks<Agent>& unheard_of_source_links(Agent& a) noexcept;
 
 struct SourceAccount;
 
@@ -57,6 +60,10 @@ struct SourceAccount {
   control::Source host{};
   Waiting<next_in_setup_queue> setup;
   Waiting<next_in_rendezvous> readers;
+  base::IntrusiveList<unheard_of_source_links> unheard;  ///< see unheard_peers.h; oldest first
+  std::uint32_t unheard_count = 0;
+  std::uint32_t giving_way = 0;  ///< connections that end because their peers were never heard
+  base::IntrusiveLinks<SourceAccount> heavy;
 };
 
 SourceAccount*& next_for_setup(SourceAccount& s) noexcept;
@@ -64,11 +71,18 @@ SourceAccount*& next_reader(SourceAccount& s) noexcept;
 
 struct SourceLedger {
   /// May throw std::bad_alloc.
-  explicit SourceLedger(std::uint32_t connections) : accounts(connections) {}
+  SourceLedger(std::uint32_t connections, const Clock& clock)
+      : accounts(connections), heavy_above(connections / 4), grace(clock) {}
   base::IndexPool<SourceAccount> accounts;
   std::map<control::Source, SourceAccount*> hosts;
   std::uint64_t lease_bytes = 0;                     ///< lease_charge() of all
   base::IntrusiveQueue<next_for_setup> setup_turns;  ///< sources with agents that have a step to do
+  base::IntrusiveList<unheard_links> unheard;        ///< see unheard_peers.h; oldest first
+  std::uint32_t unheard_count = 0;
+  /// Sources with more peers than this that were never heard.
+  base::IntrusiveList<&SourceAccount::heavy> heavy;
+  std::uint32_t heavy_above;
+  control::Grace grace;  ///< of peers that were never heard
 };
 
 /// The part of a chunk that the block of a lease takes, bytes.

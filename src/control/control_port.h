@@ -190,6 +190,10 @@ class ControlPort {
     return options_.handshakes - outbound_;
   }
   [[nodiscard]] std::uint32_t handshakes() const noexcept { return inbound_ + outbound_; }
+  /// Peers that wait for a connection. Without the one that ListenerOwner::admit() is asked about.
+  [[nodiscard]] std::uint32_t waiting_for_connections() const noexcept {
+    return held_for_connections_;
+  }
   /// Peers that were refused, or dropped because they sent nothing valid.
   [[nodiscard]] std::uint64_t refusals() const noexcept { return refusals_; }
   [[nodiscard]] const AuthenticationCounts& authentication() const noexcept {
@@ -255,7 +259,7 @@ class ControlPort {
   void stop_resolving(Handshake& h) noexcept;
   void end_resolution(Handshake& h, bool answered) noexcept;
   /// Whether the listener takes a connection now. False: it is refused, or waits.
-  bool admit(Handshake& h, ListenerOwner& owner);
+  bool admit(Handshake& h, ListenerOwner& owner, const Endpoint* endpoint);
   void answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
   [[nodiscard]] bool may_challenge(Handshake& h);

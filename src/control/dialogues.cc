@@ -94,7 +94,10 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   if (owner == nullptr) return port.refuse(h, nobody_listens());
   const auto* hello = std::get_if<wire::Hello>(&got.body);
   const auto* join = std::get_if<wire::JoinSession>(&got.body);
-  if ((hello != nullptr || join != nullptr) && !port.admit(h, *owner)) return;
+  const Endpoint* const endpoint = hello != nullptr  ? &hello->endpoint
+                                   : join != nullptr ? &join->endpoint
+                                                     : nullptr;
+  if (endpoint != nullptr && !port.admit(h, *owner, endpoint)) return;
   const HandshakeId id = h.id;
   const ListenerId at = listener;  // the owner may end the handshake, and this with it
   const auto accept = [&](const Result<AcceptedConnection>& taken) {
@@ -224,7 +227,7 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   // The kernel's rdma_cm answers whence a request came. It does not resolve what the request names.
   const auto resolved = port.resolve(h, h.request->gid, GidType::unknown);
   if (!resolved) return port.refuse(h, resolved.error());
-  if (!*resolved || !port.admit(h, *to)) return;
+  if (!*resolved || !port.admit(h, *to, nullptr)) return;
   const HandshakeId id = h.id;
   const auto taken = to->on_cm_request(id, h.request->id, h.request->event);
   if (port.find<CmIncoming>(id) == nullptr) return;  // the owner has ended it in the call

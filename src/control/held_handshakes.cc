@@ -25,8 +25,8 @@ void ControlPort::unhold(Handshake& h) noexcept {
   std::erase(held_, h.id.index);
 }
 
-bool ControlPort::admit(Handshake& h, ListenerOwner& owner) {
-  const auto room = owner.admit(h.peer());
+bool ControlPort::admit(Handshake& h, ListenerOwner& owner, const Endpoint* endpoint) {
+  const auto room = owner.admit(h.peer(), endpoint);
   if (!room) {
     refuse(h, room.error());
     return false;

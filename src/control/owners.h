@@ -104,7 +104,7 @@ class ProbeOwner {
 /// Whether a listener has room for one more connection.
 struct Admission {
   bool now = true;
-  /// If not now: half-open connections that are being torn down, each of which makes room for one.
+  /// If not now: connections that are being torn down, each of which makes room for one.
   std::uint32_t ending = 0;
 };
 
@@ -129,8 +129,9 @@ class ListenerOwner {
  public:
   virtual ~ListenerOwner() = default;
   /// Precedes on_hello(), on_join_session() and on_cm_request(). Without room now the port keeps
-  /// the request, ends a half-open connection if that is due, and asks again. Errors: limit.
-  virtual Result<Admission> admit(const Address& peer) = 0;
+  /// the request, ends a half-open connection if that is due, and asks again. `endpoint`: the
+  /// peer's; null: not known yet. Errors: limit.
+  virtual Result<Admission> admit(const Address& peer, const Endpoint* endpoint) = 0;
   virtual Result<AcceptedConnection> on_hello(HandshakeId handshake, const Address& peer,
                                               const Endpoint& endpoint) = 0;
   /// Errors: refused (no such session here), and others.

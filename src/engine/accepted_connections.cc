@@ -1,5 +1,7 @@
 #include "engine/accepted_connections.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "config/queue_sizing.h"
 #include "control/peer_source.h"
@@ -21,6 +23,12 @@ Result<void> AcceptedConnections::check_share(const control::Address& source,
                                  sources_.used_by(source), maximum_, control::source_text(source)),
                     "close some, or raise connections.maximum_per_source or "
                     "connections.maximum at the server");
+}
+
+std::uint32_t AcceptedConnections::records_lacking(const control::Address& source,
+                                                   std::uint32_t free) const noexcept {
+  const std::uint32_t needed = sources_.used_by(source) / control::kShareOfFree + 1;
+  return std::max(needed, free) - free;
 }
 
 Result<control::Admission> AcceptedConnections::admit(const control::Address& source,
@@ -58,6 +66,11 @@ void AcceptedConnections::on_ready(std::uint64_t subject) noexcept {
 void AcceptedConnections::on_ending(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
   if (record.part == Part::half_open) enter(record, Part::ending);
+}
+
+void AcceptedConnections::on_giving_way(std::uint64_t subject) noexcept {
+  Record& record = record_of(subject);
+  if (record.part == Part::ready) enter(record, Part::ending);
 }
 
 void AcceptedConnections::remove(std::uint64_t subject) noexcept {

@@ -20,6 +20,9 @@ class AcceptedConnections {
   /// Whether one more is within the source's share, while `free` records of connections are free.
   /// Errors: limit (connections.maximum_per_source).
   [[nodiscard]] Result<void> check_share(const control::Address& source, std::uint32_t free) const;
+  /// How many more records would have to be free for the source to be within its share.
+  [[nodiscard]] std::uint32_t records_lacking(const control::Address& source,
+                                              std::uint32_t free) const noexcept;
   /// Also checks that there is room for a half-open one.
   /// `is_full`: no record or receive is left. Errors: limit (connections.maximum_per_source).
   [[nodiscard]] Result<control::Admission> admit(const control::Address& source, std::uint32_t free,
@@ -30,6 +33,8 @@ class AcceptedConnections {
   void on_ready(std::uint64_t subject) noexcept;
   /// It is torn down before it was ready.
   void on_ending(std::uint64_t subject) noexcept;
+  /// One that was ready is torn down for a new peer, which waits for it.
+  void on_giving_way(std::uint64_t subject) noexcept;
   /// Its record becomes free. Does nothing for one that was not added.
   void remove(std::uint64_t subject) noexcept;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/unheard_peers.h"
 #include "base/error.h"
 #include "base/internals.h"
 #include "config/connection_attributes.h"
@@ -33,8 +34,9 @@ class ApplicationListener final : public control::ListenerOwner {
                       const ListenTerms& terms)
       : connector_(connector), calls_(calls), terms_(terms) {}
 
-  Result<control::Admission> admit(const control::Address& peer) override {
-    return connector_.admit(peer);
+  Result<control::Admission> admit(const control::Address& peer,
+                                   const Endpoint* endpoint) override {
+    return connector_.admit(peer, endpoint);
   }
   Result<control::AcceptedConnection> on_hello(control::HandshakeId handshake,
                                                const control::Address& peer,
@@ -45,8 +47,6 @@ class ApplicationListener final : public control::ListenerOwner {
                                                       const control::Address& peer,
                                                       const wire::JoinSession& join) override {
     if (calls_ == nullptr) return rpc::no_such_session();
-    if (auto share = connector_.check_process(peer, join.endpoint); !share)
-      return tl::unexpected(share.error());
     rpc::JoinOutcome joined = rpc::on_join_session(*calls_, handshake, peer, join);
     if (joined.made) connector_.count(*joined.made, source_of(peer, join.endpoint), !joined.answer);
     return std::move(joined.answer);
@@ -267,30 +267,44 @@ Result<void> Connector::check_accepting() const {
 }
 
 /// A peer that would be refused, or wait, learns that the engine drains.
-Result<control::Admission> Connector::admit(const control::Address& peer) const {
-  auto room = room_for(peer);
-  if (!room || !room->now) {
-    if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
-  }
-  return room;
+Result<control::Admission> Connector::admit(const control::Address& peer,
+                                            const Endpoint* endpoint) {
+  const control::Address source = endpoint != nullptr ? source_of(peer, *endpoint) : peer;
+  auto room = room_for(source);
+  const bool is_full = agent::is_full(context_);
+  if (room && room->now && !is_full) return room;
+  if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
+  if (room && !is_full) return room;  // half-open ones have their share
+  return make_room(source, std::move(room));
 }
 
-Result<control::Admission> Connector::room_for(const control::Address& peer) const {
-  if (auto share = agent::check_receives_of(context_, peer); !share)
+Result<control::Admission> Connector::make_room(const control::Address& source,
+                                                Result<control::Admission> room) {
+  // Peers that were never heard give way to any source that would be within its share without them,
+  // and else to peers of their own source.
+  const std::uint32_t free = free_records();
+  const bool yields_to_all =
+      accepted_.check_share(source, free + context_.sources.unheard_count).has_value();
+  const agent::UnheardPeers unheard =
+      agent::find_unheard(context_, yields_to_all ? nullptr : &source);
+  const std::uint32_t lacking = std::max(accepted_.records_lacking(source, free), 1u);
+  if (unheard.due != nullptr && accepted_.ending() < port_.waiting_for_connections() + lacking) {
+    agent::give_way(context_, *unheard.due);
+    accepted_.on_giving_way(agent::subject_of(*unheard.due));
+  }
+  if (!unheard.any) return room;
+  // The end of a half-open connection helps a full engine, but not a source that has its share.
+  return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1};
+}
+
+Result<control::Admission> Connector::room_for(const control::Address& source) const {
+  if (auto share = agent::check_receives_of(context_, source); !share)
     return tl::unexpected(share.error());
-  return accepted_.admit(peer, free_records(), agent::is_full(context_));
+  return accepted_.admit(source, free_records(), agent::is_full(context_));
 }
 
 std::uint32_t Connector::free_records() const noexcept {
   return context_.agents.capacity() - context_.agents.size();
-}
-
-Result<void> Connector::check_process(const control::Address& peer,
-                                      const Endpoint& endpoint) const {
-  const control::Address source = source_of(peer, endpoint);
-  if (source == peer) return {};
-  if (auto share = agent::check_receives_of(context_, source); !share) return share;
-  return accepted_.check_share(source, free_records());
 }
 
 void Connector::count(std::uint64_t subject, const control::Address& source, bool ending) noexcept {
@@ -325,7 +339,6 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
   if (auto open = check_accepting(); !open) return tl::unexpected(open.error());
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
-  if (auto share = check_process(peer, endpoint); !share) return tl::unexpected(share.error());
   const control::AddressText address = peer.text();
   const std::string_view key = port_.key_of(handshake);
   const auto ours = ask_to_connect({address.view(), key, endpoint.private_data.bytes()}, terms);

@@ -80,7 +80,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
 
   // For listeners.
   /// Implements ListenerOwner::admit().
-  Result<control::Admission> admit(const control::Address& peer) const;
+  Result<control::Admission> admit(const control::Address& peer, const Endpoint* endpoint);
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
                                              const control::Address& peer, const Endpoint& endpoint,
                                              const ListenTerms& terms);
@@ -90,10 +90,6 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// What the application says to a peer that asks for a session. Errors: refused.
   Result<PrivateData> accept_session(control::HandshakeId handshake, const control::Address& peer,
                                      const wire::SessionEnd& client, const ListenTerms& terms);
-  /// Whether a peer that names this endpoint is within the share of its process. admit() has
-  /// checked a host's. Errors: limit.
-  [[nodiscard]] Result<void> check_process(const control::Address& peer,
-                                           const Endpoint& endpoint) const;
   /// Counts a connection that another part has accepted, for its source. `ending`: it has failed
   /// since, and its record is not free yet.
   void count(std::uint64_t subject, const control::Address& source, bool ending = false) noexcept;
@@ -103,7 +99,10 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
     return context_.find(static_cast<std::uint32_t>(subject),
                          static_cast<std::uint32_t>(subject >> 32));
   }
-  [[nodiscard]] Result<control::Admission> room_for(const control::Address& peer) const;
+  [[nodiscard]] Result<control::Admission> room_for(const control::Address& source) const;
+  /// The source has no room, as `room` says: a peer that was never heard gives way.
+  Result<control::Admission> make_room(const control::Address& source,
+                                       Result<control::Admission> room);
   [[nodiscard]] std::uint32_t free_records() const noexcept;
   /// The agent of a handshake that is over; null if the agent is gone, or is ready all the same.
   agent::Agent* find_unready(std::uint64_t subject) noexcept;

@@ -68,8 +68,8 @@ class Latencies {
     const std::uint64_t next = victim_.control_steps() + kStepsBetween;
     ASSERT_TRUE(
         until({&client_}, [&] { return victim_.control_steps() >= next && is_under_attack(); }))
-        << "strangers have " << victim_.handshakes() << " handshakes and " << victim_.sessions()
-        << " sessions only";
+        << "strangers have " << victim_.handshakes() << " handshakes, " << victim_.sessions()
+        << " sessions and " << victim_.connections() << " connections only";
     const auto begun = std::chrono::steady_clock::now();
     Ran seen = now();
     std::chrono::nanoseconds both{0};
@@ -122,6 +122,7 @@ const double kMostMs = 100.0 * slowness();
 /// What the honest client does, and what strangers must hold each time that it begins.
 enum class Order : char {
   connect_without_handshakes = 'h',
+  connect_without_connections = 'c',
   open_sessions_without_handshakes = 'o',
   open_sessions_without_sessions = 's',
   // In floods from many addresses: a client that did not run for some milliseconds tries again.
@@ -169,8 +170,9 @@ class HonestClient {
   /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
   /// slow library. So the test fails only if two rounds in a row are too slow.
   void follow(Node& client, Order order) {
-    const bool connects =
-        order == Order::connect_without_handshakes || order == Order::connect_at_last;
+    const bool connects = order == Order::connect_without_handshakes ||
+                          order == Order::connect_without_connections ||
+                          order == Order::connect_at_last;
     double p99 = kMostMs;
     for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
       Latencies latencies(victim_, client);
@@ -185,8 +187,11 @@ class HonestClient {
     EXPECT_LT(p99, kMostMs) << "in the better of two rounds";
   }
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
-  /// source may have, or the quarter of all connections that may be half-open.
+  /// source may have, the quarter of all connections that may be half-open, or all connections but
+  /// those that have just given way.
   [[nodiscard]] bool is_under_attack(Order order) const {
+    if (order == Order::connect_without_connections)
+      return victim_.connections() >= config_.connections.maximum - 2;
     if (order == Order::open_sessions_without_sessions)
       return victim_.sessions() >= config_.rpc.sessions - config_.rpc.sessions / 4;
     return victim_.handshakes() >=
@@ -438,6 +443,63 @@ TEST_F(AttackByFlood, HandshakesInEveryStateFromManyAddresses) {
   };
   attack(Order::open_sessions_at_last, 2000, strike);
   EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
+}
+
+/// Strangers that say that they are ready, without a device: they name the victim's own, which it
+/// tells them.
+class AttackByReadiness : public AttackByFlood {
+ protected:
+  void SetUp() override {
+    Config config = few_connections();
+    config.connections.peer_timeout = 60s;
+    addresses_ = kAddresses;
+    start(config);
+    const Stream first = attacking_stream();
+    first.send(hello());
+    const auto told = first.receive();
+    const auto* accept = told ? std::get_if<wire::Accept>(&told->body) : nullptr;
+    ASSERT_NE(accept, nullptr);
+    theirs_ = accept->endpoint;
+  }
+  void TearDown() override {
+    waiting_.clear();
+    AttackByFlood::TearDown();
+  }
+  void strike() {
+    waiting_.push_back(attacking_stream());
+    spinwire::Endpoint forged = mine_;
+    forged.gid = theirs_.gid;
+    forged.qp_num = theirs_.qp_num;
+    waiting_.back().send(wire::encode(wire::Hello{forged}));
+    for (std::size_t i = 0; i < waiting_.size();) {
+      if (!goes_on(waiting_[i])) {
+        ++i;
+        continue;
+      }
+      leaving_.push_back(std::move(waiting_[i]));
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (leaving_.size() > 64) leaving_.pop_front();
+    }
+  }
+  /// Whether the victim has accepted, so that this end says that it is ready, or has closed.
+  bool goes_on(const Stream& s) {
+    if (!s.is_accepted()) return s.is_over();
+    const auto got = s.receive();
+    const auto* accept = got ? std::get_if<wire::Accept>(&got->body) : nullptr;
+    if (accept == nullptr) return true;
+    s.send(wire::encode(wire::Ready{accept->endpoint.incarnation}));
+    ++confirmed_;
+    return true;
+  }
+
+  spinwire::Endpoint theirs_;
+  std::deque<Stream> waiting_, leaving_;
+  std::uint32_t confirmed_ = 0;
+};
+
+TEST_F(AttackByReadiness, KeepsNobodyOut) {
+  attack(Order::connect_without_connections, 200, [&](std::uint32_t) { strike(); });
+  EXPECT_GT(confirmed_, few_connections().connections.maximum);
 }
 
 TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {

@@ -74,10 +74,11 @@ class Victim {
   [[nodiscard]] std::uint64_t control_steps() const noexcept {
     return shown_->control_steps.load();
   }
-  /// Inbound handshakes under way, and sessions, at the victim's last control step. For any
-  /// process.
+  /// Inbound handshakes under way, sessions, and connections, at the victim's last control step.
+  /// For any process.
   [[nodiscard]] std::uint32_t handshakes() const noexcept { return shown_->handshakes.load(); }
   [[nodiscard]] std::uint32_t sessions() const noexcept { return shown_->sessions.load(); }
+  [[nodiscard]] std::uint32_t connections() const noexcept { return shown_->connections.load(); }
   /// How long the victim has had a processor, so far. For any process.
   [[nodiscard]] std::chrono::nanoseconds processor_time() const { return shown_->ran.load(); }
   /// Waits until the victim has taken so many more control steps.
@@ -101,7 +102,7 @@ class Victim {
   /// What it shows while it runs.
   struct Shown {
     std::atomic<std::uint64_t> control_steps{0};
-    std::atomic<std::uint32_t> handshakes{0}, sessions{0};
+    std::atomic<std::uint32_t> handshakes{0}, sessions{0}, connections{0};
     std::atomic<std::chrono::nanoseconds> ran{std::chrono::nanoseconds(0)};
   };
 
@@ -151,6 +152,7 @@ class Victim {
       const auto& core = *spinwire::detail::core_of(node.engine);
       shown.handshakes.store(core.control.handshakes());
       shown.sessions.store(core.calls->servers.size());
+      shown.connections.store(core.context.agents.size());
       shown.control_steps.store(node.engine.stats().control_steps);
       shown.ran.store(thread_time());
     }

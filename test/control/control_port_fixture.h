@@ -141,7 +141,7 @@ struct ListenerRecord : control::ListenerOwner {
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
     return control::AcceptedConnection{&owner, 77};
   }
-  Result<control::Admission> admit(const control::Address& peer) override {
+  Result<control::Admission> admit(const control::Address& peer, const Endpoint*) override {
     asked.push_back(peer.str());
     return control::Admission{has_room, ending};
   }

@@ -169,21 +169,21 @@ TEST_F(EngineAcceptedConnections, OneThatFailedWhileItWasAcceptedCountsUntilItsR
                                     std::move(*spinwire::base::OwnerGuard::create()));
   ASSERT_TRUE(core.open());
   const Address peer = address("10.0.0.1:7");
-  ASSERT_TRUE(core.connector.admit(peer));
+  ASSERT_TRUE(core.connector.admit(peer, nullptr));
   spinwire::agent::Agent* const failed = *spinwire::agent::make(
       core.context, {.peer = "10.0.0.1:7", .attributes = core.context.attributes}, "test");
   core.connector.count(spinwire::agent::subject_of(*failed), peer, true);
-  const auto second = core.connector.admit(peer);
+  const auto second = core.connector.admit(peer, nullptr);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().status, Status::limit);
-  const auto other = core.connector.admit(address("10.0.0.2:7"));
+  const auto other = core.connector.admit(address("10.0.0.2:7"), nullptr);
   ASSERT_TRUE(other);
   spinwire::agent::fail(core.context, *failed, {Status::protocol, "test", "a bad endpoint", ""});
   ASSERT_TRUE(until({}, [&] {
     (void)core.poll();
     return core.context.agents.size() == 0;
   }));
-  EXPECT_TRUE(core.connector.admit(peer));
+  EXPECT_TRUE(core.connector.admit(peer, nullptr));
   core.end();
 }
 

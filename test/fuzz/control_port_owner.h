@@ -319,7 +319,7 @@ class Owner final : public control::ConnectionOwner,
       ++calls;
       return result;
     }
-    Result<control::Admission> admit(const Address& peer) override {
+    Result<control::Admission> admit(const Address& peer, const Endpoint*) override {
       return counted(owner.admit(peer));
     }
     Result<control::AcceptedConnection> on_hello(HandshakeId id, const Address& peer,
