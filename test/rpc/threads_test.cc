@@ -172,7 +172,11 @@ TEST(ThreadsRpc, AnEngineMayBeDestroyedElsewhereOnceItsThreadHasEnded) {
   owner.join();
   EXPECT_EQ(connection.send_copy({}), Status::wrong_thread) << "it cannot be used here";
   client->engine = Engine();
-  EXPECT_EQ(ended, (std::vector<Status>{Status::flushed, Status::flushed}));
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[0], Status::flushed);
+  // An adapter may have sent the message meanwhile.
+  EXPECT_TRUE(ended[1] == Status::flushed || (!on_softverbs() && ended[1] == Status::ok))
+      << to_string(ended[1]);
   EXPECT_EQ(inside, Status::wrong_thread);
   EXPECT_EQ(client->closed.size(), 1u);
   EXPECT_EQ(connection.send_copy({}), Status::not_connected);
