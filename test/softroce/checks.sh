@@ -77,7 +77,8 @@ repeat_alone() {
   for name in "$@"; do
     if (($# <= most_repeated)); then
       echo "Softroce.$name failed beside others; it runs again, alone"
-      (run_test "$name" "$name-again")
+      run_test "$name" "$name-again" &
+      wait $!
     fi
     if [[ -e "$work/$name-again/verdict" ]]; then
       passed_tests=$((passed_tests + 1))

@@ -35,9 +35,19 @@ fi
 work=$(mktemp -d) || exit
 export TMPDIR=$work # the tool's folders; all must be gone at the end
 trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM HUP
+# Ends the processes below one. Some tests have process groups of their own, so a signal to ours does not
+# reach them.
+end_below() {
+  local child
+  for child in $(pgrep -P "$1"); do
+    end_below "$child"
+    kill "$child" 2>/dev/null
+  done
+}
+trap 'end_below $$; wait; exit 130' INT TERM HUP
 
-if ! timeout 900 "$vm" --prepare; then
+timeout 900 "$vm" --prepare & # a trap runs at once only while the shell waits for a job
+if ! wait $!; then
   echo 'softroce: the machine with Soft-RoCE cannot be made here. SOFTROCE=off leaves it out.'
   failed_tests+=(Softroce.Prepares)
   finish
