@@ -21,6 +21,7 @@
 #include "engine/poll_schedule.h"
 #include "engine/sleeping.h"
 #include "engine/zero_cost.h"
+#include "long_run.h"
 
 namespace waiting_test {
 namespace {
@@ -181,7 +182,7 @@ void race(std::uint64_t races) {
 TEST(Waiting, NoWakeUpIsLostBetweenProcesses) {
   race(device_name().starts_with("softverbs") ? amount(20'000) : 10'000);
 }
-TEST(SlowWaiting, NoWakeUpIsLostInAMillionRaces) { race(1'000'000 / slowness()); }
+TEST(SlowWaiting, NoWakeUpIsLostInManyRaces) { race(rounds_of(1'000'000) / slowness()); }
 
 TEST(ThreadsWaiting, NoWakeUpIsLostBetweenThreads) {
   constexpr std::uint64_t kRaces = 2'000;

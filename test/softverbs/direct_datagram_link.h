@@ -38,7 +38,7 @@ struct NumberedDatagram {
                                                    : payload.size();
     const std::uint64_t least = number < kLong ? 0 : sv::kDirectPayload + 1;
     payload_length = static_cast<std::uint32_t>(least + number % (most - least + 1));
-    fill(payload, number);
+    fill(std::span(payload).first(payload_length), number);
   }
   [[nodiscard]] std::uint32_t length() const {
     return static_cast<std::uint32_t>(sv::kDirectHeader) + payload_length;

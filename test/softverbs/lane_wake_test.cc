@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "long_run.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc/rc_direct.h"
 #include "softverbs/rc_link.h"
@@ -218,7 +219,7 @@ TEST(ThreadsSoftverbsWake, NoMessageIsLeftInASleepingLane) {
   close(ends[1]);
 }
 
-TEST(SlowSoftverbsWake, AMillionRacesBetweenProcesses) {
+TEST(SlowSoftverbsWake, RacesBetweenProcesses) {
   void* at = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(at, MAP_FAILED);
   Page& page = *new (at) Page;
@@ -226,7 +227,7 @@ TEST(SlowSoftverbsWake, AMillionRacesBetweenProcesses) {
     Senders senders(socket);
     senders.run(page);
   });
-  race(child.socket(), page, 1'000'000 / kLanes);
+  race(child.socket(), page, rounds_of(1'000'000) / kLanes);
   EXPECT_EQ(child.wait(), 0);
   munmap(at, sizeof(Page));
 }

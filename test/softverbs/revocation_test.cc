@@ -14,6 +14,7 @@
 
 #include "base/random.h"
 #include "forbidden_call.h"
+#include "long_run.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
@@ -304,7 +305,7 @@ void revoke_again_and_again(By by, const Scale& scale, bool private_memory = fal
   munmap(at, sizeof(Page));
 }
 
-constexpr Scale kLarge = {std::size_t{64} << 20, 10'000, 64, 512u << 10};
+Scale large() { return {std::size_t{64} << 20, rounds_of(10'000), 64, 512u << 10}; }
 constexpr Scale kSmall = {std::size_t{2} << 20, 30, 8, 256u << 10};
 
 TEST(SoftverbsRevoked, ByItsKey) { revoke_again_and_again(By::key, kSmall); }
@@ -312,11 +313,11 @@ TEST(SoftverbsRevoked, ByItsWindow) { revoke_again_and_again(By::window, kSmall)
 TEST(SoftverbsRevoked, ByItsQueuePair) { revoke_again_and_again(By::queue_pair, kSmall); }
 TEST(SoftverbsRevoked, ByItsRights) { revoke_again_and_again(By::rights, kSmall); }
 
-TEST(SlowSoftverbsRevoked, TenThousandKeys) { revoke_again_and_again(By::key, kLarge); }
+TEST(SlowSoftverbsRevoked, ByKeys) { revoke_again_and_again(By::key, large()); }
 TEST(SlowSoftverbsRevoked, PrivateMemory) {
   revoke_again_and_again(By::key, {std::size_t{64} << 20, 500, 32, 1u << 20}, true);
 }
-TEST(SlowSoftverbsRevoked, TenThousandWindows) { revoke_again_and_again(By::window, kLarge); }
+TEST(SlowSoftverbsRevoked, ByWindows) { revoke_again_and_again(By::window, large()); }
 TEST(SlowSoftverbsRevoked, QueuePairs) {
   revoke_again_and_again(By::queue_pair, {std::size_t{64} << 20, 2'000, 32, 1u << 20});
 }

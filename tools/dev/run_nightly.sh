@@ -44,6 +44,8 @@ stage sim "${make[@]}" sim RUNS="${SIM_RUNS:-200000}" JOBS=2
 stage sim-proof "${make[@]}" sim-proof
 SPINWIRE_TEST_KILLS=${KILLS:-1000} test_stage kills \
   "${make[@]}" check-tests FILTER='SlowKill*' TEST_TIMEOUT=7200
+SPINWIRE_TEST_LONG=1 test_stage races \
+  "${make[@]}" check-tests FILTER='SlowWaiting.*:SlowSoftverbsWake.*:SlowSoftverbsRevoked.*' TEST_TIMEOUT=7200
 SPINWIRE_TEST_RESTARTS=${RESTARTS:-100} test_stage restarts \
   "${make[@]}" check-tests FILTER='SlowRollingRestart.*' TEST_TIMEOUT=7200
 if has_softroce; then
