@@ -89,6 +89,8 @@ void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept {
   if (--a.source->unheard_count == all.heavy_above) all.heavy.erase(*a.source);
 }
 
+std::uint32_t unheard_count(const EngineContext& ctx) noexcept { return ctx.sources.unheard_count; }
+
 UnheardPeers find_unheard(EngineContext& ctx, const control::Address* source) noexcept {
   if (source != nullptr) return find_unheard_of(ctx, *source);
   // While a source has so many, only its peers give way.

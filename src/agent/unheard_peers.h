@@ -10,6 +10,8 @@
 // the application or a key speaks for is no stranger: they do not give way. Cold.
 #pragma once
 
+#include <cstdint>
+
 #include "control/address.h"
 
 namespace spinwire::agent {
@@ -21,6 +23,8 @@ struct EngineContext;
 void await_peer(EngineContext& ctx, Agent& a) noexcept;
 /// The peer was heard, or the connection ends.
 void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept;
+
+std::uint32_t unheard_count(const EngineContext& ctx) noexcept;
 
 struct UnheardPeers {
   bool any = false;      ///< one will give way, or is doing so, unless it is heard

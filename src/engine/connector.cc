@@ -284,7 +284,7 @@ Result<control::Admission> Connector::make_room(const control::Address& source,
   // and else to peers of their own source.
   const std::uint32_t free = free_records();
   const bool yields_to_all =
-      accepted_.check_share(source, free + context_.sources.unheard_count).has_value();
+      accepted_.check_share(source, free + agent::unheard_count(context_)).has_value();
   const agent::UnheardPeers unheard =
       agent::find_unheard(context_, yields_to_all ? nullptr : &source);
   const std::uint32_t lacking = std::max(accepted_.records_lacking(source, free), 1u);
