@@ -160,19 +160,23 @@ TEST(SoftverbsHostile, AContextThatWasGivenUpConnectsNoMore) {
 }
 
 TEST(SoftverbsHostile, AWriteTooShortForItsTarget) {
-  Link link;
-  ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
-  sv::OutLane& out = link.a.internals().peers[0]->out;
-  sv::Line& line = out.lines[out.tail];
-  const ibv_sge target{link.b.address(0), 8, link.b.mr->rkey};
-  std::memcpy(line.payload, &target, sizeof target);
-  line.length = sizeof target - 1;
-  line.word = sv::lane_mark(out.tail) << 56 |
-              sv::packet_kind(sv::Packet::write_imm, sv::line_flag::kReference) << 48 |
-              std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;
-  link.poll_b();
-  EXPECT_EQ(link.b.internals().segment->queue_pairs[link.qb->handle].nak, sv::Nak::invalid_request);
-  EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
+  for (const std::uint64_t flags : {std::uint64_t{0}, sv::line_flag::kReference}) {
+    SCOPED_TRACE(flags);
+    Link link;
+    ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
+    sv::OutLane& out = link.a.internals().peers[0]->out;
+    sv::Line& line = out.lines[out.tail];
+    const ibv_sge target{link.b.address(0), 8, link.b.mr->rkey};
+    std::memcpy(line.payload, &target, sizeof target);
+    line.length = sizeof target - 1;
+    line.word = sv::lane_mark(out.tail) << 56 |
+                sv::packet_kind(sv::Packet::write_imm, flags) << 48 |
+                std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;
+    link.poll_b();
+    EXPECT_EQ(link.b.internals().segment->queue_pairs[link.qb->handle].nak,
+              sv::Nak::invalid_request);
+    EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
+  }
 }
 
 }  // namespace softverbs_test::hostile
