@@ -90,7 +90,10 @@ TEST(AttackWithoutAKey, EveryFrameInEveryStateGetsNothing) {
 
   const Bytes refusal =
       bytes_of(wire::encode(wire::make_refuse(Status::refused, "authentication required")).bytes());
-  const std::vector<Bytes> frames = all_frames();
+  std::vector<Bytes> frames = all_frames();
+  // A proof of the right key by name, from one who does not have it.
+  frames.push_back(seen[0]);
+  frames.back().back() ^= std::byte{1};
   for (const Bytes& first : frames) {
     EXPECT_EQ(answer_to(victim, {first}), refusal);
     for (const Bytes& second : frames) EXPECT_EQ(answer_to(victim, {first, second}), refusal);
