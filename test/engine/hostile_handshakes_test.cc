@@ -51,6 +51,15 @@ bool ended(const UniqueFd& fd) {
   }
 }
 
+/// Whether the peer's answer has come and is a refusal. Takes no bytes.
+bool is_refused(const UniqueFd& fd) {
+  std::array<std::byte, wire::kHeaderBytes> head;
+  const ssize_t got = ::recv(fd.get(), head.data(), head.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got != static_cast<ssize_t>(head.size())) return false;
+  const auto header = wire::decode_header(head);
+  return header && header->kind == wire::FrameKind::refuse;
+}
+
 Endpoint plausible() {
   Endpoint e = wire_test::valid_endpoint();
   e.gid_type = GidType::embedded;
@@ -153,8 +162,14 @@ TEST_F(HandshakeAttack, FramesInTheWrongPlace) {
   expect_repelled(std::move(a));
 }
 
+// Each endpoint is of a device that is there, but for one value.
 TEST_F(HandshakeAttack, AbsurdValues) {
-  std::vector<Endpoint> each(8, plausible());
+  Node there(small_config());
+  auto made = there.engine.prepare({});
+  ASSERT_TRUE(made) << made.error().message();
+  ASSERT_TRUE(until({&there}, [&] { return made->endpoint().has_value(); }));
+  descriptors_ = open_descriptors();
+  std::vector<Endpoint> each(8, *made->endpoint());
   each[0].qp_num = 0xffffffff;
   each[1].mtu = 333;
   each[2].max_message = 0;
@@ -167,6 +182,10 @@ TEST_F(HandshakeAttack, AbsurdValues) {
   for (const Endpoint& e : each) {
     a.push_back(attack(server_));
     say(a.back(), wire::encode(wire::Hello{e}).bytes());
+  }
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_TRUE(until({&server_}, [&] { return is_refused(a[i]); }));
   }
   // Well-formed, but of no device.
   a.push_back(attack(server_));
