@@ -2,6 +2,8 @@
 // only their own bytes go on the wire: no earlier contents of their buffer.
 #include "rpc/kept_replies.h"
 
+#include <algorithm>
+
 #include "base/internals.h"
 #include "engine/engine_core.h"
 #include "rpc/bare_engine.h"
