@@ -206,6 +206,15 @@ bool write_credit(EngineContext& ctx, Agent& a) noexcept {
   return by.may_send && submit_credit_message(ctx, a, wire::MessageKind::credit);
 }
 
+void write_first_word(EngineContext& ctx, Agent& a) noexcept {
+  if (write_credit(ctx, a)) {
+    (void)flush(ctx, a);
+  } else {
+    a.credit.write_again = true;
+    visit_at_end_of_poll(ctx, a);
+  }
+}
+
 void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.in_end_of_poll_list) return;
   a.credit.in_end_of_poll_list = true;

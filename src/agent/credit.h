@@ -104,6 +104,9 @@ void grant_to_waiters(EngineContext& ctx) noexcept;
 /// Writes what is granted, and a sign of our polls, into the peer's credit cell, or sends a message
 /// in its place. False: that has to wait.
 [[nodiscard]] bool write_credit(EngineContext& ctx, Agent& a) noexcept;
+/// A client's first word: posted before the application is called, which may take long. Without a
+/// record, the end of a poll writes it.
+void write_first_word(EngineContext& ctx, Agent& a) noexcept;
 /// The peer returns credit, by a message that used one itself.
 void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept;
 

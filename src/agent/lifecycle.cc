@@ -356,8 +356,7 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
   }
   enter(ctx, a, ConnectionState::ready);
   await_peer(ctx, a);
-  // The first word: else the peer would hear us with the next keepalive only.
-  if (a.setup.outbound && a.raw == nullptr) (void)write_credit(ctx, a);
+  if (a.setup.outbound && a.raw == nullptr) write_first_word(ctx, a);
   ++(a.setup.outbound ? ctx.stats.connected : ctx.stats.accepted);
   if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
