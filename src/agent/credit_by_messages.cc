@@ -3,6 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/submit.h"
+#include "agent/unheard_peers.h"
 #include "base/log_message.h"
 
 namespace spinwire::agent {
@@ -22,6 +23,7 @@ void distrust_cell(EngineContext& ctx, Agent& a) noexcept {
   a.credit.cell = nullptr;
   a.credit.by_messages.asks = a.credit.by_messages.ask_due = true;
   visit_at_end_of_poll(ctx, a);
+  await_peer_anew(ctx, a);
 }
 
 bool submit_credit_message(EngineContext& ctx, Agent& a, wire::MessageKind kind) noexcept {

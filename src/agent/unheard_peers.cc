@@ -26,19 +26,10 @@ namespace {
 constexpr Nanoseconds kTimeForGoodbye = std::chrono::milliseconds(10);
 constexpr Nanoseconds kComeBackAfter = std::chrono::milliseconds(100);
 
-bool is_heard(const Agent& a) noexcept {
-  if (was_heard(a)) return true;
-  if (a.credit.cell == nullptr) return false;
-  const std::uint64_t word = a.credit.cell->load(std::memory_order_relaxed);
-  return word != a.liveness.cell_word && wire::is_genuine(word, a.credit.token);
-}
-
-/// The oldest of a list; null: there is none. Removes those before it, which were heard.
-template <typename List>
-Agent* oldest_of(EngineContext& ctx, List& list) noexcept {
-  Agent* a = list.front();
-  for (; a != nullptr && is_heard(*a); a = list.front()) stop_awaiting_peer(ctx, *a);
-  return a;
+/// The word in the credit cell; without one, what was there at first.
+std::uint64_t word_of(const Agent& a) noexcept {
+  return a.credit.cell != nullptr ? a.credit.cell->load(std::memory_order_relaxed)
+                                  : a.liveness.cell_word;
 }
 
 /// Of the sources with more than a quarter of all connections unheard, the one with the most; null:
@@ -58,13 +49,32 @@ bool has_had(const EngineContext& ctx, const Agent& a, std::uint64_t grace) noex
          std::min(ctx.clock.ticks(ctx.config.connections.handshake_timeout / 8), grace);
 }
 
+/// Finds the oldest of a list. Removes those before it, which were heard: only so many at once,
+/// because thousands may have come since the last search.
+template <typename List>
+UnheardPeers find_oldest(EngineContext& ctx, List& list, std::uint64_t grace) noexcept {
+  constexpr int kMostPerSearch = 32;
+  for (int i = 0; i < kMostPerSearch && !list.empty(); ++i) {
+    Agent& a = *list.front();
+    const std::uint64_t word = word_of(a);
+    const bool is_new = word != a.liveness.cell_word;
+    if (is_new && !wire::is_genuine(word, a.credit.token)) {
+      distrust_cell(ctx, a);  // it goes to the end of the list
+    } else if (is_new || was_heard(a)) {
+      stop_awaiting_peer(ctx, a);
+    } else {
+      return {true, has_had(ctx, a, grace) ? &a : nullptr};
+    }
+  }
+  return {!list.empty(), nullptr};
+}
+
 UnheardPeers find_unheard_of(EngineContext& ctx, const control::Address& source) noexcept {
   const auto found = ctx.sources.hosts.find(source.source());
   if (source.is_loopback() || found == ctx.sources.hosts.end()) return {};
   SourceAccount& s = *found->second;
-  Agent* const oldest = oldest_of(ctx, s.unheard);
-  const bool is_due = oldest != nullptr && has_had(ctx, *oldest, ctx.clock.ticks(Grace::kShortest));
-  return {oldest != nullptr || s.giving_way != 0, is_due ? oldest : nullptr};
+  const UnheardPeers oldest = find_oldest(ctx, s.unheard, ctx.clock.ticks(Grace::kShortest));
+  return {oldest.any || s.giving_way != 0, oldest.due};
 }
 
 }  // namespace
@@ -90,21 +100,23 @@ void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept {
 }
 
 std::uint32_t unheard_count(const EngineContext& ctx) noexcept { return ctx.sources.unheard_count; }
+void await_peer_anew(EngineContext& ctx, Agent& a) noexcept {
+  if (!a.setup.is_unheard) return;
+  stop_awaiting_peer(ctx, a);
+  a.activity.last_heard = ctx.clock.now();
+  await_peer(ctx, a);
+}
 
 UnheardPeers find_unheard(EngineContext& ctx, const control::Address* source) noexcept {
   if (source != nullptr) return find_unheard_of(ctx, *source);
   // While a source has so many, only its peers give way.
-  while (SourceAccount* const s = heaviest(ctx)) {
+  if (SourceAccount* const s = heaviest(ctx)) {
     const std::uint32_t before = s->unheard_count;
-    Agent* const oldest = oldest_of(ctx, s->unheard);
-    if (s->unheard_count != before) continue;
-    const bool is_due = has_had(ctx, *oldest, ctx.clock.ticks(Grace::kShortest));
-    return {true, is_due ? oldest : nullptr};
+    const UnheardPeers oldest = find_oldest(ctx, s->unheard, ctx.clock.ticks(Grace::kShortest));
+    if (s->unheard_count == before) return oldest;
+    return {ctx.sources.unheard_count != 0, nullptr};  // the next search chooses again
   }
-  Agent* const oldest = oldest_of(ctx, ctx.sources.unheard);
-  if (oldest == nullptr) return {};
-  const std::uint64_t grace = ctx.sources.grace.at(ctx.clock.now());
-  return {true, has_had(ctx, *oldest, grace) ? oldest : nullptr};
+  return find_oldest(ctx, ctx.sources.unheard, ctx.sources.grace.at(ctx.clock.now()));
 }
 
 void give_way(EngineContext& ctx, Agent& a) noexcept {

@@ -23,6 +23,8 @@ struct EngineContext;
 void await_peer(EngineContext& ctx, Agent& a) noexcept;
 /// The peer was heard, or the connection ends.
 void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept;
+/// The peer's word may be lost, since somebody else has written its cell.
+void await_peer_anew(EngineContext& ctx, Agent& a) noexcept;
 
 std::uint32_t unheard_count(const EngineContext& ctx) noexcept;
 
