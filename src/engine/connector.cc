@@ -281,10 +281,10 @@ Result<control::Admission> Connector::admit(const control::Address& peer,
 Result<control::Admission> Connector::make_room(const control::Address& source,
                                                 Result<control::Admission> room) {
   // Peers that were never heard give way to any source that would be within its share without them,
-  // and else to peers of their own source.
+  // and without those that end already. They give way to peers of their own source, too.
   const std::uint32_t free = free_records();
-  const bool yields_to_all =
-      accepted_.check_share(source, free + agent::unheard_count(context_)).has_value();
+  const std::uint32_t will_be_free = free + accepted_.ending() + agent::unheard_count(context_);
+  const bool yields_to_all = accepted_.check_share(source, will_be_free).has_value();
   const agent::UnheardPeers unheard =
       agent::find_unheard(context_, yields_to_all ? nullptr : &source);
   const std::uint32_t lacking = std::max(accepted_.records_lacking(source, free), 1u);
@@ -292,7 +292,8 @@ Result<control::Admission> Connector::make_room(const control::Address& source,
     agent::give_way(context_, *unheard.due);
     accepted_.on_giving_way(agent::subject_of(*unheard.due));
   }
-  if (!unheard.any) return room;
+  const bool waits_for_end = !room && yields_to_all && accepted_.ending() != 0;
+  if (!unheard.any && !waits_for_end) return room;
   // The end of a half-open connection helps a full engine, but not a source that has its share.
   return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1};
 }
