@@ -18,6 +18,7 @@
 #include "control/loopback.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
+#include "wire/credit_word.h"
 #include "wire/handshake.h"
 
 namespace unheard_peers_test {
@@ -88,6 +89,37 @@ TEST(EngineUnheardPeers, AClientIsHeardAsSoonAsItIsReady) {
   Pair pair(quiet_config());
   EXPECT_TRUE(pair.until([&] { return !awaits_any(pair.server); }));
   finish(pair.client, pair.server);
+}
+
+TEST(EngineUnheardPeers, AClientIsHeardWhileItsApplicationIsBusy) {
+  Node server(quiet_config()), client(quiet_config());
+  server.listen();
+  bool was_heard = false;
+  client.on_ready = [&](Connection) {
+    ASSERT_TRUE(until({&server}, [&] { return !server.ready.empty(); }));
+    was_heard = until(
+        {&server}, [&] { return !awaits_any(server); }, 5s);
+  };
+  (void)client.begin(server);
+  ASSERT_TRUE(until({&client, &server}, [&] { return !client.ready.empty(); }));
+  EXPECT_TRUE(was_heard);
+  finish(client, server);
+}
+
+TEST(EngineUnheardPeers, AClientThatLacksARecordIsHeardAtTheEndOfAPoll) {
+  Node server(quiet_config()), client(quiet_config());
+  server.listen();
+  (void)client.begin(server);
+  auto& records = context_of(client).operations;
+  std::vector<spinwire::agent::Operation*> taken;
+  while (auto* const each = records.acquire_for_agent()) taken.push_back(each);
+  ASSERT_TRUE(
+      until({&client, &server}, [&] { return !client.ready.empty() && !server.ready.empty(); }));
+  for (auto* const each : taken)
+    records.release(*each, spinwire::agent::OperationKind::credit_write);
+  EXPECT_TRUE(until(
+      {&client, &server}, [&] { return !awaits_any(server); }, 5s));
+  finish(client, server);
 }
 
 TEST(EngineUnheardPeers, OneGivesWayToANewPeerAndThoseThatWereHeardStay) {
@@ -170,13 +202,24 @@ class EngineUnheardChoice : public testing::Test {
     c.connections.maximum = 16;
     return c;
   }
+  static Config large_config() {
+    Config c = small_config();
+    c.connections.maximum = 128;
+    c.queues.receive_depth = 1024;
+    c.queues.completion_depth = 4096;
+    c.memory.receive_bytes = 8u << 20;
+    return c;
+  }
   static spinwire::control::Address address(const char* host) {
     return *spinwire::control::Address::parse(host);
   }
   Agent& add(const char* host) {
     Agent& a = **spinwire::agent::make(
         core_.context, {.peer = host, .attributes = core_.context.attributes}, "test");
-    core_.connector.count(spinwire::agent::subject_of(a), address(host));
+    const std::uint64_t subject = spinwire::agent::subject_of(a);
+    core_.connector.count(subject, address(host));
+    a.setup.was_ready = true;
+    core_.connector.on_confirmed(subject);
     a.activity.last_heard = ticks_;
     spinwire::agent::await_peer(core_.context, a);
     return a;
@@ -234,6 +277,60 @@ TEST_F(EngineUnheardChoice, InAFloodPeersHaveLessTime) {
   (void)add("10.0.0.2:7");
   ticks_ += 99'000'000;
   EXPECT_EQ(due(), nullptr);
+}
+
+// One source has six connections, so that its next needs three free records of 16.
+TEST_F(EngineUnheardChoice, ANewPeerWaitsForAsManyAsItsSourceLacks) {
+  for (int i = 0; i < 6; ++i) add("10.0.0.1:7").activity.messages_received = 1;
+  for (int i = 0; i < 7; ++i) add("10.0.0.3:7").activity.messages_received = 1;
+  (void)add("10.0.0.2:7");
+  (void)add("10.0.0.2:7");
+  ticks_ += 100'000'000;
+  for (int i = 0; i < 4; ++i) {
+    const auto room = core_.connector.admit(address("10.0.0.1:9"), nullptr);
+    ASSERT_TRUE(room) << room.error().message();
+    EXPECT_FALSE(room->now);
+  }
+  EXPECT_EQ(core_.context.sources.unheard_count, 0u);
+}
+
+// Thousands may have come and been heard since the last search.
+TEST_F(EngineUnheardChoice, ASearchRemovesOnlyFewThatWereHeard) {
+  spinwire::detail::EngineCore large(large_config(), Clock::manual(&ticks_),
+                                     std::move(*spinwire::base::OwnerGuard::create()));
+  ASSERT_TRUE(large.open());
+  const std::uint32_t count = large_config().connections.maximum;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Agent& a = **spinwire::agent::make(
+        large.context, {.peer = "10.0.0.1:7", .attributes = large.context.attributes}, "test");
+    spinwire::agent::await_peer(large.context, a);
+    a.activity.messages_received = 1;
+  }
+  const auto search = [&] { return spinwire::agent::find_unheard(large.context, nullptr); };
+  EXPECT_TRUE(search().any);
+  EXPECT_GE(large.context.sources.unheard_count, count - 64);
+  std::uint32_t searches = 1;
+  while (search().any) {
+    EXPECT_EQ(search().due, nullptr);
+    ASSERT_LT(++searches, count);
+  }
+  EXPECT_EQ(large.context.sources.unheard_count, 0u);
+  large.end();
+}
+
+TEST_F(EngineUnheardChoice, APeerWhoseCellSomebodyElseWroteHasItsTimeAnew) {
+  Agent& a = add("10.0.0.1:7");
+  spinwire::agent::CreditCell cell{0};
+  a.credit.token = 4711;
+  a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);
+  a.credit.cell = &cell;  // its word was overwritten
+  ticks_ += 100'000'000;
+  EXPECT_EQ(due(), nullptr);
+  EXPECT_EQ(a.credit.cell, nullptr);
+  ticks_ += 99'000'000;
+  EXPECT_EQ(due(), nullptr);
+  a.credit.received = 1;  // by a message about credit
+  EXPECT_FALSE(spinwire::agent::find_unheard(core_.context, nullptr).any);
 }
 
 }  // namespace
