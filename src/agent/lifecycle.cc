@@ -94,7 +94,7 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
       queue_pairs(std::make_unique<ibv_qp*[]>(settings.connections.maximum)),
       flush_queue(settings.connections.maximum, work.flush),
       end_of_poll_list(settings.connections.maximum, work.end_of_poll),
-      sources(settings.connections.maximum + 1, clock),  // one more while an agent moves
+      sources(settings.connections.maximum, clock),
       rendezvous(std::make_unique<RendezvousPool>(max_rendezvous_sends(settings),
                                                   max_rendezvous_receives(settings))),
       control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +

@@ -72,7 +72,9 @@ SourceAccount*& next_reader(SourceAccount& s) noexcept;
 struct SourceLedger {
   /// May throw std::bad_alloc.
   SourceLedger(std::uint32_t connections, const Clock& clock)
-      : accounts(connections), heavy_above(connections / 4), grace(clock) {}
+      : accounts(connections + 1),  // one more while an agent moves
+        heavy_above(connections / 4),
+        grace(clock) {}
   base::IndexPool<SourceAccount> accounts;
   std::map<control::Source, SourceAccount*> hosts;
   std::uint64_t lease_bytes = 0;                     ///< lease_charge() of all

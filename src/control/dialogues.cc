@@ -40,7 +40,8 @@ Error held_too_long(const Handshake& h) {
             "see that the client receives datagrams, and try again"};
   }
   return {Status::limit, "accept one more connection",
-          "too many connections are half-open, and none has ended within the handshake time-out",
+          "too many connections are half-open or silent since, and none has ended within the "
+          "handshake time-out",
           "try again, or raise connections.maximum at the server"};
 }
 

@@ -68,7 +68,9 @@ Result<void> read_file(const std::string& path, FileBytes& to) {
   if (!fd) {
     const int error = errno;
     return bad_file(path, base::format("open: {}", base::errno_text(error)),
-                    "name a file that this user can read, or make one with spinwire-keygen");
+                    error == EMFILE || error == ENFILE
+                        ? base::kProcessFilesRemedy
+                        : "name a file that this user can read, or make one with spinwire-keygen");
   }
   if (auto good = check_file(fd.get(), path); !good) return good;
   while (to.size < to.bytes.size()) {
