@@ -207,6 +207,7 @@ bool write_credit(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void write_first_word(EngineContext& ctx, Agent& a) noexcept {
+  if (store_in_cell(ctx, a)) return;
   if (write_credit(ctx, a)) {
     (void)flush(ctx, a);
   } else {
