@@ -122,15 +122,16 @@ const double kMostMs = 100.0 * slowness();
 /// What the honest client does, and what strangers must hold each time that it begins.
 enum class Order : char {
   connect_without_handshakes = 'h',
-  connect_without_connections = 'c',
   open_sessions_without_handshakes = 'o',
   open_sessions_without_sessions = 's',
   // In floods from many addresses: a client that did not run for some milliseconds tries again.
   connect_at_last = 'H',
+  connect_without_connections = 'c',
   open_sessions_at_last = 'O',
 };
 bool is_at_last(Order order) {
-  return order == Order::connect_at_last || order == Order::open_sessions_at_last;
+  return order == Order::connect_at_last || order == Order::open_sessions_at_last ||
+         order == Order::connect_without_connections;
 }
 
 /// The honest client: connects, or opens sessions and calls, so many times.
