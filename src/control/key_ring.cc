@@ -68,8 +68,9 @@ Result<void> read_file(const std::string& path, FileBytes& to) {
   if (!fd) {
     const int error = errno;
     return bad_file(path, base::format("open: {}", base::errno_text(error)),
-                    error == EMFILE || error == ENFILE
-                        ? base::kProcessFilesRemedy
+                    error == EMFILE ? base::kProcessFilesRemedy
+                    : error == ENFILE
+                        ? base::kSystemFilesRemedy
                         : "name a file that this user can read, or make one with spinwire-keygen");
   }
   if (auto good = check_file(fd.get(), path); !good) return good;
