@@ -203,6 +203,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.held_for = HeldFor::nothing;
   h.is_charged = h.is_challenged = h.is_authenticated = h.is_failure_counted = false;
   h.takes_application_fields = false;
+  h.counted_for = {};
   h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;

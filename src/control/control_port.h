@@ -316,7 +316,7 @@ class ControlPort {
   }
   [[nodiscard]] bool lacks_descriptors() const noexcept { return last_poll_ < lacks_until_; }
   void on_accept_failed(const Error& why) noexcept;
-  [[nodiscard]] Handshake* find_half_open_victim() noexcept;
+  [[nodiscard]] Handshake* find_half_open_victim(const Handshake* newcomer) noexcept;
   [[nodiscard]] Handshake* find_request_victim(const Address& newcomer) noexcept;
 
   // Requests that wait for room: held_handshakes.cc.

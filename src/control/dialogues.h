@@ -224,6 +224,7 @@ struct Handshake {
   HandshakeId id;
   bool inbound = false;
   SourceCounts::iterator source;  ///< inbound: the peer's count
+  Source counted_for{};           ///< Admission::source
   bool watched = false;           ///< in the epoll set
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;

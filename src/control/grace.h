@@ -19,7 +19,7 @@ class Grace {
   /// Of a peer of whatever source, at least.
   static constexpr Nanoseconds kShortest = std::chrono::milliseconds(5);
   /// Without a flood. A flood is over when no such peer has given way for so long.
-  static constexpr Nanoseconds kLongest = std::chrono::milliseconds(100);
+  static constexpr Nanoseconds kLongest = std::chrono::milliseconds(50);
   /// For so long a slow answer counts.
   static constexpr Nanoseconds kRemembered = std::chrono::seconds(2);
 

@@ -6,9 +6,11 @@
 // stays. Strangers with many addresses hold everything without such a source: grace.h shortens the
 // time of all then.
 //
-// A handshake that waits for this engine's own verbs never gives way. With a key, a peer
-// that has proved it does not give way to one that has proved nothing; its time-out ends it. A
-// half-open connection, and a request through rdma_cm, may give way to another proved peer.
+// A handshake that waits for this engine's own verbs never gives way. Neither does one that waits
+// for a connection, unless its source holds more than a quarter: its peer has said all, and it goes
+// on as soon as others end. Newcomers wait in the backlog behind it. With a key, a peer that has
+// proved it does not give way to one that has proved nothing; its time-out ends it. A half-open
+// connection, and a request through rdma_cm, may give way to another proved peer.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -92,7 +94,10 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
 
 /// The handshake that gives way to a new peer. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
-  return find_silent(inbound_limit(), [](const Handshake& h) { return !h.is_authenticated; });
+  return find_silent(inbound_limit(), [this](const Handshake& h) {
+    return !h.is_authenticated &&
+           (h.held_for != HeldFor::connection || is_of_heavy_source(h, inbound_limit()));
+  });
 }
 
 /// There was no descriptor, or no memory, for a peer, which was dropped or waits.
@@ -102,9 +107,12 @@ void ControlPort::on_accept_failed(const Error& why) noexcept {
   lacks_until_ = last_poll_ + clock_.ticks(kLackOfDescriptors);
 }
 
-/// The half-open connection that gives way to a new one. Null: none has had its time.
-Handshake* ControlPort::find_half_open_victim() noexcept {
-  return find_silent(options_.half_open, is_connection);
+/// The half-open connection that gives way to a new one. `newcomer` not null: it must count for
+/// that one's source. Null: none has had its time.
+Handshake* ControlPort::find_half_open_victim(const Handshake* newcomer) noexcept {
+  return find_silent(options_.half_open, [&](const Handshake& h) {
+    return is_connection(h) && (newcomer == nullptr || h.counted_for == newcomer->counted_for);
+  });
 }
 
 /// A request through rdma_cm that gives way before it has had its time, even while it waits for our

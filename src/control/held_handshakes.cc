@@ -31,11 +31,13 @@ bool ControlPort::admit(Handshake& h, ListenerOwner& owner, const Endpoint* endp
     refuse(h, room.error());
     return false;
   }
+  h.counted_for = room->source;
   if (room->now) return true;
   hold(h, HeldFor::connection);
   // One half-open connection ends for each request that waits.
   if (room->ending < held_for_connections_) {
-    if (Handshake* const victim = find_half_open_victim(); victim != nullptr) evict(*victim);
+    Handshake* const victim = find_half_open_victim(room->needs_own_source ? &h : nullptr);
+    if (victim != nullptr) evict(*victim);
   }
   return false;
 }

@@ -106,6 +106,9 @@ struct Admission {
   bool now = true;
   /// If not now: connections that are being torn down, each of which makes room for one.
   std::uint32_t ending = 0;
+  /// If not now: only the end of one that counts for the same source makes room.
+  bool needs_own_source = false;
+  Source source{};  ///< that the connection counts for
 };
 
 /// A connection that a listener has taken.

@@ -31,6 +31,13 @@ std::uint32_t AcceptedConnections::records_lacking(const control::Address& sourc
   return std::max(needed, free) - free;
 }
 
+bool AcceptedConnections::any_unready_of(const control::Address& source) const noexcept {
+  if (half_open_ + ending_ == 0) return false;
+  return std::any_of(records_.begin(), records_.end(), [&](const Record& each) {
+    return (each.part == Part::half_open || each.part == Part::ending) && each.source.is_of(source);
+  });
+}
+
 Result<control::Admission> AcceptedConnections::admit(const control::Address& source,
                                                       std::uint32_t free, bool is_full) const {
   if (auto share = check_share(source, free); !share) return tl::unexpected(share.error());

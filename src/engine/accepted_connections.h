@@ -38,6 +38,8 @@ class AcceptedConnections {
   /// Its record becomes free. Does nothing for one that was not added.
   void remove(std::uint64_t subject) noexcept;
 
+  /// Whether one of the source's is half-open, or is torn down before it was ready.
+  [[nodiscard]] bool any_unready_of(const control::Address& source) const noexcept;
   [[nodiscard]] std::uint32_t half_open() const noexcept { return half_open_; }
   [[nodiscard]] std::uint32_t ending() const noexcept { return ending_; }
 

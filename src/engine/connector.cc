@@ -270,6 +270,12 @@ Result<void> Connector::check_accepting() const {
 Result<control::Admission> Connector::admit(const control::Address& peer,
                                             const Endpoint* endpoint) {
   const control::Address source = endpoint != nullptr ? source_of(peer, *endpoint) : peer;
+  auto room = admit(source);
+  if (room) room->source = source.source();
+  return room;
+}
+
+Result<control::Admission> Connector::admit(const control::Address& source) {
   auto room = room_for(source);
   const bool is_full = agent::is_full(context_);
   if (room && room->now && !is_full) return room;
@@ -293,7 +299,11 @@ Result<control::Admission> Connector::make_room(const control::Address& source,
     accepted_.on_giving_way(agent::subject_of(*unheard.due));
   }
   const bool waits_for_end = !room && yields_to_all && accepted_.ending() != 0;
-  if (!unheard.any && !waits_for_end) return room;
+  if (!unheard.any && !waits_for_end) {
+    // Anybody on this host can name its process, and leave a connection half-open.
+    if (room || !accepted_.any_unready_of(source)) return room;
+    return control::Admission{false, accepted_.ending(), true};
+  }
   // The end of a half-open connection helps a full engine, but not a source that has its share.
   return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1};
 }

@@ -100,6 +100,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
                          static_cast<std::uint32_t>(subject >> 32));
   }
   [[nodiscard]] Result<control::Admission> room_for(const control::Address& source) const;
+  [[nodiscard]] Result<control::Admission> admit(const control::Address& source);
   /// The source has no room, as `room` says: a peer that was never heard gives way.
   Result<control::Admission> make_room(const control::Address& source,
                                        Result<control::Admission> room);

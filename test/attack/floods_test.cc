@@ -127,11 +127,13 @@ enum class Order : char {
   // In floods from many addresses: a client that did not run for some milliseconds tries again.
   connect_at_last = 'H',
   connect_without_connections = 'c',
+  connect_among_few_connections = 'f',
   open_sessions_at_last = 'O',
 };
 bool is_at_last(Order order) {
   return order == Order::connect_at_last || order == Order::open_sessions_at_last ||
-         order == Order::connect_without_connections;
+         order == Order::connect_without_connections ||
+         order == Order::connect_among_few_connections;
 }
 
 /// The honest client: connects, or opens sessions and calls, so many times.
@@ -171,9 +173,9 @@ class HonestClient {
   /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
   /// slow library. So the test fails only if two rounds in a row are too slow.
   void follow(Node& client, Order order) {
-    const bool connects = order == Order::connect_without_handshakes ||
-                          order == Order::connect_without_connections ||
-                          order == Order::connect_at_last;
+    const bool connects =
+        order == Order::connect_without_handshakes || order == Order::connect_without_connections ||
+        order == Order::connect_among_few_connections || order == Order::connect_at_last;
     double p99 = kMostMs;
     for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
       Latencies latencies(victim_, client);
@@ -188,11 +190,13 @@ class HonestClient {
     EXPECT_LT(p99, kMostMs) << "in the better of two rounds";
   }
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
-  /// source may have, the quarter of all connections that may be half-open, or all connections but
-  /// those that have just given way.
+  /// source may have, the quarter of all connections that may be half-open, all connections but
+  /// those that have just given way, or three quarters of them.
   [[nodiscard]] bool is_under_attack(Order order) const {
     if (order == Order::connect_without_connections)
       return victim_.connections() >= config_.connections.maximum - 2;
+    if (order == Order::connect_among_few_connections)
+      return victim_.connections() >= config_.connections.maximum * 3 / 4;
     if (order == Order::open_sessions_without_sessions)
       return victim_.sessions() >= config_.rpc.sessions - config_.rpc.sessions / 4;
     return victim_.handshakes() >=
@@ -464,6 +468,7 @@ class AttackByReadiness : public AttackByFlood {
   }
   void TearDown() override {
     waiting_.clear();
+    half_open_.clear();
     AttackByFlood::TearDown();
   }
   void strike() {
@@ -472,6 +477,7 @@ class AttackByReadiness : public AttackByFlood {
     forged.gid = theirs_.gid;
     forged.qp_num = theirs_.qp_num;
     waiting_.back().send(wire::encode(wire::Hello{forged}));
+    if (waiting_.size() > 64) waiting_.pop_front();
     for (std::size_t i = 0; i < waiting_.size();) {
       if (!goes_on(waiting_[i])) {
         ++i;
@@ -494,12 +500,29 @@ class AttackByReadiness : public AttackByFlood {
   }
 
   spinwire::Endpoint theirs_;
-  std::deque<Stream> waiting_, leaving_;
+  std::deque<Stream> waiting_, leaving_, half_open_;
   std::uint32_t confirmed_ = 0;
 };
 
 TEST_F(AttackByReadiness, KeepsNobodyOut) {
   attack(Order::connect_without_connections, 200, [&](std::uint32_t) { strike(); });
+  EXPECT_GT(confirmed_, few_connections().connections.maximum);
+}
+
+// Some say that they are ready, some stay half-open, and some name another process of this host,
+// which has a share then.
+TEST_F(AttackByReadiness, OfEveryKindKeepsNobodyOut) {
+  const spinwire::Endpoint victims = theirs_;
+  attack(Order::connect_among_few_connections, 300, [&](std::uint32_t i) {
+    if (i % 4 == 0) {
+      half_open_.push_back(attacking_stream());
+      half_open_.back().send(hello());
+      if (half_open_.size() > 64) half_open_.pop_front();
+      return;
+    }
+    theirs_.gid = i % 4 == 1 ? mine_.gid : victims.gid;
+    strike();
+  });
   EXPECT_GT(confirmed_, few_connections().connections.maximum);
 }
 

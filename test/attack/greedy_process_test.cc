@@ -59,6 +59,13 @@ class Client {
     EXPECT_GT(had, 2u) << "no attack: " << why;
     return why;
   }
+  /// Names this client's device.
+  [[nodiscard]] spinwire::Endpoint endpoint() {
+    auto made = node_.engine.prepare({});
+    EXPECT_TRUE(made) << made.error().message();
+    EXPECT_TRUE(until({&node_}, [&] { return made->endpoint().has_value(); }));
+    return *made->endpoint();
+  }
   void poll() { (void)node_.poll(); }
 
  private:
@@ -120,6 +127,24 @@ void attack(std::string (Client::*take)()) {
 }
 
 TEST(AttackByGreed, AProcessWithManyConnectionsKeepsNoOtherOut) { attack(&Client::connect); }
+
+// Strangers name a process that is not theirs, and stay half-open until its share is used up.
+TEST(AttackByGreed, HellosInItsNameKeepNoProcessOut) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "other GIDs name no process";
+  Config config = victim_config();
+  config.connections.maximum_per_source = kMaximum / 4;  // as many as may be half-open
+  Victim victim(config);
+  Client honest(victim);
+  const wire::Frame hello = wire::encode(wire::Hello{honest.endpoint()});
+  std::vector<Stream> strangers;
+  for (std::uint32_t i = 0; i < kMaximum / 4; ++i) {
+    strangers.emplace_back(victim.address());
+    strangers.back().send(hello);
+    ASSERT_TRUE(until({}, [&] { return strangers.back().is_accepted(); }));
+  }
+  EXPECT_EQ(honest.connect(), "");
+  (void)victim.stop();
+}
 
 TEST(AttackByGreed, AProcessWithManySessionsKeepsNoOtherOut) { attack(&Client::open_session); }
 

@@ -130,8 +130,9 @@ struct ListenerRecord : control::ListenerOwner {
   spinwire::PrivateData session_data;  ///< for clients of sessions
   Error session_refusal;               ///< of sessions, if it has a text
   wire::JoinSession joined;
-  std::uint64_t path_token = 0;    ///< what clients have to show
-  bool has_room = true;            ///< for connections
+  std::uint64_t path_token = 0;  ///< what clients have to show
+  bool has_room = true;          ///< for connections
+  bool needs_own_source = false;
   std::uint32_t ending = 0;        ///< half-open connections
   std::vector<std::string> asked;  ///< whether there is room, by these peers
   std::function<void()> inside;    ///< runs inside of on_hello()
@@ -143,7 +144,7 @@ struct ListenerRecord : control::ListenerOwner {
   }
   Result<control::Admission> admit(const control::Address& peer, const Endpoint*) override {
     asked.push_back(peer.str());
-    return control::Admission{has_room, ending};
+    return control::Admission{has_room, ending, needs_own_source, peer.source()};
   }
   Result<control::AcceptedConnection> on_hello(HandshakeId id, const control::Address& peer,
                                                const Endpoint& from) override {

@@ -68,6 +68,21 @@ TEST_F(HeldHandshakes, NothingAnnouncesThatTheyCanGoOn) {
   EXPECT_FALSE(server_.port.awaits_unannounced());
 }
 
+TEST_F(HeldHandshakes, ASourceWithoutRoomEndsAHalfOpenConnectionOfItsOwn) {
+  half_open("127.0.0.2:0");
+  listener_->has_room = false;
+  listener_->needs_own_source = true;
+  held("127.0.0.3:0");
+  server_.pass_with_polls(100ms);
+  steps();
+  EXPECT_TRUE(server_owner_.events.empty()) << "it is of another source";
+  listener_->asked.clear();
+  held("127.0.0.2:0");
+  server_.pass_with_polls(100ms);
+  steps();
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+}
+
 TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
   half_open();
   half_open();
@@ -110,7 +125,22 @@ TEST_F(HeldHandshakes, TheSourceWithTheFewestGoesFirst) {
   EXPECT_EQ(listener_->asked.size(), 4u);
 }
 
-TEST_F(HeldHandshakes, HeldOnesGiveWayToNewPeers) {
+TEST_F(HeldHandshakes, OneThatWaitsForAConnectionKeepsItsPlace) {
+  listener_->has_room = false;
+  for (const char* const source : {"127.0.0.2:0", "127.0.0.3:0", "127.0.0.4:0", "127.0.0.5:0"})
+    held(source);
+  peers_.push_back(plain_peer("127.0.0.6:0"));
+  say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  server_.pass_with_polls(200ms);
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  EXPECT_EQ(server_.port.refusals(), 0u);
+  listener_->asked.clear();
+  listener_->has_room = true;
+  server_.step();
+  EXPECT_EQ(listener_->asked.size(), 4u);
+}
+
+TEST_F(HeldHandshakes, HeldOnesOfAHeavySourceGiveWayToNewPeers) {
   listener_->has_room = false;
   for (int i = 0; i < 4; ++i) held("127.0.0.2:0");
   server_.pass_with_polls(20ms);

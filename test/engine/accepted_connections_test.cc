@@ -101,6 +101,20 @@ TEST_F(EngineAcceptedConnections, HalfOpenOnesHaveAQuarter) {
   EXPECT_EQ(all.half_open() + all.ending(), 0u);
 }
 
+TEST_F(EngineAcceptedConnections, ASourceWaitsForItsOwnThatAreNotReady) {
+  AcceptedConnections all = make(8, 1);
+  all.add(0, address("10.0.0.1:5"));
+  EXPECT_TRUE(all.any_unready_of(address("10.0.0.1:6")));
+  EXPECT_FALSE(all.any_unready_of(address("10.0.0.2:6")));
+  all.on_ending(0);
+  all.add(1, address("10.0.0.2:5"));
+  EXPECT_TRUE(all.any_unready_of(address("10.0.0.1:6")));
+  all.remove(0);
+  EXPECT_FALSE(all.any_unready_of(address("10.0.0.1:6")));
+  all.on_ready(1);
+  EXPECT_FALSE(all.any_unready_of(address("10.0.0.2:6")));
+}
+
 TEST_F(EngineAcceptedConnections, AFullEngineWaitsForHalfOpenOnesOnly) {
   AcceptedConnections all = make(8);
   all.add(0, address("127.0.0.1:5"));
@@ -174,8 +188,9 @@ TEST_F(EngineAcceptedConnections, OneThatFailedWhileItWasAcceptedCountsUntilItsR
       core.context, {.peer = "10.0.0.1:7", .attributes = core.context.attributes}, "test");
   core.connector.count(spinwire::agent::subject_of(*failed), peer, true);
   const auto second = core.connector.admit(peer, nullptr);
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().status, Status::limit);
+  ASSERT_TRUE(second) << second.error().message();
+  EXPECT_FALSE(second->now);
+  EXPECT_TRUE(second->needs_own_source);
   const auto other = core.connector.admit(address("10.0.0.2:7"), nullptr);
   ASSERT_TRUE(other);
   spinwire::agent::fail(core.context, *failed, {Status::protocol, "test", "a bad endpoint", ""});

@@ -162,7 +162,7 @@ TEST(EngineUnheardPeers, OneHasItsTimeFirst) {
     ASSERT_NO_FATAL_FAILURE(Strangers::confirm(server, silent.back()));
   }
   const auto next = strangers.begin(server);
-  ticks += 99'000'000;
+  ticks += 49'000'000;
   const auto& port = spinwire::detail::core_of(server.engine)->control;
   ASSERT_TRUE(until({&server}, [&] { return port.waiting_for_connections() == 1; }));
   for (int i = 0; i < 100; ++i) (void)server.poll();
@@ -238,7 +238,7 @@ TEST_F(EngineUnheardChoice, TheOldestThatWasNotHeardSince) {
   Agent& second = add("10.0.0.2:7");
   (void)add("10.0.0.2:8");
   EXPECT_EQ(due(), nullptr);
-  ticks_ += 100'000'000;
+  ticks_ += 50'000'000;
   EXPECT_EQ(due(), &first);
   first.activity.messages_received = 1;
   EXPECT_EQ(due(), &second);
@@ -246,7 +246,7 @@ TEST_F(EngineUnheardChoice, TheOldestThatWasNotHeardSince) {
 
 TEST_F(EngineUnheardChoice, WhileASourceHasAQuarterOnlyItsPeersGiveWay) {
   Agent& slow = add("10.0.0.1:7");
-  ticks_ += 100'000'000;
+  ticks_ += 50'000'000;
   EXPECT_EQ(due(), &slow);
   std::vector<Agent*> heavy;
   for (int i = 0; i < 5; ++i) heavy.push_back(&add("10.0.0.2:7"));
@@ -272,10 +272,10 @@ TEST_F(EngineUnheardChoice, InAFloodPeersHaveLessTime) {
   EXPECT_EQ(due(), nullptr);
   for (int i = 0; i < 10; ++i) core_.context.sources.grace.shorten(ticks_);
   EXPECT_EQ(due(), &first);
-  ticks_ += 100'000'000;  // the flood is over
+  ticks_ += 50'000'000;  // the flood is over
   spinwire::agent::stop_awaiting_peer(core_.context, first);
   (void)add("10.0.0.2:7");
-  ticks_ += 99'000'000;
+  ticks_ += 49'000'000;
   EXPECT_EQ(due(), nullptr);
 }
 
@@ -285,7 +285,7 @@ TEST_F(EngineUnheardChoice, ANewPeerWaitsForAsManyAsItsSourceLacks) {
   for (int i = 0; i < 7; ++i) add("10.0.0.3:7").activity.messages_received = 1;
   (void)add("10.0.0.2:7");
   (void)add("10.0.0.2:7");
-  ticks_ += 100'000'000;
+  ticks_ += 50'000'000;
   for (int i = 0; i < 4; ++i) {
     const auto room = core_.connector.admit(address("10.0.0.1:9"), nullptr);
     ASSERT_TRUE(room) << room.error().message();
@@ -324,10 +324,10 @@ TEST_F(EngineUnheardChoice, APeerWhoseCellSomebodyElseWroteHasItsTimeAnew) {
   a.credit.token = 4711;
   a.liveness.cell_word = wire::encode(wire::CreditWord{}, a.credit.token);
   a.credit.cell = &cell;  // its word was overwritten
-  ticks_ += 100'000'000;
+  ticks_ += 50'000'000;
   EXPECT_EQ(due(), nullptr);
   EXPECT_EQ(a.credit.cell, nullptr);
-  ticks_ += 99'000'000;
+  ticks_ += 49'000'000;
   EXPECT_EQ(due(), nullptr);
   a.credit.received = 1;  // by a message about credit
   EXPECT_FALSE(spinwire::agent::find_unheard(core_.context, nullptr).any);
