@@ -52,6 +52,7 @@ class World {
         const auto mode = in_.take<std::uint8_t>();
         owner_.has_room = mode % 2 == 0;
         owner_.ending = mode / 2 % 4;
+        owner_.needs_own_source = mode / 64 % 2 == 1;
         owner_.refuses_to_admit = mode / 8 % 8 == 7;
         return;
       }

@@ -169,7 +169,7 @@ class Owner final : public control::ConnectionOwner,
     admitted_.reset();
     if (refuses_to_admit) return tl::unexpected(no());
     if (has_room) admitted_ = peer;
-    return control::Admission{has_room, ending};
+    return control::Admission{has_room, ending, needs_own_source, peer.source()};
   }
   Result<control::AcceptedConnection> on_hello(HandshakeId id, const Address& peer,
                                                const Endpoint& endpoint) {
@@ -300,6 +300,7 @@ class Owner final : public control::ConnectionOwner,
   control::ListenerId last_listener;
   bool is_calm = false;  ///< accepts everything
   bool has_room = true;
+  bool needs_own_source = false;
   bool refuses_to_admit = false;
   bool validates_paths = false;
   std::uint32_t ending = 0;
