@@ -22,8 +22,8 @@ inline std::uint32_t first_call_number(const ClientSession& c) noexcept {
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
                         PeerAddress* peer_address) noexcept;
 void mark_ready(Rpc& r, ClientSession& c) noexcept;
-/// Ends a session at once, unless it reconnects (session_reconnect.h). Its calls end with
-/// status_of_calls(), those that were never sent with not_connected; then on_closed runs.
+/// Ends a session, unless it reconnects (session_reconnect.h): calls with status_of_calls(), unsent
+/// ones with not_connected, long ones when its connection has ended; then on_closed runs.
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept;
 void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
                  const char* remedy = nullptr) noexcept;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "rpc/backlog.h"
+#include "rpc/call_cancel.h"
 #include "rpc/client_session.h"
 #include "rpc/room_for_calls.h"
 #include "rpc/session_recording.h"
@@ -164,9 +165,13 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
     b.was_opening = c.state == SessionState::opening;
     b.is_ending = true;
     c.state = SessionState::closing;
+    update_send_window(c);
     r.context.timers.cancel(c.timer);
     withdraw_connection_request(r, b);
-    end_backlog(r, b, status_of_unsent_calls(why, !b.was_opening));
+    // The connection may take connections.close_timeout to end. Inline calls do not wait for it.
+    const Status unsent = status_of_unsent_calls(why, !b.was_opening);
+    end_calls(r, c, status_of_calls(why), unsent);
+    end_backlog(r, b, unsent);
   }
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) {
     b.why = why;

@@ -173,8 +173,8 @@ bool open_mandatory_connection(Rpc& r, ClientSession& c) noexcept;
 /// Closes the session's connection with the session. Returns false if there is none. Runs no
 /// callback.
 bool close_client_connection(Rpc& r, ClientSession& c) noexcept;
-/// Releases the connection of a session that ends. Returns false while the connection is still
-/// ending; end_session() runs again afterwards.
+/// Ends a session's inline calls and those that wait, and releases its connection. Returns false
+/// while the connection is still ending; end_session() runs again afterwards.
 bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) noexcept;
 /// Ends the connection of a session that was interrupted. Its calls end with the connection's
 /// agent. Runs no callback.
