@@ -156,7 +156,6 @@ void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   if (!is_incarnation(node, incarnation)) return;
   SimActor& actor = actors_[node];
   actor.cut_off_at = kNeverGood;
-  hosts_[actor.host].left_at = sim_.now();
   // Peers that were about to be refused find no listener, or the end of their half handshake. A
   // successor accepts those that came after the listener.
   const auto loses = [&](SimPath& p) {

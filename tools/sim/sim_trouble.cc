@@ -171,6 +171,8 @@ void SimWorld::kill(NodeId node, std::optional<Nanoseconds> down) {
 
 /// Kills a node, and takes it out of the accounts.
 void SimWorld::end_actor(NodeId node) {
+  // Its goodbyes may still be under way, whether its drain was over or not.
+  if (is_leaving(node)) hosts_[home(node)].left_at = sim_.now();
   for (SimSession& s : sessions_) s.over = s.over || s.from == node;
   for (SimLink& l : links_) l.over = l.over || l.from == node;
   for (SimCall& c : calls_) {

@@ -140,7 +140,7 @@ struct SimHost {
   int listener = -1;            ///< the socket, while it is handed over
   Nanoseconds good_since{0};    ///< somebody accepts since; kNeverGood: nobody does
   Nanoseconds paused_until{0};
-  Nanoseconds left_at = Nanoseconds::min() / 2;      ///< when a node that had drained ended
+  Nanoseconds left_at = Nanoseconds::min() / 2;      ///< when a node that drained ended
   Nanoseconds released_at = Nanoseconds::min() / 2;  ///< when a node last gave its listener away
   bool has_drained = false;                          ///< said goodbye
   bool has_moved = false;                            ///< a node has given its listener away
