@@ -14,16 +14,6 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   r.may_have_deferred_work = true;
 }
 
-/// The ring exists only while calls wait; see release_backlog().
-[[gnu::cold, gnu::noinline]] bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
-  static_assert(std::is_trivially_destructible_v<BackloggedCall>);
-  const std::size_t room = r.context.config.rpc.backlog;
-  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, room * sizeof(BackloggedCall));
-  if (c.backlog_block == nullptr) return false;
-  c.backlog = reinterpret_cast<BackloggedCall*>(c.backlog_block->payload);
-  return true;
-}
-
 /// Moves a waiting call into a free slot.
 std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
   const std::uint32_t slot = free_slot(c);
@@ -40,6 +30,15 @@ std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
 }
 
 }  // namespace
+
+bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
+  static_assert(std::is_trivially_destructible_v<BackloggedCall>);
+  const std::size_t room = r.context.config.rpc.backlog;
+  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, room * sizeof(BackloggedCall));
+  if (c.backlog_block == nullptr) return false;
+  c.backlog = reinterpret_cast<BackloggedCall*>(c.backlog_block->payload);
+  return true;
+}
 
 void release_backlog(ClientSession& c) noexcept {
   c.backlog = nullptr;

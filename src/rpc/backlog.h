@@ -22,8 +22,10 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallb
 void send_backlog(Rpc& r, ClientSession& c) noexcept;
 /// Sends from the backlogs of sessions that wait for receives or send entries of the engine.
 [[gnu::cold, gnu::noinline]] void resume_blocked_sessions(Rpc& r) noexcept;
-/// Releases the memory of an empty backlog: the pool could not hold a ring for each of many
-/// sessions.
+/// The ring of a session exists only while calls wait: the pool could not hold one for each of many
+/// sessions. Returns false without memory.
+[[gnu::cold, gnu::noinline]] bool allocate_backlog(Rpc& r, ClientSession& c) noexcept;
+/// Releases the ring of an empty backlog.
 void release_backlog(ClientSession& c) noexcept;
 /// The ring of a connection stays.
 inline void release_backlog(ConnectionClient&) noexcept {}

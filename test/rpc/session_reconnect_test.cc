@@ -340,6 +340,35 @@ TEST_F(RpcSessionReconnect, TheNextServerMayUseAnotherTransport) {
   finish();
 }
 
+/// Inline calls that have waited for the connection of a server without datagrams need none at the
+/// next server, which has no listener any more.
+TEST_F(RpcSessionReconnect, WaitingCallsDoNotKeepTheTransportOfTheFormerServer) {
+  start("127.0.0.1:0", over(RpcTransport::connection, reconnect_config()));
+  ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));
+  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(begin(kLater, filled(20, i)), Status::ok);
+  ASSERT_TRUE(until([&] { return server_->later.size() == 8; }));
+  const auto size = [](std::uint32_t i) -> std::size_t { return i % 2 == 0 ? 20 : 2000; };
+  for (std::uint32_t i = 8; i < 13; ++i) ASSERT_EQ(begin(kCount, filled(size(i), i)), Status::ok);
+  CallId cancelled;
+  ASSERT_EQ(begin(kCount, filled(20, 13), {}, &cancelled), Status::ok);
+  const std::uint64_t sent = spinwire::rpc::stats(*client_->core->calls).long_calls;
+  ASSERT_NO_FATAL_FAILURE(interrupt());
+  for (std::uint32_t i = 14; i < 20; ++i) ASSERT_EQ(begin(kCount, filled(size(i), i)), Status::ok);
+  ASSERT_EQ(session_.cancel(cancelled), Status::ok);
+  on_ready = [this](Session) { server_->listener = Listener(); };
+  start(address_);
+  ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+  std::vector<Bytes> order;
+  for (std::uint32_t i = 8; i < 20; ++i) {
+    EXPECT_EQ(ended_[i].status, i == 13 ? Status::cancelled : Status::ok) << i;
+    if (i != 13) order.push_back(filled(size(i), i));
+  }
+  EXPECT_EQ(server_->order, order);
+  EXPECT_EQ(spinwire::rpc::stats(*client_->core->calls).long_calls, sent);
+  EXPECT_EQ(client_->core->context.agents.size(), 0u);
+  finish();
+}
+
 TEST_F(RpcSessionReconnect, AlternativesAreTriedInTurn) {
   start();
   const std::string first = address_;

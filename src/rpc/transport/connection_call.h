@@ -32,8 +32,9 @@ inline ConnectionClient* connection_of(Rpc& r, std::uint32_t session) noexcept {
 }
 
 /// Puts a call into a free slot. Sends nothing.
-inline ConnectionClientSlot& occupy_slot(ConnectionClient& b, std::uint32_t slot,
+inline ConnectionClientSlot& occupy_slot(Rpc& r, ConnectionClient& b, std::uint32_t slot,
                                          ConnectionCall&& call) noexcept {
+  ++r.stats.long_calls;
   ConnectionClientSlot& k = b.slots[slot];
   const std::uint32_t number = k.number;
   k = {};

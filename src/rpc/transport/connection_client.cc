@@ -84,7 +84,6 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   ConnectionCall w;
   if (!store_call(r, c, call, done, w)) return refuse_for_block(r, c, call.size);
   schedule_check(r, c, call.deadline);
-  ++r.stats.long_calls;
   if (reply_into != nullptr) w.reply = *reply_into;
   w.waits_until_ready = waits_until_ready;
   if (state_of(c) == SessionState::ready && !is_doubted(c)) request_connection(r, b);
@@ -92,7 +91,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   if (waits) {
     backlog_at(r, b, b.backlog_count++) = std::move(w);
   } else {
-    k = &occupy_slot(b, slot, std::move(w));
+    k = &occupy_slot(r, b, slot, std::move(w));
   }
   if (!connected) return Status::ok;
   if (!now) {
@@ -200,6 +199,21 @@ void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noe
   c.is_leaving ? agent::close(r.context, *a) : agent::fail(r.context, *a, why);
 }
 
+void reclaim_inline_calls(Rpc& r, ClientSession& c) noexcept {
+  if (c.connection == nullptr) return;
+  ConnectionClient& b = *c.connection;
+  for (std::uint32_t i = 0; i < b.backlog_count;) {
+    const ConnectionCall& w = backlog_at(r, b, i);
+    if (w.reply || w.size > c.max_inline_call) {
+      ++i;
+      continue;
+    }
+    // Without memory they stay, and go over a connection.
+    if (c.backlog == nullptr && !allocate_backlog(r, c)) return;
+    new (&backlog_at(r, c, c.backlog_count++)) BackloggedCall(remove_from_backlog(r, b, i));
+  }
+}
+
 void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
   const std::uint32_t name = c.name;
   for (std::uint32_t i = 0; i < c.backlog_count;) {
@@ -217,7 +231,6 @@ void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
     ConnectionClient& b = *c.connection;
     ConnectionCall& moved = backlog_at(r, b, b.backlog_count++);
     static_cast<BackloggedCall&>(moved) = remove_from_backlog(r, c, i);
-    ++r.stats.long_calls;
   }
 }
 

@@ -179,6 +179,9 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
 /// Ends the connection of a session that was interrupted. Its calls end with the connection's
 /// agent. Runs no callback.
 void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noexcept;
+/// Moves inline calls from the backlog of the connection of a session without datagrams, which is
+/// interrupted, to the session's: the next server may have datagrams. The session's is empty.
+void reclaim_inline_calls(Rpc& r, ClientSession& c) noexcept;
 /// Moves calls that cannot go as datagrams, from the backlog to that of the connection. May run
 /// callbacks.
 void reroute_backlog(Rpc& r, ClientSession& c) noexcept;
