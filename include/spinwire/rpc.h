@@ -13,7 +13,8 @@
 // the session travel over a connection, with the same limits. The session is ready when its
 // connection is. If the connection is lost, its calls end with peer_lost, and the client makes
 // another connection. Meanwhile further calls wait, and the session stays ready. The session ends
-// with peer_lost if the new connection cannot be made, or is lost within connections.close_timeout.
+// with peer_lost if the new connection cannot be made, and with the error of that connection if it
+// is lost within connections.close_timeout.
 //
 // A server that hears nothing from a session for connections.peer_timeout forgets the session; when
 // the client is heard again, the session ends with peer_lost. A client that hears nothing from a
@@ -107,9 +108,9 @@ class SPINWIRE_API Reply {
   ///                     time, because its send pool was used up. is_retryable() is true, but
   ///                     calling again runs the handler again
   ///   not_connected     the call waited, and was never sent: its session was interrupted and may
-  ///                     not wait until it is ready (WhenNotReady), or could not be opened
-  /// A long call whose handler has not run may also end with the status of its failed connection,
-  /// or:
+  ///                     not wait until it is ready (WhenNotReady), or could not be opened; or the
+  ///                     connection for long calls could not be made
+  /// A long call whose handler has not run may also end with:
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
   ///                     connections.rendezvous_timeout
   ///   message_too_long  the server takes no request of that length

@@ -121,9 +121,13 @@ struct ConnectionDeleter {
 
 /// Why a session ends; none: it was closed in order.
 using EndReason = std::optional<Error>;
-/// How the calls of a session end with it.
+/// How calls that may have been sent end with their session. Other statuses would say whether the
+/// handlers have run.
+inline Status status_of_calls(const Error& why) noexcept {
+  return why.status == Status::flushed ? Status::flushed : Status::peer_lost;
+}
 inline Status status_of_calls(const EndReason& why) noexcept {
-  return why ? why->status : Status::flushed;
+  return why ? status_of_calls(*why) : Status::flushed;
 }
 
 /// How the calls end that were never sent. `was_ready`: the session.

@@ -56,8 +56,7 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   r.context.timers.reschedule(c.timer, c.deadline);
   if (c.connection != nullptr) interrupt_client_connection(r, c, why);
   // A late reply to a call in a slot still finds the server's address.
-  const Status status = why.status == Status::flushed ? Status::flushed : Status::peer_lost;
-  if (!end_sent_calls(r, c, status)) return;
+  if (!end_sent_calls(r, c, status_of_calls(why))) return;
   if (c.transport == Transport::connection) reclaim_inline_calls(r, c);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   prepare_for_server(r, c);

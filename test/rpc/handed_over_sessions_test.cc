@@ -120,7 +120,7 @@ TEST_F(RpcHandedOver, AnEngineAtTheAddressOfAServerThatWasHeardEndsNoSession) {
   ASSERT_NO_FATAL_FAILURE(stop_former(90 * kMillisecond));  // a keepalive interval is 100 ms
   EXPECT_TRUE(session_.ready());
   ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
-  EXPECT_EQ(ended_[0].status, Status::refused);
+  EXPECT_EQ(ended_[0].status, Status::not_connected);
   ASSERT_NO_FATAL_FAILURE(expect_served(2));
   EXPECT_EQ(second_->order.size(), 1u);
   EXPECT_TRUE(interrupted_.empty());

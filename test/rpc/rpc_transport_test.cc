@@ -276,11 +276,11 @@ struct Losing {
                                        spinwire::detail::Internals::name(session));
   }
   /// Breaks the connection like a network failure.
-  void lose() const {
+  void lose(Status as = Status::peer_lost) const {
     spinwire::agent::Agent* const a =
         spinwire::rpc::agent_of(*client.core.calls, *record().connection);
     ASSERT_NE(a, nullptr);
-    spinwire::agent::fail(client.core.context, *a, {Status::peer_lost, "test", "cut", "none"});
+    spinwire::agent::fail(client.core.context, *a, {as, "test", "cut", "none"});
   }
   void begin(spinwire::Method method) {
     const auto done = [this](Reply& r) { ended.push_back(r.status()); };
@@ -330,6 +330,28 @@ TEST(RpcTransport, OneThatIsLostAtOnceAgainEndsTheSession) {
   }
   EXPECT_EQ(t.ended, (std::vector<Status>{Status::ok, Status::peer_lost}));
   t.expect_closed(Status::peer_lost);
+}
+
+/// A call tells that its connection was lost, whatever has broken it: `limit`, for example, would
+/// say that the handler has run.
+TEST(RpcTransport, TheErrorOfAConnectionIsNotThatOfItsCalls) {
+  for (const Status error : {Status::local_error, Status::limit, Status::refused}) {
+    Config c = forgetful();
+    c.connections.close_timeout = 1min;  // bounds what follows
+    Losing t(c);
+    t.begin(kLater);
+    ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
+    t.lose(error);
+    ASSERT_TRUE(
+        t.all.until([&] { return t.ended.size() == 1 && t.record().connection->was_ready; }));
+    t.begin(kLater);
+    ASSERT_TRUE(t.all.until([&] { return t.later.size() == 2; }));
+    for (int i = 0; i < 20; ++i) t.begin(kEcho);  // more than the window
+    t.lose(error);
+    t.expect_closed(error);
+    ASSERT_EQ(t.ended.size(), 22u);
+    for (const Status status : t.ended) EXPECT_EQ(status, Status::peer_lost) << to_string(status);
+  }
 }
 
 TEST(RpcTransport, ASessionCanBeClosedWhileItHasNoConnection) {

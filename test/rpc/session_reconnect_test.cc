@@ -453,7 +453,7 @@ TEST_F(RpcSessionReconnect, AServerWithoutAListenerIsNotLost) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_EQ(begin(kCount, filled(60'000, 1)), Status::ok);
     ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
-    EXPECT_EQ(ended_.back().status, Status::refused);
+    EXPECT_EQ(ended_.back().status, Status::not_connected);
     ASSERT_EQ(begin(kCount, filled(20, static_cast<std::uint32_t>(i) + 2)), Status::ok);
     ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
     EXPECT_EQ(ended_.back().status, Status::ok);

@@ -213,8 +213,6 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       return;
     }
     case Status::refused:
-      // The connection could not be made.
-      if (c.is_long && c.runs == 0 && (excused(c) || s.leaving)) return;
       if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
         return told("with another text");
       if (c.method == kSimSilent && reply.text() != "the handler has not answered")
@@ -241,18 +239,22 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     case Status::not_connected:
-      if (c.runs != 0 || !(s.leaving || s.moved || (s.reconnects && excused(c))))
-        return told("though it was sent");
+      if (c.runs != 0) return told("though it was sent");
+      // Otherwise the session waits for its server, or a long call's connection cannot be made.
+      if (!s.leaving && !s.moved && !((s.reconnects || c.is_long) && excused(c)))
+        return told("without a reason");
       return;
     case Status::limit:
       // The server's send pool was exhausted, and the reply had to make room.
-      if (is_connected(c) && excused(c)) return;
       if (c.runs != 1) return told("but its handler did not run exactly once");
       if (sim_.engine(hosts_[s.to()].current).rpc_stats().dropped_replies == 0)
         return told("but the server has dropped no reply");
       return;
+    case Status::no_buffer:
+      // The server's pool had no block for a long request.
+      if (!is_connected(c) || c.runs != 0 || !excused(c)) return told("without a reason");
+      return;
     default:
-      if (is_connected(c) && excused(c)) return;
       return told("which no call may");
   }
 }

@@ -193,7 +193,7 @@ void interrupt_client_connection(Rpc& r, ClientSession& c, const Error& why) noe
   b.had_connection = b.is_retried = false;
   agent::Agent* const a = agent_of(r, b);
   b.is_interrupted = a != nullptr;
-  b.interrupted_as = why.status == Status::flushed ? Status::flushed : Status::peer_lost;
+  b.interrupted_as = status_of_calls(why);
   if (a == nullptr) return;
   // A server that said goodbye waits for the end of the connection, on which there are no calls.
   c.is_leaving ? agent::close(r.context, *a) : agent::fail(r.context, *a, why);
@@ -274,7 +274,7 @@ ClientSession& next_session_to_connect(Rpc& r) noexcept {
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept {
   withdraw_connection_request(r, *c.connection);
   if (c.transport == Transport::connection) return end_session(r, c, why);
-  end_backlog(r, *c.connection, why.status);
+  end_backlog(r, *c.connection, Status::not_connected);
 }
 
 }  // namespace spinwire::rpc

@@ -193,22 +193,21 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   const bool has_moved = wanted && !was_ready && why && why->goodbye.invites_back();
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
-  if (b->is_ending && b->why) status = b->why->status;
+  if (b->is_ending && b->why) status = status_of_calls(b->why);
   if (sole_transport && !why) status = Status::flushed;
   end_active_calls(r, *b, status);
   if (sole_transport) {
     if (connection_of(r, session) == b) on_mandatory_connection_lost(r, c, was_ready, why);
     return;
   }
-  // A failed connection would fail again, so its waiting calls end with the reason.
-  const bool reports_reason = wanted && !b->had_connection && why;
-  b->had_connection = b->had_connection || was_ready;
   if (has_moved && is_ready(r, session)) {
     if (!c.is_leaving) on_goodbye(r, c, why->goodbye);  // what the server has said itself stays
     return;
   }
   if (is_ready(r, session) && doubt_server(r, c, why)) return;
-  if (!was_ready) end_backlog(r, *b, reports_reason ? why->status : status);
+  // A connection that could not be made would fail again. Its status says nothing of the calls that
+  // waited for it: `refused` and `limit` would say that their handlers have run.
+  if (!was_ready) end_backlog(r, *b, wanted ? Status::not_connected : status);
   if (connection_of(r, session) != b) return;
   if (b->is_ending) return end_session(r, c, EndReason(std::move(b->why)));
   if (b->backlog_count != 0 && state_of(c) == SessionState::ready) request_connection(r, *b);

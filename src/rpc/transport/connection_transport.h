@@ -64,7 +64,7 @@ struct ConnectionClient : ConnectionEnd {
   base::IntrusiveLinks<ConnectionClient> request_links;
   bool was_ready = false;
   std::uint64_t ready_at = 0;   ///< tick
-  bool had_connection = false;  ///< one was ready before; peer_lost if no other can be made
+  bool had_connection = false;  ///< it replaces a lost one; of a session without datagrams
   bool is_ending = false;       ///< the session ends with its connection, because of `why`
   bool was_opening = false;     ///< the session, when it began to end
   bool is_interrupted = false;  ///< the agent is of a server that the session has lost
