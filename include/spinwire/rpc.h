@@ -102,14 +102,14 @@ class SPINWIRE_API Reply {
   ///   flushed           the session was closed; the handler may have run
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
-  ///   not_connected     the server ends the session in order, and has not run the handler; see
-  ///                     ServedSession::close() and Engine::drain()
+  ///   not_connected     the handler has not run: the server ends the session in order, see
+  ///                     ServedSession::close() and Engine::drain(); or the call waited, and was
+  ///                     never sent: its session was interrupted and may not wait until it is ready
+  ///                     (WhenNotReady), or could not be opened; or the connection for long calls
+  ///                     could not be made
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up. is_retryable() is true, but
   ///                     calling again runs the handler again
-  ///   not_connected     the call waited, and was never sent: its session was interrupted and may
-  ///                     not wait until it is ready (WhenNotReady), or could not be opened; or the
-  ///                     connection for long calls could not be made
   /// A long call whose handler has not run may also end with:
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
   ///                     connections.rendezvous_timeout
