@@ -13,8 +13,8 @@
 // the session travel over a connection, with the same limits. The session is ready when its
 // connection is. If the connection is lost, its calls end with peer_lost, and the client makes
 // another connection. Meanwhile further calls wait, and the session stays ready. The session ends
-// with peer_lost if the new connection cannot be made, and with the error of that connection if it
-// is lost within connections.close_timeout.
+// with the error of the new connection if that cannot be made, or is lost within
+// connections.close_timeout.
 //
 // A server that hears nothing from a session for connections.peer_timeout forgets the session; when
 // the client is heard again, the session ends with peer_lost. A client that hears nothing from a

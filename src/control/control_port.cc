@@ -204,6 +204,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.is_charged = h.is_challenged = h.is_authenticated = h.is_failure_counted = false;
   h.takes_application_fields = false;
   h.counted_for = {};
+  h.needs_own_source = h.was_asked = false;
   h.waits_since = heard_time_;
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;

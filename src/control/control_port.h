@@ -316,12 +316,14 @@ class ControlPort {
   }
   [[nodiscard]] bool lacks_descriptors() const noexcept { return last_poll_ < lacks_until_; }
   void on_accept_failed(const Error& why) noexcept;
-  [[nodiscard]] Handshake* find_half_open_victim(const Handshake* newcomer) noexcept;
+  [[nodiscard]] Handshake* find_half_open_victim() noexcept;
+  [[nodiscard]] Handshake* find_half_open_of_own(const Handshake& newcomer) noexcept;
   [[nodiscard]] Handshake* find_request_victim(const Address& newcomer) noexcept;
 
   // Requests that wait for room: held_handshakes.cc.
   void hold(Handshake& h, HeldFor what) noexcept;
   void unhold(Handshake& h) noexcept;
+  [[nodiscard]] std::uint32_t waiting_like(const Handshake& h) noexcept;
   [[nodiscard]] Handshake* next_held(bool with_connections) noexcept;
   void resume(Handshake& h) noexcept;
   /// Goes on with a few; returns whether it can go on with more.

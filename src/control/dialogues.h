@@ -229,6 +229,8 @@ struct Handshake {
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;
+  bool needs_own_source = false;             ///< held for a connection; see Admission
+  bool was_asked = false;                    ///< held, and found no room in this poll
   bool is_charged = false;                   ///< its resolution counts in ResolutionLimits
   bool is_challenged = false;                ///< its path validation counts
   bool is_authenticated = false;             ///< the peer has proved a key, and counts

@@ -6,11 +6,14 @@
 // stays. Strangers with many addresses hold everything without such a source: grace.h shortens the
 // time of all then.
 //
-// A handshake that waits for this engine's own verbs never gives way. Neither does one that waits
-// for a connection, unless its source holds more than a quarter: its peer has said all, and it goes
-// on as soon as others end. Newcomers wait in the backlog behind it. With a key, a peer that has
-// proved it does not give way to one that has proved nothing; its time-out ends it. A half-open
-// connection, and a request through rdma_cm, may give way to another proved peer.
+// A handshake that waits for this engine's own verbs never gives way. The peer of one that waits
+// for a connection has said all: it keeps its place while such handshakes have no more than half of
+// the places, and its source has no more than a quarter. The rest serves peers that need no
+// connection.
+//
+// With a key, a peer that has proved it does not give way to one that has proved nothing; its
+// time-out ends it. A half-open connection, and a request through rdma_cm, may give way to another
+// proved peer.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -94,9 +97,11 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
 
 /// The handshake that gives way to a new peer. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
-  return find_silent(inbound_limit(), [this](const Handshake& h) {
-    return !h.is_authenticated &&
-           (h.held_for != HeldFor::connection || is_of_heavy_source(h, inbound_limit()));
+  const std::uint32_t limit = inbound_limit();
+  const bool many_wait = held_for_connections_ > limit / 2;
+  return find_silent(limit, [&](const Handshake& h) {
+    const bool keeps_its_place = h.held_for == HeldFor::connection && !many_wait;
+    return !h.is_authenticated && (!keeps_its_place || is_of_heavy_source(h, limit));
   });
 }
 
@@ -107,12 +112,22 @@ void ControlPort::on_accept_failed(const Error& why) noexcept {
   lacks_until_ = last_poll_ + clock_.ticks(kLackOfDescriptors);
 }
 
-/// The half-open connection that gives way to a new one. `newcomer` not null: it must count for
-/// that one's source. Null: none has had its time.
-Handshake* ControlPort::find_half_open_victim(const Handshake* newcomer) noexcept {
-  return find_silent(options_.half_open, [&](const Handshake& h) {
-    return is_connection(h) && (newcomer == nullptr || h.counted_for == newcomer->counted_for);
-  });
+/// The half-open connection that gives way to a new one. Null: none has had its time.
+Handshake* ControlPort::find_half_open_victim() noexcept {
+  return find_silent(options_.half_open, is_connection);
+}
+
+/// The same for a newcomer whose source has its share: the oldest that counts for that source,
+/// wherever it comes from.
+Handshake* ControlPort::find_half_open_of_own(const Handshake& newcomer) noexcept {
+  Handshake* oldest = nullptr;
+  for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
+    if (!handshakes_.in_use(i)) continue;
+    Handshake& h = handshakes_.at(i);
+    if (!is_connection(h) || !waits_for_peer(h) || h.counted_for != newcomer.counted_for) continue;
+    if (oldest == nullptr || h.waits_since < oldest->waits_since) oldest = &h;
+  }
+  return oldest != nullptr && has_had_its_time(*oldest, options_.half_open) ? oldest : nullptr;
 }
 
 /// A request through rdma_cm that gives way before it has had its time, even while it waits for our

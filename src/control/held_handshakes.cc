@@ -1,5 +1,5 @@
 // Inbound requests that wait at the port for room: for a resolution of their address, or for a
-// connection of their listener. Held requests give way to new peers as all other handshakes do.
+// connection of their listener. handshake_eviction.cc says which of them give way to new peers.
 // When room is free, the port goes on with the source that has the fewest handshakes.
 #include <algorithm>
 
@@ -34,12 +34,22 @@ bool ControlPort::admit(Handshake& h, ListenerOwner& owner, const Endpoint* endp
   h.counted_for = room->source;
   if (room->now) return true;
   hold(h, HeldFor::connection);
+  h.needs_own_source = room->needs_own_source;
   // One half-open connection ends for each request that waits.
-  if (room->ending < held_for_connections_) {
-    Handshake* const victim = find_half_open_victim(room->needs_own_source ? &h : nullptr);
-    if (victim != nullptr) evict(*victim);
-  }
+  if (room->ending >= waiting_like(h)) return false;
+  Handshake* const victim = h.needs_own_source ? find_half_open_of_own(h) : find_half_open_victim();
+  if (victim != nullptr) evict(*victim);
   return false;
+}
+
+/// The requests that wait for what this one waits for.
+std::uint32_t ControlPort::waiting_like(const Handshake& h) noexcept {
+  if (!h.needs_own_source) return held_for_connections_;
+  return static_cast<std::uint32_t>(
+      std::count_if(held_.begin(), held_.end(), [&](std::uint32_t index) {
+        const Handshake& other = handshakes_.at(index);
+        return other.held_for == HeldFor::connection && other.counted_for == h.counted_for;
+      }));
 }
 
 /// The request that goes on next: of the source with the fewest handshakes, the oldest. Null: none
@@ -48,6 +58,7 @@ Handshake* ControlPort::next_held(bool with_connections) noexcept {
   Handshake* found = nullptr;
   for (const std::uint32_t index : held_) {
     Handshake& h = handshakes_.at(index);
+    if (h.was_asked) continue;
     const bool can_go_on = h.held_for == HeldFor::connection ? with_connections
                            : h.held_for == HeldFor::challenge
                                ? challenge_limits_.may_begin(h.source->first)
@@ -72,6 +83,7 @@ void ControlPort::resume(Handshake& h) noexcept {
 bool ControlPort::resume_held() noexcept {
   constexpr int kMostPerPoll = 4;
   bool with_connections = true;
+  for (const std::uint32_t index : held_) handshakes_.at(index).was_asked = false;
   for (int i = 0; i < kMostPerPoll; ++i) {
     Handshake* h = next_held(with_connections);
     if (h == nullptr) return false;
@@ -80,7 +92,10 @@ bool ControlPort::resume_held() noexcept {
     resume(*h);
     h = find(id);
     if (h == nullptr) continue;
-    if (h->held_for == HeldFor::connection) with_connections = false;
+    if (h->held_for == HeldFor::connection) {
+      h->was_asked = true;
+      if (!h->needs_own_source) with_connections = false;  // others find no room either
+    }
     if (h->held_for == HeldFor::nothing && h->address != AddressState::pending) watch(*h);
   }
   return next_held(with_connections) != nullptr;

@@ -104,7 +104,8 @@ class ProbeOwner {
 /// Whether a listener has room for one more connection.
 struct Admission {
   bool now = true;
-  /// If not now: connections that are being torn down, each of which makes room for one.
+  /// If not now: connections that are being torn down, each of which makes room for one. With
+  /// needs_own_source, those of that source.
   std::uint32_t ending = 0;
   /// If not now: only the end of one that counts for the same source makes room.
   bool needs_own_source = false;

@@ -31,11 +31,16 @@ std::uint32_t AcceptedConnections::records_lacking(const control::Address& sourc
   return std::max(needed, free) - free;
 }
 
-bool AcceptedConnections::any_unready_of(const control::Address& source) const noexcept {
-  if (half_open_ + ending_ == 0) return false;
-  return std::any_of(records_.begin(), records_.end(), [&](const Record& each) {
-    return (each.part == Part::half_open || each.part == Part::ending) && each.source.is_of(source);
-  });
+AcceptedConnections::Unready AcceptedConnections::unready_of(
+    const control::Address& source) const noexcept {
+  Unready found;
+  if (half_open_ + ending_ == 0) return found;
+  for (const Record& each : records_) {
+    if (!each.source.is_of(source)) continue;
+    if (each.part == Part::half_open) ++found.half_open;
+    if (each.part == Part::ending) ++found.ending;
+  }
+  return found;
 }
 
 Result<control::Admission> AcceptedConnections::admit(const control::Address& source,

@@ -38,8 +38,12 @@ class AcceptedConnections {
   /// Its record becomes free. Does nothing for one that was not added.
   void remove(std::uint64_t subject) noexcept;
 
-  /// Whether one of the source's is half-open, or is torn down before it was ready.
-  [[nodiscard]] bool any_unready_of(const control::Address& source) const noexcept;
+  struct Unready {
+    std::uint32_t half_open = 0;
+    std::uint32_t ending = 0;  ///< for a new peer, or before they were ready
+  };
+  /// Those of one source.
+  [[nodiscard]] Unready unready_of(const control::Address& source) const noexcept;
   [[nodiscard]] std::uint32_t half_open() const noexcept { return half_open_; }
   [[nodiscard]] std::uint32_t ending() const noexcept { return ending_; }
 

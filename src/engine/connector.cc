@@ -301,8 +301,10 @@ Result<control::Admission> Connector::make_room(const control::Address& source,
   const bool waits_for_end = !room && yields_to_all && accepted_.ending() != 0;
   if (!unheard.any && !waits_for_end) {
     // Anybody on this host can name its process, and leave a connection half-open.
-    if (room || !accepted_.any_unready_of(source)) return room;
-    return control::Admission{false, accepted_.ending(), true};
+    if (room) return room;
+    const auto own = accepted_.unready_of(source);
+    if (own.half_open + own.ending == 0) return room;
+    return control::Admission{false, own.ending, true};
   }
   // The end of a half-open connection helps a full engine, but not a source that has its share.
   return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1};

@@ -101,7 +101,8 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   }
   [[nodiscard]] Result<control::Admission> room_for(const control::Address& source) const;
   [[nodiscard]] Result<control::Admission> admit(const control::Address& source);
-  /// The source has no room, as `room` says: a peer that was never heard gives way.
+  /// The source has no room, as `room` says: a peer that was never heard gives way, or a half-open
+  /// connection of the source's own.
   Result<control::Admission> make_room(const control::Address& source,
                                        Result<control::Admission> room);
   [[nodiscard]] std::uint32_t free_records() const noexcept;

@@ -23,7 +23,8 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
                         PeerAddress* peer_address) noexcept;
 void mark_ready(Rpc& r, ClientSession& c) noexcept;
 /// Ends a session, unless it reconnects (session_reconnect.h): calls with status_of_calls(), unsent
-/// ones with not_connected, long ones when its connection has ended; then on_closed runs.
+/// ones with status_of_unsent_calls(), long ones when its connection has ended; then on_closed
+/// runs.
 void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept;
 void end_session(Rpc& r, ClientSession& c, Status status, ErrorText found,
                  const char* remedy = nullptr) noexcept;

@@ -83,6 +83,17 @@ TEST_F(HeldHandshakes, ASourceWithoutRoomEndsAHalfOpenConnectionOfItsOwn) {
   EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
 }
 
+TEST_F(HeldHandshakes, ASourceWithoutRoomKeepsNoOtherWaiting) {
+  listener_->has_room = false;
+  listener_->needs_own_source = true;
+  held("127.0.0.2:0");
+  held("127.0.0.3:0");
+  held("127.0.0.3:0");
+  listener_->asked.clear();
+  server_.step();
+  EXPECT_EQ(listener_->asked.size(), 3u);
+}
+
 TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
   half_open();
   half_open();
@@ -125,19 +136,22 @@ TEST_F(HeldHandshakes, TheSourceWithTheFewestGoesFirst) {
   EXPECT_EQ(listener_->asked.size(), 4u);
 }
 
-TEST_F(HeldHandshakes, OneThatWaitsForAConnectionKeepsItsPlace) {
+TEST_F(HeldHandshakes, ThoseThatWaitForAConnectionKeepHalfOfThePlaces) {
   listener_->has_room = false;
-  for (const char* const source : {"127.0.0.2:0", "127.0.0.3:0", "127.0.0.4:0", "127.0.0.5:0"})
-    held(source);
-  peers_.push_back(plain_peer("127.0.0.6:0"));
-  say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
-  server_.pass_with_polls(200ms);
-  EXPECT_EQ(server_.port.handshakes(), 4u);
-  EXPECT_EQ(server_.port.refusals(), 0u);
-  listener_->asked.clear();
-  listener_->has_room = true;
-  server_.step();
-  EXPECT_EQ(listener_->asked.size(), 4u);
+  held("127.0.0.2:0");
+  held("127.0.0.3:0");
+  for (const char* const source : {"127.0.0.4:0", "127.0.0.5:0", "127.0.0.6:0", "127.0.0.7:0"}) {
+    peers_.push_back(plain_peer(source));
+    server_.pass_with_polls(100ms);
+  }
+  EXPECT_EQ(server_.port.refusals(), 2u) << "of the silent ones";
+  EXPECT_EQ(server_.port.waiting_for_connections(), 2u);
+  say(peers_[4], wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+  ASSERT_TRUE(until([&] { return server_.port.waiting_for_connections() == 3; }));
+  peers_.push_back(plain_peer("127.0.0.8:0"));
+  server_.pass_with_polls(100ms);
+  EXPECT_EQ(server_.port.waiting_for_connections(), 2u);
+  EXPECT_EQ(server_.port.refusals(), 3u);
 }
 
 TEST_F(HeldHandshakes, HeldOnesOfAHeavySourceGiveWayToNewPeers) {
