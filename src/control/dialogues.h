@@ -230,7 +230,7 @@ struct Handshake {
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;
   bool needs_own_source = false;             ///< held for a connection; see Admission
-  bool was_asked = false;                    ///< held, and found no room in this poll
+  bool was_asked = false;                    ///< of these, and others come first
   bool is_charged = false;                   ///< its resolution counts in ResolutionLimits
   bool is_challenged = false;                ///< its path validation counts
   bool is_authenticated = false;             ///< the peer has proved a key, and counts

@@ -83,22 +83,23 @@ void ControlPort::resume(Handshake& h) noexcept {
 bool ControlPort::resume_held() noexcept {
   constexpr int kMostPerPoll = 4;
   bool with_connections = true;
-  for (const std::uint32_t index : held_) handshakes_.at(index).was_asked = false;
   for (int i = 0; i < kMostPerPoll; ++i) {
     Handshake* h = next_held(with_connections);
-    if (h == nullptr) return false;
+    if (h == nullptr) break;
     const HandshakeId id = h->id;
     unhold(*h);
     resume(*h);
     h = find(id);
     if (h == nullptr) continue;
-    if (h->held_for == HeldFor::connection) {
-      h->was_asked = true;
-      if (!h->needs_own_source) with_connections = false;  // others find no room either
-    }
+    // Those that need their own source must not have all turns of each poll.
+    h->was_asked = h->held_for == HeldFor::connection && h->needs_own_source;
+    if (h->held_for == HeldFor::connection && !h->needs_own_source)
+      with_connections = false;  // others find no room either
     if (h->held_for == HeldFor::nothing && h->address != AddressState::pending) watch(*h);
   }
-  return next_held(with_connections) != nullptr;
+  if (next_held(with_connections) != nullptr) return true;
+  for (const std::uint32_t index : held_) handshakes_.at(index).was_asked = false;
+  return false;
 }
 
 // ---- requests through rdma_cm that have no handshake yet ----

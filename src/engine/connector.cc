@@ -307,7 +307,8 @@ Result<control::Admission> Connector::make_room(const control::Address& source,
     return control::Admission{false, own.ending, true};
   }
   // The end of a half-open connection helps a full engine, but not a source that has its share.
-  return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1};
+  return control::Admission{false, room ? accepted_.ending() : port_.waiting_for_connections() + 1,
+                            !room && !yields_to_all};
 }
 
 Result<control::Admission> Connector::room_for(const control::Address& source) const {

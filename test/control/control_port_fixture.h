@@ -132,7 +132,8 @@ struct ListenerRecord : control::ListenerOwner {
   wire::JoinSession joined;
   std::uint64_t path_token = 0;  ///< what clients have to show
   bool has_room = true;          ///< for connections
-  bool needs_own_source = false;
+  /// Peers whose address begins so find room only when one of their own source ends.
+  std::string needs_own_source = "none";
   std::uint32_t ending = 0;        ///< half-open connections
   std::vector<std::string> asked;  ///< whether there is room, by these peers
   std::function<void()> inside;    ///< runs inside of on_hello()
@@ -144,7 +145,8 @@ struct ListenerRecord : control::ListenerOwner {
   }
   Result<control::Admission> admit(const control::Address& peer, const Endpoint*) override {
     asked.push_back(peer.str());
-    return control::Admission{has_room, ending, needs_own_source, peer.source()};
+    return control::Admission{has_room, ending, peer.str().starts_with(needs_own_source),
+                              peer.source()};
   }
   Result<control::AcceptedConnection> on_hello(HandshakeId id, const control::Address& peer,
                                                const Endpoint& from) override {

@@ -71,7 +71,7 @@ TEST_F(HeldHandshakes, NothingAnnouncesThatTheyCanGoOn) {
 TEST_F(HeldHandshakes, ASourceWithoutRoomEndsAHalfOpenConnectionOfItsOwn) {
   half_open("127.0.0.2:0");
   listener_->has_room = false;
-  listener_->needs_own_source = true;
+  listener_->needs_own_source = "127.0.0.";
   held("127.0.0.3:0");
   server_.pass_with_polls(100ms);
   steps();
@@ -85,13 +85,39 @@ TEST_F(HeldHandshakes, ASourceWithoutRoomEndsAHalfOpenConnectionOfItsOwn) {
 
 TEST_F(HeldHandshakes, ASourceWithoutRoomKeepsNoOtherWaiting) {
   listener_->has_room = false;
-  listener_->needs_own_source = true;
+  listener_->needs_own_source = "127.0.0.";
   held("127.0.0.2:0");
   held("127.0.0.3:0");
   held("127.0.0.3:0");
   listener_->asked.clear();
   server_.step();
   EXPECT_EQ(listener_->asked.size(), 3u);
+}
+
+// There are more of them than a poll asks.
+TEST_F(HeldHandshakes, SourcesWithoutRoomDoNotHaveAllTurns) {
+  Port many(kServerIncarnation, 16);
+  const auto id = many.port.listen(loopback::any_port(), listener_);
+  ASSERT_TRUE(id);
+  listener_->has_room = false;
+  listener_->needs_own_source = "127.0.0.";
+  const auto add = [&](const std::string& source) {
+    const std::size_t before = listener_->asked.size();
+    const auto at = *control::Address::parse(many.port.address_of(*id));
+    peers_.push_back(loopback::plain_client(at, source.c_str()));
+    say(peers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    ASSERT_TRUE(loopback::eventually([&] {
+      many.step();
+      return listener_->asked.size() > before;
+    }));
+  };
+  for (int i = 2; i < 8; ++i) ASSERT_NO_FATAL_FAILURE(add("127.0.0." + std::to_string(i) + ":0"));
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(add("127.0.1.1:0"));
+  listener_->asked.clear();
+  for (int i = 0; i < 4; ++i) many.step();
+  EXPECT_TRUE(std::any_of(listener_->asked.begin(), listener_->asked.end(),
+                          [](const std::string& peer) { return peer.starts_with("127.0.1.1:"); }));
+  many.port.close();
 }
 
 TEST_F(HeldHandshakes, NoMoreEndThanThereAreNewcomers) {
