@@ -183,16 +183,22 @@ void read_netdev(unsigned index, GidEntry& entry) {
     entry.netdev_up = (request.ifr_flags & IFF_UP) != 0;
 }
 
+/// Reads all entries by one system call: a table may have 1024 slots, nearly all of them empty.
 std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int slots) {
+  ibv_device_attr device{};
+  if (slots <= 0 || error_of(ibv_query_device(context, &device)) != 0) return {};
+  std::vector<ibv_gid_entry> found(static_cast<std::size_t>(slots) *
+                                   std::max<std::uint8_t>(device.phys_port_cnt, 1));
+  const ssize_t count = ibv_query_gid_table(context, found.data(), found.size(), 0);
+  found.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   std::vector<GidEntry> table;
-  for (int i = 0; i < slots; ++i) {
-    ibv_gid_entry found{};
-    if (ibv_query_gid_ex(context, port, static_cast<std::uint32_t>(i), &found, 0) != 0) continue;
+  for (const ibv_gid_entry& f : found) {
+    if (f.port_num != port || f.gid_index >= static_cast<std::uint32_t>(slots)) continue;
     GidEntry entry;
-    entry.index = i;
-    entry.gid = found.gid;
-    entry.type = type_of(found.gid_type);
-    read_netdev(found.ndev_ifindex, entry);
+    entry.index = static_cast<int>(f.gid_index);
+    entry.gid = f.gid;
+    entry.type = type_of(f.gid_type);
+    read_netdev(f.ndev_ifindex, entry);
     table.push_back(std::move(entry));
   }
   return table;
