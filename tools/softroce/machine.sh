@@ -22,7 +22,10 @@ choose_accelerator() {
     fi
     [[ "$(cat "$answer")" == no ]] || return 0
   fi
-  accel=(-accel 'tcg,thread=multi' -cpu max)
+  # Without these two features the kernel moves and clears memory eight bytes at a time. Emulation goes
+  # through such instructions one step after the other: with them it clears 0.25 GiB a second, without
+  # 0.5 to 1.
+  accel=(-accel 'tcg,thread=multi' -cpu 'max,-erms,-fsrm')
   choose_clock "$(dirname "$image")/tsc-$boot"
 }
 
