@@ -9,6 +9,7 @@
 #include "agent/submit.h"
 #include "base/error.h"
 #include "base/internals.h"
+#include "verbs/direct_messages.h"
 
 namespace spinwire::agent {
 namespace {
@@ -147,7 +148,8 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r,
   begin<OperationKind::rendezvous_read>(ctx, a, *op, r.block, bytes, {});
   op->header_in_headroom = false;
   op->subject = bytes;
-  op->wr.send_flags = 0;
+  // The sender keeps the message until the answer, which is sent after the READ.
+  op->wr.send_flags = ctx.direct != nullptr ? verbs::kMayRunAhead : 0;
   op->sges[0] = {reinterpret_cast<std::uint64_t>(r.data + r.requested), bytes, r.block->lkey};
   op->wr.wr.rdma.remote_addr = r.remote + r.requested;
   op->wr.wr.rdma.rkey = r.rkey;

@@ -175,6 +175,10 @@ static_assert(sizeof(SendWr) == 64 && offsetof(SendWr, length) == 16 &&
 /// a negative answer they are copied back from the line.
 inline constexpr std::uint16_t kInLane = 0xffff;
 
+/// In SendWr::flags: the work request ran before earlier messages were acknowledged, and completes
+/// with them.
+inline constexpr std::uint8_t kHasRun = 0x80;
+
 /// The registration that a queue pair used last. Valid while `epoch` equals Context::region_epoch.
 struct KnownRegion {
   std::uint32_t key = 0;

@@ -20,6 +20,9 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
 /// Runs a work request on the peer's memory. False if it failed, or has to wait.
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
+/// Runs a READ while earlier work requests are in flight. False, and nothing failed: it has to run
+/// in its turn.
+bool read_ahead(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
 /// Runs the READs and WRITEs at the head of a list. See DirectMessages::run.
 ibv_send_wr* run_at_once(Qp& qp, ibv_send_wr* wr) noexcept;
 /// Stores a word into the peer's memory, with the checks of a WRITE. See
@@ -314,7 +317,7 @@ inline void after_publishing(Peer& peer) noexcept {
   wake_if_asleep(peer);
 }
 
-/// Number of the oldest packet in flight. Between sq_tail and sq_next there are only packets.
+/// Number of the oldest packet in flight, after complete_what_ran_ahead().
 inline std::uint32_t oldest_psn(const Qp& qp) noexcept {
   return qp.sq[qp.sq_tail & qp.sq_mask].psn;
 }
@@ -341,6 +344,13 @@ inline void complete_oldest(Qp& qp) noexcept {
   qp.sq_reclaimed = qp.sq_tail;
   if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
     CompletionHead{completion_opcode(wr.opcode), qp.qp_num, 0}.fill(*wc, wr.wr_id, wr.length);
+}
+
+/// Completes the oldest work requests that ran before earlier messages were acknowledged: the
+/// oldest one that is left, if any is in flight, is a packet. Cold.
+inline void complete_what_ran_ahead(Qp& qp) noexcept {
+  while (qp.sq_tail != qp.sq_next && (qp.sq[qp.sq_tail & qp.sq_mask].flags & kHasRun) != 0)
+    complete_oldest(qp);
 }
 
 }  // namespace spinwire::softverbs

@@ -13,6 +13,7 @@ using softverbs::DirectRound;
 using softverbs::in_place_bytes;
 using softverbs::is_in_place;
 using softverbs::kDirectMessageHeader;
+using softverbs::kMayRunAhead;
 using softverbs::kNoCompletion;
 using softverbs::kRecordLines;
 using softverbs::record_of;

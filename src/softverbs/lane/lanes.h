@@ -17,9 +17,9 @@ struct Cq;
 struct Peer;
 struct Qp;
 
-/// Twice the lane's lines: records of consumed packets may still be pending while their lines are
-/// written again.
-inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
+/// Records of consumed packets may still be pending while their lines are written again, and work
+/// requests that ran ahead have up to kLaneLines records.
+inline constexpr std::uint32_t kInFlight = 4 * kLaneLines;
 
 /// Consecutive unacknowledged packets of one queue pair, up to the first signaled one. They
 /// complete together.

@@ -156,6 +156,18 @@ int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   return 0;
 }
 
+namespace {
+
+/// Ends a bound window's key. False while the peer uses it.
+bool try_unbind(Context& c, Mw& mw) noexcept {
+  if (!mw.invalidated) invalidate_key(c, mw);
+  if (!peer_finished(c, mw)) return false;
+  unbind(c, mw);
+  return true;
+}
+
+}  // namespace
+
 bool run_local(Qp& qp, const SendWr& wr) noexcept {
   Context& c = context_of(qp.context);
   if (wr.opcode == IBV_WR_BIND_MW) {
@@ -163,11 +175,15 @@ bool run_local(Qp& qp, const SendWr& wr) noexcept {
   }
   Mw* mw = find_owned_window(c, qp, wr.imm);
   if (mw == nullptr) return fail_oldest(qp, IBV_WC_LOC_QP_OP_ERR), false;
-  if (mw->qp == nullptr) return true;
-  if (!mw->invalidated) invalidate_key(c, *mw);
-  if (!peer_finished(c, *mw)) return wait_until(qp, kAccessRetryDelay), false;
-  unbind(c, *mw);
-  return true;
+  if (mw->qp == nullptr || try_unbind(c, *mw)) return true;
+  return wait_until(qp, kAccessRetryDelay), false;
+}
+
+bool run_local_ahead(Qp& qp, const SendWr& wr) noexcept {
+  Context& c = context_of(qp.context);
+  if (wr.opcode == IBV_WR_BIND_MW) return bind(c, qp, wr);
+  Mw* const mw = find_owned_window(c, qp, wr.imm);
+  return mw != nullptr && (mw->qp == nullptr || try_unbind(c, *mw));
 }
 
 bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {

@@ -29,6 +29,9 @@ int dealloc_mw(ibv_mw* mw) noexcept;
 int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept;
 /// Runs IBV_WR_BIND_MW or IBV_WR_LOCAL_INV. False if it failed, or has to wait.
 bool run_local(Qp& qp, const SendWr& wr) noexcept;
+/// The same while earlier work requests are in flight. False, and nothing failed: it has to run in
+/// its turn.
+bool run_local_ahead(Qp& qp, const SendWr& wr) noexcept;
 /// Invalidates a window for the peer of `qp` (SEND with invalidate). False if `key` does not belong
 /// to a window that the peer may use.
 bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept;

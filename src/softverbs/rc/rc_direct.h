@@ -43,6 +43,10 @@ inline void* record_of(const ibv_wc& wc) noexcept {
 /// A message begins with a header of one word, which the sender has in a register.
 inline constexpr std::uint32_t kDirectMessageHeader = 8;
 
+/// In ibv_send_wr::send_flags of a READ, besides those of libibverbs: it need not wait until the
+/// peer has taken earlier messages.
+inline constexpr unsigned kMayRunAhead = 0x40;
+
 struct DirectMessages {
   /// Sends a message, unless work requests wait, the lane has no room, or the peer's queue pair is
   /// not known to receive. A peer that refuses a work request before it ends the connection. The

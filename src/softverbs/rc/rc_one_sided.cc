@@ -184,6 +184,18 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
 
 }  // namespace
 
+bool read_ahead(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (!elements_allowed(qp, wr, sges, IBV_ACCESS_LOCAL_WRITE)) return false;
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  const bool done =
+      find_served(qp, target_of(wr), IBV_ACCESS_REMOTE_READ, bytes) == Reached::done &&
+      (wr.length == 0 || copy_remote(peer, bytes, sges, wr.sge_count, wr.length, Copy::from_peer));
+  end_access(peer);
+  return done;
+}
+
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (is_atomic(wr.opcode)) [[unlikely]]
     return run_atomic(qp, wr, sges);

@@ -150,6 +150,7 @@ void fail_oldest(Qp& qp, ibv_wc_status status) noexcept {
 
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   ++qp.epoch;
+  complete_what_ran_ahead(qp);
   // A direct message cannot be sent again, since no copy of it is kept.
   bool direct_behind = false;
   if (qp.sq_tail != qp.sq_next) {
@@ -193,6 +194,7 @@ namespace {
 /// Completes the packets that the remote queue pair received, and retries those that it refused.
 /// The acknowledgement covers the lines from `acked` to `head`.
 void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
+  complete_what_ran_ahead(qp);
   if (qp.sq_tail == qp.sq_next && qp.direct_end <= acked) return;  // nothing in flight
   const QueuePairEntry& remote = remote_entry(qp);
   const std::uint64_t ident = remote.rights.ident.load(std::memory_order_acquire);
@@ -211,6 +213,7 @@ void apply_nak(Qp& qp, std::uint64_t acked, std::uint64_t head) noexcept {
   if (known) {
     while (qp.sq_tail != qp.sq_next && psn_diff(oldest_psn(qp), expected) < 0) {
       complete_oldest(qp);
+      complete_what_ran_ahead(qp);
     }
     answered = serial != qp.naks_handled;
     if (answered) reason = answer;

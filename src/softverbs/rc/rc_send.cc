@@ -9,6 +9,7 @@
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
+#include "softverbs/rc/rc_direct.h"
 #include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -61,7 +62,7 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   SendWr& kept = qp.sq[qp.sq_head & qp.sq_mask];
   kept.wr_id = wr.wr_id;
   kept.opcode = static_cast<std::uint8_t>(wr.opcode);
-  kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
+  kept.flags = static_cast<std::uint8_t>((wr.send_flags | qp.signal_all) & ~unsigned{kHasRun});
   kept.imm = wr.imm_data;
   kept.length = static_cast<std::uint32_t>(length);
   kept.remote_address = wr.wr.rdma.remote_addr;
@@ -302,6 +303,41 @@ template <Sizes sizes>
   return wr;
 }
 
+/// Whether a READ may run before earlier messages are acknowledged: its user says so, and no WRITE
+/// with immediate among them has yet to change what it reads.
+bool may_read_ahead(const Qp& qp, const SendWr& read) noexcept {
+  if ((read.flags & kMayRunAhead) == 0) return false;
+  for (std::uint32_t at = qp.sq_tail; at != qp.sq_next; ++at) {
+    const SendWr& earlier = qp.sq[at & qp.sq_mask];
+    if (earlier.opcode == IBV_WR_RDMA_WRITE_WITH_IMM &&
+        earlier.remote_address < read.remote_address + read.length &&
+        read.remote_address < earlier.remote_address + earlier.length)
+      return false;
+  }
+  return true;
+}
+
+/// Runs a work request that sends no packet while earlier ones are not acknowledged: then the peer,
+/// which may be copying, and this end need not wait for each other. It completes after them. False:
+/// it has to wait for them. Two contexts of one process that share a thread would only have more
+/// memory in use at a time.
+[[gnu::noinline]] bool run_ahead(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
+  OutLane& out = qp.peer->out;
+  if (qp.peer->same_process || qp.has_faults ||
+      out.in_flight_tail - out.in_flight_head >= kLaneLines)
+    return false;
+  if ((wr.flags & kHasRun) == 0) {
+    const bool ran = is_local(wr.opcode) ? run_local_ahead(qp, wr)
+                                         : wr.opcode == IBV_WR_RDMA_READ &&
+                                               may_read_ahead(qp, wr) && read_ahead(qp, wr, sges);
+    if (!ran) return false;
+    wr.flags |= kHasRun;
+  }
+  ++qp.sq_next;
+  note_in_flight(qp, *qp.peer, out.tail, qp.sq_next, true);
+  return true;
+}
+
 }  // namespace
 
 void run_send_queue(Qp& qp) noexcept {
@@ -322,9 +358,13 @@ void run_send_queue(Qp& qp) noexcept {
       if (!transmit(qp, wr, sges)) return;
       ++qp.sq_next;
     } else {
-      if (qp.sq_next != qp.sq_tail)
+      if (qp.sq_next != qp.sq_tail) {
+        if (run_ahead(qp, wr, sges)) continue;
         return watch_next_poll(*qp.peer);  // and waits for acknowledgements
-      if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
+      }
+      if ((wr.flags & kHasRun) == 0 &&
+          !(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges)))
+        return;
       ++qp.sq_next;
       complete_oldest(qp);
     }
