@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,17 @@ namespace softverbs_test::ahead {
 constexpr std::size_t kTarget = 4096;  ///< at the peer: what READs read
 constexpr std::size_t kResult = 512;   ///< here: where they put it
 constexpr std::uint32_t kLength = 256;
+
+ibv_wc next_completion(Node& node) {
+  ibv_wc wc{};
+  bool found = false;
+  const auto poll = [&] {
+    sv::control_device(node.context);
+    if (!found) found = node.poll(wc);
+  };
+  EXPECT_TRUE(until(poll, [&] { return found; }));
+  return wc;
+}
 
 /// A peer that posts as many receives as each byte on the socket says, and polls all the time
 /// between the first byte and the next.
@@ -135,6 +147,52 @@ TEST_F(SoftverbsRunAhead, WhatRanDoesNotRunAgainWhenMessagesAreSentAgain) {
   let_it_take(2);
   EXPECT_EQ(complete(3), (Ids{1, 2, 3}));
   EXPECT_TRUE(holds(node_.bytes(kResult, kLength), 6));
+}
+
+TEST_F(SoftverbsRunAhead, OneThatCannotReadIsTriedAgainInItsTurnOnly) {
+  ASSERT_EQ(post_message(1), 0);
+  Send read(2, node_.sge(kResult, kLength), IBV_WR_RDMA_READ, IBV_SEND_SIGNALED | sv::kMayRunAhead);
+  ASSERT_EQ(read.to(theirs_.memory + kTarget, theirs_.key + 1).post(qp_), 0);
+  const sv::SendWr& kept = static_cast<sv::Qp*>(qp_)->sq[1];
+  EXPECT_EQ(kept.flags & (sv::kMayRunAhead | sv::kHasRun), 0u);
+  let_it_take(1);
+  for (const auto& [id, status] : {std::pair{1u, IBV_WC_SUCCESS}, {2u, IBV_WC_REM_ACCESS_ERR}}) {
+    const ibv_wc wc = next_completion(node_);
+    EXPECT_EQ(wc.wr_id, id);
+    EXPECT_EQ(wc.status, status);
+  }
+}
+
+/// A peer with two queue pairs that takes one message, and ends.
+void take_one(int socket) {
+  Node theirs;
+  for (int i = 0; i < 2; ++i) (void)meet(theirs, theirs.make_qp(), socket);
+  for (int i = 0; i < 2; ++i) theirs.post_recv(1, 8192, 64);
+  (void)get<char>(socket);
+  must(next_completion(theirs).status == IBV_WC_SUCCESS, "a message");
+  _exit(0);  // as one that is killed
+}
+
+TEST(SoftverbsRanAhead, CompletesIfThePeerEndsBeforeItTakesOthersPackets) {
+  Child child(&take_one);
+  Node node;
+  ibv_qp* const qps[] = {node.make_qp(), node.make_qp()};
+  Card theirs[2];
+  for (int i = 0; i < 2; ++i) theirs[i] = meet(node, qps[i], child.socket());
+  ASSERT_EQ(Send(1, node.sge(0, 8)).post(qps[0]), 0);
+  ASSERT_EQ(Send(2, node.sge(0, 8)).post(qps[1]), 0);
+  Send read(3, node.sge(kResult, kLength), IBV_WR_RDMA_READ, IBV_SEND_SIGNALED | sv::kMayRunAhead);
+  ASSERT_EQ(read.to(theirs[0].memory + kTarget, theirs[0].key).post(qps[0]), 0);
+  put(child.socket(), 't');
+  EXPECT_EQ(child.wait(), 0);
+  std::map<std::uint64_t, ibv_wc_status> found;
+  for (int i = 0; i < 3; ++i) {
+    const ibv_wc wc = next_completion(node);
+    found[wc.wr_id] = wc.status;
+  }
+  EXPECT_EQ(found[1], IBV_WC_SUCCESS);
+  EXPECT_EQ(found[2], IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(found[3], IBV_WC_SUCCESS);
 }
 
 TEST_F(SoftverbsRunAhead, AWindowIsBoundAndEndedAtOnce) {

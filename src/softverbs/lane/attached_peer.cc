@@ -459,6 +459,7 @@ void handle_peer_gone(Peer& peer) noexcept {
   while (!peer.stalled.empty()) unstall(*peer.stalled.front());
   for (Qp& qp : peer.queue_pairs) {
     if (qp.direct_end > peer.out.head) fail_direct_messages(qp);
+    complete_what_ran_ahead(qp);  // behind packets of others that the peer has not taken
     if (qp.sq_tail == qp.sq_head) continue;
     stop_waiting(qp);
     run_send_queue(qp);  // runs work requests that need no peer, such as a waiting invalidation

@@ -44,7 +44,8 @@ inline void* record_of(const ibv_wc& wc) noexcept {
 inline constexpr std::uint32_t kDirectMessageHeader = 8;
 
 /// In ibv_send_wr::send_flags of a READ, besides those of libibverbs: it need not wait until the
-/// peer has taken earlier messages.
+/// peer has taken earlier messages. The user sees to it that none of them changes what it reads, or
+/// is sent from where it writes.
 inline constexpr unsigned kMayRunAhead = 0x40;
 
 struct DirectMessages {

@@ -306,7 +306,9 @@ template <Sizes sizes>
 /// Whether a READ may run before earlier messages are acknowledged: its user says so, and no WRITE
 /// with immediate among them has yet to change what it reads.
 bool may_read_ahead(const Qp& qp, const SendWr& read) noexcept {
-  if ((read.flags & kMayRunAhead) == 0) return false;
+  // Programs know no such flag.
+  if ((read.flags & kMayRunAhead) == 0 || context_of(qp.context).driving == Driving::by_poll)
+    return false;
   for (std::uint32_t at = qp.sq_tail; at != qp.sq_next; ++at) {
     const SendWr& earlier = qp.sq[at & qp.sq_mask];
     if (earlier.opcode == IBV_WR_RDMA_WRITE_WITH_IMM &&
@@ -327,14 +329,22 @@ bool may_read_ahead(const Qp& qp, const SendWr& read) noexcept {
       out.in_flight_tail - out.in_flight_head >= kLaneLines)
     return false;
   if ((wr.flags & kHasRun) == 0) {
-    const bool ran = is_local(wr.opcode) ? run_local_ahead(qp, wr)
-                                         : wr.opcode == IBV_WR_RDMA_READ &&
-                                               may_read_ahead(qp, wr) && read_ahead(qp, wr, sges);
-    if (!ran) return false;
+    if (is_local(wr.opcode)) {
+      if (!run_local_ahead(qp, wr)) return false;
+    } else if (wr.opcode != IBV_WR_RDMA_READ || !may_read_ahead(qp, wr)) {
+      return false;
+    } else if (!read_ahead(qp, wr, sges)) {
+      wr.flags &= static_cast<std::uint8_t>(~kMayRunAhead);  // once: the copy may be long
+      return false;
+    }
     wr.flags |= kHasRun;
   }
+  // Behind the last record, one of which is of its own packets. Direct messages have none.
+  const bool none = out.in_flight_head == out.in_flight_tail;
+  const std::uint64_t end =
+      none ? out.tail : out.in_flight[(out.in_flight_tail - 1) & (kInFlight - 1)].end;
   ++qp.sq_next;
-  note_in_flight(qp, *qp.peer, out.tail, qp.sq_next, true);
+  note_in_flight(qp, *qp.peer, end, qp.sq_next, true);
   return true;
 }
 
