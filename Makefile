@@ -44,7 +44,7 @@ CLANGXX ?= clang++-14
 CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
 CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
 
-# Of single targets, see TEST_OPT and TOOL_OPT.
+# Of single targets, see TEST_OPT, TOOL_OPT and EXAMPLE_OPT.
 OPT :=
 WERROR ?= -Werror
 WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow
@@ -65,6 +65,8 @@ ifeq ($(VARIANT),)
   # variables in a debugger. Flags of the user are used as they are.
   ifeq ($(origin CXXFLAGS),undefined)
     TOOL_OPT ?= -g1
+    # Examples are compiled from their sources where somebody uses them.
+    EXAMPLE_OPT ?= -O0 -g1
   endif
   CXXFLAGS ?= -O2 -g
   # Optimising the tests takes longer than it saves. Lines for a debugger take a tenth of the time:
@@ -370,7 +372,7 @@ write_if_changed = @mkdir -p $(@D); new=$@.$$$$.new; printf '%s\n' $(1) >$$new; 
   if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 
 $(GEN)/flags: FORCE
-	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT) $(TOOL_OPT)')
+	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT) $(TOOL_OPT) $(EXAMPLE_OPT)')
 $(GEN)/link: FORCE
 	$(call write_if_changed,'$(CXX) $(LDFLAGS) $(LIBS)')
 # The list makes an archive depend on removed sources, too.
@@ -395,7 +397,8 @@ $(UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
 	$(call say,CXX,$*)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$*/) -MMD -MP -c $< -o $@
-$(call object,$(TOOL_SRC) $(EXAMPLE_SRC)) $(patsubst %,$(OBJ)/tools/%.o,common sim doctor): OPT = $(TOOL_OPT)
+$(call object,$(TOOL_SRC)) $(patsubst %,$(OBJ)/tools/%.o,common sim doctor): OPT = $(TOOL_OPT)
+$(call object,$(EXAMPLE_SRC)): OPT = $(EXAMPLE_OPT)
 
 TEST_UNIT_OBJ := $(TEST_UNITS:%=$(OBJ)/test/units/%.o)
 TEST_OBJ := $(call object,$(TEST_MAIN_SRC)) $(TEST_UNIT_OBJ)

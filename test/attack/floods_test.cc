@@ -160,7 +160,7 @@ class HonestClient {
 
  private:
   /// How many times it does so. A connect takes half a second on a slow machine.
-  static std::uint32_t count() { return slowness() == 1 ? 200 : 5; }
+  static std::uint32_t count() { return slowness() == 1 ? 100 : 5; }
 
   int run(int in, int out) {
     Node client(rpc_test::rpc_config());
