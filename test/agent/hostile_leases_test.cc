@@ -19,6 +19,8 @@ using wire::LeaseVerdict;
 /// The name of an engine's first lease: see agent::LeaseRecords.
 constexpr std::uint32_t kFirst = 1;
 
+constexpr std::uint64_t kTag = ~std::uint64_t{0};
+
 /// The peer as a holder and an owner of leases. It sends each message once it has credit.
 struct Talk : Attacked {
   explicit Talk(const Config& c = hostile_config()) : Attacked(c) {
@@ -81,6 +83,26 @@ struct Talk : Attacked {
     g.rkey = peer.rkey();
     g.access = static_cast<std::uint8_t>(Access::remote_read_write);
     return g;
+  }
+  /// Sends a message as it is, or as the one of its kind that has a tag.
+  void say_tagged(bool tagged, MessageKind kind, const wire::LeaseGrant& g) {
+    if (!tagged) return say(kind, g);
+    wire::TaggedLeaseGrant with{g};
+    with.tag = kTag;
+    say(kind == MessageKind::lease_grant ? MessageKind::tagged_lease_grant
+                                         : MessageKind::tagged_lease_push,
+        with);
+  }
+  void say_tagged(bool tagged, const wire::LeaseRequest& r) {
+    if (!tagged) return say(MessageKind::lease_request, r);
+    wire::TaggedLeaseRequest with{r};
+    with.tag = kTag;
+    say(MessageKind::tagged_lease_request, with);
+  }
+  void deny(std::uint32_t id) {
+    wire::LeaseDenial denial{id, 99, {}};
+    wire::set_text(denial, "no");
+    say(MessageKind::lease_denial, denial);
   }
   void end() {
     (void)victim.close();
@@ -194,60 +216,116 @@ TEST_F(HostileLeases, ThoseOfOtherConnectionsAreOutOfReach) {
   t.end();
 }
 
-TEST_F(HostileLeases, RequestsOfOtherConnectionsAreNotGrantedByIt) {
-  Talk t;
-  RemoteMemory memory;
-  bool back = false;
-  t.friendly.on_returned = [&](Connection, const Returned&) { back = true; };
-  ASSERT_EQ(
-      t.honest.server.request_memory(64, {}, [&](LeaseReply& r) { memory = std::move(r.memory); }),
-      Status::ok);
-  ASSERT_TRUE(t.peer.send(MessageKind::lease_grant, wire::encode(t.grant(64, 1s, kFirst))));
-  ASSERT_TRUE(until({&t.node}, [&] {  // alone, so that the peer does not answer
-    t.peer.control();
-    return !t.node.closed.empty();
-  }));
-  EXPECT_FALSE(memory);
-  ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
-  memory.release();
-  ASSERT_TRUE(t.until([&] { return back; }));
-  t.expect_refused("answers no request");
-  t.finish();
-}
-
-TEST_F(HostileLeases, AGrantIsOfWhatWasAsked) {
-  const auto all = static_cast<std::uint8_t>(Access::remote_all);
-  for (const int which : {0, 1, 2, 3, 4}) {
-    SCOPED_TRACE(which);
+TEST_F(HostileLeases, RequestsOfOtherConnectionsAreNotAnsweredByIt) {
+  for (const auto kind :
+       {MessageKind::lease_grant, MessageKind::tagged_lease_grant, MessageKind::lease_denial}) {
+    SCOPED_TRACE(static_cast<int>(kind));
     Talk t;
     RemoteMemory memory;
-    std::optional<Status> told;
+    int told = 0;
+    bool back = false;
+    t.friendly.on_returned = [&](Connection, const Returned&) { back = true; };
+    ASSERT_EQ(t.honest.server.request_memory(64, {},
+                                             [&](LeaseReply& r) {
+                                               ++told;
+                                               memory = std::move(r.memory);
+                                             }),
+              Status::ok);
+    if (kind == MessageKind::lease_denial) {
+      t.deny(kFirst);
+    } else {
+      t.say_tagged(kind != MessageKind::lease_grant, MessageKind::lease_grant,
+                   t.grant(64, 1s, kFirst));
+    }
+    ASSERT_TRUE(until({&t.node}, [&] {  // alone, so that the peer does not answer
+      t.peer.control();
+      return !t.node.closed.empty();
+    }));
+    EXPECT_EQ(told, 0);
+    ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
+    memory.release();
+    ASSERT_TRUE(t.until([&] { return back; }));
+    t.expect_refused("answers no request");
+    EXPECT_EQ(told, 1);
+    t.finish();
+  }
+}
+
+/// A request of the engine that the peer has heard, and what came of it.
+struct Request {
+  explicit Request(Talk& t) {
     LeaseOptions options;
     options.duration = 1s;
-    ASSERT_EQ(t.victim.request_memory(64, options,
-                                      [&](LeaseReply& r) {
+    EXPECT_EQ(t.victim.request_memory(64, options,
+                                      [this](LeaseReply& r) {
                                         told = r.status;
+                                        code = r.code;
+                                        text = std::string(r.text);
                                         memory = std::move(r.memory);
                                       }),
               Status::ok);
-    const auto asked = t.hear<wire::LeaseRequest>(MessageKind::lease_request);
-    wire::LeaseGrant grant = t.grant(64, 1s, asked.id);
-    if (which == 1) ++grant.bytes;
-    if (which == 2) --grant.bytes;
-    if (which == 3) grant.access = all;
-    if (which == 4) grant.time += 1'000'000;
-    t.say(MessageKind::lease_grant, grant);
-    if (which != 0) {
+    id = t.hear<wire::LeaseRequest>(MessageKind::lease_request).id;
+  }
+  std::uint32_t id = 0;
+  std::optional<std::uint32_t> code;
+  std::string text;
+  RemoteMemory memory;
+  std::optional<Status> told;
+};
+
+TEST_F(HostileLeases, AGrantIsOfWhatWasAsked) {
+  const auto all = static_cast<std::uint8_t>(Access::remote_all);
+  for (const int which : {0, 1, 2, 3, 4, 10, 11, 12, 13, 14}) {
+    SCOPED_TRACE(which);
+    const bool tagged = which >= 10;
+    Talk t;
+    Request request(t);
+    wire::LeaseGrant grant = t.grant(64, 1s, request.id);
+    if (which % 10 == 1) ++grant.bytes;
+    if (which % 10 == 2) --grant.bytes;
+    if (which % 10 == 3) grant.access = all;
+    if (which % 10 == 4) grant.time += 1'000'000;
+    t.say_tagged(tagged, MessageKind::lease_grant, grant);
+    if (which % 10 != 0) {
       t.expect_refused("grants what was not asked for");
-      EXPECT_EQ(told, Status::flushed);
-      EXPECT_FALSE(memory);
+      EXPECT_EQ(request.told, Status::flushed);
+      EXPECT_FALSE(request.memory);
       t.finish();
       continue;
     }
-    ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
-    memory.release();
+    ASSERT_TRUE(t.until([&] { return static_cast<bool>(request.memory); }));
+    EXPECT_EQ(request.memory.tag(), tagged ? kTag : 0);
+    request.memory.release();
     EXPECT_EQ(t.hear<wire::LeaseCall>(MessageKind::lease_call).action, LeaseAction::release);
     t.end();
+  }
+}
+
+TEST_F(HostileLeases, ARequestIsAnsweredOnce) {
+  enum class Answer : std::uint8_t { grant, tagged_grant, denial };
+  constexpr Answer kAnswers[] = {Answer::grant, Answer::tagged_grant, Answer::denial};
+  for (const Answer first : kAnswers) {
+    for (const Answer second : kAnswers) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(first) << static_cast<int>(second));
+      Talk t;
+      Request request(t);
+      const auto answer = [&](Answer how) {
+        if (how == Answer::denial) return t.deny(request.id);
+        t.say_tagged(how == Answer::tagged_grant, MessageKind::lease_grant,
+                     t.grant(64, 1s, request.id));
+      };
+      answer(first);
+      ASSERT_TRUE(t.until([&] { return request.told.has_value(); }));
+      const bool denied = first == Answer::denial;
+      EXPECT_EQ(request.told, denied ? Status::refused : Status::ok);
+      EXPECT_EQ(request.code, denied ? std::optional(99u) : std::nullopt);
+      EXPECT_EQ(request.text, denied ? "no" : "");
+      EXPECT_EQ(static_cast<bool>(request.memory), !denied);
+      answer(second);
+      t.expect_refused("answers no request");
+      EXPECT_EQ(request.told, denied ? Status::refused : Status::ok);
+      t.finish();
+    }
   }
 }
 
@@ -288,23 +366,29 @@ TEST_F(HostileLeases, ARenewalIsNotForLongerThanWasAsked) {
 TEST_F(HostileLeases, WhatIsPushedHasItsLimits) {
   Config c = hostile_config();
   c.leases.count = 3;
-  Talk t(c);
-  std::vector<RemoteMemory> held;
-  t.node.on_lease = [&](Connection, RemoteMemory& m) { held.push_back(std::move(m)); };
-  const auto pushed = [&](spinwire::Nanoseconds time) {
-    t.say(MessageKind::lease_push, t.grant(64, time));
-    return t.hear<wire::LeaseCall>(MessageKind::lease_call).verdict;
-  };
-  EXPECT_EQ(pushed(c.leases.guard), LeaseVerdict::bad_duration);
-  EXPECT_EQ(pushed(c.leases.guard + 1us), LeaseVerdict::granted);
-  EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
-  EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
-  EXPECT_EQ(pushed(10s), LeaseVerdict::too_many);
-  EXPECT_EQ(held.size(), 3u);
-  held.clear();
-  EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
-  held.clear();
-  t.end();
+  for (const bool tagged : {false, true}) {
+    SCOPED_TRACE(tagged);
+    Talk t(c);
+    std::vector<RemoteMemory> held;
+    t.node.on_lease = [&](Connection, RemoteMemory& m) {
+      EXPECT_EQ(m.tag(), tagged ? kTag : 0);
+      held.push_back(std::move(m));
+    };
+    const auto pushed = [&](spinwire::Nanoseconds time) {
+      t.say_tagged(tagged, MessageKind::lease_push, t.grant(64, time));
+      return t.hear<wire::LeaseCall>(MessageKind::lease_call).verdict;
+    };
+    EXPECT_EQ(pushed(c.leases.guard), LeaseVerdict::bad_duration);
+    EXPECT_EQ(pushed(c.leases.guard + 1us), LeaseVerdict::granted);
+    EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
+    EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
+    EXPECT_EQ(pushed(10s), LeaseVerdict::too_many);
+    EXPECT_EQ(held.size(), 3u);
+    held.clear();
+    EXPECT_EQ(pushed(10s), LeaseVerdict::granted);
+    held.clear();
+    t.end();
+  }
 }
 
 TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
@@ -326,13 +410,27 @@ TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
       {{8192, longest, 1, 1, 0}, LeaseVerdict::no_right},
       {{8192, longest, 1, 1, 2}, LeaseVerdict::no_right},
       {{8192, longest, 1, 1, 9}, LeaseVerdict::no_right},
+      {{8192, longest, 1, 1, 255}, LeaseVerdict::no_right},
+      {{~std::uint64_t{0}, longest, 1, 1, 1}, LeaseVerdict::too_long},
+      {{8192, ~std::uint64_t{0}, 1, 1, 1}, LeaseVerdict::bad_duration},
+      {{8192, longest, 1, 0x80000000, 1}, LeaseVerdict::misaligned},
+      {{8192, longest, 0xffffffff, 256, 1}, LeaseVerdict::granted},
       {{8192, longest, 1, 1, 7}, LeaseVerdict::granted},
   };
-  for (std::size_t i = 0; i < std::size(cases); ++i) {
+  for (std::size_t i = 0; i < 2 * std::size(cases); ++i) {
     SCOPED_TRACE(i);
-    const auto& [request, verdict] = cases[i];
-    t.say(MessageKind::lease_request, request);
-    const auto grant = t.hear<wire::LeaseGrant>(MessageKind::lease_grant);
+    const bool tagged = i % 2 != 0;
+    const auto& [request, verdict] = cases[i / 2];
+    t.say_tagged(tagged, request);
+    // A refusal has no tag.
+    wire::LeaseGrant grant;
+    if (tagged && verdict == LeaseVerdict::granted) {
+      const auto with = t.hear<wire::TaggedLeaseGrant>(MessageKind::tagged_lease_grant);
+      EXPECT_EQ(with.tag, kTag);
+      grant = with;
+    } else {
+      grant = t.hear<wire::LeaseGrant>(MessageKind::lease_grant);
+    }
     EXPECT_EQ(grant.verdict, verdict);
     if (grant.verdict != LeaseVerdict::granted) continue;
     EXPECT_EQ(grant.access, static_cast<std::uint8_t>(Access::remote_read));

@@ -1,5 +1,8 @@
 // Malformed messages, field by field. Each ends the peer's connection with a reason and does not
 // affect other connections. hostile_state_test.cc sends valid messages in the wrong state.
+#include <type_traits>
+#include <utility>
+
 #include "agent/hostile_peer.h"
 
 namespace hostile_test {
@@ -122,6 +125,120 @@ std::vector<Bad> bad_leases() {
   };
 }
 
+/// A message about a lease with one field changed.
+template <typename Body, typename Change>
+Bad changed(const char* name, MessageKind kind, Body body, Change&& change,
+            const char* words = "malformed") {
+  change(body);
+  return {name, message(kind, wire::encode(body)), words};
+}
+
+/// Grants and pushes of which one field is impossible.
+template <typename Grant>
+void add_bad_grants(std::vector<Bad>& all, MessageKind kind) {
+  Grant good;
+  good.bytes = good.address = 4096;
+  good.time = 10'000'000;
+  good.lease = 1;
+  good.rkey = 1;
+  good.access = 3;
+  good.tag = 7;
+  const auto with = [&](const char* name, auto&& change) {
+    all.push_back(changed(name, kind, good, change));
+  };
+  with("grant beyond memory", [](auto& g) { g.address = ~std::uint64_t{0} - 4095; });
+  with("grant around memory", [](auto& g) { g.bytes = ~std::uint64_t{0}; });
+  with("grant of no bytes", [](auto& g) { g.bytes = 0; });
+  with("grant without a key", [](auto& g) { g.rkey = 0; });
+  with("grant for no time", [](auto& g) { g.time = 0; });
+  with("grant for too long", [](auto& g) { g.time = wire::kLongestLease + 1; });
+  with("grant for ever", [](auto& g) { g.time = ~std::uint64_t{0}; });
+  for (const int access : {0, 8, 255})
+    with("grant's rights", [access](auto& g) { g.access = static_cast<std::uint8_t>(access); });
+  for (const int verdict : {11, 255})
+    with("grant's verdict",
+         [verdict](auto& g) { g.verdict = static_cast<wire::LeaseVerdict>(verdict); });
+  all.push_back({"grant's flags", with_byte(kind, good, 38, 2), "malformed"});
+  all.push_back({"grant's rest", with_byte(kind, good, 39, 1), "malformed"});
+  if (std::is_same_v<Grant, wire::TaggedLeaseGrant>)
+    with("grant's tag", [](auto& g) { g.tag = 0; });
+}
+
+/// Grants of no request, by each of the names that a record may have had, and pushes of nothing.
+template <typename Grant>
+void add_grants_of_nothing(std::vector<Bad>& all, MessageKind kind, MessageKind push) {
+  Grant grant;
+  grant.bytes = grant.address = 4096;
+  grant.time = 10'000'000;
+  grant.rkey = 1;
+  grant.access = 3;
+  grant.tag = ~std::uint64_t{0};
+  for (const std::uint32_t id : {0u, 1u, 65536u, 0xffffffffu}) {
+    const auto named = [id](auto& g) { g.id = id; };
+    all.push_back(changed("grant of nothing", kind, grant, named, "answers no request"));
+    Grant refused = grant;
+    refused.verdict = wire::LeaseVerdict::unwanted;
+    all.push_back(changed("refusal of nothing", kind, refused, named, "answers no request"));
+  }
+  for (int verdict = 1; verdict <= 10; ++verdict) {
+    all.push_back(changed(
+        "push of nothing", push, grant,
+        [verdict](auto& g) { g.verdict = static_cast<wire::LeaseVerdict>(verdict); },
+        "leases nothing"));
+  }
+}
+
+std::vector<Bad> bad_tagged_leases() {
+  std::vector<Bad> all;
+  const wire::TaggedLeaseRequest request{{4096, 1'000'000, 1, 8, 3, 7}};
+  constexpr auto kRequest = MessageKind::tagged_lease_request;
+  all.push_back(changed("request of nothing", kRequest, request, [](auto& r) { r.bytes = 0; }));
+  all.push_back(changed("request's tag", kRequest, request, [](auto& r) { r.tag = 0; }));
+  for (std::size_t at = 25; at < wire::kLeaseRequestBytes; ++at)
+    all.push_back({"request's rest", with_byte(kRequest, request, at, 0x80), "malformed"});
+  for (const auto kind : {MessageKind::tagged_lease_grant, MessageKind::tagged_lease_push})
+    add_bad_grants<wire::TaggedLeaseGrant>(all, kind);
+  for (const auto kind : {MessageKind::lease_grant, MessageKind::lease_push})
+    add_bad_grants<wire::LeaseGrant>(all, kind);
+  add_grants_of_nothing<wire::TaggedLeaseGrant>(all, MessageKind::tagged_lease_grant,
+                                                MessageKind::tagged_lease_push);
+  add_grants_of_nothing<wire::LeaseGrant>(all, MessageKind::lease_grant, MessageKind::lease_push);
+  // A tag where none is, and none where one is.
+  const std::pair<MessageKind, std::size_t> swapped[] = {
+      {MessageKind::lease_request, wire::kTaggedLeaseRequestBytes},
+      {MessageKind::lease_grant, wire::kTaggedLeaseGrantBytes},
+      {MessageKind::lease_push, wire::kTaggedLeaseGrantBytes},
+      {kRequest, wire::kLeaseRequestBytes},
+      {MessageKind::tagged_lease_grant, wire::kLeaseGrantBytes},
+      {MessageKind::tagged_lease_push, wire::kLeaseGrantBytes}};
+  for (const auto& [kind, size] : swapped)
+    all.push_back({"tag's length", message(kind, Bytes(size, std::byte{1})), kNoHeader});
+  return all;
+}
+
+std::vector<Bad> bad_denials() {
+  constexpr auto kDenial = MessageKind::lease_denial;
+  std::vector<Bad> all;
+  wire::LeaseDenial denial;
+  denial.code = 0xffffffff;
+  wire::set_text(denial, "not for you");
+  for (const std::uint32_t id : {0u, 1u, 65536u, 0xffffffffu}) {
+    all.push_back(changed(
+        "denial of nothing", kDenial, denial, [id](auto& d) { d.id = id; }, "answers no request"));
+  }
+  for (const int c : {0x01, 0x0a, 0x1b, 0x1f, 0x7f, 0x80, 0xff}) {
+    for (const std::size_t at : {std::size_t{0}, std::size_t{10}}) {
+      const auto put = [c, at](auto& d) { d.text[at] = static_cast<std::uint8_t>(c); };
+      all.push_back(changed("denial's text", kDenial, denial, put));
+    }
+  }
+  for (const std::size_t at : {std::size_t{12}, wire::kDenialTextMax - 1}) {
+    const auto put = [at](auto& d) { d.text[at] = 'x'; };
+    all.push_back(changed("text behind its end", kDenial, denial, put));
+  }
+  return all;
+}
+
 void expect_each_refused(Attacked& t, const std::vector<Bad>& all) {
   for (const Bad& one : all) {
     SCOPED_TRACE(std::string(one.name) + ", " + testing::PrintToString(one.bytes.size()) +
@@ -148,6 +265,16 @@ TEST_F(HostilePeer, OffersAndAnswersAreChecked) {
 TEST_F(HostilePeer, MessagesAboutLeasesAreChecked) {
   Attacked t;
   expect_each_refused(t, bad_leases());
+}
+
+TEST_F(HostilePeer, MessagesAboutLeasesWithATagAreChecked) {
+  Attacked t;
+  expect_each_refused(t, bad_tagged_leases());
+}
+
+TEST_F(HostilePeer, DenialsOfLeasesAreChecked) {
+  Attacked t;
+  expect_each_refused(t, bad_denials());
 }
 
 TEST_F(HostilePeer, MessagesWithAnImmediateAreChecked) {

@@ -94,6 +94,7 @@ class Peer {
     e.credit_cell_token = kToken;
     e.peer_timeout_ms = 3600000;
     e.max_rd_atomic = 1;
+    e.application_fields = true;
     return e;
   }
   /// Connects to the engine's endpoint.
