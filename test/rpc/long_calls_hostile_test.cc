@@ -133,6 +133,7 @@ class RpcLongCallsHostile : public testing::Test {
       ++ended_;
       status_ = reply.status();
       size_ = reply.bytes().size();
+      code_ = reply.code();
     };
     const Buffer request = buffer(4050);
     ASSERT_EQ(session_.call(kEcho, request.slice(0, room ? 20 : 4050), done, options), Status::ok);
@@ -180,6 +181,23 @@ class RpcLongCallsHostile : public testing::Test {
     server_->expect_clean();
     client_->expect_clean();
   }
+  /// Each of the messages to a client with a call ends the connection, and the call.
+  template <typename Messages>
+  void expect_each_ends_client(Messages&& messages) {
+    const std::size_t count = messages(0u).size();
+    for (std::size_t i = 0; i < count; ++i) {
+      SCOPED_TRACE(i);
+      ended_ = 0;
+      attack_client(true);
+      EXPECT_EQ(heard_.reply_capacity, 1000u);
+      const auto said = messages(heard_.number)[i];
+      say(said.bytes, said.how);
+      expect_ended(*client_, i + 1);
+      EXPECT_EQ(ended_, 1);
+      EXPECT_EQ(status_, Status::peer_lost);
+      if (HasFailure()) return;
+    }
+  }
   using ReplyCallback = spinwire::ReplyCallback;
 
   std::optional<Bare> server_, client_;
@@ -194,12 +212,19 @@ class RpcLongCallsHostile : public testing::Test {
   int runs_ = 0, closed_ = 0, ended_ = 0;
   Status status_ = Status::system;
   std::size_t size_ = 0;
+  std::optional<std::uint32_t> code_;
 };
 
 RpcMessageHeader call_of(std::uint32_t number, std::uint32_t size,
                          spinwire::Method method = kLater) {
   return {number, method, RpcMessageKind::call, 0, size, 0, 0, 0};
 }
+
+using spinwire::wire::kHasCode;
+constexpr std::uint8_t kRefused = static_cast<std::uint8_t>(Status::refused) | kHasCode;
+/// A goodbye's number: the application's server has moved, for 5 ms.
+constexpr std::uint32_t kMoved =
+    5u << 8 | static_cast<std::uint32_t>(spinwire::GoodbyeReason::draining);
 
 struct Said {
   Bytes bytes;
@@ -223,7 +248,15 @@ const std::vector<std::vector<Said>>& bad_for_servers() {
       {{call_message(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
       {{call_message(call_of(8, 3), 3)},
        {call_message({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})},
-       {call_message({9, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},  // of another call
+       {call_message({9, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},   // of another call
+      {{call_message({0, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0})}},  // a server's message
+      {{call_message({kMoved, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0})}},
+      {{call_message({8, 0, RpcMessageKind::reply, kRefused, 0, 0, 0, 0, 5})}},
+      {{call_message({8, kLater, RpcMessageKind::call, kHasCode, 0, 0, 0, 0})}},  // no code in it
+      {{call_message({8, kLater, RpcMessageKind::call, kRefused, 0, 0, 0, 0, 5})}},
+      {{call_message({8, kLater, RpcMessageKind::call, 0, 0, 0, 0, 0, 5})}},
+      {{call_message(call_of(8, 3), 3)},
+       {call_message({8, 0, RpcMessageKind::cancel, kRefused, 0, 0, 0, 0, 5})}},
   };
   return all;
 }
@@ -296,19 +329,84 @@ std::vector<Said> bad_for_clients(std::uint32_t number) {
   };
 }
 
+/// As above: messages with a code, and goodbyes.
+std::vector<Said> bad_endings_for_clients(std::uint32_t number) {
+  const auto reply = [number](int status, std::uint32_t code, std::size_t size = 0) {
+    return call_message({number, 0, RpcMessageKind::reply, static_cast<std::uint8_t>(status),
+                         static_cast<std::uint32_t>(size), 0, 0, 0, code});
+  };
+  std::vector<Said> all = {
+      {reply(kHasCode, 5)},                                    // of success
+      {reply(kHasCode | static_cast<int>(Status::limit), 5)},  // of another failure
+      {reply(0xff, 5)},                                        // of no status
+      {reply(static_cast<int>(Status::refused), 5)},           // not said to be there
+      {reply(0, 5)},                                           // not said to be there
+      {reply(kRefused, 5, 4)},                                 // of another size
+      {reply(kRefused, 5), with(number)},                      // with an immediate
+      {call_message(
+          {number + 1, 0, RpcMessageKind::reply, kRefused, 0, 0, 0, 0, 5})},  // of no call
+      {call_message({number, kEcho, RpcMessageKind::reply, kRefused, 0, 0, 0, 0, 5})},
+      {call_message({number, 0, RpcMessageKind::cancelled, kHasCode, 0, 0, 0, 0})},
+      {call_message({number, 0, RpcMessageKind::cancelled, kRefused, 0, 0, 0, 0, 5})},
+  };
+  // Goodbyes without a known reason, or for too long.
+  for (const std::uint32_t n : {1u, 4u, 255u, 1u << 8, 3'600'001u << 8 | 2u, 1u << 31})
+    all.push_back({call_message({n, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0})});
+  const auto goodbye = [&](auto&& change, std::size_t payload = 0) {
+    RpcMessageHeader h{kMoved, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0};
+    change(h);
+    all.push_back({call_message(h, payload)});
+  };
+  goodbye([](auto& h) { h.method = 1; });
+  goodbye([](auto& h) { h.status = static_cast<std::uint8_t>(Status::flushed); });
+  goodbye([](auto& h) { h.status = kRefused; });
+  goodbye([](auto& h) { h.code = 5; });
+  goodbye([](auto& h) { h.size = 3; }, 3);
+  goodbye([](auto&) {}, 3);
+  goodbye([](auto& h) { h.reply_capacity = 8, h.address = 8, h.rkey = 1; });
+  goodbye([](auto& h) { h.kind = static_cast<RpcMessageKind>(6); });
+  return all;
+}
+
 TEST_F(RpcLongCallsHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
-  const std::size_t count = bad_for_clients(0).size();
-  for (std::size_t i = 0; i < count; ++i) {
-    SCOPED_TRACE(i);
+  expect_each_ends_client(bad_for_clients);
+}
+
+TEST_F(RpcLongCallsHostile, BadCodesAndGoodbyesEndTheConnectionOfAClient) {
+  expect_each_ends_client(bad_endings_for_clients);
+}
+
+TEST_F(RpcLongCallsHostile, ARefusalsCodeComesToItsCall) {
+  for (const std::uint32_t code : {0u, 0xffffffffu}) {
+    attack_client(false);
+    say(call_message({heard_.number, 0, RpcMessageKind::reply, kRefused, 5, 0, 0, 0, code}, 5));
+    ASSERT_TRUE(run([&] { return ended_ == 1; }));
+    EXPECT_EQ(status_, Status::refused);
+    EXPECT_EQ(code_, std::optional(code));
+    EXPECT_EQ(size_, 5u);
+    peer_.fail();
+    expect_ended(*client_, 0);
     ended_ = 0;
-    attack_client(true);
-    EXPECT_EQ(heard_.reply_capacity, 1000u);
-    const Said said = bad_for_clients(heard_.number)[i];
-    say(said.bytes, said.how);
-    expect_ended(*client_, i + 1);
-    EXPECT_EQ(ended_, 1);
-    EXPECT_EQ(status_, Status::peer_lost);
   }
+}
+
+TEST_F(RpcLongCallsHostile, AGoodbyeEndsTheSessionOnceItsCallIsOver) {
+  attack_client(false);
+  const Bytes goodbye = call_message({kMoved, 0, RpcMessageKind::goodbye, 0, 0, 0, 0, 0});
+  for (int i = 0; i < 3; ++i) say(goodbye);
+  poll_some();
+  EXPECT_EQ(closed_, 0);
+  EXPECT_EQ(ended_, 0);
+  say(call_message({heard_.number, 0, RpcMessageKind::reply, 0, 5, 0, 0, 0}, 5));
+  ASSERT_TRUE(run([&] { return ended_ == 1; }));
+  EXPECT_EQ(status_, Status::ok);
+  ASSERT_TRUE(run([&] {
+    if (session_.state() != SessionState::ready) peer_.fail();  // it does not answer the close
+    return closed_ == 1;
+  }));
+  EXPECT_EQ(bad(*client_), 0u);
+  EXPECT_EQ(bad(*server_), 0u);
+  peer_.close();
 }
 
 TEST_F(RpcLongCallsHostile, AReplyIsWrittenOnce) {
