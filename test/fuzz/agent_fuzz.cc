@@ -113,6 +113,27 @@ class Attack {
     say(raw_peer::message(h, in_.bytes(in_.take<std::uint8_t>())));
   }
 
+  /// Grants, pushes and requests, with a tag or without.
+  static bool decode_grant(const raw_peer::Heard& h, wire::LeaseGrant& grant) {
+    const MessageKind kind = h.header.kind;
+    if (kind == MessageKind::lease_grant || kind == MessageKind::lease_push)
+      return wire::decode(h.body, grant);
+    wire::TaggedLeaseGrant tagged;
+    if (kind != MessageKind::tagged_lease_grant && kind != MessageKind::tagged_lease_push)
+      return false;
+    if (!wire::decode(h.body, tagged)) return false;
+    grant = tagged;
+    return true;
+  }
+  static bool decode_request(const raw_peer::Heard& h, wire::LeaseRequest& request) {
+    if (h.header.kind == MessageKind::lease_request) return wire::decode(h.body, request);
+    wire::TaggedLeaseRequest tagged;
+    if (h.header.kind != MessageKind::tagged_lease_request || !wire::decode(h.body, tagged))
+      return false;
+    request = tagged;
+    return true;
+  }
+
   /// Records numbers and keys of the engine's messages, to answer them.
   void listen() {
     for (; heard_ < peer_.heard.size(); ++heard_) {
@@ -124,12 +145,10 @@ class Attack {
       if (h.header.kind == MessageKind::rendezvous_offer && wire::decode(h.body, offer)) {
         offered_ = offer.id;
         key_ = offer.rkey;
-      } else if ((h.header.kind == MessageKind::lease_grant ||
-                  h.header.kind == MessageKind::lease_push) &&
-                 wire::decode(h.body, grant)) {
+      } else if (decode_grant(h, grant)) {
         leased_ = grant.lease;
         key_ = grant.rkey;
-      } else if (h.header.kind == MessageKind::lease_request && wire::decode(h.body, request)) {
+      } else if (decode_request(h, request)) {
         asked_ = request;
       } else if (h.header.kind == MessageKind::lease_call && wire::decode(h.body, call)) {
         called_ = call.id;
@@ -161,7 +180,9 @@ class Attack {
         r.id = detail;
         r.alignment = 1u << (detail % 14);
         r.access = 1 + detail % 7;
-        return say(MessageKind::lease_request, r);
+        if ((detail & 0x80) == 0) return say(MessageKind::lease_request, r);
+        r.tag = detail;
+        return say(MessageKind::tagged_lease_request, wire::TaggedLeaseRequest{r});
       }
       case Act::call: {
         wire::LeaseCall c;
@@ -192,7 +213,21 @@ class Attack {
     g.access = what == Act::granted ? asked_.access : std::uint8_t{3};
     g.verdict = static_cast<wire::LeaseVerdict>(detail < 11 ? detail : 0);
     g.invalidate = (detail & 0x80) != 0;
-    say(what == Act::granted ? MessageKind::lease_grant : MessageKind::lease_push, g);
+    const bool answers = what == Act::granted;
+    if (answers && detail == 11) return deny();
+    if ((detail & 1) == 0)
+      return say(answers ? MessageKind::lease_grant : MessageKind::lease_push, g);
+    g.tag = asked_.tag != 0 ? asked_.tag : detail;
+    say(answers ? MessageKind::tagged_lease_grant : MessageKind::tagged_lease_push,
+        wire::TaggedLeaseGrant{g});
+  }
+
+  void deny() {
+    wire::LeaseDenial denial;
+    denial.id = asked_.id;
+    denial.code = 5;
+    wire::set_text(denial, "denied");
+    say(MessageKind::lease_denial, denial);
   }
 
   void write(Act what) {
@@ -322,6 +357,14 @@ void sow(Seeds& seeds) {
   add({none, a(Act::app_requests), b(9), poll, b(9), a(Act::granted), b(99), poll, b(9),
        a(Act::app_uses), b(4), poll, b(5), a(Act::app_uses), b(1), poll, b(9), a(Act::reply),
        none});
+  // With tags.
+  add({none, a(Act::app_requests), b(129), poll, b(9), a(Act::granted), b(99), poll, b(9),
+       a(Act::app_uses), b(1), poll, b(9), a(Act::reply), none});
+  add({none, a(Act::app_requests), b(129), poll, b(9), a(Act::granted), b(11), poll, b(9),
+       a(Act::granted), b(11), poll, b(9)});
+  add({none, a(Act::app_leases), b(129), poll, b(9), a(Act::call), b(0), none, poll, b(9),
+       a(Act::call), b(1), none, poll, b(9)});
+  add({none, a(Act::request), b(0x90), b(90), poll, b(9), a(Act::call), b(3), b(9), poll, b(5)});
   add({none, a(Act::app_leases), b(9), poll, b(9), a(Act::call), b(0), none, poll, b(9),
        a(Act::app_recalls), none, poll, b(9), a(Act::call), b(1), none, poll, b(9)});
   add({none, a(Act::notice), b(1), b(1), a(Act::write), b(8), none, none, poll, b(9)});

@@ -226,15 +226,19 @@ class Application {
     note(with_immediate ? connection_.send_with_imm(b.slice(), 7, done())
                         : connection_.send(b, done()));
   }
+  /// Larger leases have a tag.
+  static std::uint64_t tag_of(std::size_t bytes) { return bytes > 128 * 64 ? bytes : 0; }
   void request(std::size_t bytes, Nanoseconds time) {
     LeaseOptions options;
     options.duration = time;
+    options.tag = tag_of(bytes);
     note(connection_.request_memory(bytes, options, told()));
   }
   void lease(std::size_t bytes, Nanoseconds time) {
     const Buffer b = world_.engine.allocate(std::max<std::size_t>(bytes, 1), Pool::lease);
     LeaseOptions options;
     options.duration = time;
+    options.tag = tag_of(bytes);
     if (b) note(connection_.lease(b.slice(), options, told()));
   }
   /// Uses the memory leased by the peer.
