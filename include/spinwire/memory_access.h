@@ -3,8 +3,15 @@
 //
 // What counts as use: operations of the engine's connections that have not ended, deferred ones
 // included. A read(), a receive of a raw connection and a long message under way change their
-// memory, all others read it. Of a long message, the whole buffer or region is in use. Calls,
-// replies and what peers do with exposed or leased memory are not looked at.
+// memory, all others read it. Of a long message, the whole buffer or region is in use.
+//
+// A call that has not ended reads its request, also while it waits in the backlog, and changes its
+// CallOptions::reply_into. A server reads the memory of a reply until the client certainly has it,
+// which the server often learns only with the next call in its place; a reply's callback tells
+// when. Requests and replies that the library copied do not count, and of one that the device sends
+// as a datagram, the whole buffer is in use until the device reports it sent.
+//
+// What peers do with exposed or leased memory is not looked at.
 #pragma once
 
 #include <cstddef>

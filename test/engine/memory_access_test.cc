@@ -81,6 +81,41 @@ TEST(MemoryAccess, SeesWhatOperationsDoWithTheBytes) {
   p.client.tally.expect_exact();
 }
 
+TEST(MemoryAccess, SeesWritesWithANoticeAndOperationsOfSeveralParts) {
+  Pair p(without_direct_messages());
+  Buffer theirs = p.server.filled(4096, 1);
+  const auto region = p.server.engine.expose(theirs.slice(), Access::remote_all);
+  ASSERT_TRUE(region);
+  const Buffer b = p.client.filled(4096, 2);
+  Connection c = p.ends.client;
+  const auto deferred = [&](auto&& start) {  // each needs credit, which may have to come
+    ASSERT_TRUE(p.until([&] { return p.client.tally.run(start) == Status::ok; }));
+  };
+  deferred([&](auto d) { return c.write_with_imm(b.slice(384, 64), *region, 5, d, Post::defer); });
+  EXPECT_EQ(given(p.client, b.slice(447, 1)), kReading);
+  EXPECT_EQ(given(p.client, b.slice(448, 1)), kBoth);
+  const std::array<BufferSlice, 2> parts{b.slice(512, 64), b.slice(640, 64)};
+  const auto expect_gathered = [&] {
+    EXPECT_EQ(given(p.client, b.slice(512, 1)), kReading);
+    EXPECT_EQ(given(p.client, b.slice(576, 64)), kBoth) << "between them";
+    EXPECT_EQ(given(p.client, b.slice(703, 1)), kReading);
+    EXPECT_EQ(given(p.client, b.slice(704, 1)), kBoth);
+    ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
+    EXPECT_EQ(given(p.client, b), kBoth);
+  };
+  deferred([&](auto d) { return c.send(parts, d, Post::defer); });
+  expect_gathered();
+  deferred([&](auto d) { return c.write(parts, *region, d, Post::defer); });
+  expect_gathered();
+  deferred([&](auto d) {
+    return c.write_and_send(parts, *region, b.slice(0, 8).bytes(), d, Post::defer);
+  });
+  expect_gathered();
+  EXPECT_EQ(p.server.engine.revoke(*region), Status::ok);
+  theirs.reset();
+  p.client.tally.expect_exact();
+}
+
 TEST(MemoryAccess, SeesReceivesOfRawConnections) {
   raw_test::RawPair t;
   Connection c = t.b;

@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "base/log_message.h"
 #include "engine/api/operate.h"
+#include "rpc/memory_use.h"
 #include "spinwire/engine.h"
 #include "spinwire/memory_access.h"
 
@@ -20,11 +21,19 @@ namespace {
   __builtin_trap();
 }
 
+/// What operations, calls and replies that have not ended do with any of the bytes.
+agent::MemoryUse use_of(EngineCore& core, std::span<const std::byte> bytes) noexcept {
+  agent::MemorySearch search(bytes);
+  agent::see_operations(core.context, search);
+  if (core.calls != nullptr) rpc::see_calls(*core.calls, search);
+  return search.found();
+}
+
 /// Why the access cannot be given; null: it can.
 const char* obstacle(EngineCore& core, std::span<const std::byte> bytes, bool exclusive) noexcept {
   if (bytes.empty()) return "there are no bytes";
   if (core.accesses.conflict(bytes, exclusive)) return "another access has some of the bytes";
-  const agent::MemoryUse use = agent::memory_use(core.context, bytes);
+  const agent::MemoryUse use = use_of(core, bytes);
   if (use == agent::MemoryUse::changed) return "an operation is changing the bytes";
   return exclusive && use == agent::MemoryUse::read ? "an operation is reading the bytes" : nullptr;
 }
@@ -54,7 +63,7 @@ void MemoryAccess::end_checked() noexcept {
   if (core == nullptr) return;
   const bool exclusive = core->accesses.remove(id_);
   if (!checked_) return;
-  const agent::MemoryUse use = agent::memory_use(core->context, memory_.bytes());
+  const agent::MemoryUse use = use_of(*core, memory_.bytes());
   if (use == agent::MemoryUse::changed) stop("an operation began to change the bytes meanwhile");
   if (exclusive && use != agent::MemoryUse::none)
     stop("an operation began to read the bytes meanwhile");

@@ -187,6 +187,13 @@ class DatagramPort {
   }
   /// Whether upkeep() has something to mend.
   [[nodiscard]] bool is_short() const noexcept { return failed_ || !empty_slots_.empty(); }
+  /// Visits the block of each datagram that the device may still read.
+  template <typename Visit>
+  void for_each_held_block(Visit&& visit) const {
+    for (std::uint32_t i = done_; held_ != 0 && i != sent_; ++i) {
+      if (const Block* const block = held_blocks_[i & mask_].block; block != nullptr) visit(*block);
+    }
+  }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
   /// Receives collected for the next post.
