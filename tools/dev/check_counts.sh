@@ -79,11 +79,30 @@ judge() {
     }'
 }
 
+# Prints what having slept costs an engine that is awake: the difference of a count "NAME_after_sleep" from the
+# count NAME. Fails when it is above the limit of the table, or when there is no such count.
+judge_sleep() {
+  local name=$1 partner=${1%_after_sleep} slept awake
+  slept=$(<"$tmp/got.$name")
+  awake=$(cat "$tmp/got.$partner" 2>/dev/null) || true
+  if [[ -z "$slept" || -z "$awake" ]]; then
+    echo "check_counts: $name has no count of $partner to be compared with" >&2
+    return 1
+  fi
+  awk -v name="$name" -v slept="$slept" -v awake="$awake" -v limit="$after_sleep" '
+    BEGIN {
+      more = slept - awake
+      verdict = more > limit ? "TOO MANY: the sleep costs more than its limit" : "ok"
+      printf "  %-32s %+10.1f  than awake         limit %8s  %s\n", name, more, limit, verdict
+      exit more > limit
+    }'
+}
+
 # Counts each line of the table, two at a time. Results are in $tmp/got.NAME, empty after a failure.
 count_all() {
   local name command
   while read -r name _ _ command <&4; do
-    [[ "$name" =~ ^(#|$|tolerance|operations) ]] && continue
+    [[ "$name" =~ ^(#|$|tolerance$|operations$|after_sleep$) ]] && continue
     while [[ $(jobs -rp | wc -l) -ge 2 ]]; do wait -n || true; done
     # shellcheck disable=SC2086  # the command is words
     (count_one $command >"$tmp/got.$name" || : >"$tmp/got.$name") &
@@ -92,11 +111,12 @@ count_all() {
 }
 
 main() {
-  local tolerance operations bad=0 lines=0 line
+  local tolerance operations after_sleep bad=0 lines=0 line
   tolerance=$(awk '$1 == "tolerance" { print $2 }' "$table")
   operations=$(awk '$1 == "operations" { print $2 }' "$table")
-  [[ -n "$tolerance" && -n "$operations" ]] || {
-    echo "check_counts: $table needs a 'tolerance' and an 'operations' line" >&2
+  after_sleep=$(awk '$1 == "after_sleep" { print $2 }' "$table")
+  [[ -n "$tolerance" && -n "$operations" && -n "$after_sleep" ]] || {
+    echo "check_counts: $table needs a 'tolerance', an 'operations' and an 'after_sleep' line" >&2
     exit 1
   }
   check_listed || bad=1
@@ -105,7 +125,7 @@ main() {
   # shellcheck disable=SC2034
   local name recorded limit command got
   while IFS= read -r line <&3; do
-    if [[ "$line" =~ ^[[:space:]]*(#|$|tolerance|operations) ]]; then
+    if [[ "$line" =~ ^[[:space:]]*(#|$|(tolerance|operations|after_sleep)[[:space:]]) ]]; then
       echo "$line" >>"$tmp/table"
       continue
     fi
@@ -118,6 +138,7 @@ main() {
     elif ! judge "$name" "$got" "$recorded" "$limit"; then
       bad=1
     fi
+    [[ "$name" != *_after_sleep ]] || judge_sleep "$name" || bad=1
     printf '%-32s %10s %8s  %s\n' "$name" "$got" "$limit" "$command" >>"$tmp/table"
   done 3<"$table"
 
