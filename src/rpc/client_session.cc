@@ -130,10 +130,13 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   ClientSession* const c = find_client(r, header.session);
   const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown ||
                     header.kind == RpcKind::goodbye;
-  const bool is_early = c != nullptr && c->state == SessionState::opening &&
-                        header.kind == RpcKind::goodbye;  // it overtakes the server's answer
+  const bool is_opening = c != nullptr && c->state == SessionState::opening;
+  const bool is_early =
+      is_opening && header.kind == RpcKind::goodbye;  // it overtakes the server's answer
+  // The answer to the close of the session that is opened again under its name.
+  const bool is_former = is_opening && header.kind == RpcKind::closed && c->reconnect != nullptr;
   // The repeated answer to a close, or a goodbye that crossed it.
-  if ((c == nullptr && ends) || is_early) {
+  if ((c == nullptr && ends) || is_early || is_former) {
     ++r.stats.late_replies;
     return;
   }
