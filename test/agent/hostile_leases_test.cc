@@ -85,7 +85,7 @@ struct Talk : Attacked {
     return g;
   }
   /// Sends a message as it is, or as the one of its kind that has a tag.
-  void say_tagged(bool tagged, MessageKind kind, const wire::LeaseGrant& g) {
+  void send_tagged(bool tagged, MessageKind kind, const wire::LeaseGrant& g) {
     if (!tagged) return say(kind, g);
     wire::TaggedLeaseGrant with{g};
     with.tag = kTag;
@@ -93,7 +93,7 @@ struct Talk : Attacked {
                                          : MessageKind::tagged_lease_push,
         with);
   }
-  void say_tagged(bool tagged, const wire::LeaseRequest& r) {
+  void send_tagged(bool tagged, const wire::LeaseRequest& r) {
     if (!tagged) return say(MessageKind::lease_request, r);
     wire::TaggedLeaseRequest with{r};
     with.tag = kTag;
@@ -234,8 +234,8 @@ TEST_F(HostileLeases, RequestsOfOtherConnectionsAreNotAnsweredByIt) {
     if (kind == MessageKind::lease_denial) {
       t.deny(kFirst);
     } else {
-      t.say_tagged(kind != MessageKind::lease_grant, MessageKind::lease_grant,
-                   t.grant(64, 1s, kFirst));
+      t.send_tagged(kind != MessageKind::lease_grant, MessageKind::lease_grant,
+                    t.grant(64, 1s, kFirst));
     }
     ASSERT_TRUE(until({&t.node}, [&] {  // alone, so that the peer does not answer
       t.peer.control();
@@ -285,7 +285,7 @@ TEST_F(HostileLeases, AGrantIsOfWhatWasAsked) {
     if (which % 10 == 2) --grant.bytes;
     if (which % 10 == 3) grant.access = all;
     if (which % 10 == 4) grant.time += 1'000'000;
-    t.say_tagged(tagged, MessageKind::lease_grant, grant);
+    t.send_tagged(tagged, MessageKind::lease_grant, grant);
     if (which % 10 != 0) {
       t.expect_refused("grants what was not asked for");
       EXPECT_EQ(request.told, Status::flushed);
@@ -311,8 +311,8 @@ TEST_F(HostileLeases, ARequestIsAnsweredOnce) {
       Request request(t);
       const auto answer = [&](Answer how) {
         if (how == Answer::denial) return t.deny(request.id);
-        t.say_tagged(how == Answer::tagged_grant, MessageKind::lease_grant,
-                     t.grant(64, 1s, request.id));
+        t.send_tagged(how == Answer::tagged_grant, MessageKind::lease_grant,
+                      t.grant(64, 1s, request.id));
       };
       answer(first);
       ASSERT_TRUE(t.until([&] { return request.told.has_value(); }));
@@ -375,7 +375,7 @@ TEST_F(HostileLeases, WhatIsPushedHasItsLimits) {
       held.push_back(std::move(m));
     };
     const auto pushed = [&](spinwire::Nanoseconds time) {
-      t.say_tagged(tagged, MessageKind::lease_push, t.grant(64, time));
+      t.send_tagged(tagged, MessageKind::lease_push, t.grant(64, time));
       return t.hear<wire::LeaseCall>(MessageKind::lease_call).verdict;
     };
     EXPECT_EQ(pushed(c.leases.guard), LeaseVerdict::bad_duration);
@@ -421,7 +421,7 @@ TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
     SCOPED_TRACE(i);
     const bool tagged = i % 2 != 0;
     const auto& [request, verdict] = cases[i / 2];
-    t.say_tagged(tagged, request);
+    t.send_tagged(tagged, request);
     // A refusal has no tag.
     wire::LeaseGrant grant;
     if (tagged && verdict == LeaseVerdict::granted) {

@@ -186,6 +186,7 @@ TEST(RpcReconnectingZeroCost, ASessionThatReconnectsKeepsNoMoreOfTheHeap) {
   options.reconnect = {1000, 1ms, 8ms};
   t.session = t.client.engine.open_session(t.server.listener.address(), options).value();
   ASSERT_TRUE(t.until([&] { return t.session.ready(); }));
+  for (Node* const each : {&t.client, &t.server}) close_many_keys(each->engine);
   const auto round = [&] {
     const int before = interrupted;
     bool replied = false;
