@@ -17,7 +17,7 @@ class BufferSlice;
 
 namespace detail {
 
-/// Control words of a block of registered memory. In a slab, the block lies in the 64 bytes of
+/// Control words of a block of registered memory. In a pool, the block lies in the 64 bytes of
 /// headroom before the payload. `header` is last, so that header and payload are adjacent.
 struct alignas(64) Block {
   std::uint32_t refs;           ///< handles and operations in flight
@@ -29,7 +29,7 @@ struct alignas(64) Block {
   std::uint32_t link;           ///< free-list link while in the pool
   std::uint16_t header_in_use;  ///< 1 while an operation in flight uses `header`
   std::uint16_t chunk;          ///< chunk of the arena
-  std::byte header[16];         ///< protocol header, adjacent to a slab payload
+  std::byte header[16];         ///< protocol header, adjacent to a payload in a pool
 };
 static_assert(sizeof(Block) == 64);
 
@@ -47,6 +47,7 @@ inline void release(Block* block) noexcept {
 class BufferSlice {
  public:
   BufferSlice() noexcept = default;
+  /// The whole buffer.
   BufferSlice(const Buffer& buffer) noexcept;
   BufferSlice(const BufferSlice& other) noexcept
       : block_(other.block_), data_(other.data_), size_(other.size_) {
@@ -66,8 +67,11 @@ class BufferSlice {
     if (block_ != nullptr) detail::release(block_);
   }
 
+  /// The first byte; null if empty.
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  /// Length in bytes.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// The bytes; none if empty.
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
   /// False for a default-constructed slice and for one that was out of bounds.
   explicit operator bool() const noexcept { return block_ != nullptr; }
@@ -114,6 +118,7 @@ class Buffer {
   }
   ~Buffer() { reset(); }
 
+  /// The first byte; null if empty.
   [[nodiscard]] std::byte* data() const noexcept {
     return block_ != nullptr ? block_->payload : nullptr;
   }
@@ -129,6 +134,7 @@ class Buffer {
     size_ = size;
     return true;
   }
+  /// The bytes; none if empty.
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data(), size_}; }
   explicit operator bool() const noexcept { return block_ != nullptr; }
 
@@ -136,6 +142,7 @@ class Buffer {
   [[nodiscard]] BufferSlice slice() const noexcept {
     return block_ != nullptr ? BufferSlice(block_, block_->payload, size_) : BufferSlice();
   }
+  /// Bytes [offset, offset + length); empty (false) if out of bounds.
   [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
     return slice().slice(offset, length);
   }
@@ -165,16 +172,18 @@ inline BufferSlice::BufferSlice(const Buffer& buffer) noexcept : BufferSlice(buf
 
 /// Remote access rights of exposed or registered memory; combine with |.
 enum class Access : std::uint8_t {
-  local = 0,  ///< local use only
-  remote_read = 1,
-  remote_write = 2,
-  remote_read_write = 3,
-  remote_atomic = 4,  ///< where the device has atomics
-  remote_all = 7,
+  local = 0,              ///< local use only
+  remote_read = 1,        ///< peers may read
+  remote_write = 2,       ///< peers may write
+  remote_read_write = 3,  ///< peers may read and write
+  remote_atomic = 4,      ///< peers may use atomics, where the device has them
+  remote_all = 7,         ///< peers may do all of these
 };
+/// The rights of both.
 constexpr Access operator|(Access a, Access b) noexcept {
   return static_cast<Access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
+/// Whether `have` has all rights of `want`.
 constexpr bool allows(Access have, Access want) noexcept {
   return (static_cast<std::uint8_t>(have) & static_cast<std::uint8_t>(want)) ==
          static_cast<std::uint8_t>(want);
@@ -183,7 +192,7 @@ constexpr bool allows(Access have, Access want) noexcept {
 /// How a device treats memory that is registered or exposed; combine with |.
 /// DeviceInfo::memory_flags says which of them a device has.
 enum class MemoryFlags : std::uint8_t {
-  none = 0,
+  none = 0,  ///< as usual: the device pins the pages
   /// On-demand paging: the device pins no pages, and follows when their mapping changes.
   on_demand = 1,
   /// A hint: what a peer writes may become visible in any order until a completion reports it. A
@@ -194,12 +203,15 @@ enum class MemoryFlags : std::uint8_t {
   zero_based = 4,
   huge_pages = 8,  ///< the memory lies in hugepages, and the device may use entries for such
 };
+/// The flags of both.
 constexpr MemoryFlags operator|(MemoryFlags a, MemoryFlags b) noexcept {
   return static_cast<MemoryFlags>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
+/// The flags that both have.
 constexpr MemoryFlags operator&(MemoryFlags a, MemoryFlags b) noexcept {
   return static_cast<MemoryFlags>(static_cast<std::uint8_t>(a) & static_cast<std::uint8_t>(b));
 }
+/// Whether `all` has every flag of `some`.
 constexpr bool contains(MemoryFlags all, MemoryFlags some) noexcept { return (all & some) == some; }
 
 /// Which peers can use a key.

@@ -45,7 +45,7 @@ class Callback<R(Args...)> {
  public:
   static constexpr std::size_t kCapacity = 32;
 
-  Callback() noexcept {}  // leaves the storage uninitialized
+  Callback() noexcept {}  ///< Empty. Leaves the storage uninitialized.
   /// Empty.
   Callback(std::nullptr_t) noexcept {}
 
@@ -63,6 +63,7 @@ class Callback<R(Args...)> {
 
   explicit operator bool() const noexcept { return invoke_ != nullptr; }
 
+  /// Calls the function. Undefined if there is none.
   R operator()(Args... args) const { return invoke_(storage_, std::forward<Args>(args)...); }
 
  private:

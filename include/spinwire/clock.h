@@ -8,6 +8,7 @@
 
 namespace spinwire {
 
+/// Durations of the interface.
 using Nanoseconds = std::chrono::nanoseconds;
 
 /// Monotonic time in ticks. The real clock reads the time-stamp counter, calibrated once per
@@ -21,6 +22,7 @@ class SPINWIRE_API Clock {
   /// A clock that reads `*ticks`, one tick per nanosecond. The caller owns and advances `*ticks`.
   static Clock manual(const std::uint64_t* ticks) noexcept;
 
+  /// The time, in ticks. Any thread. Hot.
   [[nodiscard]] std::uint64_t now() const noexcept {
 #if defined(__x86_64__)
     if (source_ == nullptr) [[likely]]
@@ -39,9 +41,11 @@ class SPINWIRE_API Clock {
   }
   /// Conversions round down and saturate.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
+  /// The duration of so many ticks. Rounds down and saturates.
   [[nodiscard]] Nanoseconds duration(std::uint64_t ticks) const noexcept;
   /// Whether the clock is manual(): its time has nothing to do with the time that passes.
   [[nodiscard]] bool is_manual() const noexcept;
+  /// Ticks in a nanosecond.
   [[nodiscard]] double ticks_per_ns() const noexcept { return ticks_per_ns_; }
 
  private:

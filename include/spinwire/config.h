@@ -15,12 +15,39 @@
 
 namespace spinwire {
 
-enum class HugepagePolicy : std::uint8_t { require, prefer, off };
-enum class LockPolicy : std::uint8_t { require, prefer, off };
-enum class SharedReceiveQueue : std::uint8_t { automatic, off };
-enum class ControlMode : std::uint8_t { automatic, manual };
-enum class RpcTransport : std::uint8_t { automatic, datagram, connection };
-enum class DirectPath : std::uint8_t { automatic, off };
+/// Whether the pools lie in hugepages: they must, they should, or they do not.
+enum class HugepagePolicy : std::uint8_t {
+  require,  ///< in hugepages, or Engine::open() fails
+  prefer,   ///< in hugepages if the host has enough, else in ordinary pages; the log says so
+  off,      ///< in ordinary pages
+};
+/// Whether the pools are locked in memory: they must be, they should be, or they are not.
+enum class LockPolicy : std::uint8_t {
+  require,  ///< locked by mlock(2), or Engine::open() fails
+  prefer,   ///< locked if the process's limits allow it; the log says if not
+  off,      ///< not locked; the device still pins what it needs
+};
+/// Whether connections share one receive queue, if the device can.
+enum class SharedReceiveQueue : std::uint8_t {
+  automatic,  ///< one receive queue for all connections if the device supports that
+  off,        ///< a receive queue for each connection
+};
+/// Whether poll() takes control steps, or the application by poll_control().
+enum class ControlMode : std::uint8_t {
+  automatic,  ///< poll() takes a control step every engine.control_interval
+  manual,     ///< only Engine::poll_control() takes control steps
+};
+/// How calls travel.
+enum class RpcTransport : std::uint8_t {
+  automatic,   ///< inline calls by datagram if both devices have datagrams, else by connection
+  datagram,    ///< like automatic, but a device without datagrams is an error
+  connection,  ///< all calls over connections
+};
+/// Whether short payloads are sent without work requests, if the device can.
+enum class DirectPath : std::uint8_t {
+  automatic,  ///< without work requests, where the device can do that
+  off,        ///< always by work requests
+};
 
 /// Limits on the leases of one connection.
 struct LeaseLimits {
@@ -34,6 +61,7 @@ struct LeaseLimits {
 /// Each member's comment gives its unit and range. `section.key` in a file is `section.key` here,
 /// and SPINWIRE_SECTION_KEY (upper case) in the environment.
 struct Config {
+  /// The device, port and GID to open.
   struct Device {
     /// Device to open: a name, "provider:name", or "auto" for the best device that is not embedded.
     std::string name = "softverbs";
@@ -42,9 +70,10 @@ struct Config {
     std::string address;          ///< IP address of this host that selects the GID; empty: any
   } device;
 
+  /// Sizes of the pools, and how they are placed.
   struct Memory {
     HugepagePolicy hugepages = HugepagePolicy::prefer;
-    LockPolicy lock = LockPolicy::off;        ///< mlock the slabs
+    LockPolicy lock = LockPolicy::off;        ///< mlock the pools
     std::uint64_t send_bytes = 32u << 20;     ///< send pool; 2 MiB … 1 TiB
     std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
     std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
@@ -55,6 +84,7 @@ struct Config {
     std::uint32_t windows = 256;
   } memory;
 
+  /// Depths of queues, and sizes of batches.
   struct Queues {
     std::uint32_t send_depth = 128;      ///< send work requests per connection; 16 … 32768
     std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
@@ -72,11 +102,14 @@ struct Config {
     std::uint32_t poll_batch = 32;        ///< completions drained at once; 1 … 64
   } queues;
 
+  /// Limits, time-outs and credit of connections.
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
     /// Accepted connections of one peer host, or on softverbs of one process, so that it cannot
-    /// keep others out; 0: three quarters of `maximum`. Up to that, it also leaves others a quarter
-    /// of what is free in `maximum` and in queues.receive_depth. At most 65536
+    /// keep others out; 0: three quarters of `maximum`. Up to three quarters, a host also gets one
+    /// more only while it holds less than three times what is free, in `maximum` and in
+    /// queues.receive_depth. So one host alone gets three quarters, and two get three sevenths
+    /// each. At most 65536
     std::uint32_t maximum_per_source = 0;
     /// How many of them may have ConnectionSettings::own_domain at a time. With a shared receive
     /// queue, each adds `credits` + queues.receive_postlist receives. 0 … 65536
@@ -117,11 +150,14 @@ struct Config {
     Nanoseconds guard = std::chrono::milliseconds(1);
   } leases;
 
+  /// Attributes of queue pairs.
   struct QueuePair {
-    std::uint32_t ack_timeout = 14;    ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
-    std::uint32_t retry_count = 7;     ///< 0 … 7
-    std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7: retry without end
-    std::uint32_t min_rnr_timer = 12;  ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
+    std::uint32_t ack_timeout = 14;  ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
+    std::uint32_t retry_count = 7;   ///< 0 … 7
+    std::uint32_t rnr_retry = 7;     ///< 0 … 7; 7: retry without end
+    /// Least time before the peer repeats a message for which there was no receive, in the encoding
+    /// of the IB specification (9.7.5.2.8, table 45): 12 = 0.64 ms. 1 … 31; its 0 means 655 ms
+    std::uint32_t min_rnr_timer = 12;
     /// READs and atomics that a connection has under way at once, limited by the device and the
     /// peer's responder_depth. 1 … 128
     std::uint32_t initiator_depth = 128;
@@ -133,8 +169,10 @@ struct Config {
     std::uint32_t hop_limit = 255;    ///< of the GRH, TTL on RoCEv2; 1 … 255
     std::uint32_t pkey_index = 0;     ///< in the port's table of partition keys; 0 … 65535
     std::uint32_t src_path_bits = 0;  ///< added to the port's LID (InfiniBand, LMC); 0 … 127
-    std::uint32_t static_rate = 0;    ///< IB encoding of a rate; 0: the port's own; 0, 2 … 24
-    std::int32_t psn = -1;            ///< number of the first packet, 24 bits; -1: random
+    /// The IB specification's encoding of a path's rate, as in enum ibv_rate: 2 = 2.5 Gb/s, 3 = 10
+    /// Gb/s. 0: the port's own; 0, 2 … 24
+    std::uint32_t static_rate = 0;
+    std::int32_t psn = -1;  ///< number of the first packet, 24 bits; -1: random
     /// Most rights that any key may give a peer. Atomic rights have no effect on a device without
     /// atomics.
     Access access = Access::remote_all;
@@ -153,7 +191,8 @@ struct Config {
     DirectPath direct_datagrams = DirectPath::automatic;
     std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
     /// Served sessions of one client host, or on softverbs of one process, so that it cannot
-    /// exclude others. 0: three quarters of `sessions`. At most 1048575
+    /// exclude others; 0: three quarters of `sessions`. Up to three quarters, a host also gets one
+    /// more only while it holds less than three times what is free. At most 1048575
     std::uint32_t sessions_per_source = 0;
     std::uint32_t window = 8;    ///< calls of a session at once; a power of two, 1 … 64
     std::uint32_t backlog = 16;  ///< further calls that wait, per session; 1 … 4096
@@ -161,12 +200,12 @@ struct Config {
     std::uint32_t send_depth = 256;
     std::uint32_t receive_depth = 1024;  ///< posted receives for datagrams; 64 … 32768
     /// Shortest retransmission time-out of a request. Above it, the time-out follows the measured
-    /// round trip. 10us … 10s
+    /// round trips as in RFC 6298, section 2: their mean and four times their deviation. 10us … 10s
     Nanoseconds min_rto = std::chrono::milliseconds(2);
     Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls that name none; 1us … 1h
     /// Target round trip of congestion control, without the server's time. A session shrinks its
-    /// congestion window while round trips exceed this and twice the shortest round trip seen. 0
-    /// disables congestion control; at most 1s
+    /// congestion window while round trips exceed this and twice the shortest round trip seen, by
+    /// the rule of Swift (Kumar et al., SIGCOMM 2020). 0 disables congestion control; at most 1s
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 
@@ -186,6 +225,7 @@ struct Config {
     bool open = false;
   } security;
 
+  /// The engine's control steps.
   struct Engine {
     ControlMode control = ControlMode::automatic;  ///< manual: poll() takes no control step
     Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s
@@ -198,11 +238,11 @@ struct Config {
     /// Connections, sessions and served sessions that the file describes one by one, each; the
     /// counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
-    /// Of so many operations and calls, about one has its latency measured; see README.md. 0 … 1e9;
-    /// 0: none
+    /// Of so many operations and calls, about one has its latency measured; see "Latencies" in
+    /// include/observing.md. 0 … 1e9; 0: none
     std::uint32_t sample = 1024;
-    // What takes longer is recorded and counted; see "Slow callbacks and polls" in README.md. Each
-    // 0 … 1h; 0: no limit.
+    // What takes longer is recorded and counted; see "Slow callbacks and polls" in
+    // include/observing.md. Each 0 … 1h; 0: no limit.
     Nanoseconds longest_poll = std::chrono::milliseconds(10);      ///< of one poll
     Nanoseconds longest_callback = std::chrono::milliseconds(10);  ///< of one callback
     Nanoseconds longest_pause = std::chrono::milliseconds(100);    ///< between two polls

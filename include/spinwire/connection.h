@@ -65,15 +65,17 @@ struct ConnectionHandlers {
   /// Reconnect). The state is `resolving`, and all outstanding operations have ended. After a
   /// goodbye, the error's status is `ok`. on_ready or on_closed runs next.
   Callback<void(Connection, const Error&)> on_interrupted;
-  /// An operation (send() to fetch_add(), send_raw()) answered would_block, or send_copy()
-  /// no_buffer, and may succeed now. Runs once, in a poll(), for all such answers since the last
-  /// time; send until would_block comes again. Not if the connection has ended, or was interrupted,
-  /// since. While an engine waits for this, its sleeps are brief.
+  /// An operation (send() to fetch_add(), send_raw()) answered would_block, or one that copies
+  /// (send_copy(), send() of several parts, write_and_send()) no_buffer, and may succeed now. Runs
+  /// once, in a poll(), for all such answers since the last time; send until would_block comes
+  /// again. Not if the connection has ended, or was interrupted, since. While an engine waits for
+  /// this, its sleeps are brief.
   Callback<void(Connection)> on_writable{};
 };
 
 /// A region encoded as bytes that can be sent anywhere; see Connection::token().
 inline constexpr std::size_t kRegionTokenBytes = 48;
+/// A region as bytes that Connection::import_token() checks.
 using RegionToken = std::array<std::byte, kRegionTokenBytes>;
 
 namespace detail {
@@ -84,9 +86,10 @@ struct EngineSlot;
 ///
 /// The operations are send() to fetch_add(), post_receive() and send_raw(). They copy no payload,
 /// except send_copy(). If the call answers ok, the operation is accepted: `done` runs exactly once,
-/// inside a poll() and never inside the call, and `id`, unless null, receives the operation's id
-/// for cancel(). Any other answer means that nothing was taken. All functions may be called from
-/// callbacks. Hot unless marked otherwise.
+/// inside Engine::poll(), poll_control(), arm() or wait() or while the engine is destroyed, and
+/// never inside the call; and `id`, unless null, receives the operation's id for cancel(). Any
+/// other answer means that nothing was taken. All functions may be called from callbacks. Hot
+/// unless marked otherwise.
 class SPINWIRE_API Connection {
  public:
   Connection() noexcept = default;
@@ -110,6 +113,7 @@ class SPINWIRE_API Connection {
               Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_send(data, done, post, id != nullptr), id);
   }
+  /// Sends the whole buffer; see the overload for slices.
   Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic,
               OperationId* id = nullptr) {
     return identify(submit_send(data, done, post, id != nullptr), id);
@@ -220,6 +224,7 @@ class SPINWIRE_API Connection {
                         Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_write_and_send(parts, remote, notice, done, post), id);
   }
+  /// Writes one part, and tells the peer; see the overload for several parts.
   Status write_and_send(const BufferSlice& local, const RemoteRegion& remote,
                         std::span<const std::byte> notice, const CompletionCallback& done = {},
                         Post post = Post::automatic, OperationId* id = nullptr) {
@@ -261,7 +266,7 @@ class SPINWIRE_API Connection {
   /// them by `desired`. Completion::value is the value before. Numbers are in host order; the bytes
   /// hold a number in their owner's host order. The operation is atomic against other atomics
   /// through the same device (IBV_ATOMIC_HCA), but not against READs and WRITEs. It is atomic
-  /// against the owner's processor only where the device says so (softverbs does, on slabs).
+  /// against the owner's processor only where the device says so (softverbs does, in pools).
   /// Our queue_pair.initiator_depth and the peer's responder_depth limit how many run at once; the
   /// device delays further ones.
   /// Errors:
@@ -308,6 +313,7 @@ class SPINWIRE_API Connection {
   ///   not_connected     closing or closed
   Status post_receive(std::span<const BufferSlice> into, const RawReceiveCallback& on_received = {},
                       const RawPostedCallback& on_posted = {}, Post post = Post::automatic);
+  /// Posts a receive of one part; see the overload for several parts.
   Status post_receive(const BufferSlice& into, const RawReceiveCallback& on_received = {},
                       const RawPostedCallback& on_posted = {}, Post post = Post::automatic) {
     return post_receive(std::span(&into, 1), on_received, on_posted, post);
@@ -325,6 +331,7 @@ class SPINWIRE_API Connection {
                   Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_send_raw(data, done, post), id);
   }
+  /// Sends one part; see the overload for several parts.
   Status send_raw(const BufferSlice& data, const CompletionCallback& done = {},
                   Post post = Post::automatic, OperationId* id = nullptr) {
     return send_raw(std::span(&data, 1), done, post, id);
@@ -342,13 +349,18 @@ class SPINWIRE_API Connection {
                            OperationId* id = nullptr) {
     return identify(submit_send_raw_with_imm(data, immediate, done, post), id);
   }
+  /// Sends one part with an immediate; see the overload for several parts.
   Status send_raw_with_imm(const BufferSlice& data, std::uint32_t immediate,
                            const CompletionCallback& done = {}, Post post = Post::automatic,
                            OperationId* id = nullptr) {
     return send_raw_with_imm(std::span(&data, 1), immediate, done, post, id);
   }
 
-  /// Posts the connection's deferred operations with one doorbell.
+  /// Posts the connection's deferred operations with one doorbell. An operation that the device
+  /// refuses ends through its callback. Errors:
+  ///   not_connected  the connection is closed, or its engine is gone
+  ///   wrong_thread   called from another thread than the engine's
+  ///   forked_child   called in a forked child
   Status flush();
 
   /// Loads the connection's record into the cache. With thousands of connections, call it some
@@ -535,10 +547,15 @@ class SPINWIRE_API Connection {
   Status close(const Goodbye& goodbye);
 
   /// Replaces the handlers. A callback that is running keeps its captures until it returns. Set-up.
+  /// Errors:
+  ///   not_connected  the connection is closed, or its engine is gone
+  ///   wrong_thread   called from another thread than the engine's
+  ///   forked_child   called in a forked child
   Status set_handlers(const ConnectionHandlers& handlers);
 
   /// The state; `closed` for an empty or stale handle.
   [[nodiscard]] ConnectionState state() const noexcept;
+  /// Whether the state is `ready`, so that operations are accepted.
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
   /// Longest message that send() (on a raw connection, send_raw()) accepts: the smaller of both
   /// ends' connections.max_message_bytes. If the peer may not read our memory

@@ -9,6 +9,7 @@
 
 namespace spinwire {
 
+/// Where a connection stands.
 enum class ConnectionState : std::uint8_t {
   resolving,   ///< the TCP connection is being made
   exchanging,  ///< handshake and set-up of the queue pair
@@ -16,12 +17,24 @@ enum class ConnectionState : std::uint8_t {
   draining,    ///< outstanding operations end, for up to connections.close_timeout
   closed,      ///< nothing is outstanding; the handle answers `not_connected`
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(ConnectionState state) noexcept;
 
 /// The state of a queue pair (IBV_QPS_*).
-enum class QueuePairState : std::uint8_t { reset, init, rtr, rts, sqd, sqe, err, unknown };
+enum class QueuePairState : std::uint8_t {
+  reset,    ///< made, without settings
+  init,     ///< takes receives
+  rtr,      ///< ready to receive
+  rts,      ///< ready to send: works
+  sqd,      ///< send queue drained: starts no further requests
+  sqe,      ///< send queue in error
+  err,      ///< in error: all requests end as flushed
+  unknown,  ///< a state that libibverbs does not name
+};
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
 
+/// Counts of a connection since it was made.
 struct ConnectionStats {
   std::uint64_t messages_sent = 0;  ///< as EngineStats::messages_sent
   std::uint64_t messages_received = 0;
@@ -41,7 +54,7 @@ struct ConnectionStats {
 
 /// The reason why the next send() would not be accepted.
 enum class Blocker : std::uint8_t {
-  nothing,
+  nothing,     ///< it would be accepted
   not_ready,   ///< the state is not `ready`
   send_queue,  ///< the send queue (queues.send_depth) is full; the peer or its device is slow
   operations,  ///< all operations of the engine (queues.operations) are under way
@@ -50,6 +63,7 @@ enum class Blocker : std::uint8_t {
   /// now, or no memory window is free (memory.windows).
   windows,
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 
 /// The activity of a connection.

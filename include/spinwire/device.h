@@ -15,7 +15,12 @@
 
 namespace spinwire {
 
-enum class LinkLayer : std::uint8_t { unknown, infiniband, ethernet };
+/// Link layer of a port.
+enum class LinkLayer : std::uint8_t {
+  unknown,     ///< the device does not say
+  infiniband,  ///< InfiniBand
+  ethernet,    ///< RoCE
+};
 /// Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(LinkLayer layer) noexcept;
 

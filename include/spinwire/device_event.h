@@ -10,6 +10,7 @@
 
 namespace spinwire {
 
+/// What happened to a device, port or connection.
 enum class DeviceEventKind : std::uint8_t {
   // Events of a connection.
   connection_failed,       ///< the queue pair is in error; on_closed says more
@@ -17,20 +18,22 @@ enum class DeviceEventKind : std::uint8_t {
   path_changed,            ///< migrated to the alternate path, or failed to
   receives_ended,          ///< the queue pair takes no more receives, after an error or a close
   // Events of the port.
-  port_active,
+  port_active,   ///< the link came up
   port_error,    ///< the link went down; connections time out if it stays down
   gid_changed,   ///< an address came or went; check that the GID in use still exists
   port_changed,  ///< LID, partition keys or subnet manager
   // Events of the engine's own queues or the whole device: every connection ends.
-  completion_queue_failed,
-  receive_queue_failed,
-  device_failed,
-  receive_queue_low,  ///< the queue's limit was reached
-  other,
+  completion_queue_failed,  ///< the completion queue is lost, perhaps by an overrun
+  receive_queue_failed,     ///< the shared receive queue is lost
+  device_failed,            ///< the device is lost
+  receive_queue_low,        ///< the queue's limit was reached
+  other,                    ///< DeviceEvent::code and text say what
 };
 
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(DeviceEventKind kind) noexcept;
 
+/// An asynchronous event of the device.
 struct DeviceEvent {
   DeviceEventKind kind = DeviceEventKind::other;
   int code = 0;           ///< IBV_EVENT_*
@@ -39,6 +42,7 @@ struct DeviceEvent {
   std::string_view text;  ///< the name that verbs give the event; a constant
 };
 
+/// Receives events of the device.
 using DeviceEventCallback = Callback<void(const DeviceEvent&)>;
 
 }  // namespace spinwire

@@ -16,6 +16,7 @@ struct DrainReport {
   std::uint32_t connections = 0;      ///< including those of sessions
 };
 
+/// How Engine::drain() ends the engine.
 struct DrainOptions {
   /// Peers are asked not to come back before; 0 … kMaxRetryAfter. Those that reconnect come back at
   /// random times within a quarter of it afterwards.

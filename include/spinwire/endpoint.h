@@ -24,6 +24,7 @@ struct EndpointProof {
   std::array<std::uint8_t, 32> answers{};
   std::array<std::uint8_t, 32> code{};  ///< an HMAC-SHA-256 of the other values
 
+  /// Whether there is no proof.
   [[nodiscard]] bool empty() const noexcept { return *this == EndpointProof(); }
   friend bool operator==(const EndpointProof&, const EndpointProof&) noexcept = default;
 };

@@ -35,8 +35,9 @@ namespace detail {
 class EngineCore;
 }
 
+/// A pool of an engine's memory.
 enum class Pool : std::uint8_t {
-  send,
+  send,        ///< what the application sends, and replies
   lease,       ///< memory that is exposed or leased to peers
   rendezvous,  ///< receives messages above connections.eager_bytes
   receive,     ///< receives all other messages; only for memory_stats()
@@ -65,6 +66,7 @@ struct AuthenticationStats {
   std::uint64_t altered_frames = 0;    ///< altered, replayed or reordered after the proof
 };
 
+/// Counts of an engine since it was opened, and its present levels.
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
@@ -98,6 +100,7 @@ struct EngineStats {
   std::uint32_t registrations = 0;
 };
 
+/// State of a pool.
 struct MemoryStats {
   std::uint64_t pool_bytes = 0;
   std::uint64_t free_bytes = 0;  ///< in chunks without a size class
@@ -123,7 +126,9 @@ struct EngineSnapshot {
 class SPINWIRE_API MemoryRegion {
  public:
   MemoryRegion() noexcept = default;
+  /// The whole region, or bytes [offset, offset + length) of it; empty (false) if out of bounds.
   [[nodiscard]] BufferSlice slice() const noexcept { return whole_; }
+  /// The whole region, or bytes [offset, offset + length) of it; empty (false) if out of bounds.
   [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
     return whole_.slice(offset, length);
   }
@@ -147,6 +152,7 @@ enum class Via : std::uint8_t {
   rdma_cm,  ///< librdmacm, at both ends; not on softverbs
 };
 
+/// How a listener treats peers that ask for connections and sessions.
 struct ListenOptions {
   /// A connection is being made for a peer that asks for one. May call set_handlers() and
   /// configure(), or close() to refuse, with the code 0 (PeerRequest::refuse()).
@@ -165,6 +171,7 @@ struct ListenOptions {
   std::span<const std::byte> private_data{};
 };
 
+/// How Engine::connect() makes a connection.
 struct ConnectOptions {
   ConnectionHandlers handlers;
   Reconnect reconnect{};
@@ -181,6 +188,7 @@ struct ConnectOptions {
   std::span<const std::byte> private_data{};
 };
 
+/// How Engine::prepare() makes a connection.
 struct PrepareOptions {
   ConnectionHandlers handlers;
   /// Our endpoint is ready: bring it to the peer. May call join() and close().
@@ -263,6 +271,7 @@ class SPINWIRE_API Engine {
   [[nodiscard]] static Result<Engine> open(const Config& config,
                                            const Clock& clock = Clock::real());
 
+  /// An empty engine, whose functions answer not_connected.
   Engine() noexcept;
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
@@ -288,7 +297,11 @@ class SPINWIRE_API Engine {
   /// Takes one control step: sockets, liveness, timers, and at most one control verb. Answers like
   /// poll(). Set-up.
   int poll_control() noexcept;
-  /// Posts all deferred operations. Hot.
+  /// Posts all deferred operations and calls. One that the device refuses ends through its
+  /// callback. Hot. Errors:
+  ///   not_connected  an empty engine
+  ///   wrong_thread   called from another thread than the engine's
+  ///   forked_child   called in a forked child
   Status flush() noexcept;
 
   // Waiting. The functions make system calls; after the first call they allocate nothing. arm() and
@@ -308,7 +321,9 @@ class SPINWIRE_API Engine {
   Status wait(Nanoseconds timeout) noexcept;
   /// Wakes the engine: wait() returns, or, if the engine does not sleep, the next arm() or wait()
   /// does not let it sleep. Several calls before that count once. Any thread, and signal handlers;
-  /// the Engine must neither be moved nor destroyed meanwhile. Does not poll.
+  /// the Engine must neither be moved nor destroyed meanwhile. Does not poll. Errors:
+  ///   not_connected  an empty engine, or one that has ended
+  ///   forked_child   called in a forked child
   Status wake() const noexcept;
   /// Prepares to sleep on fd(), as wait() does. Polls once, so callbacks may run inside. True:
   /// nothing is pending, and whatever comes from now on makes fd() readable. Then sleep for
@@ -530,7 +545,10 @@ class SPINWIRE_API Engine {
   Status revoke(const RemoteRegion& region);
 
   /// Sets the callback for events of the device; an empty callback drops events. An event of a
-  /// connection is reported before the connection ends because of the event. Set-up.
+  /// connection is reported before the connection ends because of the event. Set-up. Errors:
+  ///   not_connected  an empty engine
+  ///   wrong_thread   called from another thread than the engine's
+  ///   forked_child   called in a forked child
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
   /// Checks that the engine's records are consistent: operations, credit, receives, leases,

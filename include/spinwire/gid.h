@@ -16,9 +16,11 @@ namespace spinwire {
 struct Gid {
   std::array<std::uint8_t, 16> raw{};  ///< network order; all zero: none
 
+  /// A GID of 16 bytes, in network order.
   static constexpr Gid from_raw(const std::array<std::uint8_t, 16>& bytes) noexcept {
     return Gid{bytes};
   }
+  /// The 16 bytes, in network order.
   [[nodiscard]] constexpr const std::array<std::uint8_t, 16>& as_raw() const noexcept {
     return raw;
   }

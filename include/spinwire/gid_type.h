@@ -10,11 +10,11 @@ namespace spinwire {
 
 /// The numbers are part of the protocol.
 enum class GidType : std::uint8_t {
-  infiniband = 0,
-  roce_v1 = 1,
-  roce_v2 = 2,
-  embedded = 3,
-  unknown = 255,
+  infiniband = 0,  ///< of a port of InfiniBand
+  roce_v1 = 1,     ///< RoCE in Ethernet frames, within one link
+  roce_v2 = 2,     ///< RoCE in UDP; the GID is an IP address
+  embedded = 3,    ///< of softverbs
+  unknown = 255,   ///< the device does not say, or says what this release does not know
 };
 /// Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(GidType type) noexcept;

@@ -8,6 +8,7 @@
 
 namespace spinwire {
 
+/// Why a peer said goodbye.
 enum class GoodbyeReason : std::uint8_t {
   none = 0,    ///< no goodbye came
   closed = 1,  ///< the peer's application has closed; a connection that reconnects ends

@@ -29,9 +29,11 @@ class PrivateData {
     size_ = static_cast<std::uint16_t>(bytes.size());
     return Status::ok;
   }
+  /// The bytes; none if empty.
   [[nodiscard]] constexpr std::span<const std::byte> bytes() const noexcept {
     return {storage_.data(), size_};
   }
+  /// Whether there are no bytes.
   [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
 
   friend constexpr bool operator==(const PrivateData& a, const PrivateData& b) noexcept {

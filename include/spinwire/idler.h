@@ -12,6 +12,7 @@
 
 namespace spinwire {
 
+/// What a loop does in a turn without work.
 enum class IdleStrategy : std::uint8_t {
   spin,   ///< nothing: the loop polls again at once. Shortest latency, one processor
   pause,  ///< the processor's pause instruction: leaves more to its other hardware thread
@@ -19,6 +20,7 @@ enum class IdleStrategy : std::uint8_t {
   wait,   ///< pauses at first, then sleeps by Engine::wait(): an idle loop costs next to nothing
 };
 
+/// What an Idler does in a turn without work, and when.
 struct IdlerOptions {
   IdleStrategy strategy = IdleStrategy::wait;
   /// Turns without work in a row that only pause, before `yield` yields and `wait` sleeps. What
@@ -31,13 +33,16 @@ struct IdlerOptions {
 /// Call idle() at the end of each turn of the loop:
 ///
 ///   Idler idler;
-///   while (running) idler.idle(engine, engine.poll());
+///   while (running && idler.idle(engine, engine.poll()) == Status::ok) {
+///   }
 ///
 /// An Idler belongs to one loop. A loop with several engines calls turn() instead.
 class SPINWIRE_API Idler {
  public:
   Idler() noexcept = default;
+  /// An idler with this strategy, or these options.
   explicit Idler(IdleStrategy strategy) noexcept { options_.strategy = strategy; }
+  /// An idler with this strategy, or these options.
   explicit Idler(const IdlerOptions& options) noexcept : options_(options) {}
 
   /// `work`: what the turn did; 0 if nothing, negative if poll() failed. Callbacks may run inside,
@@ -60,7 +65,8 @@ class SPINWIRE_API Idler {
   /// none had work. IdleStrategy::wait sleeps until one of them has something to do:
   ///
   ///   Engine* const engines[] = {&inside, &outside};
-  ///   while (running) idler.turn(engines);
+  ///   while (running && idler.turn(engines) == Status::ok) {
+  ///   }
   ///
   /// With a manual clock, IdleStrategy::wait does what `yield` does. Answers ok; the Status of a
   /// poll() that failed; and:
@@ -68,6 +74,7 @@ class SPINWIRE_API Idler {
   ///   system            the operating system refused a sleep
   /// Hot, unless it sleeps.
   Status turn(std::span<Engine* const> engines) noexcept;
+  /// The options in effect.
   [[nodiscard]] const IdlerOptions& options() const noexcept { return options_; }
 
  private:

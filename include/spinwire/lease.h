@@ -18,7 +18,7 @@ namespace spinwire {
 
 /// Why the owner refused a lease. The Status in brackets accompanies the reason.
 enum class LeaseRefusal : std::uint8_t {
-  none = 0,
+  none = 0,      ///< granted
   too_long,      ///< longer than the owner's leases.max_bytes (limit)
   misaligned,    ///< no power of two, or above the owner's leases.max_alignment (limit)
   too_many,      ///< the owner's leases.count is reached (limit)
@@ -30,6 +30,7 @@ enum class LeaseRefusal : std::uint8_t {
   unwanted,      ///< the peer's application did not take the memory, or give it (refused)
   closing,       ///< the connection is closing (flushed)
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(LeaseRefusal refusal) noexcept;
 
 /// Terms of a lease.
@@ -53,10 +54,12 @@ class MemoryRequest {
   MemoryRequest(const MemoryRequest&) = delete;
   MemoryRequest& operator=(const MemoryRequest&) = delete;
 
+  /// Bytes that the peer asks for.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   /// What the peer asks for. At least one of the rights is allowed; those that are not are left
   /// out.
   [[nodiscard]] const LeaseOptions& options() const noexcept { return options_; }
+  /// The tag that the peer gave.
   [[nodiscard]] std::uint64_t tag() const noexcept { return options_.tag; }
   /// Gives the memory. The lease has the request's tag. The pool may still have no block.
   void accept() noexcept { accept(options_.tag); }
@@ -122,6 +125,7 @@ class SPINWIRE_API RemoteMemory {
   /// lease, or if the part is out of bounds. The region names the lease instead of a key; detach()
   /// answers a region to pass on.
   [[nodiscard]] RemoteRegion region() const noexcept;
+  /// Bytes [offset, offset + size) of the memory; empty (false) if out of bounds.
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     return region().slice(offset, size);
   }
@@ -132,6 +136,7 @@ class SPINWIRE_API RemoteMemory {
   /// How long operations may still be started; 0 if no longer. This is the rest of the lease,
   /// counted from the request or the arrival, minus leases.guard.
   [[nodiscard]] Nanoseconds time_left() const noexcept;
+  /// The connection to the owner of the memory.
   [[nodiscard]] Connection connection() const noexcept;
   /// The tag that the owner gave to the lease; 0: none, or no lease.
   [[nodiscard]] std::uint64_t tag() const noexcept;
@@ -212,6 +217,7 @@ enum class ReturnedBy : std::uint8_t {
   refusal,    ///< the peer did not take the memory
   end,        ///< the connection has ended
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(ReturnedBy how) noexcept;
 
 /// Our memory that has come back. Valid during its callback.

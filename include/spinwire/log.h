@@ -9,8 +9,15 @@
 
 namespace spinwire {
 
-enum class LogLevel : std::uint8_t { debug, info, warning, error };
+/// Importance of a message of the library.
+enum class LogLevel : std::uint8_t {
+  debug,    ///< details, such as a device's events of single connections
+  info,     ///< what happens in good order: an engine opens, a peer is refused
+  warning,  ///< something works worse than asked, or a peer was not authenticated; all else goes on
+  error,    ///< a defect, lost memory or descriptors, or an exception that left a callback
+};
 
+/// Receives messages of the library.
 using LogCallback = Callback<void(LogLevel, std::string_view)>;
 
 /// Sets the process's callback for messages of level `least` and above; an empty callback drops

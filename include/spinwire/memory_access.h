@@ -112,6 +112,7 @@ class SPINWIRE_API SharedAccess : public detail::MemoryAccess {
     }
     return access;
   }
+  /// The bytes; none if empty.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return memory_.bytes(); }
 };
 
@@ -137,6 +138,7 @@ class SPINWIRE_API ExclusiveAccess : public detail::MemoryAccess {
     }
     return access;
   }
+  /// The bytes; none if empty.
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
 };
 

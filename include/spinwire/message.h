@@ -28,7 +28,9 @@ class Message {
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
     return {data_, data_ != nullptr ? size_ : 0};
   }
+  /// The first byte; null if empty.
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  /// Length in bytes.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// The sender's 32-bit immediate, in host order.
   [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept {
@@ -91,6 +93,7 @@ class Message {
 /// there already, and its sender does not learn that it was refused.
 class Offer {
  public:
+  /// Length in bytes.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// The sender's 32-bit immediate, in host order.
   [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept { return immediate_; }

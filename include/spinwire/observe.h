@@ -25,12 +25,14 @@
 
 namespace spinwire {
 
+/// Kind of a metric.
 enum class MetricKind : std::uint8_t {
   counter,  ///< a number that only grows while its row's subject exists
   gauge,    ///< a number as it is now
   label,    ///< a text that tells rows of a table apart
   state,    ///< a text that changes, such as what blocks a connection
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(MetricKind kind) noexcept;
 
 /// A metric of this release. Names follow the rules of Prometheus.
@@ -52,15 +54,18 @@ struct MetricColumn {
   MetricKind kind = MetricKind::gauge;
   std::uint32_t per_unit = 1;  ///< MetricValue::number of one unit
 };
+/// A value of a metric.
 struct MetricValue {
   std::uint64_t number = 0;  ///< of counters and gauges
   std::string text;          ///< of labels and states; printable ASCII
 };
+/// A row of a table: the values of one subject.
 struct MetricRow {
   std::vector<MetricValue> values;  ///< by column
   /// Whether all values were written together. False if the engine died while it wrote the row.
   bool is_consistent = true;
 };
+/// A table of a file, with a row for each subject.
 struct SPINWIRE_API MetricTable {
   std::string name;
   std::vector<MetricColumn> columns;
@@ -70,6 +75,7 @@ struct SPINWIRE_API MetricTable {
   [[nodiscard]] std::size_t find(std::string_view column) const noexcept;
   /// A value by the name of its column: 0 or empty if there is none. In units.
   [[nodiscard]] double number(const MetricRow& row, std::string_view column) const noexcept;
+  /// A text by the name of its column; empty if there is none.
   [[nodiscard]] std::string_view text(const MetricRow& row, std::string_view column) const noexcept;
 };
 
@@ -109,6 +115,7 @@ struct SPINWIRE_API LatencyHistogram {
   double sum_seconds = 0;        ///< of all samples
   Nanoseconds longest{0};        ///< of all samples
   /// Samples by time. Below 32 ns each nanosecond has a bucket; above, each power of two has 16.
+  /// These are the buckets of an HdrHistogram (hdrhistogram.org) with one significant digit.
   std::vector<std::uint64_t> buckets;
   bool is_consistent = true;  ///< false: it changed while it was read
 

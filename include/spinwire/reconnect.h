@@ -30,6 +30,10 @@ namespace spinwire {
 ///
 /// Addresses are numeric, and no attempt resolves a name again. Give all addresses that
 /// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.
+///
+/// An attempt is set-up work: control steps open a socket, exchange the handshake and, for a
+/// connection, make a queue pair. They allocate memory and make system calls. A connection or
+/// session that could reconnect, and is not lost, does neither.
 struct Reconnect {
   /// Rounds over all addresses in a row without lasting success; 0: do not reconnect. The
   /// alternatives are then tried only until the first success.

@@ -154,6 +154,7 @@ class SPINWIRE_API Reply {
   std::uint32_t code_;     ///< undefined without a code
 };
 
+/// Receives the end of a call.
 using ReplyCallback = Callback<void(Reply&)>;
 
 /// A session that a client has opened with us: a small value that may be copied. Hot.
@@ -277,6 +278,7 @@ class SPINWIRE_API PendingCall {
 /// the handler returns, the library refuses the call. Hot.
 class SPINWIRE_API Request {
  public:
+  /// The method that is called.
   [[nodiscard]] Method method() const noexcept { return method_; }
   /// The request, where it arrived. See Reply if you do not trust the client.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
@@ -324,7 +326,9 @@ class SPINWIRE_API Request {
   Status refuse(std::uint32_t code, std::string_view why) noexcept {
     return record_answer(call_.refuse(code, why));
   }
+  /// Longest reply that the client can take, in bytes.
   [[nodiscard]] std::size_t max_reply() const noexcept { return call_.max_reply(); }
+  /// Memory to write the reply into; see PendingCall::reserve_reply().
   [[nodiscard]] std::span<std::byte> reserve_reply(std::size_t size) const noexcept {
     return call_.reserve_reply(size);
   }
@@ -332,7 +336,9 @@ class SPINWIRE_API Request {
   ///   not_connected     the call was answered, or its session has ended
   ///   invalid_argument  nothing, or less than `size`, was reserved
   Status commit_reply(std::size_t size) noexcept { return record_answer(call_.commit_reply(size)); }
+  /// The session.
   [[nodiscard]] ServedSession session() const noexcept { return call_.session(); }
+  /// Who the client is.
   [[nodiscard]] PeerIdentity peer() const noexcept { return call_.peer(); }
   /// Answers the handle to answer the call with, after the handler has returned.
   [[nodiscard]] PendingCall defer() noexcept {
@@ -361,18 +367,20 @@ class SPINWIRE_API Request {
   bool answered_ = false;
 };
 
+/// Serves the calls of a method.
 using MethodHandler = Callback<void(Request&)>;
 
+/// Where a session stands.
 enum class SessionState : std::uint8_t {
   opening,  ///< also while the session is opened again after a loss or a goodbye
   ready,    ///< calls are sent; the server was heard within the times above
   closing,  ///< by close(), or because the server takes no more calls
-  closed,
+  closed,   ///< it has ended; the handle answers `not_connected`
 };
 
 /// The reason why the next inline call of a session would not be sent at once.
 enum class SessionBlocker : std::uint8_t {
-  nothing,
+  nothing,        ///< it would be sent at once
   not_ready,      ///< the state is not `ready`
   window,         ///< the window is full: the server's handlers, or the network, are slow
   server_window,  ///< the server has receives for fewer calls than the window
@@ -381,7 +389,9 @@ enum class SessionBlocker : std::uint8_t {
   send_queue,     ///< the engine's datagrams fill their send queue (rpc.send_depth)
   connection,     ///< the session's connection, which all calls use, is not ready or is blocked
 };
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(SessionBlocker blocker) noexcept;
+/// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(SessionState state) noexcept;
 
 /// The activity of a client's session.
@@ -421,6 +431,7 @@ struct CallId {
   friend bool operator==(const CallId&, const CallId&) noexcept = default;
 };
 
+/// How a call is made.
 struct CallOptions {
   Nanoseconds timeout{0};  ///< relative to the call; 0: rpc.call_timeout
   /// When the request is posted. A call may have to wait for the window, credit or the session's
@@ -442,7 +453,9 @@ struct CallOptions {
 class SPINWIRE_API Session {
  public:
   Session() noexcept = default;
+  /// The state.
   [[nodiscard]] SessionState state() const noexcept;
+  /// Whether the state is `ready`.
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
   /// Longest request and longest reply of an inline call, in bytes; 0 unless ready. On adapters
   /// what one datagram holds besides a header of 16 bytes. On softverbs 32 KiB, or 4 KiB if
@@ -492,10 +505,12 @@ class SPINWIRE_API Session {
     return identify(submit_call(method, request, done, options), id);
   }
   // Calls with default options.
+  /// Calls a method; see the overload with CallOptions.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done), id);
   }
+  /// Calls a method; see the overload with CallOptions.
   Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
               CallId* id = nullptr) noexcept {
     return identify(submit_call(method, request, done), id);
@@ -564,8 +579,10 @@ struct ServedSessionInfo {
   Nanoseconds since_last_heard{0};
   bool is_leaving = false;  ///< it ends, by close() or Engine::drain()
 };
+/// Receives each session that an engine serves.
 using ServedSessionVisitor = Callback<void(const ServedSessionInfo&)>;
 
+/// How Engine::open_session() makes a session.
 struct SessionOptions {
   /// The session is ready, for the first time or again.
   Callback<void(Session)> on_ready;

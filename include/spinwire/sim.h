@@ -48,6 +48,7 @@ struct NetworkFaults {
   Nanoseconds control_delay_max{0};
 };
 
+/// How time passes in a simulation.
 struct SimulationOptions {
   /// Virtual time that a poll takes, evenly between minimum and maximum. 0 … 1 ms, not both 0.
   Nanoseconds poll_time_min{50};
@@ -111,7 +112,9 @@ class SPINWIRE_API Simulation {
   /// can take a listener of the other over (Listener::release(), Engine::adopt_listener()). Errors:
   /// those of add(); invalid_argument (no such node).
   [[nodiscard]] Result<NodeId> add_beside(NodeId neighbour, const Config& config);
+  /// Number of nodes.
   [[nodiscard]] std::uint32_t size() const noexcept;
+  /// Whether the node lives.
   [[nodiscard]] bool alive(NodeId node) const noexcept;
   /// How often the node has started: 1, and one more with each restart(). Also from callbacks.
   [[nodiscard]] std::uint32_t incarnation(NodeId node) const noexcept;
@@ -150,6 +153,7 @@ class SPINWIRE_API Simulation {
   /// Cuts or heals the link between two nodes. On a cut link datagrams are lost, connections retry
   /// until they fail, and handshakes wait. Errors: invalid_argument (no such node, or on one host).
   [[nodiscard]] Result<void> cut(NodeId a, NodeId b);
+  /// Heals the link between two nodes.
   [[nodiscard]] Result<void> heal(NodeId a, NodeId b);
   /// Cuts all links of a node. Errors: invalid_argument (no such node).
   [[nodiscard]] Result<void> isolate(NodeId node);
@@ -176,6 +180,7 @@ class SPINWIRE_API Simulation {
     }
     return true;
   }
+  /// Runs for so long in virtual time.
   void run_for(Nanoseconds time) {
     (void)run_until([] { return false; }, time);
   }
@@ -191,6 +196,7 @@ class SPINWIRE_API Simulation {
   [[nodiscard]] bool chance(double probability) noexcept;
   /// Adds a value to the trace. Do not add values that differ between processes, such as addresses.
   void note(std::uint64_t value) noexcept;
+  /// Adds a text to the trace.
   void note(std::string_view text) noexcept;
   /// Hash of the run: of all notes, of every event of every poll with its time, and of the engines'
   /// counters. Equal runs have equal hashes.
@@ -199,6 +205,7 @@ class SPINWIRE_API Simulation {
   /// Audits all living nodes (Engine::audit()), and checks that each datagram receive is accounted
   /// for. Errors: those of Engine::audit(), with the node's number.
   [[nodiscard]] Result<void> audit() const;
+  /// Counts since the simulation began.
   [[nodiscard]] SimulationStats stats() const noexcept;
 
  private:

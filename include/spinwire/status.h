@@ -19,7 +19,7 @@ namespace spinwire {
 
 /// Outcome of a call or an operation.
 enum class [[nodiscard]] Status : std::uint8_t{
-    ok = 0,
+    ok = 0,  ///< done; or accepted, of an operation or call that ends later
     // The call was refused and took nothing; the caller still owns what it passed.
     would_block,       ///< A queue or the peer's credit is used up; try again after poll().
     no_buffer,         ///< The pool has no free block; it gets some as buffers are released.
@@ -122,14 +122,18 @@ SPINWIRE_API std::string_view to_string(Status status) noexcept;
 /// A part of an error's text. Never throws: the text is empty if memory has run out.
 struct ErrorText {
   ErrorText() noexcept = default;
+  /// The text; empty if memory has run out.
   ErrorText(const char* text) noexcept : ErrorText(std::string_view(text)) {}
+  /// The text; empty if memory has run out.
   ErrorText(std::string_view text) noexcept {
     try {
       value = text;
     } catch (...) {  // the status is enough
     }
   }
+  /// The text; empty if memory has run out.
   ErrorText(const std::string& text) noexcept : ErrorText(std::string_view(text)) {}
+  /// The text; empty if memory has run out.
   ErrorText(std::string&& text) noexcept : value(std::move(text)) {}
 
   std::string value;
@@ -140,6 +144,7 @@ struct ErrorText {
 /// Making and copying an Error never throws: the texts are empty if memory has run out.
 struct Error {
   Error() noexcept = default;
+  /// An error with these texts.
   Error(Status what, ErrorText ask, ErrorText find, ErrorText advice) noexcept
       : status(what),
         asked(std::move(ask.value)),
@@ -186,6 +191,7 @@ struct Error {
   return !error.code && detail::retry_after(error.status) != detail::Retry::never;
 }
 
+/// A value, or the error that prevented it.
 template <typename T>
 using Result = tl::expected<T, Error>;
 

@@ -121,7 +121,8 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
                     "connections of the engine"),
     SPINWIRE_NUMBER(connections, Connections, maximum_per_source, integer, 0, 65536, "",
-                    "accepted connections of one peer host or process; 0: three quarters of maximum"),
+                    "accepted connections of one peer host or process; 0: three quarters of maximum, fewer "
+                    "beside others"),
     SPINWIRE_NUMBER(connections, Connections, own_domains, integer, 0, 65536, "",
                     "connections with a protection domain of their own, at once"),
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
@@ -204,7 +205,8 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions_per_source, integer, 0, 1048575, "",
-                    "served sessions of one client host or process; 0: three quarters of sessions"),
+                    "served sessions of one client host or process; 0: three quarters of sessions, fewer "
+                    "beside others"),
     SPINWIRE_NUMBER(rpc, Rpc, window, integer, 1, 64, "",
                     "calls of a session at once, a power of two"),
     SPINWIRE_NUMBER(rpc, Rpc, backlog, integer, 1, 4096, "",

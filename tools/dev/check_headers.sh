@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks that each public header stands alone. It must compile as the only include of a file, twice in a
-# row, with both compilers and all warnings, and include nothing that is not installed.
+# row, with both compilers and all warnings, and include nothing that is not installed. Each public type,
+# enumerator and function has a comment.
 #
 #   tools/dev/check_headers.sh [WARNING FLAGS...]
 set -euo pipefail
@@ -23,6 +24,8 @@ if grep -rnE "(those|errors|answers) of (the other |[A-Za-z:]+\()" include/spinw
   echo 'check_headers: each function lists its errors itself' >&2
   bad=1
 fi
+
+tools/dev/check_documented.py include/spinwire/*.h || bad=1
 
 while read -r header; do
   unit="$tmp/${header//\//_}.cc"
