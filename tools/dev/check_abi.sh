@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Compares the library's binary interface with the recorded one: the symbols of the shared library, and
-# the size, alignment and members of each public type. New symbols and types are allowed.
+# Compares the library's binary interface with the recorded one: the symbols of the shared library, the size,
+# alignment and members of each public type, and the value of each enumerator. New symbols, types and
+# enumerators are allowed.
 #
-#   tools/dev/check_abi.sh LIBRARY            fails if a symbol has disappeared or a layout has changed
+#   tools/dev/check_abi.sh LIBRARY            fails if a symbol has disappeared, or a layout or value has changed
 #   tools/dev/check_abi.sh --record LIBRARY   records the present interface
 set -euo pipefail
 export LC_ALL=C
@@ -42,11 +43,25 @@ list_layouts() {
       ours && /\[sizeof=/ { print type, $0 }' |
     sed -E 's/, dsize=[0-9]+//; s/ +/ /g; s/,$/]/' | sort -s -k 1,1
 }
-list_layouts >"$work/layouts"
+# The number of each public enumerator. Programs have these numbers in them.
+list_values() {
+  {
+    printf '#include <spinwire/spinwire.h>\n#include <cstdio>\nint main() {\n'
+    tools/dev/check_documented.py --enumerators include/spinwire/*.h | sort |
+      sed 's/.*/std::printf("& = %lld\\n", static_cast<long long>(&));/'
+    echo '}'
+  } >"$work/values.cc"
+  clang++-14 -std=c++20 -Iinclude "$work/values.cc" -o "$work/values" -Wl,--unresolved-symbols=ignore-all
+  "$work/values"
+}
+{
+  list_layouts
+  list_values
+} >"$work/layouts"
 
-version=$(dpkg-parsechangelog -l tools/debian/changelog -S Version)
 soname=$(readelf -d "$library" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
 if [[ $record == yes ]]; then
+  version=$(dpkg-parsechangelog -l tools/debian/changelog -S Version)
   {
     echo "$soname libspinwire0 #MINVER#"
     sed "s/.*/ &@Base $version/" "$work/symbols"
@@ -62,10 +77,10 @@ if [[ -n "$gone" ]]; then
   c++filt <<<"$gone" | sed 's/^/  /' >&2
   bad=1
 fi
-# Types that are not recorded are new.
+# Types and enumerators that are not recorded are new.
 awk 'NR == FNR { recorded[$1] = 1; next } $1 in recorded' "$layouts" "$work/layouts" >"$work/compared"
 if ! diff -u --label recorded "$layouts" --label 'this tree' "$work/compared" >&2; then
-  echo 'check_abi: the layouts of public types have changed, see above' >&2
+  echo 'check_abi: layouts of public types or values of enumerators have changed, see above' >&2
   bad=1
 fi
 [[ $bad -eq 0 ]] || echo 'check_abi: see tools/debian/README.md; make abi-record records the change' >&2
