@@ -327,8 +327,9 @@ bench-curve:
 	  $(CURVE_ARGS)
 
 # Measures with what is installed, offline.
-## report: the benchmarks as one page, build/report/index.html, in less than ten minutes (REPORT_ARGS=)
+## report: the benchmarks as a page, build/report/index.html, in ten minutes (tools/install-deps.sh --bench; REPORT_ARGS=)
 report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
+	@command -v python3 >/dev/null || { echo 'report: python3 is missing: run tools/install-deps.sh --bench' >&2; exit 1; }
 	@bench/report/make_report.py --bin $(BIN) --out $(BUILD)/report $(REPORT_ARGS)
 ## report-record: draw bench/summary.svg, which README shows, from the last report
 report-record:

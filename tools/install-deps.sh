@@ -4,8 +4,9 @@
 #
 #   tools/install-deps.sh           install what is missing
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
-#   ... --build                     only what the library, the tools and the examples need, for `make demo`
-#   ... --bench                     with the libraries that bench/peers compares with as well
+#   ... --build                     only what `make all`, `make install` and `make demo` need; without it, also
+#                                   what tests, checks and measurements need, such as valgrind
+#   ... --bench                     with the libraries that `make report` and `make bench` compare with as well
 #   ... --softroce                  with what tools/softroce-vm needs as well
 #   ... --docs                      with what `make docs` and `make check-man` need as well
 #   ... --gdb                       with gdb, whose printers are tested
@@ -19,11 +20,12 @@ build_packages=(
   libhugetlbfs-dev libhugetlbfs0
   libsodium-dev libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   nlohmann-json3-dev
+  python3
 )
 
 # To test, check and measure.
 test_packages=(
-  googletest libbenchmark-dev valgrind python3
+  googletest libbenchmark-dev valgrind
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest ucx-utils
   cmake git patch graphviz ca-certificates

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -128,6 +129,8 @@ def measure_latencies(programs, scale):
 def measure_stages(programs, scale):
     """Returns by count the instructions by folder."""
     del scale  # a count is exact
+    if not shutil.which("valgrind"):
+        raise Failed("valgrind is not installed: run tools/install-deps.sh")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, (program, *arguments) in STAGES.items():
