@@ -23,13 +23,15 @@ die() {
 $make --no-print-directory install DESTDIR="$stage" PREFIX=$prefix LIBDIR=$prefix/lib
 
 for file in lib/libspinwire.a lib/libspinwire.so lib/libspinwire-sim.a \
-  share/man/man1/spinwire-perf.1 share/man/man5/spinwire.toml.5 share/man/man7/spinwire.7 \
   lib/pkgconfig/spinwire.pc lib/pkgconfig/spinwire-sim.pc \
   lib/cmake/Spinwire/SpinwireConfig.cmake lib/cmake/Spinwire/SpinwireConfigVersion.cmake; do
   [[ -e "$root/$file" ]] || die "$file was not installed"
 done
 for file in include/spinwire/*.h; do
   [[ -e "$root/$file" ]] || die "$file was not installed"
+done
+for page in build/man/*.[157]; do
+  [[ -e "$root/share/man/man${page##*.}/$(basename "$page")" ]] || die "$page was not installed"
 done
 for file in conf/*; do
   [[ ! -e "$file" || -e "$root/share/spinwire/$file" ]] || die "$file was not installed"

@@ -2,6 +2,7 @@
 // figures of README.md.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <filesystem>
@@ -223,6 +224,60 @@ TEST(Documents, EachLinkLeadsSomewhere) {
     }
   }
   EXPECT_GT(links, 80) << "run this in the source tree";
+}
+
+TEST(Documents, TheGuideLinksToWhatIsInstalledWithIt) {
+  for (const std::string& page : pages_for_users()) {
+    if (page == "README.md") continue;
+    for (const ProseLine& line : read_page(page).prose)
+      EXPECT_EQ(line.text.find("](../"), std::string::npos) << page << ':' << line.line;
+  }
+}
+
+TEST(Documents, ReadmeIsShortAndBeginsWithTheCommands) {
+  const std::string readme = read_file("README.md");
+  EXPECT_LE(std::count(readme.begin(), readme.end(), '\n'), 90);
+  const std::size_t clone = readme.find("git clone"), demo = readme.find("make demo"),
+                    test = readme.find("make test"), program = readme.find("#include");
+  EXPECT_LT(clone, demo) << "run this in the source tree";
+  EXPECT_LT(demo, test);
+  EXPECT_LT(test, program);
+}
+
+/// The texts of causes in a source of spinwire-stat; of a text with places for values, its longest
+/// part.
+std::set<std::string> causes_in(const std::string& source) {
+  const std::regex cause(
+      "(?:(?:Cause|Meaning)\\{\"[^\"]*\",\\s*|cause = "
+      "(?:fmt::format\\()?|noted\\(Severity::\\w+,\\s*|"
+      "cause = \\w+ \\? |[?:] )\"([^\"]*)\"");
+  std::set<std::string> found;
+  for (auto at = std::sregex_iterator(source.begin(), source.end(), cause);
+       at != std::sregex_iterator(); ++at) {
+    std::string longest;
+    std::istringstream parts(std::regex_replace((*at)[1].str(), std::regex("\\{[^}]*\\}"), "\n"));
+    for (std::string part; std::getline(parts, part);)
+      if (part.size() > longest.size()) longest = part;
+    const bool is_text = longest.find_first_of("();:0123456789") == std::string::npos;
+    if (is_text && longest.size() > 3 && !longest.starts_with(" lately")) found.insert(longest);
+  }
+  return found;
+}
+
+TEST(Documents, TroubleshootingHasEachLineOfSpinwireStat) {
+  std::string named;
+  for (const ProseLine& line : read_page("include/troubleshooting.md").prose)
+    if (line.text.starts_with('|'))
+      for (const std::string& code : code_in(line.text)) named += code + " \n";
+  std::size_t causes = 0;
+  for (const char* source :
+       {"tools/common/stat_findings.cc", "tools/common/stat_event_findings.cc"}) {
+    for (const std::string& cause : causes_in(read_file(source))) {
+      EXPECT_NE(named.find(cause), std::string::npos) << source << ": " << cause;
+      ++causes;
+    }
+  }
+  EXPECT_GT(causes, 35u) << "run this in the source tree";
 }
 
 /// The recorded counts of bench/instructions.txt by name.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +100,30 @@ TEST_F(Tools, AProjectIsMadeInANewOrEmptyFolderOnly) {
     EXPECT_EQ(run("spinwire-new-project", {folder / name}).code, 1) << name;
     EXPECT_FALSE(std::filesystem::exists(folder / name)) << name;
   }
+}
+
+/// What tools/completion.bash makes of a line; its last word is the one to complete.
+std::string completed(const std::string& line) {
+  Words words{"/bin/bash", "-c",
+              "source tools/completion.bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); "
+              "_spinwire \"$1\" \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; "
+              "echo \"${COMPREPLY[*]}\"",
+              "bash"};
+  std::istringstream text(line);
+  for (std::string word; text >> word;) words.push_back(word == "''" ? "" : word);
+  words[4] = bin() + '/' + words[4];
+  Program program(words);
+  EXPECT_EQ(program.wait(), 0) << program.err();
+  return program.out();
+}
+
+TEST_F(Tools, BashCompletesOptionsValuesAndSubcommands) {
+  EXPECT_EQ(completed("spinwire-perf --warm"), "--warmup\n");
+  EXPECT_EQ(completed("spinwire-perf --op w"), "write\n");
+  EXPECT_EQ(completed("spinwire-perf ''"), "bw lat rate rpc\n");
+  EXPECT_EQ(completed("spinwire-doctor pl"), "plan\n");
+  EXPECT_EQ(completed("spinwire-doctor plan --message"), "--message-size\n");
+  EXPECT_EQ(completed("spinwire-perf --no-such"), "\n");
 }
 
 TEST_F(Tools, BadConfNamesFileAndLine) {
