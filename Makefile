@@ -4,7 +4,8 @@
 #   CXX=           compiler (g++; clang++-14 works as well)
 #   CXXFLAGS=      optimisation and debug flags; required flags are added to them
 #   WERROR=        empty: warnings are not errors
-#   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
+#   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer;
+#                  unobserved: without observation of the hot path, for make count
 #   SHARDS=        processes that share the tests of check, asan and tsan (1)
 #   FILTER=        GoogleTest filter for check, asan and tsan; a pattern of names for test-softroce
 #   SOFTROCE=off   skip the tests that need a machine with Soft-RoCE
@@ -72,6 +73,11 @@ ifeq ($(VARIANT),)
   # Optimising the tests takes longer than it saves. Lines for a debugger take a tenth of the time:
   # TEST_OPT='-O0 -g1' for those.
   TEST_OPT ?= -O0 -g0
+else ifeq ($(VARIANT),unobserved)
+  # What make count compares with. Its optimisation must be that of the default build.
+  BUILD := build/unobserved
+  CXXFLAGS ?= -O2 -g
+  OBSERVATION := -DSPINWIRE_UNOBSERVED
 else ifneq ($(filter asan tsan,$(VARIANT)),)
   BUILD := build/$(VARIANT)
   CXXFLAGS := -O1 -g -fno-omit-frame-pointer
@@ -88,13 +94,13 @@ else ifneq ($(filter asan tsan,$(VARIANT)),)
     SANITIZE := -fsanitize=thread $(if $(findstring clang,$(CXX)),,-Wno-tsan)
   endif
 else
-  $(error VARIANT is '$(VARIANT)'; it can be asan, tsan or empty)
+  $(error VARIANT is '$(VARIANT)'; it can be asan, tsan, unobserved or empty)
 endif
 
 # g++ takes a tenth of its time to search for garbage, of which a unit makes little.
 COLLECT_LATE := --param ggc-min-heapsize=400000
 BASE_FLAGS := -std=c++20 $(CXXFLAGS) $(WARNINGS) $(WERROR) \
-  $(if $(findstring clang,$(CXX)),$(CLANG_WARNINGS),$(COLLECT_LATE)) $(CODEGEN) $(SANITIZE)
+  $(if $(findstring clang,$(CXX)),$(CLANG_WARNINGS),$(COLLECT_LATE)) $(CODEGEN) $(SANITIZE) $(OBSERVATION)
 LIBS := -libverbs -lrdmacm -lhugetlbfs -lsodium -lxxhash -lfmt -lpthread
 
 # Include paths of each part of the tree. Tools and examples have those of a user.
@@ -203,7 +209,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 .PHONY: all libs tools examples tests everything demo demo-build test test-build verify nightly test-softroce check check-folder \
   check-tests bench bench-curve report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
-  count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
+  count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
   man check-man docs deb check-abi abi-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
@@ -343,12 +349,18 @@ bench-attached: $(BIN)/spinwire-perf $(BIN)/spinwire-stat $(BIN)/count-message-e
 compare-softroce: $(BIN)/spinwire-perf
 	@bench/softroce_compare.sh $(BIN)
 
+# Programs that are counted with and without observation of the hot path.
+COST_COUNTS := $(addprefix $(BIN)/count-,idle-poll write message-echo call)
+cost-counts: $(COST_COUNTS)
+unobserved:
+	+$(Q)$(MAKE) --no-print-directory VARIANT=unobserved cost-counts
+
 ## count: instructions per operation, compared with bench/instructions.txt
-count: $(COUNTS)
+count: $(COUNTS) unobserved
 	@tools/dev/check_counts.sh $(BIN)
 
 ## count-record: write the current counts into bench/instructions.txt
-count-record: $(COUNTS)
+count-record: $(COUNTS) unobserved
 	@tools/dev/check_counts.sh --record $(BIN)
 
 install-deps:

@@ -37,7 +37,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   op->header_in_headroom = false;
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
-  if (--ctx.until_sample == 0) [[unlikely]]
+  if (ctx.is_sample_due()) [[unlikely]]
     begin_sample(ctx, a, *op);
   count_begin(a, kind);
   op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(ctx, *op)), kAtomicBytes,

@@ -36,6 +36,7 @@
 #include "memory/arena.h"
 #include "memory/registration_table.h"
 #include "memory/remote_key.h"
+#include "observe/hot_path.h"
 #include "observe/recorder.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
@@ -463,6 +464,15 @@ struct DirectState {
 
 struct EngineContext : EngineParts, ReceiveState, DirectState {
   EngineContext(const Config& settings, const Clock& time);
+
+  /// Counts an operation, and returns whether it is to be sampled. Hot.
+  [[nodiscard]] bool is_sample_due() noexcept {
+    return observe::kObservesHotPath && --until_sample == 0;
+  }
+  /// Whether an operation is sampled and not posted yet. Hot.
+  [[nodiscard]] bool has_unposted_sample() const noexcept {
+    return observe::kObservesHotPath && unposted_sample != nullptr;
+  }
 
   // Hot.
   base::IndexPool<Agent> agents;

@@ -150,7 +150,7 @@ inline bool is_one_sided(const Operation& op) noexcept {
 inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
   Operation* first = a.send_queue.deferred;
   if (first == nullptr || a.stage != Stage::up) return;
-  if (ctx.unposted_sample != nullptr) [[unlikely]]
+  if (ctx.has_unposted_sample()) [[unlikely]]
     note_posted(ctx, a);
   if (is_one_sided(*first) && ctx.direct != nullptr) {
     run_deferred(ctx, a);
@@ -198,7 +198,9 @@ template <typename Send>
     ctx.operations.release(op);
     return false;
   }
-  begin<OperationKind::send>(ctx, a, op, block, size, done);
+  begin<OperationKind::send>(a, op, block, size, done);
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, op);
   op.header_in_headroom = false;
   ctx.direct_unpublished = true;
   a.credit.advertised = a.credit.granted;
@@ -207,7 +209,7 @@ template <typename Send>
   append(a, op);
   join_deferred(a);
   publish_direct(ctx);
-  if (ctx.unposted_sample != nullptr) [[unlikely]]
+  if (ctx.has_unposted_sample()) [[unlikely]]
     note_posted(ctx, a);
   return true;
 }

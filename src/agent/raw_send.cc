@@ -53,7 +53,7 @@ Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKi
   if (!has_key(ctx, a, *r.block)) return Status::invalid_argument;
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return refuse_for_room(ctx, a, Room::operation);
-  begin<OperationKind::raw_write_imm>(ctx, a, *op, r.block, r.size, r.done);
+  begin<OperationKind::raw_write_imm>(a, *op, r.block, r.size, r.done);
   build_one_sided<OperationKind::write_imm>(a, *op, r);
   op->wr.imm_data = htobe32(r.immediate);
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);

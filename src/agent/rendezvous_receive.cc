@@ -145,7 +145,7 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r,
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   const std::uint32_t bytes = std::min(r.length - r.requested, kRendezvousReadBytes);
-  begin<OperationKind::rendezvous_read>(ctx, a, *op, r.block, bytes, {});
+  begin<OperationKind::rendezvous_read>(a, *op, r.block, bytes, {});
   op->header_in_headroom = false;
   op->subject = bytes;
   // The sender keeps the message until the answer, which is sent after the READ.

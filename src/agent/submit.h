@@ -163,7 +163,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
 
 /// Begins an accepted operation of any kind.
 template <OperationKind kind>
-inline void begin(EngineContext& ctx, Agent& a, Operation& op, Block* block, std::size_t size,
+inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
                   const CompletionCallback& done) noexcept {
   count_begin(a, kind);
   detail::retain(block);
@@ -174,8 +174,6 @@ inline void begin(EngineContext& ctx, Agent& a, Operation& op, Block* block, std
   op.wr.opcode = opcode_of(kind);
   op.calls_back = static_cast<bool>(done);
   if (op.calls_back) op.done = done;
-  if (is_plain(kind) && --ctx.until_sample == 0) [[unlikely]]
-    begin_sample(ctx, a, op);
 }
 
 /// Begins an operation of the agent's own, without a payload or a callback. `subject`: the lease,
@@ -205,17 +203,19 @@ constexpr Room room_of() noexcept {
   return uses_credit(kind) ? Room::message : Room::operation;
 }
 
-/// Accepts an operation; there must be room. `own`: the agent has its own domain.
-template <OperationKind kind, bool own>
-[[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
-                                            const Request& r) noexcept {
+/// Accepts an operation; there must be room. `own`: the agent has its own domain. `sampled`: the
+/// operation is timed.
+template <OperationKind kind, bool own, bool sampled>
+[[gnu::always_inline]] inline Status accept_as(EngineContext& ctx, Agent& a,
+                                               const Request& r) noexcept {
   if (uses_credit(kind) && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
       [[unlikely]]
     return refuse_for_room(ctx, a, room_of<kind>());
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return refuse_for_room(ctx, a, room_of<kind>());
-  begin<kind>(ctx, a, *op, r.block, r.size, r.done);
+  begin<kind>(a, *op, r.block, r.size, r.done);
+  if constexpr (sampled) begin_sample(ctx, a, *op);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
@@ -236,6 +236,24 @@ template <OperationKind kind, bool own>
   if constexpr (own) use_own_key(ctx, *a.domain, *op);
   append(a, *op);
   return post(ctx, a, r.defer);
+}
+
+/// Accepts an operation that is timed. If it is refused, the next one is.
+template <OperationKind kind, bool own>
+[[gnu::cold, gnu::noinline]] Status accept_sampled(EngineContext& ctx, Agent& a,
+                                                   const Request& r) noexcept {
+  ctx.until_sample = 1;
+  return accept_as<kind, own, true>(ctx, a, r);
+}
+
+/// Accepts an operation, one in observability.sample as a timed one. Those have a function of their
+/// own, called last: a call in the middle would make all operations save registers.
+template <OperationKind kind, bool own>
+[[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
+                                            const Request& r) noexcept {
+  if (is_plain(kind) && ctx.is_sample_due()) [[unlikely]]
+    return accept_sampled<kind, own>(ctx, a, r);
+  return accept_as<kind, own, false>(ctx, a, r);
 }
 
 /// Handles a SendQueue::limit of 0: a raw agent, or one with its own domain, keeps its limit
@@ -401,8 +419,11 @@ template <bool data_is_payload>
       !(data_is_payload ? block->header_in_use == 0 : has_headroom(block, data))) [[unlikely]] {
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, defer});
   }
+  if (ctx.is_sample_due()) [[unlikely]]
+    return accept_sampled<OperationKind::send, false>(ctx, a,
+                                                      {block, data, size, nullptr, 0, done, defer});
   Operation& op = *ctx.operations.acquire();
-  begin<OperationKind::send>(ctx, a, op, block, size, done);
+  begin<OperationKind::send>(a, op, block, size, done);
   ++a.credit.sent;
   a.activity.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);

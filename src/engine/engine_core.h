@@ -76,7 +76,10 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
     ++context.stats.polls;
     const std::uint64_t now = context.clock.now();
     // Also if the clock has stepped back.
-    if (now - context.now >= schedule.reported_gap) [[unlikely]]
+    const std::uint64_t gap = now - context.now;
+    const std::uint64_t reported =
+        observe::kObservesHotPath ? schedule.reported_gap : engine::StallDetector::kNoGap;
+    if (gap >= reported) [[unlikely]]
       return poll_after_gap(now);
     context.now = now;
     const int n = ibv_poll_cq(cq, poll_batch, completions.data());

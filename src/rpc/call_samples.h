@@ -11,7 +11,7 @@ namespace spinwire::rpc {
 
 /// Whether this call or handler is to be sampled. Hot.
 [[gnu::always_inline]] inline bool is_sample_due(Rpc& r) noexcept {
-  return --r.context.until_sample == 0;
+  return observe::kObservesHotPath && --r.context.until_sample == 0;
 }
 /// Replaces the callback of a call by one that measures, and then runs it. None: too many calls are
 /// being measured. A call that is refused gives the record back by drop_sample().

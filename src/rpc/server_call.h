@@ -124,7 +124,7 @@ Status refuse_with_code(Rpc& r, CallRef call, std::uint32_t code, std::string_vi
   r.current_call.call = call_of(words);
   r.current_call.session = &s;
   r.current_call.slot = &v;
-  r.current_call.method = header.method;
+  if (observe::kObservesHotPath) r.current_call.method = header.method;
   if (is_sample_due(r)) [[unlikely]] {
     run_sampled_handler(r, request);
   } else {

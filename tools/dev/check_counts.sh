@@ -6,7 +6,7 @@
 # difference divided by N. Only code inside bench::measured counts, so set-up does not. Two commands run
 # at a time, which changes no count.
 #
-#   tools/dev/check_counts.sh [BIN]            compare, with programs from BIN (build/bin)
+#   tools/dev/check_counts.sh [BIN]            compare, with programs from BIN (build/bin) and BIN/../unobserved/bin
 #   tools/dev/check_counts.sh --record [BIN]   write what was counted into the file
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -17,6 +17,7 @@ if [[ "${1:-}" == --record ]]; then
   shift
 fi
 bin=${1:-build/bin}
+unobserved_bin=$(dirname "$bin")/unobserved/bin
 table=bench/instructions.txt
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -40,9 +41,17 @@ count() {
   echo "$total"
 }
 
-# Prints the instructions of one operation, with one decimal.
+# Prints the instructions of one operation, with one decimal; of `cost`, the difference to the program that does
+# not observe the hot path, for each of SHARES equal parts.
 count_one() {
-  local first second
+  local first second observed unobserved shares
+  if [[ "$1" == cost ]]; then
+    shares=$2
+    shift 2
+    observed=$(count_one "$@") && unobserved=$(bin=$unobserved_bin count_one "$@") || return 1
+    awk -v a="$observed" -v b="$unobserved" -v n="$shares" 'BEGIN { printf "%.1f", (a - b) / n }'
+    return
+  fi
   first=$(count "$@" "$operations") || return 1
   second=$(count "$@" $((2 * operations))) || return 1
   awk -v a="$first" -v b="$second" -v n="$operations" 'BEGIN { printf "%.1f", (b - a) / n }'
