@@ -57,7 +57,7 @@ TEST(RpcMemoryAccess, ACallThatWaitsReadsItsRequest) {
   Calls t(rpc_config(), nullptr, 1);
   {
     const Buffer b = t.client.filled(4096, 1);
-    Begun first, second;
+    Begun second;
     ASSERT_EQ(t.begin(kLater, filled(3, 1)), Status::ok);
     ASSERT_EQ(second.begin(t, kEcho, b.slice(1000, 500)), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
