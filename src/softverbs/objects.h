@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "softverbs/lane/lanes.h"
 #include "softverbs/lane/segment.h"
+#include "softverbs/memory/large_copy.h"
 #include "softverbs/peer.h"
 #include "softverbs/process_directory.h"
 #include "softverbs/ud/ud_direct.h"
@@ -454,6 +455,7 @@ struct Context {
   std::array<std::uint64_t, static_cast<std::size_t>(Drop::count)> drops{};  ///< datagrams
   std::shared_ptr<base::SharedMemory> locks;   ///< AtomicLock table of the process
   std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
+  LargeCopies large_copies;
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet
   std::unique_ptr<Faults> faults;  ///< null without a fault plan

@@ -203,12 +203,10 @@ bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std
   while (length != 0) {
     const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
-    // The ranges may overlap if a context is connected to itself: memmove.
-    if (direction == Copy::to_peer) {
-      std::memmove(there, piece.data, piece.length);
-    } else {
-      std::memmove(piece.data, there, piece.length);
-    }
+    // The ranges may overlap if a context is connected to itself.
+    const bool to_peer = direction == Copy::to_peer;
+    peer.context->large_copies.copy(to_peer ? there : piece.data, to_peer ? piece.data : there,
+                                    piece.length);
     there += piece.length;
     length -= piece.length;
   }

@@ -243,7 +243,7 @@ namespace {
   if (done && bytes.kind == RemoteBytes::Kind::direct) [[likely]] {
     std::byte* const here = pointer(sge.addr);
     // The ranges may overlap if a context is connected to itself.
-    std::memmove(read ? here : bytes.data, read ? bytes.data : here, sge.length);
+    peer.context->large_copies.copy(read ? here : bytes.data, read ? bytes.data : here, sge.length);
   } else if (done) {
     done = copy_remote(peer, bytes, &sge, 1, sge.length, read ? Copy::from_peer : Copy::to_peer);
   }
