@@ -87,7 +87,7 @@ stage documentation "${make[@]}" check-man docs check-abi
 # It uses one processor, and the slow tests wait at times.
 begin_test conformance-proof "${make[@]}" conformance-proof
 # Two victims of each kind in each phase and at each end; nightly kills more.
-SPINWIRE_TEST_KILLS=${SPINWIRE_TEST_KILLS:-72} test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
+SPINWIRE_TEST_KILLS=${SPINWIRE_TEST_KILLS:-72} test_stage slow-tests "${make[@]}" check-tests FILTER=slow SHARDS=2
 end_test conformance-proof
 stage sim "${make[@]}" sim RUNS=600 JOBS=2
 begin_builds
