@@ -148,6 +148,11 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   send_limit_of(a) = ready ? max_send_limit(a) : 0;
   a.send_queue.direct_limit = ready ? max_direct_limit(ctx, a) : std::uint16_t{0};
   a.rendezvous.longest_direct = ready ? longest_direct(ctx, a) : 0;
+  if (ready && ctx.direct != nullptr) {
+    // The embedded device of another process reads the replies that are sent from these blocks.
+    a.rendezvous.reuse =
+        ctx.direct->is_between_processes(a.qp) ? memory::Reuse::oldest : memory::Reuse::newest;
+  }
   ctx.timers.cancel(a.setup.timer);
   if (!ready) stop_awaiting_peer(ctx, a);
   const Config::Connections& c = ctx.config.connections;

@@ -38,6 +38,7 @@
 #include "agent/source_ledger.h"
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
+#include "memory/arena.h"
 #include "memory/remote_key.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
@@ -119,6 +120,8 @@ struct Rendezvous {
   Agent* next = nullptr;
   AgentQueue* queue = nullptr;  ///< the queue that contains the agent; null: none
   std::uint8_t reads_outstanding = 0;
+  /// In which order the blocks of received messages are used again.
+  memory::Reuse reuse = memory::Reuse::newest;
 };
 
 /// Rendezvous state of the engine.

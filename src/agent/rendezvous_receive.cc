@@ -131,9 +131,9 @@ void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
 }
 
 /// Finds a block to read into; false if the pool has none.
-bool find_block(EngineContext& ctx, RendezvousReceive& r) noexcept {
+bool find_block(EngineContext& ctx, const Agent& a, RendezvousReceive& r) noexcept {
   if (r.block != nullptr) return true;
-  r.block = ctx.arena->allocate(memory::PoolId::rendezvous, r.length);
+  r.block = ctx.arena->allocate(memory::PoolId::rendezvous, r.length, a.rendezvous.reuse);
   if (r.block == nullptr) return false;
   r.data = r.block->payload;
   return true;
@@ -170,7 +170,7 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
     Agent& a = *waiters.front();
     RendezvousReceive* const r = a.rendezvous.reading;
     const bool goes_on = takes_messages(a) && r != nullptr;
-    if (goes_on && !find_block(ctx, *r)) return;
+    if (goes_on && !find_block(ctx, a, *r)) return;
     (void)dequeue(ctx, waiters);
     if (goes_on) enqueue_reader(ctx, a);
   }
@@ -202,7 +202,7 @@ bool read_next(EngineContext& ctx, Agent& a, RendezvousPool::CountedRead& place)
   if (r == nullptr || !takes_messages(a)) return true;
   // A message must not overtake others that wait for a block: otherwise short messages would take
   // the blocks that a long one waits for.
-  if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
+  if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, a, *r))) {
     r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
     enqueue(ctx, all.buffer_waiters, a);
     return true;

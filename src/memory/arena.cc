@@ -13,6 +13,14 @@ namespace {
 
 constexpr std::uint64_t kMaxChunks = std::uint64_t{1} << 24;
 
+/// The class of the same blocks that are used again in the other order; the class itself if there
+/// is none.
+constexpr std::size_t other_order_of(std::size_t size_class) noexcept {
+  constexpr std::size_t kApart = kSizeCount - kFirstResting;
+  if (size_class >= kSizeCount) return size_class - kApart;
+  return size_class >= kFirstResting ? size_class + kApart : size_class;
+}
+
 constexpr std::uint32_t chunks_for(std::size_t size) noexcept {
   return static_cast<std::uint32_t>((size + kHeadroom + kChunkBytes - 1) / kChunkBytes);
 }
@@ -105,12 +113,14 @@ Block* Arena::carve(Chunk& chunk, std::uint32_t index) noexcept {
 Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   if (pool.map.size() == 0) return nullptr;
   for (int rounds = 0; pool.map.free() == 0 && retire_spares(pool, 1) == 0;) {
+    for (const std::size_t each : {size_class, other_order_of(size_class)}) {
+      if (Chunk* const chunk = pool.partial[each].front(); chunk != nullptr)
+        return allocate_block(pool, *chunk);
+    }
     if (!reclaim(pool, rounds)) {
       ++pool.refusals;
       return nullptr;
     }
-    if (Chunk* const other = pool.partial[size_class].front(); other != nullptr)
-      return allocate_block(pool, *other);
   }
   const std::uint32_t local = pool.map.find_one();
   pool.map.clear(local);
@@ -125,8 +135,31 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   // Until now the control words of the chunk's former blocks stayed readable, to detect late
   // misuse.
   poison(base_ + index * kChunkBytes, kChunkBytes);
+  if (size_class >= kSizeCount) lay_to_rest(chunk, index);
   pool.partial[size_class].push_front(chunk);
   return allocate_block(pool, chunk);
+}
+
+/// Carves all blocks of a fresh chunk into its free list.
+void Arena::lay_to_rest(Chunk& chunk, std::uint32_t index) noexcept {
+  chunk.state = ChunkState::resting;
+  chunk.free = chunk.bump;
+  for (std::uint16_t i = 0; i < chunk.limit; ++i) {
+    chunk.run = chunk.bump;
+    Block* const block = carve(chunk, index);
+    block->link = i + 1 < chunk.limit ? chunk.bump : kNoBlock;
+  }
+}
+
+void Arena::free_resting(Pool& pool, Chunk& chunk, std::uint16_t unit) noexcept {
+  if (chunk.free == kNoBlock) {
+    chunk.free = unit;
+  } else {
+    block_at(index_of(chunk), chunk.run)->link = unit;
+  }
+  chunk.run = unit;
+  if (chunk.used-- == chunk.limit) pool.partial[chunk.size_class].push_front(chunk);
+  if (chunk.used == 0) retire_if_spared(pool, chunk);
 }
 
 Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {

@@ -33,13 +33,28 @@ inline constexpr std::size_t kHeadroom = sizeof(Block);
 /// room for n * 2 MiB - 64 bytes.
 inline constexpr std::size_t kSmallestBlock = 256;
 inline constexpr std::size_t kLargestSmallBlock = std::size_t{512} << 10;
-inline constexpr std::size_t kClassCount =
+inline constexpr std::size_t kSizeCount =
     std::bit_width(kLargestSmallBlock) - std::bit_width(kSmallestBlock) + 1;
+/// The smallest capacity of blocks that rest: see Reuse::oldest.
+inline constexpr std::size_t kLeastResting = std::size_t{32} << 10;
+inline constexpr std::size_t kFirstResting =
+    std::bit_width(kLeastResting) - std::bit_width(kSmallestBlock);
+/// Blocks that rest are in classes of their own, behind those of all sizes.
+inline constexpr std::size_t kClassCount = kSizeCount + (kSizeCount - kFirstResting);
 
 /// Bytes that a block of up to kLargestSmallBlock takes in its chunk.
 constexpr std::size_t small_block_bytes(std::size_t size) noexcept {
   return std::max(kSmallestBlock, std::bit_ceil(size)) + kHeadroom;
 }
+
+/// Which free block is used again next.
+enum class Reuse : std::uint8_t {
+  newest,  ///< the one freed last, whose bytes are in this processor's caches
+  /// The one freed first. For blocks that another processor reads before they are freed: its caches
+  /// hold the newest, and to write such a block means to take each line from there. For blocks of
+  /// less than kLeastResting, and of more than kLargestSmallBlock, there is no order.
+  oldest,
+};
 
 struct ArenaOptions {
   std::string name = "spinwire-slab";  ///< shown in /proc/PID/maps
@@ -95,10 +110,13 @@ class Arena {
 
   /// Allocates a block of at least `size` bytes with one reference; its bytes are not cleared. Null
   /// if the pool is exhausted or fits() is false. Hot.
-  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size) noexcept {
+  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size,
+                                Reuse order = Reuse::newest) noexcept {
     Pool& p = pools_[static_cast<std::size_t>(pool)];
     if (size - 1 < kLargestSmallBlock) [[likely]] {
-      const std::size_t size_class = class_of(size);
+      std::size_t size_class = class_of(size);
+      if (order == Reuse::oldest && size_class >= kFirstResting)
+        size_class += kSizeCount - kFirstResting;
       Chunk* const chunk = p.partial[size_class].front();
       if (chunk != nullptr) [[likely]]
         return allocate_block(p, *chunk);
@@ -146,15 +164,19 @@ class Arena {
   static constexpr std::uint16_t kNoBlock = 0xffff;
   static constexpr std::uint32_t kInUse = 0xffff'ffff;  ///< Block::link while allocated
 
-  enum class ChunkState : std::uint8_t { free, blocks, run_head, run_body };
+  /// The blocks of a resting chunk are used again in the order in which they were freed. All were
+  /// carved when it was taken, so that there are many.
+  enum class ChunkState : std::uint8_t { free, blocks, resting, run_head, run_body };
 
   struct alignas(32) Chunk {
     base::IntrusiveLinks<Chunk> links;  ///< in Pool::partial
-    std::uint32_t run = 0;              ///< length of the run in chunks, in its head
-    std::uint16_t free = kNoBlock;      ///< first recycled block, in units
-    std::uint16_t bump = 0;             ///< first unit never carved
-    std::uint16_t used = 0;             ///< blocks allocated
-    std::uint16_t limit = 0;            ///< capacity in blocks
+    /// In the head of a run, its length in chunks. In a resting chunk, the block freed last, in
+    /// units.
+    std::uint32_t run = 0;
+    std::uint16_t free = kNoBlock;  ///< first recycled block, in units
+    std::uint16_t bump = 0;         ///< first unit never carved
+    std::uint16_t used = 0;         ///< blocks allocated
+    std::uint16_t limit = 0;        ///< capacity in blocks
     ChunkState state = ChunkState::free;
     std::uint8_t size_class = 0;
     std::uint8_t pool = 0;
@@ -180,7 +202,8 @@ class Arena {
     return width - 8;
   }
   static constexpr std::size_t capacity_of(std::size_t size_class) noexcept {
-    return kSmallestBlock << size_class;
+    const bool rests = size_class >= kSizeCount;
+    return kSmallestBlock << (rests ? size_class - (kSizeCount - kFirstResting) : size_class);
   }
   /// Distance of a class's blocks, in units.
   static constexpr std::uint16_t stride_of(std::size_t size_class) noexcept {
@@ -240,6 +263,8 @@ class Arena {
       if (chunk.used-- == chunk.limit) pool.partial[chunk.size_class].push_front(chunk);
       if (chunk.used == 0) [[unlikely]]
         retire_if_spared(pool, chunk);
+    } else if (chunk.state == ChunkState::resting) {
+      free_resting(pool, chunk, static_cast<std::uint16_t>(offset % kChunkBytes / kUnit));
     } else {
       free_run(pool, index);
     }
@@ -252,6 +277,9 @@ class Arena {
   __attribute__((noinline)) Block* allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept;
   __attribute__((noinline)) Block* allocate_run(Pool& pool, std::size_t size) noexcept;
   __attribute__((noinline)) void free_run(Pool& pool, std::uint32_t head) noexcept;
+  __attribute__((noinline)) void free_resting(Pool& pool, Chunk& chunk,
+                                              std::uint16_t unit) noexcept;
+  void lay_to_rest(Chunk& chunk, std::uint32_t index) noexcept;
   [[nodiscard]] bool reclaim(const Pool& pool, int& rounds) noexcept;
   void retire_if_spared(Pool& pool, Chunk& chunk) noexcept;
   void retire(Pool& pool, Chunk& chunk) noexcept;

@@ -25,6 +25,10 @@ class Arena::Auditor : public base::Auditor {
   }
 
  private:
+  static bool has_blocks(const Chunk& chunk) {
+    return chunk.state == ChunkState::blocks || chunk.state == ChunkState::resting;
+  }
+
   /// Returns the number of blocks in use.
   std::uint64_t check_pool(const Pool& pool) {
     for (std::size_t i = 0; i < kClassCount && ok(); ++i) check_list(pool, i);
@@ -42,14 +46,14 @@ class Arena::Auditor : public base::Auditor {
       std::uint32_t length = 1;
       if (is_free) {
         ++free;
-      } else if (chunk.state == ChunkState::blocks) {
+      } else if (has_blocks(chunk)) {
         check_blocks(index);
         used += chunk.used;
       } else {
         length = check_run(pool, index);
         ++used;
       }
-      expect(chunk.state == ChunkState::blocks || !listed_[index],
+      expect(has_blocks(chunk) || !listed_[index],
              "chunk {} is in a list of chunks with free blocks", index);
       i += length;
     }
@@ -70,7 +74,7 @@ class Arena::Auditor : public base::Auditor {
       const std::uint32_t index = arena_.index_of(*at);
       if (!expect(!listed_[index], "chunk {} is listed twice", index)) return;
       listed_[index] = true;
-      expect(at->state == ChunkState::blocks && at->size_class == size_class,
+      expect(has_blocks(*at) && at->size_class == size_class,
              "class {} lists chunk {}, which does not serve it", size_class, index);
       expect(at->used != 0 || at == list.back(),
              "class {} keeps the empty chunk {}, which is not its last", size_class, index);
@@ -84,7 +88,8 @@ class Arena::Auditor : public base::Auditor {
   void check_blocks(std::uint32_t index) {
     const Chunk& chunk = arena_.chunks_[index];
     const std::size_t stride = stride_of(chunk.size_class);
-    if (!expect(chunk.size_class < kClassCount && chunk.limit == kChunkBytes / kUnit / stride,
+    if (!expect(chunk.size_class < kClassCount && chunk.limit == kChunkBytes / kUnit / stride &&
+                    (chunk.state == ChunkState::resting) == (chunk.size_class >= kSizeCount),
                 "chunk {} is not cut for its class", index)) {
       return;
     }
@@ -97,6 +102,7 @@ class Arena::Auditor : public base::Auditor {
            "chunk {} is full and listed, or has room and is not listed", index);
     std::vector<bool> free(carved, false);
     std::size_t free_count = 0;
+    std::size_t last = kNoBlock;
     for (std::size_t unit = chunk.free; unit != kNoBlock;) {
       if (!expect(unit % stride == 0 && unit / stride < carved && !free[unit / stride],
                   "the free list of chunk {} is broken at unit {}", index, unit)) {
@@ -104,8 +110,11 @@ class Arena::Auditor : public base::Auditor {
       }
       free[unit / stride] = true;
       ++free_count;
+      last = unit;
       unit = arena_.block_at(index, unit)->link;
     }
+    expect(chunk.state != ChunkState::resting || last == kNoBlock || last == chunk.run,
+           "the free list of chunk {} ends at unit {}, not at {}", index, last, chunk.run);
     expect(chunk.used + free_count == carved,
            "chunk {} has {} blocks in use and {} free, but {} were carved", index, chunk.used,
            free_count, carved);

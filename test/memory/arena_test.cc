@@ -30,6 +30,7 @@ using spinwire::memory::ChunkMap;
 using spinwire::memory::kChunkBytes;
 using spinwire::memory::PoolId;
 using spinwire::memory::PoolStats;
+using spinwire::memory::Reuse;
 
 constexpr std::size_t kClassSizes[] = {256,   512,   1024,  2048,   4096,   8192,
                                        16384, 32768, 65536, 131072, 262144, 524288};
@@ -53,9 +54,10 @@ std::string fault(const Arena& arena) {
 void give_back(Block* block) { spinwire::detail::release(block); }
 
 /// Takes blocks of `size` until the pool is empty.
-std::vector<Block*> drain(Arena& arena, PoolId pool, std::size_t size) {
+std::vector<Block*> drain(Arena& arena, PoolId pool, std::size_t size,
+                          Reuse order = Reuse::newest) {
   std::vector<Block*> blocks;
-  while (Block* block = arena.allocate(pool, size)) blocks.push_back(block);
+  while (Block* block = arena.allocate(pool, size, order)) blocks.push_back(block);
   return blocks;
 }
 
@@ -334,7 +336,8 @@ void run_against_model(std::uint64_t seed, int steps) {
     if (random.chance(2000)) growing = !growing;
     if (held.empty() || random.below(100) < (growing ? 60 : 40)) {
       const std::size_t size = random_size(random);
-      Block* block = arena->allocate(PoolId::send, size);
+      const Reuse order = random.chance(3) ? Reuse::oldest : Reuse::newest;
+      Block* block = arena->allocate(PoolId::send, size, order);
       ASSERT_EQ(block != nullptr, model.can_serve(size)) << "size " << size << " step " << step;
       if (block == nullptr) {
         ++refusals;
@@ -384,6 +387,79 @@ TEST(ArenaTest, FreshChunksAreCutLazily) {
   EXPECT_EQ(arena->allocate(PoolId::send, 256), second) << "the block used last is warm";
   give_back(second);
   give_back(first);
+}
+
+TEST(ArenaTest, LongBlocksRestAsLongAsPossible) {
+  constexpr std::size_t kSize = spinwire::memory::kLeastResting;
+  constexpr std::size_t kInChunk = kChunkBytes / (kSize + 64);
+  const ArenaPtr arena = make_arena(2);
+  // One block at a time goes round in the whole chunk.
+  std::vector<Block*> order;
+  for (std::size_t i = 0; i < 3 * kInChunk; ++i) {
+    Block* const block = arena->allocate(PoolId::send, kSize, Reuse::oldest);
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(std::find(order.begin(), order.end(), block) == order.end(), i < kInChunk) << i;
+    if (i >= kInChunk) {
+      EXPECT_EQ(block, order[i % kInChunk]) << i;
+    }
+    order.push_back(block);
+    give_back(block);
+    ASSERT_EQ(fault(*arena), "") << i;
+  }
+  EXPECT_EQ(arena->stats(PoolId::send).free_chunks, 1u);
+  // Several are used again in the order in which they were freed, also out of a full chunk.
+  auto held = drain(*arena, PoolId::send, kSize, Reuse::oldest);
+  ASSERT_EQ(held.size(), 2 * kInChunk);
+  std::vector<Block*> freed;
+  for (const std::size_t i : {5u, 1u, 9u, 0u}) {
+    freed.push_back(held[i]);
+    give_back(held[i]);
+    held[i] = nullptr;
+    ASSERT_EQ(fault(*arena), "");
+  }
+  for (Block* const expected : freed)
+    EXPECT_EQ(arena->allocate(PoolId::send, kSize, Reuse::oldest), expected);
+  EXPECT_EQ(arena->allocate(PoolId::send, kSize, Reuse::oldest), nullptr);
+  for (Block* const block : freed) give_back(block);
+  for (Block* const block : held) {
+    if (block != nullptr) give_back(block);
+  }
+  EXPECT_EQ(fault(*arena), "");
+}
+
+TEST(ArenaTest, ShortBlocksAndWholeChunksDoNotRest) {
+  const ArenaPtr arena = make_arena(3);
+  for (const std::size_t size : {spinwire::memory::kLeastResting / 2, kChunkBytes - 64}) {
+    Block* const first = arena->allocate(PoolId::send, size, Reuse::oldest);
+    give_back(first);
+    Block* const second = arena->allocate(PoolId::send, size, Reuse::oldest);
+    EXPECT_EQ(second, first);
+    give_back(second);
+  }
+}
+
+TEST(ArenaTest, BothOrdersHaveChunksOfTheirOwnUntilThePoolIsExhausted) {
+  constexpr std::size_t kSize = 65536;
+  const ArenaPtr arena = make_arena(2);
+  Block* const resting = arena->allocate(PoolId::send, kSize, Reuse::oldest);
+  Block* const warm = arena->allocate(PoolId::send, kSize);
+  EXPECT_EQ(arena->stats(PoolId::send).free_chunks, 0u);
+  give_back(resting);
+  give_back(warm);
+  Block* const again = arena->allocate(PoolId::send, kSize);
+  EXPECT_EQ(again, warm);
+  give_back(again);
+  Block* const other = arena->allocate(PoolId::send, kSize, Reuse::oldest);
+  EXPECT_NE(other, resting);
+  // A request of either order gets the last block, in whichever chunk it is.
+  for (const Reuse order : {Reuse::newest, Reuse::oldest}) {
+    auto all = drain(*arena, PoolId::send, kSize, order);
+    EXPECT_EQ(all.size() + 1, 2 * (kChunkBytes / (kSize + 64)));
+    EXPECT_EQ(fault(*arena), "");
+    release_all(all);
+  }
+  give_back(other);
+  EXPECT_EQ(fault(*arena), "");
 }
 
 TEST(ArenaTest, BuffersOutliveTheArenasOwner) {
@@ -468,6 +544,21 @@ TEST(ArenaTest, AuditFindsDamage) {
   give_back(a);
   give_back(c);
   give_back(run);
+}
+
+TEST(ArenaTest, AuditFindsAListOfAnotherEnd) {
+  const ArenaPtr arena = make_arena(1);
+  Block* const first = arena->allocate(PoolId::send, 524288, Reuse::oldest);
+  Block* const second = arena->allocate(PoolId::send, 524288, Reuse::oldest);
+  give_back(first);
+  give_back(second);
+  ASSERT_EQ(fault(*arena), "");
+  // The list now ends at a block that is not the one freed last.
+  const std::uint32_t link = first->link;
+  first->link = 0xffff;
+  EXPECT_NE(fault(*arena).find("ends at unit"), std::string::npos) << fault(*arena);
+  first->link = link;
+  EXPECT_EQ(fault(*arena), "");
 }
 
 void log_to_stderr() {

@@ -425,8 +425,10 @@ TEST_F(SoftverbsDirectMessage, EachEndKnowsWhatTheOtherReadsInPlace) {
   b_.internals().entry->rights.in_place = 0xffff;
   b_.internals().rights->in_place = 0xffff;
   EXPECT_EQ(device.longest_in_place(a_.qp), kLongestDirect);
+  EXPECT_FALSE(device.is_between_processes(a_.qp));
   ibv_qp* const fresh = a_.node.make_qp();
   EXPECT_EQ(device.longest_in_place(fresh), 0u);
+  EXPECT_FALSE(device.is_between_processes(fresh));
 }
 
 TEST_F(SoftverbsDirectMessage, AnArrayOfAnyLengthTakesThem) {

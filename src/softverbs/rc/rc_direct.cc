@@ -195,6 +195,11 @@ std::uint32_t longest_in_place(ibv_qp* base) noexcept {
                                  kLongest);
 }
 
+bool is_between_processes(ibv_qp* base) noexcept {
+  const Peer* const peer = static_cast<Qp*>(base)->peer;
+  return peer != nullptr && !peer->same_process;
+}
+
 DirectReads& reads(ibv_context* base) noexcept { return context_of(base).reads; }
 
 /// Finds refusals, for polls do not watch for acknowledgements of direct messages. A bounded number
@@ -225,9 +230,21 @@ std::uint32_t take_lost(ibv_context* base) noexcept {
 }  // namespace
 
 const DirectMessages& direct_messages() noexcept {
-  static constexpr DirectMessages calls{
-      send,          round,    publish,          write_word,       run,   word,      prefetch,
-      prefetch_word, kLongest, receive_in_place, longest_in_place, reads, take_lost, send_parts};
+  static constexpr DirectMessages calls{send,
+                                        round,
+                                        publish,
+                                        write_word,
+                                        run,
+                                        word,
+                                        prefetch,
+                                        prefetch_word,
+                                        kLongest,
+                                        receive_in_place,
+                                        longest_in_place,
+                                        is_between_processes,
+                                        reads,
+                                        take_lost,
+                                        send_parts};
   return calls;
 }
 

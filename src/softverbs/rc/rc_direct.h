@@ -91,6 +91,8 @@ struct DirectMessages {
   /// Longest message, with its header, that the peer of a connected queue pair reads in place, by
   /// what the peer says; 0: none. Cold.
   std::uint32_t (*longest_in_place)(ibv_qp* qp) noexcept;
+  /// Whether the peer of a connected queue pair is in another process. Cold.
+  bool (*is_between_processes)(ibv_qp* qp) noexcept;
   /// The messages of the context that are read in place.
   DirectReads& (*reads)(ibv_context* context) noexcept;
   /// The number of a queue pair whose peer refused a direct message, or ended without having taken
