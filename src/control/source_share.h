@@ -35,12 +35,6 @@ class SourceShare {
  public:
   /// What a peer was counted for; see add(). Empty for a peer on this host.
   class Place {
-   public:
-    [[nodiscard]] bool is_of(const Address& peer) const noexcept {
-      return is_counted_ && source_->first == peer.source();
-    }
-
-   private:
     friend class SourceShare;
     bool is_counted_ = false;
     SourceCounts::iterator source_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "control/address.h"
@@ -16,6 +17,8 @@ class AcceptedConnections {
  public:
   /// May throw std::bad_alloc.
   explicit AcceptedConnections(const Config::Connections& limits);
+  AcceptedConnections(const AcceptedConnections&) = delete;
+  AcceptedConnections& operator=(const AcceptedConnections&) = delete;
 
   /// Whether one more is within the source's share, while `free` records of connections are free.
   /// Errors: limit (connections.maximum_per_source).
@@ -44,25 +47,32 @@ class AcceptedConnections {
   };
   /// Those of one source.
   [[nodiscard]] Unready unready_of(const control::Address& source) const noexcept;
-  [[nodiscard]] std::uint32_t half_open() const noexcept { return half_open_; }
-  [[nodiscard]] std::uint32_t ending() const noexcept { return ending_; }
+  [[nodiscard]] std::uint32_t half_open() const noexcept { return unready_.half_open; }
+  [[nodiscard]] std::uint32_t ending() const noexcept { return unready_.ending; }
 
  private:
   enum class Part : std::uint8_t { none, half_open, ending, ready };
+  struct OfSource {
+    Unready unready;
+    std::uint32_t connections = 0;
+  };
+  using Sources = std::map<control::Source, OfSource>;
   struct Record {
     Part part = Part::none;
-    control::SourceShare::Place source;
+    control::SourceShare::Place place;
+    Sources::iterator source;  ///< the end for a peer on this host
   };
   void enter(Record& record, Part part) noexcept;
+  static std::uint32_t* count_of(Unready& of, Part part) noexcept;
   Record& record_of(std::uint64_t subject) noexcept {
     return records_[static_cast<std::uint32_t>(subject)];
   }
 
   std::uint32_t maximum_;
   std::uint32_t half_open_share_;
-  std::uint32_t half_open_ = 0;
-  std::uint32_t ending_ = 0;
-  control::SourceShare sources_;
+  Unready unready_;
+  control::SourceShare share_;
+  Sources sources_;
   std::vector<Record> records_;  ///< by the index in the subject
 };
 

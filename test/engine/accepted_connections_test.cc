@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -55,6 +56,39 @@ TEST_F(EngineAcceptedConnections, AHostHasThreeQuartersAndOthersTheRest) {
   EXPECT_TRUE(admit(all, "10.0.0.2:5", 6));
   all.remove(3);
   EXPECT_TRUE(admit(all, "10.0.0.1:6", 5));
+}
+
+TEST_F(EngineAcceptedConnections, UnreadyOnesAreCountedForEachSource) {
+  AcceptedConnections all = make(16);
+  const auto unready = [&all](const char* peer) {
+    const auto found = all.unready_of(address(peer));
+    return std::pair(found.half_open, found.ending);
+  };
+  using Counts = std::pair<std::uint32_t, std::uint32_t>;
+  for (std::uint32_t i = 0; i < 4; ++i) all.add(i, address("10.0.0.1:5"));
+  all.add(4, address("10.0.0.2:5"));
+  all.add(5, address("127.0.0.1:5"));  // this host has no share
+  EXPECT_EQ(unready("10.0.0.1:9"), Counts(4, 0));
+  EXPECT_EQ(unready("10.0.0.2:9"), Counts(1, 0));
+  EXPECT_EQ(unready("127.0.0.1:9"), Counts(0, 0));
+  EXPECT_EQ(unready("10.0.0.3:9"), Counts(0, 0));
+  all.on_ready(0);
+  all.on_ending(1);
+  all.on_ending(0);  // is ready
+  EXPECT_EQ(unready("10.0.0.1:9"), Counts(2, 1));
+  all.on_giving_way(0);
+  all.on_giving_way(2);  // is half-open
+  EXPECT_EQ(unready("10.0.0.1:9"), Counts(2, 2));
+  EXPECT_EQ(all.half_open(), 4u);
+  EXPECT_EQ(all.ending(), 2u);
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    all.remove(i);
+    all.remove(i);  // does nothing more
+  }
+  EXPECT_EQ(unready("10.0.0.1:9"), Counts(0, 0));
+  EXPECT_EQ(all.half_open() + all.ending(), 0u);
+  all.add(1, address("10.0.0.1:5"));
+  EXPECT_EQ(unready("10.0.0.1:9"), Counts(1, 0));
 }
 
 // With a fixed share, the second host would take all that the first one leaves.
