@@ -737,6 +737,8 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSIO
   -e 's|@CMAKE_TO_INCLUDE@|$(call from_cmakedir,$(INCLUDEDIR))|g' \
   -e 's|@CMAKE_LIBS@|$(patsubst -l%,%,$(LIBS))|g'
 TEMPLATES := tools/dev/install
+# The guide links to the headers, which are beside it in the source tree only.
+LINK_HEADERS = sed 's|](spinwire/|]($(shell realpath -m --relative-to='$(DOCDIR)' '$(INCLUDEDIR)')/spinwire/|g'
 
 ## install: headers, libraries, pkg-config and CMake files, tools, pages, conf into DESTDIR/PREFIX
 install: libs tools preload man
@@ -765,7 +767,8 @@ install: libs tools preload man
 	$(Q)install -m 644 tools/gdb/spinwire.py $(DESTDIR)$(GDBDIR)
 	$(Q)install -m 644 tools/gdb/spinwire.py \
 	  $(DESTDIR)$(GDBDIR)/auto-load$(LIBDIR)/$(notdir $(SHARED))-gdb.py
-	$(Q)install -m 644 include/*.md $(DESTDIR)$(DOCDIR)
+	$(Q)for f in include/*.md; do $(LINK_HEADERS) $$f >$(DESTDIR)$(DOCDIR)/$${f##*/}; done
+	$(Q)chmod 644 $(DESTDIR)$(DOCDIR)/*.md
 	$(Q)for e in $(EXAMPLE_NAMES); do \
 	  install -m 644 tools/examples/$$e/* $(DESTDIR)$(DOCDIR)/examples/$$e; done
 	$(Q)install -m 644 tools/examples/README.md $(DESTDIR)$(DOCDIR)/examples

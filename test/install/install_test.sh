@@ -36,6 +36,7 @@ done
 for file in conf/*; do
   [[ ! -e "$file" || -e "$root/share/spinwire/$file" ]] || die "$file was not installed"
 done
+test/install/check_links.py "$root/share" || die 'installed pages have dead links, see above'
 if grep -rlF "$stage" "$root/lib/pkgconfig" "$root/lib/cmake"; then
   die "DESTDIR leaked into the files above"
 fi

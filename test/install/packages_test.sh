@@ -63,6 +63,7 @@ inside() {
 
   mkdir "$root/packages-test"
   cp "$script" "$root/packages-test/packages_test.sh"
+  cp "$(dirname "$script")/check_links.py" "$root/packages-test"
   cp "$folder"/*.deb "$root/packages-test"
   mkdir -p "$root/run" "$root/tmp" "$root/dev" "$root/sys" "$root/proc"
   mount -t proc proc "$root/proc"
@@ -161,6 +162,15 @@ check_development() {
   fi
 }
 
+check_guide() {
+  command -v python3 >/dev/null || {
+    echo '  left out: the links of the guide: python3 is not installed'
+    return 0
+  }
+  run_user python3 /packages-test/check_links.py /usr/share/doc/libspinwire-dev /usr/share/spinwire || die 'the guide has dead links'
+  step 'the links of the guide'
+}
+
 check_example() {
   cp -r /usr/share/doc/libspinwire-dev/examples/echo /tmp/echo
   local command
@@ -200,6 +210,7 @@ in_overlay() {
   step "installed, $(wc -l </packages-test/files) files"
   check_installed
   check_development
+  check_guide
   check_example
 
   ! dpkg -r libspinwire0 >/dev/null 2>&1 || die 'the library can be removed below the development package'
