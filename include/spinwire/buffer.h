@@ -223,10 +223,11 @@ enum class KeyScope : std::uint8_t {
 /// Exposed memory of a peer: its address and the key that opens it. Plain data: the owner sends it
 /// to the peer that will use the memory.
 struct RemoteRegion {
+  /// Of the first byte: in the owner's process, or from 0 on with MemoryFlags::zero_based.
   std::uint64_t address = 0;
-  std::uint64_t length = 0;  ///< bytes
-  std::uint32_t rkey = 0;
-  Access access = Access::local;
+  std::uint64_t length = 0;       ///< bytes
+  std::uint32_t rkey = 0;         ///< the owner's key; 0: see `lease` and `timed_rkey`
+  Access access = Access::local;  ///< what the owner allows
   std::uint32_t lease = 0;  ///< the lease that grants access instead of a key; see RemoteMemory
   /// The key, instead of `rkey`, of a region with a deadline; see Connection::import_token().
   std::uint32_t timed_rkey = 0;

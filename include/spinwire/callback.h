@@ -43,7 +43,7 @@ class Callback;
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:
-  static constexpr std::size_t kCapacity = 32;
+  static constexpr std::size_t kCapacity = 32;  ///< most bytes of captures
 
   Callback() noexcept {}  ///< Empty. Leaves the storage uninitialized.
   /// Empty.

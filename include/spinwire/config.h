@@ -72,11 +72,11 @@ struct Config {
 
   /// Sizes of the pools, and how they are placed.
   struct Memory {
-    HugepagePolicy hugepages = HugepagePolicy::prefer;
-    LockPolicy lock = LockPolicy::off;        ///< mlock the pools
-    std::uint64_t send_bytes = 32u << 20;     ///< send pool; 2 MiB … 1 TiB
-    std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
-    std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
+    HugepagePolicy hugepages = HugepagePolicy::prefer;  ///< whether the pools lie in hugepages
+    LockPolicy lock = LockPolicy::off;                  ///< mlock the pools
+    std::uint64_t send_bytes = 32u << 20;               ///< send pool; 2 MiB … 1 TiB
+    std::uint64_t receive_bytes = 16u << 20;            ///< receive pool; 2 MiB … 1 TiB
+    std::uint64_t lease_bytes = 16u << 20;  ///< pool of memory exposed to peers; 2 MiB … 1 TiB
     /// Receives rendezvous messages, long calls, and datagrams of more than 4 KiB; 0 … 1 TiB
     std::uint64_t rendezvous_bytes = 66u << 20;
     /// Memory windows. A rendezvous message or a lease uses one. Without a free window, it needs a

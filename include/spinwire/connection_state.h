@@ -36,15 +36,15 @@ SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
 
 /// Counts of a connection since it was made.
 struct ConnectionStats {
-  std::uint64_t messages_sent = 0;  ///< as EngineStats::messages_sent
-  std::uint64_t messages_received = 0;
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
-  std::uint64_t writes = 0;
-  std::uint64_t reads = 0;
-  std::uint64_t bytes_written = 0;
-  std::uint64_t bytes_read = 0;
-  std::uint64_t atomics = 0;
+  std::uint64_t messages_sent = 0;      ///< as EngineStats::messages_sent
+  std::uint64_t messages_received = 0;  ///< includes writes with immediate
+  std::uint64_t bytes_sent = 0;         ///< of messages
+  std::uint64_t bytes_received = 0;     ///< of messages and writes with immediate
+  std::uint64_t writes = 0;             ///< ended as `ok`
+  std::uint64_t reads = 0;              ///< ended as `ok`
+  std::uint64_t bytes_written = 0;      ///< of those writes
+  std::uint64_t bytes_read = 0;         ///< of those reads
+  std::uint64_t atomics = 0;            ///< ended as `ok`
   /// Accepted operations that have not ended, including cancelled ones that the device still has.
   /// Excludes the connection's own requests; see ConnectionSnapshot::control.
   std::uint32_t outstanding = 0;
@@ -68,27 +68,27 @@ SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 
 /// The activity of a connection.
 struct ConnectionSnapshot {
-  ConnectionState state = ConnectionState::closed;
-  Blocker blocked_by = Blocker::not_ready;
+  ConnectionState state = ConnectionState::closed;  ///< where the connection stands
+  Blocker blocked_by = Blocker::not_ready;          ///< why the next send() would not be accepted
   /// Time from the last sign of life of the peer's process to the last poll(). Messages are signs
   /// of life, and so are keepalives, which each end sends at least every
   /// connections.keepalive_interval while it polls. Completions by the peer's device are not.
   Nanoseconds since_last_heard{0};
   // Outstanding operations by kind, including cancelled ones that the device still has.
-  std::uint32_t messages = 0;
-  std::uint32_t writes = 0;
-  std::uint32_t reads = 0;
-  std::uint32_t atomics = 0;
+  std::uint32_t messages = 0;  ///< sent ones that have not ended
+  std::uint32_t writes = 0;    ///< that have not ended
+  std::uint32_t reads = 0;     ///< that have not ended
+  std::uint32_t atomics = 0;   ///< that have not ended
   /// The connection's own requests: credit and keepalives, goodbye, binding of memory windows,
   /// control messages, and READs of the peer's rendezvous messages.
   std::uint32_t control = 0;
   std::uint32_t receives = 0;  ///< posted receives of a raw connection
   // Leases that have not ended.
-  std::uint32_t leased_out = 0;  ///< to the peer, including keys of KeyScope::connection
-  std::uint64_t leased_out_bytes = 0;
-  std::uint32_t leases_held = 0;  ///< of the peer's memory
-  std::uint64_t leases_held_bytes = 0;
-  ConnectionStats stats;
+  std::uint32_t leased_out = 0;         ///< to the peer, including keys of KeyScope::connection
+  std::uint64_t leased_out_bytes = 0;   ///< of those leases
+  std::uint32_t leases_held = 0;        ///< of the peer's memory
+  std::uint64_t leases_held_bytes = 0;  ///< of those leases
+  ConnectionStats stats;                ///< as Connection::stats() answers
 };
 
 }  // namespace spinwire

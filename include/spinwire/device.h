@@ -27,18 +27,18 @@ SPINWIRE_API std::string_view to_string(LinkLayer layer) noexcept;
 /// An entry of a port's GID table that an engine could use. A `gid_index` of -1 stands for a port,
 /// a `port` of 0 for a device, that was not examined further.
 struct DeviceCandidate {
-  std::string provider;  ///< "rdma-core" or "softverbs"
-  std::string device;    ///< the name that config.device.name takes
-  Guid guid{};           ///< of the device; none if it could not be asked
-  std::uint8_t port = 0;
-  int gid_index = -1;
-  Gid gid{};
-  std::string netdev;  ///< network interface of the GID, if the system knows it
-  LinkLayer link_layer = LinkLayer::unknown;
-  GidType gid_type = GidType::unknown;
-  bool usable = false;
-  bool chosen = false;
-  std::string reason;  ///< why it was chosen or not; text for people
+  std::string provider;   ///< "rdma-core" or "softverbs"
+  std::string device;     ///< the name that config.device.name takes
+  Guid guid{};            ///< of the device; none if it could not be asked
+  std::uint8_t port = 0;  ///< 1 … 255; 0: none was examined
+  int gid_index = -1;     ///< in the port's table; -1: none was examined
+  Gid gid{};              ///< none if `gid_index` is -1
+  std::string netdev;     ///< network interface of the GID, if the system knows it
+  LinkLayer link_layer = LinkLayer::unknown;  ///< the port's
+  GidType gid_type = GidType::unknown;        ///< the GID's
+  bool usable = false;                        ///< whether an engine can use it
+  bool chosen = false;                        ///< whether Engine::open() uses it
+  std::string reason;                         ///< why it was chosen or not; text for people
 
   /// One line: "mlx5_0 port 1 GID 3 (RoCEv2, 10.0.0.1, eth0): chosen: ...".
   [[nodiscard]] SPINWIRE_API std::string text() const;
@@ -46,19 +46,19 @@ struct DeviceCandidate {
 
 /// The device that an engine has open. Sizes are those in effect.
 struct DeviceInfo {
-  std::string provider;
-  std::string name;
-  Guid guid{};
-  std::uint8_t port = 0;
-  int gid_index = 0;
-  Gid gid{};
-  std::string netdev;
-  LinkLayer link_layer = LinkLayer::unknown;
-  GidType gid_type = GidType::unknown;
-  std::uint32_t mtu = 0;                  ///< active path MTU, bytes
-  std::uint32_t max_operation_bytes = 0;  ///< longest read, write or raw message: max_msg_sz
-  std::uint32_t inline_bytes = 0;         ///< payloads up to this length are sent inline
-  std::uint32_t initiator_depth = 0;      ///< READs and atomics that a connection has under way
+  std::string provider;                       ///< "rdma-core" or "softverbs"
+  std::string name;                           ///< such as "mlx5_0" or "softverbs"
+  Guid guid{};                                ///< of the device; none if it has none
+  std::uint8_t port = 0;                      ///< 1 … 255
+  int gid_index = 0;                          ///< in the port's table
+  Gid gid{};                                  ///< the address that peers use
+  std::string netdev;                         ///< network interface of the GID; empty: not known
+  LinkLayer link_layer = LinkLayer::unknown;  ///< the port's
+  GidType gid_type = GidType::unknown;        ///< the GID's
+  std::uint32_t mtu = 0;                      ///< active path MTU, bytes
+  std::uint32_t max_operation_bytes = 0;      ///< longest read, write or raw message: max_msg_sz
+  std::uint32_t inline_bytes = 0;             ///< payloads up to this length are sent inline
+  std::uint32_t initiator_depth = 0;          ///< READs and atomics that a connection has under way
   std::uint32_t responder_depth = 0;  ///< READs and atomics of the peer that a connection accepts
   bool shared_receives = false;       ///< all connections share one receive queue
   std::uint32_t own_receives = 0;     ///< receives of each connection's own queue, if not shared

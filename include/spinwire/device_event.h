@@ -35,9 +35,9 @@ SPINWIRE_API std::string_view to_string(DeviceEventKind kind) noexcept;
 
 /// An asynchronous event of the device.
 struct DeviceEvent {
-  DeviceEventKind kind = DeviceEventKind::other;
-  int code = 0;           ///< IBV_EVENT_*
-  std::uint8_t port = 0;  ///< set for events of the port; else 0
+  DeviceEventKind kind = DeviceEventKind::other;  ///< what happened
+  int code = 0;                                   ///< IBV_EVENT_*
+  std::uint8_t port = 0;                          ///< set for events of the port; else 0
   Connection connection;  ///< set for events of a connection; empty if it has ended
   std::string_view text;  ///< the name that verbs give the event; a constant
 };

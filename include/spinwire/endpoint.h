@@ -32,13 +32,13 @@ struct EndpointProof {
 /// Tells the other end how to connect its queue pair, and our limits. A program that has the
 /// endpoint can connect in place of the intended peer: treat it as a secret, also with a key.
 struct Endpoint {
-  std::array<std::uint8_t, 16> gid{};  ///< network order; not all zero
-  GidType gid_type = GidType::infiniband;
-  std::uint16_t lid = 0;          ///< 1 … 0xbfff on InfiniBand; ignored elsewhere
-  std::uint32_t qp_num = 0;       ///< 2 … 0xfffffe
-  std::uint32_t psn = 0;          ///< first packet sequence number sent; 24 bits
-  std::uint16_t mtu = 0;          ///< bytes: 256, 512, 1024, 2048 or 4096
-  std::uint32_t max_message = 0;  ///< longest message accepted, bytes; 1 … 2^31
+  std::array<std::uint8_t, 16> gid{};      ///< network order; not all zero
+  GidType gid_type = GidType::infiniband;  ///< must be the same at both ends
+  std::uint16_t lid = 0;                   ///< 1 … 0xbfff on InfiniBand; ignored elsewhere
+  std::uint32_t qp_num = 0;                ///< 2 … 0xfffffe
+  std::uint32_t psn = 0;                   ///< first packet sequence number sent; 24 bits
+  std::uint16_t mtu = 0;                   ///< bytes: 256, 512, 1024, 2048 or 4096
+  std::uint32_t max_message = 0;           ///< longest message accepted, bytes; 1 … 2^31
   std::uint32_t eager_bytes = 0;  ///< longest message sent as one SEND; 256 … max_message
   std::uint32_t credits = 0;      ///< messages that the other end may send at first; 0 … 32768
   std::uint64_t incarnation = 0;  ///< random number of this run of the engine; not 0

@@ -1,7 +1,6 @@
 // The engine: one device, its memory, connections and sessions, driven by the caller's loop.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,15 +14,16 @@
 #include "spinwire/callback.h"
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
+#include "spinwire/connect_options.h"
 #include "spinwire/connection.h"
 #include "spinwire/connection_settings.h"
 #include "spinwire/device.h"
 #include "spinwire/device_event.h"
 #include "spinwire/drain.h"
 #include "spinwire/endpoint.h"
+#include "spinwire/engine_stats.h"
 #include "spinwire/export.h"
 #include "spinwire/identity.h"
-#include "spinwire/reconnect.h"
 #include "spinwire/resolve.h"
 #include "spinwire/rpc.h"
 #include "spinwire/status.h"
@@ -35,90 +35,11 @@ namespace detail {
 class EngineCore;
 }
 
-/// A pool of an engine's memory.
-enum class Pool : std::uint8_t {
-  send,        ///< what the application sends, and replies
-  lease,       ///< memory that is exposed or leased to peers
-  rendezvous,  ///< receives messages above connections.eager_bytes
-  receive,     ///< receives all other messages; only for memory_stats()
-};
-
 /// How Engine::allocate() chooses and prepares memory.
 struct AllocateOptions {
-  Pool pool = Pool::send;
+  Pool pool = Pool::send;      ///< any but `receive`
   std::size_t alignment = 64;  ///< of the first byte, in bytes; a power of two up to 2 MiB
   bool zeroed = false;         ///< all bytes are 0; takes time in proportion to their number
-};
-
-/// Handshakes of an engine with a key; see Config::Security. An endpoint of join() counts as an
-/// inbound one.
-struct AuthenticationStats {
-  /// Their peers have proved a key; inbound and outbound. A client has done so with the first frame
-  /// behind its proof, so the counts of two ends may differ.
-  std::uint64_t authenticated = 0;
-  std::uint64_t no_proof = 0;     ///< inbound: the peer offered no proof before it ended
-  std::uint64_t unknown_key = 0;  ///< inbound: a proof of a key that is not in our file
-  std::uint64_t wrong_proof = 0;  ///< inbound: a forged proof, or one of a key with another name
-  /// Inbound: nothing that only a holder of the key can send came behind the proof, so it may have
-  /// been recorded, and sent again. Or an endpoint does not answer ours.
-  std::uint64_t unconfirmed_proof = 0;
-  std::uint64_t unproven_servers = 0;  ///< outbound: the server did not prove our key
-  std::uint64_t altered_frames = 0;    ///< altered, replayed or reordered after the proof
-};
-
-/// Counts of an engine since it was opened, and its present levels.
-struct EngineStats {
-  std::uint64_t polls = 0;  ///< completed poll() calls
-  std::uint64_t control_steps = 0;
-  std::uint64_t sleeps = 0;             ///< times that wait() slept
-  std::uint64_t completions = 0;        ///< drained ones; one may stand for many direct datagrams
-  std::uint64_t stale_completions = 0;  ///< completions of operations that had ended
-  std::uint64_t messages_sent = 0;  ///< ended as `ok`; direct ones without a callback count at once
-  std::uint64_t messages_received = 0;
-  /// Calls of Message::take() that answered an empty buffer because the pool
-  /// memory.rendezvous_bytes was exhausted.
-  std::uint64_t unkept_messages = 0;
-  /// Violations of the protocol by peers. Each ended its connection.
-  std::uint64_t bad_messages = 0;
-  /// Posts of send work requests; direct messages between two flushes count as one.
-  std::uint64_t doorbells = 0;
-  std::uint64_t receives_posted = 0;
-  std::uint64_t accepted = 0;            ///< inbound connections that became ready
-  std::uint64_t connected = 0;           ///< outbound connections that became ready
-  std::uint64_t handshakes_refused = 0;  ///< inbound handshakes that failed
-  AuthenticationStats authentication;
-  std::uint64_t peers_lost = 0;
-  std::uint64_t closed = 0;
-  std::uint32_t connections = 0;        ///< in any state, including those of sessions
-  std::uint32_t operations = 0;         ///< in flight, including offered rendezvous messages
-  std::uint32_t receives = 0;           ///< posted now
-  std::uint32_t reserved_receives = 0;  ///< receives reserved for peers now
-  std::uint32_t windows_free = 0;       ///< unused memory windows
-  std::uint32_t own_domains = 0;  ///< connections' own protection domains, including closing ones
-  /// Keys of the application and one for each connection, including keys that are being revoked.
-  /// Excludes the pools' keys.
-  std::uint32_t registrations = 0;
-};
-
-/// State of a pool.
-struct MemoryStats {
-  std::uint64_t pool_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< in chunks without a size class
-  std::uint64_t blocks_used = 0;
-  std::uint64_t allocations = 0;
-  std::uint64_t refusals = 0;  ///< allocations that answered no_buffer
-};
-
-/// An engine at a glance.
-struct EngineSnapshot {
-  /// As Engine::stats() answers, but operations, messages_sent and messages_received count each
-  /// connection as of the control step that looked at it last. One step looks at a few.
-  EngineStats stats;
-  RpcStats calls;
-  std::array<MemoryStats, 4> pools{};  ///< by Pool
-  /// Connections by Blocker, as of the control step that looked at each last.
-  std::array<std::uint32_t, 6> connections_by_blocker{};
-  bool draining = false;
 };
 
 /// The application's own memory, registered for operations. Dropping the region deregisters the
@@ -144,67 +65,6 @@ class SPINWIRE_API MemoryRegion {
 
   BufferSlice whole_;
   RemoteRegion remote_;
-};
-
-/// How a connection is established.
-enum class Via : std::uint8_t {
-  tcp,      ///< the engine's own handshake over TCP; any device
-  rdma_cm,  ///< librdmacm, at both ends; not on softverbs
-};
-
-/// How a listener treats peers that ask for connections and sessions.
-struct ListenOptions {
-  /// A connection is being made for a peer that asks for one. May call set_handlers() and
-  /// configure(), or close() to refuse, with the code 0 (PeerRequest::refuse()).
-  Callback<void(Connection)> on_accept;
-  ConnectionHandlers handlers;
-  Via via = Via::tcp;
-  ConnectionSettings settings{};  ///< of all accepted connections; see Connection::configure()
-  /// A peer asks for a connection, and nothing has been made for it. Accept or refuse it there;
-  /// on_accept follows if it is accepted. Empty: every peer is accepted. It may drop the listener.
-  Callback<void(PeerRequest&)> on_connect_request;
-  /// A peer asks for a session. Works like on_connect_request. The address to which replies would
-  /// go is the peer's own claim as yet.
-  Callback<void(PeerRequest&)> on_session_request;
-  /// Given to every peer that is accepted, for a connection or a session; up to kPrivateDataMax
-  /// bytes, which listen() copies. Not with Via::rdma_cm.
-  std::span<const std::byte> private_data{};
-};
-
-/// How Engine::connect() makes a connection.
-struct ConnectOptions {
-  ConnectionHandlers handlers;
-  Reconnect reconnect{};
-  Via via = Via::tcp;
-  ConnectionSettings settings{};
-  /// For each attempt, until ready; up to 1 h. 0: connections.connect_timeout.
-  Nanoseconds timeout{0};
-  /// Further addresses of the peer, or of peers that can stand in for it, in the order in which
-  /// they are tried; see Reconnect. Connection::peer() is the address of the present attempt, and
-  /// the one that is connected when the connection is ready.
-  std::vector<std::string> alternatives{};
-  /// Given to the peer with each attempt; up to kPrivateDataMax bytes, which connect() copies. Not
-  /// with Via::rdma_cm.
-  std::span<const std::byte> private_data{};
-};
-
-/// How Engine::prepare() makes a connection.
-struct PrepareOptions {
-  ConnectionHandlers handlers;
-  /// Our endpoint is ready: bring it to the peer. May call join() and close().
-  Callback<void(Connection, const Endpoint&)> on_endpoint;
-  /// Until ready; up to 1 h. 0: connections.connect_timeout.
-  Nanoseconds timeout{0};
-  ConnectionSettings settings{};
-  /// Given to the peer in our endpoint; up to kPrivateDataMax bytes, which prepare() copies.
-  std::span<const std::byte> private_data{};
-  /// With a key: the peer joins our endpoint before it takes its own, which then answers ours.
-  /// join() refuses an endpoint that does not, and so every endpoint of an earlier connection. At
-  /// one of the two ends only.
-  bool peer_joins_first = false;
-  /// With a key: join() also takes an endpoint without a proof, of a peer that is no engine or has
-  /// no key.
-  bool peer_has_no_key = false;
 };
 
 /// A listening address. Dropping it stops listening; accepted connections stay. Drop it on the

@@ -13,10 +13,10 @@ namespace spinwire {
 struct Footprint {
   // The pools. They are one mapping, which is registered with the device. Bytes, in chunks of 2
   // MiB.
-  std::uint64_t send_bytes = 0;
-  std::uint64_t receive_bytes = 0;
-  std::uint64_t lease_bytes = 0;
-  std::uint64_t rendezvous_bytes = 0;
+  std::uint64_t send_bytes = 0;        ///< memory.send_bytes, in whole chunks
+  std::uint64_t receive_bytes = 0;     ///< memory.receive_bytes, in whole chunks
+  std::uint64_t lease_bytes = 0;       ///< memory.lease_bytes, in whole chunks
+  std::uint64_t rendezvous_bytes = 0;  ///< memory.rendezvous_bytes, in whole chunks
   /// Credit cells and room for headers. No setting names this pool.
   std::uint64_t control_bytes = 0;
   /// All pools. An adapter pins so many bytes (RLIMIT_MEMLOCK); hugepages must hold them.
@@ -37,10 +37,10 @@ struct Footprint {
   std::uint64_t longest_message_bytes = 0;
 
   // What is possible at the same time.
-  std::uint32_t connections = 0;
-  std::uint32_t connections_with_all_credits = 0;
-  std::uint32_t sessions_with_whole_window = 0;  ///< of those that the engine serves
-  std::uint64_t longest_messages = 0;            ///< that arrive; 0 without rendezvous messages
+  std::uint32_t connections = 0;                   ///< that can be open
+  std::uint32_t connections_with_all_credits = 0;  ///< that can have all of connections.credits
+  std::uint32_t sessions_with_whole_window = 0;    ///< of those that the engine serves
+  std::uint64_t longest_messages = 0;              ///< that arrive; 0 without rendezvous messages
 };
 
 /// Computes the sizes for settings that Config::check() accepts. Assumes that the device can do

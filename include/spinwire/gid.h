@@ -28,6 +28,7 @@ struct Gid {
   [[nodiscard]] constexpr std::uint64_t subnet_prefix() const noexcept { return half(0); }
   /// The last 64 bits, in host order.
   [[nodiscard]] constexpr std::uint64_t interface_id() const noexcept { return half(8); }
+  /// Whether there is a GID: not all bytes are 0.
   explicit constexpr operator bool() const noexcept { return raw != decltype(raw){}; }
   friend bool operator==(const Gid&, const Gid&) noexcept = default;
 
@@ -48,6 +49,7 @@ struct Gid {
 /// A device's global identifier, which its maker gives it. Plain data.
 struct Guid {
   std::uint64_t value = 0;  ///< in host order; 0: none, or not known
+  /// Whether there is a GUID.
   explicit constexpr operator bool() const noexcept { return value != 0; }
   friend bool operator==(const Guid&, const Guid&) noexcept = default;
 

@@ -22,7 +22,7 @@ inline constexpr Nanoseconds kMaxRetryAfter = std::chrono::hours(1);
 
 /// Why an end closes, and when its peer may come back.
 struct Goodbye {
-  GoodbyeReason reason = GoodbyeReason::none;
+  GoodbyeReason reason = GoodbyeReason::none;  ///< why the end closes
   /// Time before the peer's next attempt; 0 … kMaxRetryAfter, in whole milliseconds, rounded up. 0
   /// unless the reason asks the peer to come back.
   Nanoseconds retry_after{0};

@@ -22,7 +22,7 @@ enum class IdleStrategy : std::uint8_t {
 
 /// What an Idler does in a turn without work, and when.
 struct IdlerOptions {
-  IdleStrategy strategy = IdleStrategy::wait;
+  IdleStrategy strategy = IdleStrategy::wait;  ///< what a turn without work does
   /// Turns without work in a row that only pause, before `yield` yields and `wait` sleeps. What
   /// arrives meanwhile is found a pause instruction later than by spinning.
   std::uint32_t pauses = 2000;

@@ -35,7 +35,7 @@ SPINWIRE_API std::string_view to_string(LeaseRefusal refusal) noexcept;
 
 /// Terms of a lease.
 struct LeaseOptions {
-  Access access = Access::remote_read_write;
+  Access access = Access::remote_read_write;        ///< rights of the holder
   Nanoseconds duration = std::chrono::seconds(60);  ///< more than leases.guard, up to 1 h
   std::uint32_t alignment = 8;  ///< of requested memory, in bytes; a power of two
   /// The application's own, for the peer: RemoteMemory::tag() of leased memory,
@@ -93,7 +93,7 @@ class MemoryRequest {
 
 /// Names memory that we have leased to a peer, until that memory has come back.
 struct LeaseId {
-  std::uint32_t value = ~std::uint32_t{0};
+  std::uint32_t value = ~std::uint32_t{0};  ///< all bits are set: empty
   explicit operator bool() const noexcept { return value != ~std::uint32_t{0}; }
   friend bool operator==(const LeaseId&, const LeaseId&) noexcept = default;
 };
@@ -200,10 +200,10 @@ struct LeaseReply {
   ///   cancelled      the lease was released first
   ///   flushed        the connection ended first
   Status status = Status::ok;
-  LeaseRefusal refusal = LeaseRefusal::none;
-  LeaseId lease;            ///< the new lease, if Connection::lease() succeeded
-  Nanoseconds duration{0};  ///< granted
-  RemoteMemory memory;      ///< from Connection::request_memory(): move it out, else it is released
+  LeaseRefusal refusal = LeaseRefusal::none;  ///< why, if the owner did not grant it
+  LeaseId lease;                              ///< the new lease, if Connection::lease() succeeded
+  Nanoseconds duration{0};                    ///< granted
+  RemoteMemory memory;  ///< from Connection::request_memory(): move it out, else it is released
   std::optional<std::uint32_t> code;  ///< the owner's application refused the request, with this
   std::string_view text;              ///< of that refusal; valid during the callback
 };
@@ -222,8 +222,8 @@ SPINWIRE_API std::string_view to_string(ReturnedBy how) noexcept;
 
 /// Our memory that has come back. Valid during its callback.
 struct Returned {
-  LeaseId lease;
-  ReturnedBy how = ReturnedBy::release;
+  LeaseId lease;                         ///< which lease
+  ReturnedBy how = ReturnedBy::release;  ///< why it has ended
   bool requested = false;  ///< from our pool, at the peer's request; else given to lease()
   /// No peer can reach it any more; copy the slice to keep the memory. Empty if the connection has
   /// ended while an access of the peer may be under way, for example of a process that is stopped:

@@ -38,21 +38,21 @@ SPINWIRE_API std::string_view to_string(MetricKind kind) noexcept;
 /// A metric of this release. Names follow the rules of Prometheus.
 struct Metric {
   std::string_view table;  ///< "engine", "pool", "connection", "session" or "served_session"
-  std::string_view name;
-  std::string_view unit;  ///< "seconds", "bytes"; empty: a count or a text
-  std::string_view help;
-  MetricKind kind;
+  std::string_view name;   ///< such as "spinwire_polls_total"; of labels without "spinwire_"
+  std::string_view unit;   ///< "seconds", "bytes"; empty: a count or a text
+  std::string_view help;   ///< what it means, for people
+  MetricKind kind;         ///< how its values change
 };
 /// All metrics of this release, by table. Any thread. Set-up.
 [[nodiscard]] SPINWIRE_API std::vector<Metric> metrics();
 
 /// A column of a table in a file.
 struct MetricColumn {
-  std::string name;
-  std::string unit;
-  std::string help;
-  MetricKind kind = MetricKind::gauge;
-  std::uint32_t per_unit = 1;  ///< MetricValue::number of one unit
+  std::string name;                     ///< as Metric::name
+  std::string unit;                     ///< as Metric::unit
+  std::string help;                     ///< as Metric::help
+  MetricKind kind = MetricKind::gauge;  ///< how its values change
+  std::uint32_t per_unit = 1;           ///< MetricValue::number of one unit
 };
 /// A value of a metric.
 struct MetricValue {
@@ -67,9 +67,9 @@ struct MetricRow {
 };
 /// A table of a file, with a row for each subject.
 struct SPINWIRE_API MetricTable {
-  std::string name;
-  std::vector<MetricColumn> columns;
-  std::vector<MetricRow> rows;
+  std::string name;                   ///< as Metric::table
+  std::vector<MetricColumn> columns;  ///< in the order of MetricRow::values
+  std::vector<MetricRow> rows;        ///< one for each subject
 
   /// The place of a column; columns.size() if there is none.
   [[nodiscard]] std::size_t find(std::string_view column) const noexcept;
@@ -125,15 +125,15 @@ struct SPINWIRE_API LatencyHistogram {
 
 /// The file of an engine.
 struct EngineFile {
-  std::string path;
-  std::uint32_t pid = 0;
+  std::string path;          ///< of the file
+  std::uint32_t pid = 0;     ///< the process of the engine
   std::uint32_t engine = 0;  ///< distinguishes the engines of a process
   bool is_alive = false;     ///< false: the process ended without closing the engine
 };
 
 /// What the file of an engine said when it was read.
 struct SPINWIRE_API EngineReading {
-  EngineFile file;
+  EngineFile file;            ///< the file that was read
   std::string release;        ///< of the library that wrote the file
   std::string program;        ///< the process's name
   std::string device;         ///< that the engine uses
@@ -142,8 +142,8 @@ struct SPINWIRE_API EngineReading {
   /// Time since that control step: for how long the application has not polled. 0 for a dead
   /// engine.
   Nanoseconds since_written{0};
-  Nanoseconds read_at{0};  ///< by the clock of CLOCK_MONOTONIC
-  std::vector<MetricTable> tables;
+  Nanoseconds read_at{0};           ///< by the clock of CLOCK_MONOTONIC
+  std::vector<MetricTable> tables;  ///< counters and levels, by subject
   /// The last events of all subjects together, and of each one, in the order of their last time.
   std::vector<EngineEvent> events;
   std::vector<LatencyHistogram> latencies;  ///< with a sample at least

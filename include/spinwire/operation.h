@@ -44,7 +44,7 @@ using CompletionCallback = Callback<void(const Completion&)>;
 /// Names an accepted operation until it has ended. Plain data. A value is used again after 2^32
 /// operations at the earliest.
 struct OperationId {
-  std::uint64_t value = ~std::uint64_t{0};
+  std::uint64_t value = ~std::uint64_t{0};  ///< all bits are set: empty
   explicit operator bool() const noexcept { return value != ~std::uint64_t{0}; }
   friend bool operator==(const OperationId&, const OperationId&) noexcept = default;
 };

@@ -42,7 +42,7 @@ struct Reconnect {
   /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h
   /// each.
   Nanoseconds first_delay = std::chrono::milliseconds(10);
-  Nanoseconds max_delay = std::chrono::seconds(5);
+  Nanoseconds max_delay = std::chrono::seconds(5);  ///< longest pause; see first_delay
 };
 
 }  // namespace spinwire

@@ -47,6 +47,7 @@
 #include "spinwire/goodbye.h"
 #include "spinwire/identity.h"
 #include "spinwire/reconnect.h"
+#include "spinwire/session_state.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -370,49 +371,6 @@ class SPINWIRE_API Request {
 /// Serves the calls of a method.
 using MethodHandler = Callback<void(Request&)>;
 
-/// Where a session stands.
-enum class SessionState : std::uint8_t {
-  opening,  ///< also while the session is opened again after a loss or a goodbye
-  ready,    ///< calls are sent; the server was heard within the times above
-  closing,  ///< by close(), or because the server takes no more calls
-  closed,   ///< it has ended; the handle answers `not_connected`
-};
-
-/// The reason why the next inline call of a session would not be sent at once.
-enum class SessionBlocker : std::uint8_t {
-  nothing,        ///< it would be sent at once
-  not_ready,      ///< the state is not `ready`
-  window,         ///< the window is full: the server's handlers, or the network, are slow
-  server_window,  ///< the server has receives for fewer calls than the window
-  congestion,     ///< congestion control allows fewer calls than the window (rpc.target_rtt)
-  receives,       ///< all receives of the engine are reserved for replies (rpc.receive_depth)
-  send_queue,     ///< the engine's datagrams fill their send queue (rpc.send_depth)
-  connection,     ///< the session's connection, which all calls use, is not ready or is blocked
-};
-/// The name, as written in the header. Any thread; never allocates.
-SPINWIRE_API std::string_view to_string(SessionBlocker blocker) noexcept;
-/// The name, as written in the header. Any thread; never allocates.
-SPINWIRE_API std::string_view to_string(SessionState state) noexcept;
-
-/// The activity of a client's session.
-struct SessionSnapshot {
-  SessionState state = SessionState::closed;
-  SessionBlocker blocked_by = SessionBlocker::not_ready;
-  bool backlog_full = false;  ///< the next call that has to wait answers would_block
-  /// Time from the last sign of life of the server's process to the last poll().
-  Nanoseconds since_last_heard{0};
-  std::uint32_t calls = 0;              ///< accepted; modulo 2^32
-  std::uint32_t in_flight = 0;          ///< inline calls under way
-  std::uint32_t long_calls = 0;         ///< calls under way over the session's connection
-  std::uint32_t backlog = 0;            ///< calls that wait, of either kind
-  std::uint32_t window = 0;             ///< most inline calls under way, and equally of long ones
-  std::uint32_t server_window = 0;      ///< calls for which the server has receives
-  std::uint32_t congestion_window = 0;  ///< calls that congestion control allows; 0: it is off
-  std::uint32_t retransmissions = 0;    ///< requests sent again; modulo 2^32
-  Nanoseconds srtt{0};                  ///< smoothed round trip; 0: none was measured
-  Nanoseconds rto{0};                   ///< retransmission time-out
-};
-
 /// What becomes of calls while their session is `opening`. is_retryable() holds for not_connected.
 enum class WhenNotReady : std::uint8_t {
   /// call() answers not_connected. If the session is interrupted, calls that wait for the window
@@ -426,7 +384,7 @@ enum class WhenNotReady : std::uint8_t {
 /// Names an accepted call of a session until it has ended. Plain data. A value is used again after
 /// 2^32 calls of the session.
 struct CallId {
-  std::uint64_t value = ~std::uint64_t{0};
+  std::uint64_t value = ~std::uint64_t{0};  ///< all bits are set: empty
   explicit operator bool() const noexcept { return value != ~std::uint64_t{0}; }
   friend bool operator==(const CallId&, const CallId&) noexcept = default;
 };
@@ -572,12 +530,12 @@ class SPINWIRE_API Session {
 
 /// What Engine::visit_served_sessions() tells of a session.
 struct ServedSessionInfo {
-  ServedSession session;
+  ServedSession session;     ///< names it, for ServedSession::close()
   PeerIdentity peer;         ///< the client; valid during the visit
   std::uint32_t calls = 0;   ///< in progress: their handlers run or have deferred them
   std::uint32_t window = 0;  ///< calls that the client may have under way at once, of either kind
-  Nanoseconds since_last_heard{0};
-  bool is_leaving = false;  ///< it ends, by close() or Engine::drain()
+  Nanoseconds since_last_heard{0};  ///< as SessionSnapshot::since_last_heard, of the client
+  bool is_leaving = false;          ///< it ends, by close() or Engine::drain()
 };
 /// Receives each session that an engine serves.
 using ServedSessionVisitor = Callback<void(const ServedSessionInfo&)>;
@@ -616,30 +574,6 @@ struct SessionOptions {
   /// Given to the server with each attempt; up to kPrivateDataMax bytes, which open_session()
   /// copies.
   std::span<const std::byte> private_data{};
-};
-
-/// Counts since the engine was opened. Those marked "now" are current values.
-struct RpcStats {
-  std::uint64_t calls = 0;                   ///< accepted calls of sessions opened here
-  std::uint64_t replies = 0;                 ///< calls that ended by a reply or a refusal
-  std::uint64_t retransmitted_requests = 0;  ///< requests sent again as datagrams
-  std::uint64_t served = 0;                  ///< handlers that ran here
-  std::uint64_t retransmitted_replies = 0;   ///< replies sent again, because the request came again
-  std::uint64_t dropped_replies = 0;         ///< replies kept for such requests, and dropped before
-  std::uint64_t duplicates = 0;     ///< requests dropped, because the call is served or over
-  std::uint64_t late_replies = 0;   ///< replies and closings dropped: the call or session is over
-  std::uint64_t bad_datagrams = 0;  ///< datagrams dropped: malformed, or of no known session
-  /// Datagrams of more than 4 KiB dropped, because the rendezvous pool has no block to keep them;
-  /// they come again.
-  std::uint64_t unkept_datagrams = 0;
-  std::uint64_t cwnd_reductions = 0;  ///< reductions of a session's congestion window
-  std::uint64_t send_queue_full = 0;  ///< attempts to send without room in the send queue
-  std::uint64_t long_calls = 0;       ///< calls over connections
-  /// Protocol violations that each ended a connection for calls, and refused connections that
-  /// belong to no session.
-  std::uint64_t bad_long_calls = 0;
-  std::uint32_t sessions = 0;         ///< opened by us, now
-  std::uint32_t served_sessions = 0;  ///< opened by peers, now
 };
 
 }  // namespace spinwire

@@ -32,27 +32,27 @@ struct NetworkFaults {
   double duplicate = 0;                ///< probability that a datagram arrives twice
   double reorder = 0;                  ///< probability that later datagrams overtake it
   std::uint32_t reorder_distance = 4;  ///< by up to this many; 1 … 65536
-  Nanoseconds datagram_delay_min{0};
-  Nanoseconds datagram_delay_max{0};
+  Nanoseconds datagram_delay_min{0};   ///< shortest delay of a datagram
+  Nanoseconds datagram_delay_max{0};   ///< longest delay of a datagram
   // Connections. Their messages stay in order.
   double not_ready = 0;  ///< probability that a message finds its receiver not ready
   std::uint32_t not_ready_in_a_row = 1;  ///< times; above queue_pair.rnr_retry the connection ends
-  Nanoseconds message_delay_min{0};
-  Nanoseconds message_delay_max{0};
+  Nanoseconds message_delay_min{0};      ///< shortest delay of a connection's request
+  Nanoseconds message_delay_max{0};      ///< longest delay of a connection's request
   /// Probability that a packet (up to the path MTU), or its acknowledgement, is lost. That packet
   /// and those behind it are sent again after 10 us, or after queue_pair.ack_timeout. The
   /// connection ends when queue_pair.retry_count attempts in a row are lost.
   double packet_loss = 0;
   // The control port, which makes connections and sessions.
-  Nanoseconds control_delay_min{0};
-  Nanoseconds control_delay_max{0};
+  Nanoseconds control_delay_min{0};  ///< shortest delay of bytes of a handshake
+  Nanoseconds control_delay_max{0};  ///< longest delay of bytes of a handshake
 };
 
 /// How time passes in a simulation.
 struct SimulationOptions {
   /// Virtual time that a poll takes, evenly between minimum and maximum. 0 … 1 ms, not both 0.
   Nanoseconds poll_time_min{50};
-  Nanoseconds poll_time_max{500};
+  Nanoseconds poll_time_max{500};  ///< longest time of a poll
   double skip_probability = 0.05;  ///< probability that a step skips a node; 0 … 0.99
 };
 
@@ -61,11 +61,11 @@ using NodeId = std::uint32_t;
 
 /// Counts since the simulation began, over all nodes and their incarnations.
 struct SimulationStats {
-  std::uint64_t steps = 0;
-  std::uint64_t polls = 0;
-  std::uint64_t jumps = 0;  ///< jumps over time without events
-  std::uint64_t kills = 0;
-  std::uint64_t restarts = 0;
+  std::uint64_t steps = 0;             ///< calls of step()
+  std::uint64_t polls = 0;             ///< calls of Engine::poll()
+  std::uint64_t jumps = 0;             ///< jumps over time without events
+  std::uint64_t kills = 0;             ///< nodes killed
+  std::uint64_t restarts = 0;          ///< nodes started again
   std::uint64_t dropped = 0;           ///< datagrams
   std::uint64_t duplicated = 0;        ///< datagrams
   std::uint64_t reordered = 0;         ///< datagrams overtaken by later ones
@@ -77,10 +77,10 @@ struct SimulationStats {
   std::uint64_t unanswered = 0;        ///< attempts of connections' requests on cut links
   std::uint64_t failed = 0;            ///< requests failed by fail_request()
   // Packets of connections. A lost packet and those behind it are sent again.
-  std::uint64_t packets_lost = 0;
-  std::uint64_t packets_retransmitted = 0;
+  std::uint64_t packets_lost = 0;           ///< by NetworkFaults::packet_loss
+  std::uint64_t packets_retransmitted = 0;  ///< sent again after a loss
   // Of sleep_when_idle().
-  std::uint64_t sleeps = 0;
+  std::uint64_t sleeps = 0;   ///< times that a node slept
   std::uint64_t wakeups = 0;  ///< sleeps that ended because Engine::fd() was readable
   /// Sleeps in which something came, and Engine::fd() did not become readable, or that outlasted a
   /// timer: defects of the library.

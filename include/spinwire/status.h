@@ -56,6 +56,7 @@ enum class [[nodiscard]] Status : std::uint8_t{
     /// hosts reach.
     unauthenticated,
 };
+/// Number of statuses.
 inline constexpr int kStatusCount = static_cast<int>(Status::unauthenticated) + 1;
 
 namespace detail {
@@ -136,7 +137,7 @@ struct ErrorText {
   /// The text; empty if memory has run out.
   ErrorText(std::string&& text) noexcept : value(std::move(text)) {}
 
-  std::string value;
+  std::string value;  ///< the text
 };
 
 /// Why a set-up call failed: what was asked for, what was found, and what to do about it. If the
@@ -160,10 +161,10 @@ struct Error {
   Error& operator=(const Error& from) noexcept { return *this = Error(from); }
   ~Error() = default;
 
-  Status status = Status::system;
-  std::string asked;
-  std::string found;
-  std::string remedy;
+  Status status = Status::system;     ///< the kind of error, for programs
+  std::string asked;                  ///< what was asked for
+  std::string found;                  ///< what was found instead
+  std::string remedy;                 ///< what to do
   std::optional<std::uint32_t> code;  ///< the refusal's, if the peer's application has refused
   /// The peer's goodbye, if the peer has closed or refused with one.
   Goodbye goodbye{};

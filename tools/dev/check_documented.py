@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that each public type, enumerator and function has a comment of its own in the headers.
+"""Checks that each public type, enumerator, function, variable and member has a comment of its own in the headers.
 
 check_documented.py HEADER...
 check_documented.py --enumerators HEADER...   lists the enumerators instead, as spinwire::Status::ok
@@ -19,7 +19,7 @@ NO_COMMENT_NEEDED = re.compile(
 @dataclasses.dataclass
 class Declaration:
     scope: str  # such as "spinwire::Connection"
-    kind: str  # "type", "function", "enumerator"
+    kind: str  # "type", "function", "enumerator", "variable"
     name: str
     text: str
     line: int  # of the declaration's beginning, from 0
@@ -136,6 +136,9 @@ class Header:
                 return  # a function that its class has declared
             name = name.group(1)
             self.add(scope, 'function', name, begin, end)
+        elif not text.startswith(('friend ', 'template')) and ' ' in text:  # "} name;" has its type's comment
+            name = re.search(r'(\w+)(\[\w*\])?$', re.split('[={]', text)[0].strip())
+            self.add(scope, 'variable', name.group(1), begin, end)
 
     def read_enumerators(self, at, end, scope):
         for part in re.finditer(r'[^,]+', self.code[at:end]):
