@@ -45,8 +45,9 @@ int show_opened(const Config& config) {
              d.port, d.gid_index, to_string(d.gid_type), d.gid.text(), d.netdev.empty() ? "" : ", ",
              d.netdev, to_string(d.link_layer));
   fmt::print("  GUID {}\n", d.guid.text());
-  fmt::print("  MTU {}, inline {} bytes, {} READs and atomics of ours and {} of the peer at once\n",
-             d.mtu, d.inline_bytes, d.initiator_depth, d.responder_depth);
+  fmt::print(
+      "  MTU {} bytes, inline {} bytes, {} READs and atomics of ours and {} of the peer at once\n",
+      d.mtu, d.inline_bytes, d.initiator_depth, d.responder_depth);
   fmt::print("  up to {} bytes in an operation\n", d.max_operation_bytes);
   fmt::print(
       "  shared receives {}, memory windows {}, datagrams {}, atomics {}, without locks {}\n",

@@ -62,7 +62,7 @@ With -a, each power of two from 1 to 8 MiB is a measurement of its own, with few
 a measurement of more than a second shows on stderr how far it is.
 
 A server serves many clients at once, and each of them gets its share of it. Clients beyond --clients
-wait for their turn, --wait seconds at most. With --clients 1 no other client is measured at the same time.
+wait for their turn, for --wait at most. With --clients 1 no other client is measured at the same time.
 
 Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here. Pools and
 queues are sized for --size and --window, except those that the file or the environment sets. A server
@@ -79,7 +79,7 @@ struct Arguments {
   bool has_reply_size = false;  ///< given
   bool has_warmup = false;      ///< given
   bool has_clients = false;     ///< given
-  double wait = 10;
+  double wait = 10;             ///< seconds
 };
 
 const std::map<std::string, PerfTest> kTests{
@@ -192,8 +192,9 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
       ->check(CLI::Range(0, 65535));
   app.add_option("--bind", o.bind, "address to serve on, also for --symmetric")
       ->default_val(std::string(kDefaultBind));
-  app.add_option("--wait", a.wait, "seconds to wait for the server to come up")
-      ->default_val(10)
+  app.add_option("--wait", a.wait, "how long to wait for the server to come up")
+      ->default_str("10s")
+      ->transform(CLI::AsNumberWithUnit(tools::kTimeUnits))
       ->check(CLI::Range(0.0, 86400.0));
   app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::Range(0, kMostCpu));
   app.add_option("--clients", o.clients, "serve so many clients at once; others wait")

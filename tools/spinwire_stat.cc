@@ -31,7 +31,7 @@ struct Options {
   std::optional<std::uint32_t> engine;
   std::string directory{kObservabilityDirectory};
   std::string peer;
-  double interval = 1;
+  double interval = 1;  ///< seconds
   bool interval_given = false;
   std::size_t count = 0;
   bool once = false;
@@ -218,9 +218,10 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--peer", options.peer, "Only connections and sessions whose peer contains this");
   const auto* const interval =
-      app.add_option("--interval", options.interval, "Seconds between two readings")
-          ->check(CLI::Range(0.01, 3600.0))
-          ->capture_default_str();
+      app.add_option("--interval", options.interval, "Time between two readings")
+          ->default_str("1s")
+          ->transform(CLI::AsNumberWithUnit(tools::kTimeUnits))
+          ->check(CLI::Range(0.01, 3600.0));
   auto* const count = app.add_option("-n,--count", options.count, "Screens to show; 0: no end")
                           ->check(CLI::Range(std::uint64_t{0}, tools::kMostCount));
   auto* const once = app.add_flag("--once", options.once, "Show one screen, as text");

@@ -65,9 +65,10 @@ TEST(CertifyPair, EachHostRunsTheTestsAndTheWayBetweenIsMeasured) {
     expect_text(ran, "ok       conformance there passed: 3 tests\n");
     expect_text(ran, "ok       engine there passed: 2 tests\n");
     expect_text(ran, "ok       calls there  passed: 1 test\n");
-    for (const char* figure : {"send, round trip of 32 bytes: 9.00 us, ib_send_lat 10.00",
-                               "write, round trip of 32 bytes: 9.00 us, ib_write_lat 10.00",
-                               "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00"})
+    for (const char* figure :
+         {"send, round trip of 32 bytes: 9.00 us, ib_send_lat 10.00 us",
+          "write, round trip of 32 bytes: 9.00 us, ib_write_lat 10.00 us",
+          "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00 million/s"})
       expect_text(ran, figure);
   }
   const Outcome served = server.stop();
@@ -93,7 +94,7 @@ TEST(CertifyPair, NamesWhatFailsOnTheOtherHost) {
   expect_text(ran,
               "send, round trip of 32 bytes: not measured\n"
               "         read: there: ib_send_lat is missing");
-  expect_text(ran, "ib_write_lat 10.00, ratio 0.900");
+  expect_text(ran, "ib_write_lat 10.00 us, ratio 0.900");
   expect_text(ran, "ok       engine       passed: 2 tests\n");
   // A command is printed on the host where it is to run.
   EXPECT_EQ(ran.out.find("--gtest_filter"), std::string::npos) << ran.out;

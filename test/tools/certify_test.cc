@@ -18,9 +18,11 @@ TEST(Certify, ReportsTheFiguresOfAGoodDevice) {
   expect_text(ran, "ok       conformance  passed: 3 tests\n");
   expect_text(ran, "ok       engine       passed: 1 test\n");
   expect_text(ran, "ok       calls        passed: 1 test\n");
-  expect_text(ran, "send, round trip of 32 bytes: 9.00 us, ib_send_lat 10.00, ratio 0.900\n");
-  expect_text(ran, "write, round trip of 32 bytes: 9.00 us, ib_write_lat 10.00, ratio 0.900\n");
-  expect_text(ran, "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00, ratio 1.050\n");
+  expect_text(ran, "send, round trip of 32 bytes: 9.00 us, ib_send_lat 10.00 us, ratio 0.900\n");
+  expect_text(ran, "write, round trip of 32 bytes: 9.00 us, ib_write_lat 10.00 us, ratio 0.900\n");
+  expect_text(
+      ran,
+      "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00 million/s, ratio 1.050\n");
   expect_text(ran, "medians of 5 runs; ratios 0.900 to 0.900\n");
 }
 
@@ -43,11 +45,11 @@ TEST(Certify, NamesEachDepartureAndGoesOn) {
   expect_text(ran, "error    calls        Calls.Fails failed\n");
   expect_text(ran, "--gtest_filter=Calls.Fails\n");
   expect_text(ran,
-              "warning  perftest     send, round trip of 32 bytes: 12.00 us, ib_send_lat 10.00, "
+              "warning  perftest     send, round trip of 32 bytes: 12.00 us, ib_send_lat 10.00 us, "
               "ratio 1.200, more than 1.05\n");
   expect_text(ran,
               "warning  perftest     rate of messages of 64 bytes: 1.00 million/s, ib_send_bw "
-              "2.00, ratio 0.500, less than 0.95\n");
+              "2.00 million/s, ratio 0.500, less than 0.95\n");
 }
 
 TEST(SlowCertify, AHangingTestFailsAlone) {
@@ -71,7 +73,7 @@ TEST(Certify, SaysWhichProgramsAreMissingAndRunsTheOthers) {
     expect_text(ran, std::string(name) + " is missing: this part has not run");
   expect_text(ran, "make tests build/bin/verbs-conformance");
   expect_text(ran, "apt-get install perftest");
-  expect_text(ran, "ib_write_lat 10.00, ratio 0.900");
+  expect_text(ran, "ib_write_lat 10.00 us, ratio 0.900");
 }
 
 TEST(Certify, NamesAProgramThatListsNoTests) {

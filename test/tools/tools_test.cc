@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -141,6 +142,40 @@ TEST_F(Tools, ServerThatIsNotThereIsNamed) {
   const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "-p", "1", "--wait", "0.1"});
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("127.0.0.1:1"), std::string::npos) << o.err;
+}
+
+TEST_F(Tools, TimesOfOptionsHaveUnits) {
+  const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "-p", "1", "--wait", "50ms"});
+  EXPECT_EQ(o.code, 1) << o.err;
+  for (const char* bad : {"50 parsecs", "2d", "1441min", "-1s"}) {
+    EXPECT_EQ(run("spinwire-perf", {"lat", "127.0.0.1", "--wait", bad}).code, 2) << bad;
+    EXPECT_EQ(run("spinwire-stat", {"--once", "--interval", bad}).code, 2) << bad;
+  }
+  EXPECT_EQ(run("spinwire-stat", {"--list", "--interval", "50ms"}).code, 0);
+}
+
+/// A percentile that a tool prints, without a unit behind it; empty: each has one.
+std::string time_without_unit(const std::string& text) {
+  const std::regex times("(min|max|p[0-9.]+):? +[0-9.]+(?! (ns|us|ms|s)\\b)[^0-9.].*");
+  std::smatch found;
+  return std::regex_search(text, found, times) ? found.str() : "";
+}
+
+TEST_F(Tools, EachTimeHasItsUnit) {
+  EXPECT_NE(time_without_unit("  min 1.5  p50 2 us\n"), "");
+  EXPECT_EQ(time_without_unit("  min 1.5 us  p50 2 us\n"), "");
+  const std::vector<std::pair<const char*, Words>> programs{
+      {"spinwire-perf", {"lat", "--one-thread", "-n", "100"}},
+      {"spinwire-perf", {"lat", "--one-thread", "-n", "100", "--histogram"}},
+      {"spinwire-perf", {"rpc", "--one-thread", "-n", "100", "--warmup", "1"}},
+      {"echo", {"both", "--count", "100"}},
+      {"kv-store", {"demo", "--count", "100"}}};
+  for (const auto& [name, words] : programs) {
+    const Outcome o = run(name, words);
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.out.find("p50"), std::string::npos) << o.out;
+    EXPECT_EQ(time_without_unit(o.out), "") << name;
+  }
 }
 
 TEST_F(Tools, DeviceOptionWinsOverTheConfiguration) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +23,9 @@ inline constexpr int kMisused = 2;
 inline constexpr std::uint64_t kOne = 1;
 inline constexpr std::uint64_t kMostCount = 1'000'000'000'000'000;
 inline constexpr int kMostCpu = 1023;
+/// For CLI::AsNumberWithUnit(): units of a time in seconds. A number alone is seconds.
+inline const std::map<std::string, double> kTimeUnits{
+    {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {"min", 60}};
 /// Default address of servers: reachable from this host only.
 inline constexpr int kDefaultPort = 18515;
 inline constexpr std::string_view kDefaultBind = "127.0.0.1";

@@ -37,18 +37,20 @@ void PerfReport::print_json() const {
 
 void PerfReport::print_text() const {
   const std::string more =
-      is_rpc() ? fmt::format(", replies of {}, {} session{}, batches of {}", options_.reply_size,
-                             options_.sessions, options_.sessions == 1 ? "" : "s", options_.batch)
-               : "";
+      is_rpc()
+          ? fmt::format(", replies of {} bytes, {} session{}, batches of {}", options_.reply_size,
+                        options_.sessions, options_.sessions == 1 ? "" : "s", options_.batch)
+          : "";
   fmt::print("{} {}, {} bytes{}, window {}, {} operations in {:.3f} s on {}{}\n",
              to_string(options_.test), to_string(options_.op), options_.size, more, options_.window,
              options_.count, seconds_, device_, options_.one_thread ? ", one thread" : "");
   fmt::print("  {:.3f} million/s, {:.3f} Gbit/s{}\n", rate_mops(), gbit_per_s(),
              options_.symmetric ? fmt::format("; {:.3f} million/s served", served_mops()) : "");
-  fmt::print("  {}: min {:.0f}  p50 {:.0f}  p90 {:.0f}  p99 {:.0f}  p99.9 {:.0f}  max {:.0f} ns\n",
-             is_latency(options_) || is_rpc() ? "round trip" : "completion", ns(durations_.min()),
-             percentile(50), percentile(90), percentile(99), percentile(99.9),
-             ns(durations_.max()));
+  fmt::print(
+      "  {}: min {:.0f} ns  p50 {:.0f} ns  p90 {:.0f} ns  p99 {:.0f} ns  p99.9 {:.0f} ns  max "
+      "{:.0f} ns\n",
+      is_latency(options_) || is_rpc() ? "round trip" : "completion", ns(durations_.min()),
+      percentile(50), percentile(90), percentile(99), percentile(99.9), ns(durations_.max()));
 }
 
 void PerfReport::print_head(const PerfOptions& options) {

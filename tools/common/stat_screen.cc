@@ -151,11 +151,11 @@ void show_latencies(Screen& screen, const EngineReading& reading) {
 void show_pools(Screen& screen, const EngineReading& reading) {
   const MetricTable* const pools = reading.find("pool");
   if (pools == nullptr) return;
-  std::string text = "pools, unused MiB:";
+  std::string text = "pools, unused:";
   for (const MetricRow& row : pools->rows) {
     const Subject pool{pools, &row};
     constexpr double kMega = 1 << 20;
-    text += fmt::format("  {}{} {:.0f} of {:.0f}", pool.text("pool"), mark_of(row),
+    text += fmt::format("  {}{} {:.0f} of {:.0f} MiB", pool.text("pool"), mark_of(row),
                         pool.number("spinwire_pool_free_bytes") / kMega,
                         pool.number("spinwire_pool_bytes") / kMega);
     if (const double used = pool.number("spinwire_pool_blocks_used"); used != 0)

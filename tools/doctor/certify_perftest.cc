@@ -239,16 +239,16 @@ void report_comparison(const Measurement& m, const std::vector<double>& theirs,
   for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / theirs[i]);
   const double ratio = median(ratios);
   const bool is_good = m.is_rate ? ratio >= kLeastRate : ratio <= kMostTime;
-  findings.add(
-      "perftest", is_good ? Severity::ok : Severity::warning,
-      fmt::format("{}: {:.2f} {}, {} {:.2f}, ratio {:.3f}{}", m.name, shown(m, median(ours)),
-                  m.is_rate ? "million/s" : "us", m.perftest, shown(m, median(theirs)), ratio,
-                  is_good     ? ""
-                  : m.is_rate ? ", less than 0.95"
-                              : ", more than 1.05"),
-      fmt::format("medians of {} runs; ratios {:.3f} to {:.3f}", ratios.size(),
-                  *std::min_element(ratios.begin(), ratios.end()),
-                  *std::max_element(ratios.begin(), ratios.end())));
+  findings.add("perftest", is_good ? Severity::ok : Severity::warning,
+               fmt::format("{0}: {1:.2f} {2}, {3} {4:.2f} {2}, ratio {5:.3f}{6}", m.name,
+                           shown(m, median(ours)), m.is_rate ? "million/s" : "us", m.perftest,
+                           shown(m, median(theirs)), ratio,
+                           is_good     ? ""
+                           : m.is_rate ? ", less than 0.95"
+                                       : ", more than 1.05"),
+               fmt::format("medians of {} runs; ratios {:.3f} to {:.3f}", ratios.size(),
+                           *std::min_element(ratios.begin(), ratios.end()),
+                           *std::max_element(ratios.begin(), ratios.end())));
 }
 
 void compare_once(const Certification& what, const Programs& programs, PerfServer& server,

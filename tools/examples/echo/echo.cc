@@ -113,9 +113,11 @@ void print(const Client& client, double seconds) {
   };
   const tools::Histogram& h = client.round_trips;
   fmt::print("{} round trips of {} bytes in {:.3f} s\n", h.count(), client.payload.size(), seconds);
-  fmt::print("  min {:.3f}  p50 {:.3f}  p90 {:.3f}  p99 {:.3f}  p99.9 {:.3f}  max {:.3f} us\n",
-             us(h.min()), us(h.percentile(50)), us(h.percentile(90)), us(h.percentile(99)),
-             us(h.percentile(99.9)), us(h.max()));
+  fmt::print(
+      "  min {:.3f} us  p50 {:.3f} us  p90 {:.3f} us  p99 {:.3f} us  p99.9 {:.3f} us  max {:.3f} "
+      "us\n",
+      us(h.min()), us(h.percentile(50)), us(h.percentile(90)), us(h.percentile(99)),
+      us(h.percentile(99.9)), us(h.max()));
 }
 
 int run_client(const std::string& address, std::uint64_t count, std::size_t size) {

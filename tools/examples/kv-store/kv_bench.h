@@ -167,9 +167,10 @@ class Bench {
     const auto us = [this](std::uint64_t ticks) {
       return static_cast<double>(ticks) / client_.clock().ticks_per_ns() / 1000;
     };
-    fmt::print("  {}  {:>8}  min {:.2f}  p50 {:.2f}  p90 {:.2f}  p99 {:.2f}  max {:.2f} us\n", what,
-               h.count(), us(h.min()), us(h.percentile(50)), us(h.percentile(90)),
-               us(h.percentile(99)), us(h.max()));
+    fmt::print(
+        "  {}  {:>8}  min {:.2f} us  p50 {:.2f} us  p90 {:.2f} us  p99 {:.2f} us  max {:.2f} us\n",
+        what, h.count(), us(h.min()), us(h.percentile(50)), us(h.percentile(90)),
+        us(h.percentile(99)), us(h.max()));
   }
 
   Client& client_;
