@@ -1,13 +1,18 @@
 #include "peers/harness/slices.h"
 
-#include <fmt/core.h>
-
 #include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "peers/harness/quantile.h"
 
 namespace spinwire::bench {
 namespace {
+
+/// Objects keep their members in order.
+using Json = nlohmann::ordered_json;
+
+double hundredths(double ns) { return std::round(ns * 100) / 100; }
 
 /// With fewer quiet slices than this, the preempted ones count as well.
 constexpr std::size_t kEnoughQuiet = 3;
@@ -35,21 +40,31 @@ std::string Slices::to_json(std::string_view peer, const Options& options, doubl
     if (!s.moved) placed[static_cast<std::size_t>(s.placement)].push_back(s.ns);
   }
 
-  std::string placements;
+  Json placements = Json::object();
   for (std::size_t p = 0; p < kPlacements; ++p) {
     if (placed[p].empty()) continue;
-    placements +=
-        fmt::format("{}\"{}\": {{\"ns\": {:.2f}, \"slices\": {}}}", placements.empty() ? "" : ", ",
-                    kPlacementNames[p], median(placed[p]), placed[p].size());
+    placements[kPlacementNames[p]] = {{"ns", hundredths(median(placed[p]))},
+                                      {"slices", placed[p].size()}};
   }
-  return fmt::format(
-      "{{\"peer\": \"{}\", \"what\": \"{}\", \"mode\": \"{}\", \"window\": {}, \"batch\": {}, "
-      "\"size\": {}, \"reply_size\": {}, \"seconds\": {:.3f}, \"operations\": {}, \"bad\": {}, "
-      "\"ns\": {:.2f}, \"p10_ns\": {:.2f}, \"p90_ns\": {:.2f}, \"slices\": {}, \"preempted\": {}, "
-      "\"moved\": {}, \"busy\": {}, \"placements\": {{{}}}}}",
-      peer, to_string(options.what), to_string(options.mode), options.window, options.batch,
-      options.size, options.reply_size, seconds, operations, bad, median(all), quantile(all, 0.1),
-      quantile(all, 0.9), all.size(), preempted, moved, is_busy, placements);
+  return Json{{"peer", peer},
+              {"what", to_string(options.what)},
+              {"mode", to_string(options.mode)},
+              {"window", options.window},
+              {"batch", options.batch},
+              {"size", options.size},
+              {"reply_size", options.reply_size},
+              {"seconds", std::round(seconds * 1000) / 1000},
+              {"operations", operations},
+              {"bad", bad},
+              {"ns", hundredths(median(all))},
+              {"p10_ns", hundredths(quantile(all, 0.1))},
+              {"p90_ns", hundredths(quantile(all, 0.9))},
+              {"slices", all.size()},
+              {"preempted", preempted},
+              {"moved", moved},
+              {"busy", is_busy},
+              {"placements", placements}}
+      .dump();
 }
 
 }  // namespace spinwire::bench
