@@ -207,7 +207,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 # ---- targets ----------------------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo demo-build test test-build verify nightly test-softroce check check-folder \
-  check-tests bench bench-curve report report-record bench-attached peers count \
+  check-tests bench bench-curve report check-report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
   count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
   man check-man docs deb check-abi abi-record \
@@ -341,6 +341,12 @@ bench-curve:
 report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
 	@command -v python3 >/dev/null || { echo 'report: python3 is missing: run tools/install-deps.sh --bench' >&2; exit 1; }
 	@bench/report/make_report.py --bin $(BIN) --out $(BUILD)/report $(REPORT_ARGS)
+# Needs half a minute on a machine that does nothing else.
+## check-report: make a report of figures that mean nothing, and check that nothing is missing in it
+check-report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
+	$(call say,CHECK,report)
+	@bench/report/make_report.py --quick --accept-busy --limit 240 --bin $(BIN) --out $(BUILD)/report-check >/dev/null
+	@bench/report/check_report.py $(BUILD)/report-check
 ## report-record: draw bench/summary.svg, which README shows, from the last report
 report-record:
 	@bench/report/make_report.py --read $(BUILD)/report/report.json --record bench/summary.svg

@@ -23,23 +23,25 @@ MOST_CURVE_SECONDS = 200
 
 def measurements(args, programs, deadline):
     """Returns (key, function) of all sections, in the order in which they are measured."""
+    extent = sections.QUICK if args.quick else sections.FULL
+
     def stages():
         recorded = sections.read_counts(args.counts)
-        return {"recorded": recorded, "stages": sections.measure_stages(programs, args.scale)}
+        return {"recorded": recorded, "stages": sections.measure_stages(programs, extent)}
 
     def curves():
         seconds = min(MOST_CURVE_SECONDS, deadline - time.monotonic())
-        results, missing = sections.measure_curves(args.bin, args.scale, seconds, args.accept_busy)
+        results, missing = sections.measure_curves(args.bin, extent, seconds, args.accept_busy)
         return {"runs": results.lines, "failures": results.failures, "missing": missing,
                 "accept_busy": args.accept_busy}
 
     return (("machine", lambda: sections.describe_machine(args.bin)),
-            ("latencies", lambda: sections.measure_latencies(programs, args.scale)),
+            ("latencies", lambda: sections.measure_latencies(programs, extent)),
             ("stages", stages),
-            ("sessions", lambda: sections.measure_sessions(programs, args.scale)),
-            ("clients", lambda: sections.measure_clients(programs, args.scale)),
-            ("factors", lambda: sections.measure_factors(programs, args.scale)),
-            ("simulation", lambda: sections.simulate(programs, args.scale)),
+            ("sessions", lambda: sections.measure_sessions(programs, extent)),
+            ("clients", lambda: sections.measure_clients(programs, extent)),
+            ("factors", lambda: sections.measure_factors(programs, extent)),
+            ("simulation", lambda: sections.simulate(programs, extent)),
             ("curves", curves))
 
 
@@ -71,7 +73,8 @@ def parse(argv):
     parser.add_argument("--out", default="build/report", help="folder of the report")
     parser.add_argument("--counts", default="bench/instructions.txt", help="the recorded counts")
     parser.add_argument("--limit", type=float, default=420, help="end after about so many seconds")
-    parser.add_argument("--scale", type=float, default=1, help="operations, as a part of the usual")
+    parser.add_argument("--quick", action="store_true",
+                        help="measure next to nothing, to see that the report can be made")
     parser.add_argument("--only", type=lambda t: set(t.split(",")), help="some sections: machine,curves,...")
     parser.add_argument("--accept-busy", action="store_true",
                         help="count runs that other programs have disturbed all the time")

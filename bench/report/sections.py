@@ -1,5 +1,6 @@
 """What the report measures. Each function returns what goes into the report's JSON file."""
 
+import collections
 import json
 import os
 import re
@@ -25,8 +26,18 @@ STAGES = {
 }
 STAGE_OPERATIONS = 640
 
-SESSIONS = (1, 10, 100, 1000, 5000, 10000, 20000)
-CLIENTS = (1, 2, 4, 8, 16)
+# How much is measured. `scale` is a part of the usual operations, `factors` a number of shapes; sizes are bytes.
+Extent = collections.namedtuple(
+    "Extent", "scale stages sessions clients factors rounds simulation_seconds windows sizes long_sizes curve_rounds "
+              "run_seconds")
+FULL = Extent(scale=1, stages=tuple(STAGES), sessions=(1, 10, 100, 1000, 5000, 10000, 20000),
+              clients=(1, 2, 4, 8, 16), factors=99, rounds=3, simulation_seconds=30, windows=(1, 32),
+              sizes=(32, 64, 256, 1024, 4096, 16384, 65536), long_sizes=(1 << 20, 8 << 20), curve_rounds=2,
+              run_seconds=0.1)
+# Every table and picture, of figures that mean nothing.
+QUICK = Extent(scale=0.005, stages=("a call of 32 bytes, window 1", "an idle poll"), sessions=(1, 100),
+               clients=(1, 2), factors=1, rounds=1, simulation_seconds=2, windows=(1, 32), sizes=(32, 65536),
+               long_sizes=(), curve_rounds=1, run_seconds=0.01)
 
 # What is measured with everything on, and the settings that switch one thing off.
 OBSERVING_OFF = {"SPINWIRE_OBSERVABILITY_SAMPLE": "0", "SPINWIRE_OBSERVABILITY_DIRECTORY": ""}
@@ -108,14 +119,14 @@ def describe_machine(folder):
     return [pair for pair in pairs if pair[1]]
 
 
-def measure_latencies(programs, scale):
+def measure_latencies(programs, extent):
     """Returns by kind the counts of a histogram: between two processes, and on one thread."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
 
         def take(name, arguments):
-            programs.perf([*arguments, "--count", int(200000 * scale), "--hdr", log])
+            programs.perf([*arguments, "--count", int(200000 * extent.scale), "--hdr", log])
             found[name] = read_interval(log).counts
 
         with programs.server() as there:
@@ -126,14 +137,14 @@ def measure_latencies(programs, scale):
     return found
 
 
-def measure_stages(programs, scale):
+def measure_stages(programs, extent):
     """Returns by count the instructions by folder."""
-    del scale  # a count is exact
     if not shutil.which("valgrind"):
         raise Failed("valgrind is not installed: run tools/install-deps.sh")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, (program, *arguments) in STAGES.items():
+        for name in extent.stages:
+            program, *arguments = STAGES[name]
             counts = []
             for operations in (STAGE_OPERATIONS, 2 * STAGE_OPERATIONS):
                 out = os.path.join(folder, "out")
@@ -158,13 +169,13 @@ def read_counts(path):
     return rows
 
 
-def measure_sessions(programs, scale):
+def measure_sessions(programs, extent):
     """Returns a result of spinwire-perf for each number of sessions, up to the first that fails."""
     rows = []
-    for sessions in SESSIONS:
+    for sessions in extent.sessions:
         try:
             rows.append(programs.perf(["rpc", "--one-thread", "--window", 32, "--sessions", sessions,
-                                       "--count", int(1000000 * scale)], seconds=120))
+                                       "--count", int(1000000 * extent.scale)], seconds=120))
         except Failed as why:
             if not rows:
                 raise
@@ -172,13 +183,13 @@ def measure_sessions(programs, scale):
     return {"rows": rows, "why": ""}
 
 
-def measure_clients(programs, scale):
+def measure_clients(programs, extent):
     """Returns the rate of a server by the number of its clients: all calls of all clients, divided by
     the time from the first one's begin to the last one's end."""
     rows = []
-    with programs.server(["--clients", max(CLIENTS)]) as there, tempfile.TemporaryDirectory() as folder:
-        for clients in CLIENTS:
-            count = max(1000, int(8000000 * scale / clients))
+    with programs.server(["--clients", max(extent.clients)]) as there, tempfile.TemporaryDirectory() as folder:
+        for clients in extent.clients:
+            count = max(1000, int(8000000 * extent.scale / clients))
             logs = [os.path.join(folder, str(client)) for client in range(clients)]
             started = [programs.start("spinwire-perf", [
                 "rpc", *there, "--window", 16, "--count", count, "--warmup", 500, "--hdr", log,
@@ -207,19 +218,19 @@ def together(intervals):
             "p99.9": hdr.percentile(points, 0.999)}
 
 
-def measure_factors(programs, scale, repetitions=3):
+def measure_factors(programs, extent):
     """Returns for each shape the median rate with everything on, and with one thing off, and the lowest
     and highest rate of each. The variants take turns, so that all of them see the same machine. Hugepages
     are left out where there are none: switching them off changes nothing."""
     found = []
     has_hugepages = first("/proc/meminfo", r"^HugePages_Free: *([1-9].*)$")
-    for shape, arguments, base, factors in FACTORS:
+    for shape, arguments, base, factors in FACTORS[:extent.factors]:
         factors = {name: settings for name, settings in factors.items() if has_hugepages or name != "hugepages"}
         variants = {"everything on": {}, **factors}
         rates = {name: [] for name in variants}
-        for _ in range(repetitions):
+        for _ in range(extent.rounds):
             for name, settings in variants.items():
-                result = programs.perf([*arguments, "--one-thread", "--count", int(1000000 * scale)],
+                result = programs.perf([*arguments, "--one-thread", "--count", int(1000000 * extent.scale)],
                                        {**base, **settings})
                 rates[name].append(result["rate_mops"])
         medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -229,22 +240,22 @@ def measure_factors(programs, scale, repetitions=3):
     return found
 
 
-def simulate(programs, scale):
+def simulate(programs, extent):
     """Returns what a short simulation counted, as (count, what), and its last line."""
-    out = programs.run("spinwire-sim", ["--seed", 1, "--runs", int(200 * scale) or 1, "--seconds", 30,
-                                        "--jobs", len(programs.processors)], seconds=180)
+    out = programs.run("spinwire-sim", ["--seed", 1, "--runs", int(200 * extent.scale) or 1, "--seconds",
+                                        extent.simulation_seconds, "--jobs", len(programs.processors)], seconds=180)
     rows = [(int(number), what) for number, what in re.findall(r"^ +(\d+) (.*)$", out, re.MULTILINE)]
     return {"rows": rows, "verdict": out.strip().splitlines()[-2:]}
 
 
-def measure_curves(folder, scale, limit, accept_busy):
+def measure_curves(folder, extent, limit, accept_busy):
     """Returns the results of the peer programs."""
-    points = [p for p in curve.plan_curve(("exchange", "one_way", "write"), ("1t", "2p"), (1, 32),
-                                          (32, 64, 256, 1024, 4096, 16384, 65536))
+    points = [p for p in curve.plan_curve(("exchange", "one_way", "write"), ("1t", "2p"), extent.windows, extent.sizes)
               if p.chart != "one_way" or p.size == 65536]
-    points += [p for p in curve.plan_curve(("one_way",), ("1t", "2p"), (1,), (1 << 20, 8 << 20))]
-    arguments = curve.parse(["--bin", folder, "--reps", "2", "--limit", str(limit), "--secs",
-                             str(max(0.02, 0.1 * scale)), *(["--accept-busy"] if accept_busy else [])])
+    if extent.long_sizes:
+        points += curve.plan_curve(("one_way",), ("1t", "2p"), (1,), extent.long_sizes)
+    arguments = curve.parse(["--bin", folder, "--reps", str(extent.curve_rounds), "--limit", str(limit), "--secs",
+                             str(extent.run_seconds), *(["--accept-busy"] if accept_busy else [])])
     jobs = [job for point in points for job in curve.jobs_of(point)]
     missing = sorted({job.program for job in jobs if not curve.has_program(job, arguments)})
     return curve.measure(points, arguments), missing

@@ -14,6 +14,7 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import callgrind  # noqa: E402
 import chart  # noqa: E402
+import check_report  # noqa: E402
 import hdr  # noqa: E402
 import make_report  # noqa: E402
 import page  # noqa: E402
@@ -190,6 +191,40 @@ class PageTest(unittest.TestCase):
         self.assertIn("No run counted", page.page(content))
         content["sections"]["curves"]["accept_busy"] = True
         self.assertIn("no measure of the libraries", page.page(content))
+
+
+class CheckTest(unittest.TestCase):
+    def faults_after(self, *changes):
+        """Returns the faults of a whole page in which these texts were replaced; each must occur."""
+        content = synthetic()
+        content["sections"]["curves"]["runs"] += [
+            run_of(library, size, 100 + size, mode=mode, window=window, chart_name=name)
+            for library in ("spinwire", "ucx", "calls") for size in (32, 65536) for mode in ("1t", "2p")
+            for window in (1, 32) for name in ("exchange", "write") if (library == "spinwire") == (name == "write")]
+        content["sections"]["stages"]["recorded"] += [("message_32_bytes_window_1", 10.0),
+                                                      ("message_64_bytes_window_1", 12.0)]
+        text = page.page(content)
+        for old, new in changes:
+            self.assertIn(old, text)
+            text = text.replace(old, new)
+        return list(check_report.faults_of(text))
+
+    def test_a_whole_page_has_no_fault(self):
+        self.assertEqual(self.faults_after(), [])
+
+    def test_what_is_missing_is_found(self):
+        for fault, *changes in (
+                ("there is no section 'The machine'", ('<h2 id="machine">', "<h2>")),
+                ("leads nowhere", ('href="#clients"', 'href="#customers"')),
+                ("leads nowhere", ('href="#clients"', 'href="clients.html"')),
+                ("needs something from elsewhere", ("<p>", '<p><img src="x.png">')),
+                ("there is no picture 'Rate of a server'", ("Rate of a server", "Speed of a server")),
+                ("a picture is no XML", ("</title>", "</titel>")),
+                ("is empty", ("<polyline", "<line"), ("<rect", "<line"), ("<circle", "<line")),
+                ("a coordinate that is no number", ('points="', 'points="nan,1 ')),
+                ("a table has no rows", ("<td>", "<th>"), ("</td>", "</th>")),
+                ("it is left out: no server", ("Processes that each have", "Left out: no server.</p>"))):
+            self.assertIn(fault, " ".join(self.faults_after(*changes)), changes)
 
 
 class SummaryTest(unittest.TestCase):

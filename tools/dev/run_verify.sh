@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `make verify`: every check that `make test` leaves out: formatting, layers and clang-tidy, the slow
 # tests, the planted defects, Soft-RoCE, the other compiler, the sanitizers, the fuzzers, the instruction
-# counts, the install test and the Debian packages. Stops at the first stage that fails. The last line is
-# "N passed, N failed".
+# counts, a short report, the install test and the Debian packages. Stops at the first stage that fails.
+# The last line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
@@ -103,6 +103,7 @@ test_stage tsan "${make[@]}" tsan
 # A fixed number of inputs; `make fuzz` alone runs for a fixed time.
 FUZZ_RUNS=50000 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
+stage report "${make[@]}" check-report
 stage install test/install/install_test.sh
 end_test asan
 # Alone: it compares the system's folders before and after.
