@@ -74,6 +74,8 @@ struct Arguments {
   PerfOptions perf;
   std::string test = "lat";
   std::string op;
+  std::string post;
+  bool no_prefetch = false;
   std::string conf;
   std::string device;
   bool has_reply_size = false;  ///< given
@@ -84,6 +86,7 @@ struct Arguments {
 
 const std::map<std::string, PerfTest> kTests{
     {"lat", PerfTest::lat}, {"rate", PerfTest::rate}, {"bw", PerfTest::bw}, {"rpc", PerfTest::rpc}};
+const std::map<std::string, Post> kPosts{{"defer", Post::defer}, {"now", Post::now}};
 const std::map<std::string, PerfOp> kOps{{"send", PerfOp::send},
                                          {"write", PerfOp::write},
                                          {"read", PerfOp::read},
@@ -123,6 +126,8 @@ PerfOptions options_for(const Arguments& a, std::uint64_t size) {
   }
   if (o.count == 0) o.count = default_count(o, is_large);
   if (!a.has_warmup) o.warmup = o.count / 20;
+  o.prefetch = !a.no_prefetch;
+  if (!a.post.empty()) o.post = kPosts.at(a.post);
   o.wait = std::chrono::milliseconds(static_cast<std::int64_t>(a.wait * 1000));
   return o;
 }
@@ -146,7 +151,8 @@ std::string misuse(const Arguments& a, const PerfOptions& o, const CLI::App& app
     return fmt::format("--window {} exceeds the {} calls that --sessions {} can have in flight",
                        o.window, most, o.sessions);
   }
-  for (const char* name : {"--reply-size", "--batch", "--sessions", "--symmetric"}) {
+  for (const char* name :
+       {"--reply-size", "--batch", "--sessions", "--symmetric", "--no-prefetch"}) {
     if (app.get_option(name)->count() != 0) return fmt::format("{} is for rpc", name);
   }
   return {};
@@ -185,6 +191,12 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
       ->default_val(1)
       ->check(CLI::Range(1u, CallShape::kMostSessions));
   app.add_flag("--symmetric", o.symmetric, "rpc: both ends call");
+  app.add_flag("--no-prefetch", a.no_prefetch,
+               "rpc: do not prefetch the next session's records, with more sessions than --window");
+  app.add_option(
+         "--post", a.post,
+         "post operations together (defer), or each alone (now) (window 1: now, else defer)")
+      ->check(CLI::IsMember(kPosts));
   app.add_option("-c,--conf", a.conf, "configuration file");
   app.add_option("-d,--device", a.device, "device to open; overrides the configuration");
   app.add_option("-p,--port", o.port, "TCP port; 0: a server chooses a free one")

@@ -176,19 +176,18 @@ def span(least, most):
 
 
 def factors_section(data):
-    parts = [note("Each is switched off alone, by a setting; the share is what the rate loses without it. A "
-                  "negative share is a cost. Where the runs with it and without it overlap, the share is not known: "
-                  "measure again on a machine that is idle. Hugepages are left out where none are free. Left out, because no setting switches them off and a switch would "
-                  "cost instructions: headers before the payload, deferred posting with one doorbell, "
-                  "preallocated records and buffers, the prefetch of sessions, one unit for each folder.")]
+    parts = [note("Each is switched off alone, by a setting or an option of spinwire-perf; the share is what the rate "
+                  "loses without it. A negative share is a cost. Where the runs with it and without it overlap, the "
+                  "share is not known: measure again on a machine that is idle. Hugepages are left out where none are "
+                  "free. bench/README.md says what cannot be switched off, and why.")]
     for group in data:
         full = group["rates"]["everything on"]
         ranges = group["ranges"]
         low, high = ranges["everything on"]
         rows = [("everything on", "", full, span(low, high), "")]
-        for name, settings in group["settings"].items():
+        for name, off in group["settings"].items():
             rate = group["rates"][name]
-            words = " ".join(f"{key}={value}" for key, value in settings.items())
+            words = " ".join(off if isinstance(off, list) else (f"{key}={value}" for key, value in off.items()))
             least, most = ranges[name]
             is_known = most < low or high < least
             rows.append((name, words, rate, span(least, most),
@@ -197,7 +196,7 @@ def factors_section(data):
         parts.append(f"<h3>{escape(group['shape'])}</h3>" + (note("all with " + base) if base else "") +
                      plots(chart.bars("Rate without one of them", "million per second",
                                       [(name, rate) for name, rate in group["rates"].items()])) +
-                     table(("without", "setting", "million/s", "runs", "share"), rows))
+                     table(("without", "switched off by", "million/s", "runs", "share"), rows))
     return "\n".join(parts)
 
 

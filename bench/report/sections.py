@@ -39,16 +39,23 @@ QUICK = Extent(scale=0.005, stages=("a call of 32 bytes, window 1", "an idle pol
                clients=(1, 2), factors=1, rounds=1, simulation_seconds=2, windows=(1, 32), sizes=(32, 65536),
                long_sizes=(), curve_rounds=1, run_seconds=0.01)
 
-# What is measured with everything on, and the settings that switch one thing off.
+# What is measured with everything on; and what switches one thing off: settings, or options of
+# spinwire-perf for what an application does itself.
 OBSERVING_OFF = {"SPINWIRE_OBSERVABILITY_SAMPLE": "0", "SPINWIRE_OBSERVABILITY_DIRECTORY": ""}
 FACTORS = [
     ("calls of 32 bytes, 32 in flight", ["rpc", "--window", 32], {}, {
         "direct datagrams": {"SPINWIRE_RPC_DIRECT_DATAGRAMS": "off"},
         "datagrams instead of a connection": {"SPINWIRE_RPC_TRANSPORT": "connection"},
         "hugepages": {"SPINWIRE_MEMORY_HUGEPAGES": "off"},
+        "deferred posting": ["--post", "now"],
         "congestion control (costs)": {"SPINWIRE_RPC_TARGET_RTT": "0ns"},
         "observability (costs)": OBSERVING_OFF,
     }),
+    ("calls of 32 bytes over 10,000 sessions, 32 in flight",
+     ["rpc", "--window", 32, "--sessions", 10000], {}, {
+         "prefetch of the next session": ["--no-prefetch"],
+         "direct datagrams": {"SPINWIRE_RPC_DIRECT_DATAGRAMS": "off"},
+     }),
     ("messages of 32 bytes, 64 in flight", ["rate", "--op", "send"], {}, {
         "direct messages": {"SPINWIRE_CONNECTIONS_DIRECT_MESSAGES": "off"},
         "hugepages": {"SPINWIRE_MEMORY_HUGEPAGES": "off"},
@@ -57,12 +64,14 @@ FACTORS = [
     }),
     ("messages of 32 bytes by work requests, 64 in flight", ["rate", "--op", "send"],
      {"SPINWIRE_CONNECTIONS_DIRECT_MESSAGES": "off"}, {
+         "deferred posting, one doorbell": ["--post", "now"],
          "inline payloads": {"SPINWIRE_QUEUES_INLINE_BYTES": "0"},
          "receives reposted 16 at once": {"SPINWIRE_QUEUES_RECEIVE_POSTLIST": "1"},
          "completions drained 32 at once": {"SPINWIRE_QUEUES_POLL_BATCH": "1"},
          "shared receive queue": {"SPINWIRE_QUEUES_SHARED_RECEIVE_QUEUE": "off"},
      }),
     ("writes of 32 bytes, 64 in flight", ["rate", "--op", "write"], {}, {
+        "deferred posting, one doorbell": ["--post", "now"],
         "inline payloads": {"SPINWIRE_QUEUES_INLINE_BYTES": "0"},
         "completions drained 32 at once": {"SPINWIRE_QUEUES_POLL_BATCH": "1"},
     }),
@@ -225,18 +234,19 @@ def measure_factors(programs, extent):
     found = []
     has_hugepages = first("/proc/meminfo", r"^HugePages_Free: *([1-9].*)$")
     for shape, arguments, base, factors in FACTORS[:extent.factors]:
-        factors = {name: settings for name, settings in factors.items() if has_hugepages or name != "hugepages"}
+        factors = {name: off for name, off in factors.items() if has_hugepages or name != "hugepages"}
         variants = {"everything on": {}, **factors}
         rates = {name: [] for name in variants}
         for _ in range(extent.rounds):
-            for name, settings in variants.items():
-                result = programs.perf([*arguments, "--one-thread", "--count", int(1000000 * extent.scale)],
-                                       {**base, **settings})
+            for name, off in variants.items():
+                options, settings = (off, {}) if isinstance(off, list) else ([], off)
+                result = programs.perf([*arguments, *options, "--one-thread", "--count",
+                                        int(1000000 * extent.scale)], {**base, **settings})
                 rates[name].append(result["rate_mops"])
         medians = {name: statistics.median(values) for name, values in rates.items()}
         found.append({"shape": shape, "base": base, "rates": medians,
                       "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
-                      "settings": {name: settings for name, settings in factors.items()}})
+                      "settings": factors})
     return found
 
 

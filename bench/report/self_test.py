@@ -46,10 +46,13 @@ def synthetic():
                        "stages": {"a call": {"rpc": 100.0, "softverbs": 50.5}}},
             "sessions": {"rows": [{**perf, "sessions": n} for n in (1, 100, 20000)], "why": ""},
             "clients": [{"clients": n, "mops": 3.0 / n, "p50": 5, "p99": 9, "p99.9": 99} for n in (1, 16)],
-            "factors": [{"shape": "calls", "base": {}, "rates": {"everything on": 4.0, "direct": 1.0, "inline": 3.8},
-                         "ranges": {"everything on": [3.9, 4.2], "direct": [0.9, 1.1], "inline": [3.5, 4.0]},
+            "factors": [{"shape": "calls", "base": {},
+                         "rates": {"everything on": 4.0, "direct": 1.0, "inline": 3.8, "deferred": 3.0},
+                         "ranges": {"everything on": [3.9, 4.2], "direct": [0.9, 1.1], "inline": [3.5, 4.0],
+                                    "deferred": [2.9, 3.1]},
                          "settings": {"direct": {"SPINWIRE_RPC_DIRECT_DATAGRAMS": "off"},
-                                      "inline": {"SPINWIRE_QUEUES_INLINE_BYTES": "0"}}}],
+                                      "inline": {"SPINWIRE_QUEUES_INLINE_BYTES": "0"},
+                                      "deferred": ["--post", "now"]}}],
             "simulation": {"rows": [(3, "nodes killed")], "verdict": ["3 runs passed, 0 failed"]},
         },
     }
@@ -165,6 +168,7 @@ class PageTest(unittest.TestCase):
         self.assertIn("A &lt;fast&gt; one", text)
         self.assertIn("<td>75%</td>", text)  # the share of an optimisation
         self.assertIn("<td>3.5 to 4</td><td>not known</td>", text)  # less than the runs differ
+        self.assertIn("<td>--post now</td>", text)
         self.assertIn("nodes killed", text)
 
     def test_the_page_needs_nothing_from_elsewhere(self):
@@ -260,7 +264,9 @@ class DriverTest(unittest.TestCase):
             self.assertIn("is not built", content["notes"]["factors"])
             self.assertEqual(content["notes"]["curves"], "not asked for")
 
-    def test_every_factor_is_a_setting(self):
+    def test_every_factor_is_a_setting_or_an_option(self):
+        with open("tools/spinwire_perf.cc", encoding="utf-8") as file:
+            options = file.read()
         with open("conf/default.toml", encoding="utf-8") as file:
             known, section = set(), ""
             for line in file:
@@ -268,9 +274,13 @@ class DriverTest(unittest.TestCase):
                     section = line.strip("[]\n")
                 elif "=" in line and not line.startswith("#"):
                     known.add(f"SPINWIRE_{section}_{line.split('=')[0].strip()}".upper())
-        for _, _, base, factors in sections.FACTORS:
-            for settings in (base, *factors.values()):
-                self.assertLessEqual(set(settings), known)
+        for _, arguments, base, factors in sections.FACTORS:
+            self.assertLessEqual(set(base), known)
+            for off in factors.values():
+                if isinstance(off, dict):
+                    self.assertLessEqual(set(off), known)
+                else:
+                    self.assertIn(off[0], options)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ TEST_F(Tools, CallsOfAnyShapeAreReported) {
   expect_calls({"--window", "60", "--batch", "3"});
   expect_calls({"--sessions", "5", "--window", "80"});
   expect_calls({"--sessions", "20", "--window", "4"});
+  expect_calls({"--sessions", "20", "--window", "4", "--no-prefetch"});
+  expect_calls({"--post", "now"});
+  expect_calls({"--post", "defer", "--window", "1"});
   expect_calls({"--symmetric"});
   for (const char* size : {"1", "7", "8", "15", "48", "49", "4000"}) expect_calls({"--size", size});
   expect_calls({"--size", "5", "--reply-size", "1000"});

@@ -38,6 +38,8 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"spinwire-perf", {"rate", "--op", "pong", "--one-thread"}},
       {"spinwire-perf", {"lat", "--op", "pong", "--window", "2", "--one-thread"}},
       {"spinwire-perf", {"lat", "--size", "0", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--post", "later", "--one-thread"}},
+      {"spinwire-perf", {"rate", "--no-prefetch", "--one-thread"}},
       {"spinwire-perf", {"lat", "127.0.0.1", "--one-thread"}},
       {"spinwire-perf", {"rpc", "--op", "send", "--one-thread"}},
       {"spinwire-perf", {"rpc", "--batch", "33", "--one-thread"}},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/dialer.h"
+#include "common/perf_options.h"
 
 namespace spinwire::tools {
 namespace {
@@ -85,6 +86,7 @@ void PerfCaller::open(const CallShape& shape, const std::string& address) {
   shape_ = shape;
   address_ = address;
   exact_ = shape.window == 1;
+  post_ = post_of(asked_post_, shape.window);
   fault_.clear();
   sessions_.clear();
   sessions_.reserve(shape.sessions);
@@ -199,7 +201,7 @@ void PerfCaller::call_more() {
     }
     if (status != Status::ok) break;
   }
-  if (now != 0 && !exact_) (void)engine_.flush();
+  if (now != 0 && post_ == Post::defer) (void)engine_.flush();
   // After not_connected, on_closed reports the reason.
   if (status != Status::ok && status != Status::would_block && status != Status::not_connected)
       [[unlikely]] {
@@ -213,12 +215,13 @@ Status PerfCaller::call(std::uint32_t slot) {
   if (shape_.sessions > shape_.window) {
     index = next_session_;
     next_session_ = index + 1 == shape_.sessions ? 0 : index + 1;
+    if (prefetches_) sessions_[next_session_].prefetch();
   }
   const BufferSlice& bytes = requests_[slot];
   const std::uint64_t value = posted_ ^ shape_.seed;
   perf_stamp(bytes.data(), shape_.size, value);
   CallOptions options;
-  options.post = exact_ ? Post::now : Post::defer;
+  options.post = post_;
   if (!replies_.empty()) options.reply_into = replies_[slot];
   const auto done = [this, slot](Reply& reply) { on_reply(slot, reply); };
   Session& session = sessions_[index];

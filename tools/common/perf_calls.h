@@ -93,6 +93,12 @@ class PerfCaller {
   PerfCaller(const PerfCaller&) = delete;
   PerfCaller& operator=(const PerfCaller&) = delete;
 
+  /// When calls reach the device; and whether the records of the next session are prefetched, if
+  /// there are more sessions than the window.
+  void set_habits(Post post, bool prefetches) noexcept {
+    asked_post_ = post;
+    prefetches_ = prefetches;
+  }
   /// Opens shape.sessions sessions, a few at a time. Call turn() until ready() or a fault().
   void open(const CallShape& shape, const std::string& address);
   [[nodiscard]] bool ready() const noexcept { return ready_ == shape_.sessions; }
@@ -155,7 +161,10 @@ class PerfCaller {
   // Hot.
   bool running_ = false;
   bool exact_ = false;  ///< window 1: the callback reads the clock at each call's end
+  bool prefetches_ = true;
   bool closing_ = false;
+  Post post_ = Post::defer;
+  Post asked_post_ = Post::automatic;
   Method method_ = kPerfCall;
   CallShape shape_;
   std::uint64_t posted_ = 0;

@@ -32,7 +32,7 @@ PerfClient::PerfClient(Engine engine, const PerfOptions& options, std::string ad
       total_(options.warmup + options.count),
       warmup_(options.warmup),
       window_(options.window),
-      post_(options.window == 1 ? Post::now : Post::defer),
+      post_(post_of(options.post, options.window)),
       options_(options),
       step_deadline_(clock_, kAnswerTime) {
   ConnectionHandlers handlers;

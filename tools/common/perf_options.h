@@ -8,8 +8,15 @@
 #include "common/perf_protocol.h"
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
+#include "spinwire/operation.h"
 
 namespace spinwire::tools {
+
+/// When operations of this window reach the device.
+constexpr Post post_of(Post asked, std::uint32_t window) noexcept {
+  if (asked != Post::automatic) return asked;
+  return window == 1 ? Post::now : Post::defer;
+}
 
 struct PerfOptions {
   static constexpr std::uint32_t kMostClients = 64;
@@ -24,6 +31,8 @@ struct PerfOptions {
   std::uint32_t batch = 1;       ///< rpc: calls that are sent together
   std::uint32_t sessions = 1;    ///< rpc: sessions that share the calls
   bool symmetric = false;        ///< rpc: the server calls as well
+  bool prefetch = true;          ///< rpc: the next session's records, with more than the window
+  Post post = Post::automatic;   ///< automatic: deferred, unless the window is 1
   std::string host;              ///< empty: serve
   std::string bind;
   int port = 0;
