@@ -239,10 +239,10 @@ struct Config {
     /// counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
     /// Of so many operations and calls, about one has its latency measured; see "Latencies" in
-    /// include/observing.md. 0 … 1e9; 0: none
+    /// observing.md of the guide. 0 … 1e9; 0: none
     std::uint32_t sample = 1024;
     // What takes longer is recorded and counted; see "Slow callbacks and polls" in
-    // include/observing.md. Each 0 … 1h; 0: no limit.
+    // observing.md of the guide. Each 0 … 1h; 0: no limit.
     Nanoseconds longest_poll = std::chrono::milliseconds(10);      ///< of one poll
     Nanoseconds longest_callback = std::chrono::milliseconds(10);  ///< of one callback
     Nanoseconds longest_pause = std::chrono::milliseconds(100);    ///< between two polls

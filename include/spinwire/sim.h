@@ -3,7 +3,7 @@
 // whole run, so a failure happens again for its seed.
 //
 // All functions are set-up. Call them on the thread that made the simulation; from callbacks only
-// where the function allows it. tools/examples/sim-test/sim_test.cc is an example. The simulator is
+// where the function allows it. The example sim-test shows how. The simulator is
 // a separate library: link with `pkg-config --libs spinwire-sim` or the CMake target
 // Spinwire::spinwire_sim.
 #pragma once

@@ -47,7 +47,7 @@ constexpr ColumnOf<EngineStats> kEngine[] = {
     counter<&EngineStats::unkept_messages>("spinwire_unkept_messages_total", "Message::take() without a block of the rendezvous pool"),
     counter<&EngineStats::bad_messages>("spinwire_bad_messages_total", "violations of the protocol by peers"),
     counter<&EngineStats::doorbells>("spinwire_doorbells_total", "posts of send work requests"),
-    counter<&EngineStats::receives_posted>("spinwire_receives_posted_total", "posts of receives"),
+    counter<&EngineStats::receives_posted>("spinwire_receives_posted_total", "receives given to the device"),
     counter<&EngineStats::accepted>("spinwire_connections_accepted_total", "inbound connections that became ready"),
     counter<&EngineStats::connected>("spinwire_connections_connected_total", "outbound connections that became ready"),
     counter<&EngineStats::handshakes_refused>("spinwire_handshakes_refused_total", "inbound handshakes that failed"),
