@@ -341,7 +341,7 @@ bench-curve:
 report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
 	@command -v python3 >/dev/null || { echo 'report: python3 is missing: run tools/install-deps.sh --bench' >&2; exit 1; }
 	@bench/report/make_report.py --bin $(BIN) --out $(BUILD)/report $(REPORT_ARGS)
-# Needs half a minute on a machine that does nothing else.
+# Takes about 20 s of processor time.
 ## check-report: make a report of figures that mean nothing, and check that nothing is missing in it
 check-report: $(PEERS) $(COUNTS) $(BIN)/spinwire-perf $(BIN)/spinwire-sim
 	$(call say,CHECK,report)

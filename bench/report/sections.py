@@ -28,15 +28,17 @@ STAGE_OPERATIONS = 640
 
 # How much is measured. `scale` is a part of the usual operations, `factors` a number of shapes; sizes are bytes.
 Extent = collections.namedtuple(
-    "Extent", "scale stages sessions clients factors rounds simulation_seconds windows sizes long_sizes curve_rounds "
-              "run_seconds")
+    "Extent", "scale stages sessions clients factors rounds simulation_seconds charts windows sizes long_sizes "
+              "curve_rounds run_seconds")
 FULL = Extent(scale=1, stages=tuple(STAGES), sessions=(1, 10, 100, 1000, 5000, 10000, 20000),
-              clients=(1, 2, 4, 8, 16), factors=99, rounds=3, simulation_seconds=30, windows=(1, 32),
+              clients=(1, 2, 4, 8, 16), factors=99, rounds=3, simulation_seconds=30,
+              charts=("exchange", "one_way", "write"), windows=(1, 32),
               sizes=(32, 64, 256, 1024, 4096, 16384, 65536), long_sizes=(1 << 20, 8 << 20), curve_rounds=2,
               run_seconds=0.1)
 # Every table and picture, of figures that mean nothing.
 QUICK = Extent(scale=0.005, stages=("a call of 32 bytes, window 1", "an idle poll"), sessions=(1, 100),
-               clients=(1, 2), factors=1, rounds=1, simulation_seconds=2, windows=(1, 32), sizes=(32, 65536),
+               clients=(1, 2), factors=1, rounds=1, simulation_seconds=2,
+               charts=("exchange", "write"), windows=(1, 32), sizes=(32, 1024),
                long_sizes=(), curve_rounds=1, run_seconds=0.01)
 
 # What is measured with everything on; and what switches one thing off: settings, or options of
@@ -260,7 +262,7 @@ def simulate(programs, extent):
 
 def measure_curves(folder, extent, limit, accept_busy):
     """Returns the results of the peer programs."""
-    points = [p for p in curve.plan_curve(("exchange", "one_way", "write"), ("1t", "2p"), extent.windows, extent.sizes)
+    points = [p for p in curve.plan_curve(extent.charts, ("1t", "2p"), extent.windows, extent.sizes)
               if p.chart != "one_way" or p.size == 65536]
     if extent.long_sizes:
         points += curve.plan_curve(("one_way",), ("1t", "2p"), (1,), extent.long_sizes)
