@@ -58,6 +58,12 @@ struct ConnectOptions {
   /// Given to the peer with each attempt; up to kPrivateDataMax bytes, which connect() copies. Not
   /// with Via::rdma_cm.
   std::span<const std::byte> private_data{};
+  /// Ports and GIDs of this engine's device, in the order in which they are tried; see Reconnect
+  /// and Connection::local_path(). The ports must exist, but their links may be down. Empty: the
+  /// place that `settings` name, or the engine's. Not with Via::rdma_cm, and not beside a port or
+  /// GID index in `settings`. All local paths are of one device, because memory is registered with
+  /// one: to fail over between devices, use an engine for each.
+  std::vector<LocalPath> local_paths{};
 };
 
 /// How Engine::prepare() makes a connection.

@@ -19,6 +19,7 @@
 #include "spinwire/message.h"
 #include "spinwire/operation.h"
 #include "spinwire/raw.h"
+#include "spinwire/reconnect.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -528,6 +529,10 @@ class SPINWIRE_API Connection {
   /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
   /// has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
+  /// The local path of the present attempt, and the one in use when the connection is ready; see
+  /// ConnectOptions::local_paths. Through rdma_cm, the port alone. Port 0 once the connection is
+  /// gone. Set-up.
+  [[nodiscard]] LocalPath local_path() const noexcept;
   /// What the handshake has shown of the peer. Before on_accept, or on_ready of a connection that
   /// we make, the key and the private data may be empty. Valid until on_interrupted or on_closed
   /// runs. Hot.

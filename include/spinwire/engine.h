@@ -258,11 +258,13 @@ class SPINWIRE_API Engine {
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   /// Begins to connect. on_ready or on_closed reports the result. Set-up. Errors:
-  ///   invalid_argument  an address, a time or a setting out of range, or too much private data
+  ///   invalid_argument  an address, a time or a setting out of range, too much private data, or
+  ///                     local paths beside a port in the settings or with rdma_cm
   ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
   ///                     up, or the device has less than a setting asks
-  ///   no_device         the device is gone, or a setting names a port or GID that does not exist
+  ///   no_device         the device is gone, or a setting or local path names a port or GID that
+  ///                     does not exist
   ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
   ///                     see Config::Security
   ///   unsupported       rdma_cm on this device, or with private data; this IP version on this
@@ -270,7 +272,8 @@ class SPINWIRE_API Engine {
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection
-  ///   system            there is no route, or the operating system refused
+  ///   system            there is no route, the links of all local paths are down, or the operating
+  ///                     system refused
   [[nodiscard]] Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   /// Prepares a connection whose endpoints the application exchanges out-of-band. on_endpoint gives
@@ -304,13 +307,15 @@ class SPINWIRE_API Engine {
   ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
   ///                     completion queue or a pool has not enough room
   ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
-  ///   unsupported       rpc.transport is "datagram", and the device has no datagrams; or this IP
-  ///                     version on this host
-  ///   no_device         the device is gone
+  ///   unsupported       rpc.transport is "datagram", and the device has no datagrams or a local
+  ///                     path is not the engine's; or this IP version on this host
+  ///   no_device         the device is gone, or a local path names a port or GID that does not
+  ///                     exist
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection
-  ///   system            there is no route, or the device or the operating system refused
+  ///   system            there is no route, the links of all local paths are down, or the device or
+  ///                     the operating system refused
   [[nodiscard]] Result<Session> open_session(std::string_view address,
                                              const SessionOptions& options);
   /// Counts of remote calls. Hot.

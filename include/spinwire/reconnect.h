@@ -3,10 +3,21 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "spinwire/clock.h"
 
 namespace spinwire {
+
+/// A port of the engine's device, and one of its GIDs, through which an attempt goes.
+struct LocalPath {
+  std::uint32_t port = 0;  ///< of the engine's device, counted from 1; 0: none
+  /// In the port's table. Empty: the engine's GID if the port is the engine's, else the port's
+  /// best.
+  std::optional<std::uint32_t> gid_index{};
+
+  friend bool operator==(const LocalPath&, const LocalPath&) noexcept = default;
+};
 
 /// Makes a connection or session again that could not be made or was lost. Its handle stays valid.
 /// Outstanding operations of the connection have ended by then, and keys that the peer made for it
@@ -27,6 +38,13 @@ namespace spinwire {
 /// address that fails is followed at once by one at the next address, until a round has tried all.
 /// A round after a loss begins with the address behind the one that was lost. What is final then
 /// ends only this attempt, unless all of a round end so.
+///
+/// With local paths (ConnectOptions::local_paths, SessionOptions::local_paths), each attempt also
+/// takes the next local path, so one failure at either end does not fail two attempts in a row. A
+/// round tries each address through each path. An attempt through a port whose link is down fails
+/// at once, and that is not final. If the device reports that the link in use has gone down, the
+/// connection or session is lost at once, unless no attempt may follow. It then stays on the path
+/// that took it over.
 ///
 /// Addresses are numeric, and no attempt resolves a name again. Give all addresses that
 /// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.

@@ -426,6 +426,9 @@ class SPINWIRE_API Session {
   /// The server's "address:port": of the present attempt, and the one that is connected when the
   /// session is ready. Empty also if memory has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
+  /// The local path of the present attempt, and the one in use when the session is ready; see
+  /// SessionOptions::local_paths. Port 0 once the session is gone. Set-up.
+  [[nodiscard]] LocalPath local_path() const noexcept;
 
   /// Calls a method. If it answers ok, `done` runs exactly once, inside a poll() and never inside
   /// this function; in a callback, perhaps in the same poll(). Do not change the request until
@@ -574,6 +577,11 @@ struct SessionOptions {
   /// Given to the server with each attempt; up to kPrivateDataMax bytes, which open_session()
   /// copies.
   std::span<const std::byte> private_data{};
+  /// Ports and GIDs of this engine's device, in the order in which they are tried; see Reconnect,
+  /// ConnectOptions::local_paths and Session::local_path(). Empty: the engine's. Datagrams leave by
+  /// the engine's port and GID only. Through any other path, all calls of the session travel over a
+  /// connection.
+  std::vector<LocalPath> local_paths{};
 };
 
 }  // namespace spinwire

@@ -164,6 +164,12 @@ PeerIdentity peer_identity_of(const Agent& a) noexcept {
   return peer;
 }
 
+LocalPath local_path_of(const Agent& a) noexcept {
+  const verbs::Place& place = a.attributes.queue_pair.place;
+  if (is_through_cm(a)) return {place.port, {}};
+  return {place.port, static_cast<std::uint32_t>(place.gid_index)};
+}
+
 Error closed_by_application() {
   return {Status::refused, "connect", "the application closed the connection", "try again"};
 }

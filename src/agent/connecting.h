@@ -66,6 +66,8 @@ void name_peer(Agent& a, std::string_view text) noexcept;
 /// The peer has proved the key of this name, which outlives the agent.
 inline void set_peer_key(Agent& a, std::string_view key) noexcept { a.peer.key = key; }
 PeerIdentity peer_identity_of(const Agent& a) noexcept;
+/// Through rdma_cm, the port alone.
+LocalPath local_path_of(const Agent& a) noexcept;
 Error closed_by_application();
 /// Why the connection ends, for the peer.
 Error reason_for_peer(const Agent& a);

@@ -6,6 +6,7 @@
 #include "agent/agent.h"
 #include "agent/connecting.h"
 #include "base/error.h"
+#include "config/local_paths.h"
 
 namespace spinwire::agent {
 namespace {
@@ -77,6 +78,10 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
 Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   a.reconnect->backing_off = false;
   name_peer(a, a.reconnect->plan.address().text().view());
+  if (const LocalPath* const path = a.reconnect->plan.local_path(); path != nullptr) {
+    auto usable = config::use_local_path(a.attributes.queue_pair, *ctx.device, *path);
+    if (!usable) return tl::unexpected(usable.error());
+  }
   if (!reserve_first_receive(ctx, a)) {
     return tl::unexpected(no_more_connections(
         ctx, base::format("connect to {} again", peer_name(a)), ErrorFor::caller));
@@ -85,6 +90,18 @@ Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   enter(ctx, a, ConnectionState::resolving);
   queue_setup(ctx, a);
   return ReconnectWay{a.reconnect->plan.address(), a.reconnect->via, a.setup.timeout};
+}
+
+void on_port_down(EngineContext& ctx, std::uint8_t port) noexcept {
+  for (Agent& a : ctx.agents) {
+    const ReconnectState* const state = a.reconnect.get();
+    if (state == nullptr || state->backing_off || is_ending(a) || !state->plan.can_leave(port) ||
+        !state->plan.has_next({a.setup.was_ready, false, state->ready_at}, ctx.clock.now()))
+      continue;
+    fail(ctx, a,
+         {Status::local_error, base::format("keep the connection to {}", peer_name(a)),
+          base::format("the link of local port {} is down", port), kPortDownRemedy});
+  }
 }
 
 Error final_cause(Agent& a) noexcept {

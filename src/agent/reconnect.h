@@ -37,8 +37,15 @@ struct ReconnectWay {
   Via via;
   Nanoseconds timeout;
 };
-/// Starts the next attempt. Errors: limit (no receive is left to reserve).
+/// Starts the next attempt. Errors: limit (no receive is left to reserve), and those of
+/// config::use_local_path().
 [[nodiscard]] Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a);
+/// The remedy of what was lost with the link of a local port, and goes on through another port.
+inline constexpr const char* kPortDownRemedy =
+    "it is made again through another local path; look at the cable, the switch and the interface";
+/// The link of a local port has gone down: connections that can go on through another port are lost
+/// at once.
+void on_port_down(EngineContext& ctx, std::uint8_t port) noexcept;
 /// The error that on_closed reports after the last attempt.
 [[nodiscard]] Error final_cause(Agent& a) noexcept;
 

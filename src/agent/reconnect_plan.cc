@@ -24,18 +24,33 @@ Error last_error(Error first, Error last, const ReconnectPlan& plan) noexcept {
   return std::move(told);
 }
 
+/// Each attempt takes the next address and the next path. The second pass over the addresses begins
+/// with the second path, and so on: a round has each pair once.
 ReconnectPlan::ReconnectPlan(const Reconnect& options,
-                             const std::vector<control::Address>& addresses, const Clock& clock)
-    : options_(options), clock_(clock), random_(base::random_seed()) {
-  targets_.reserve(addresses.size());
-  for (const control::Address& each : addresses) targets_.push_back({each});
+                             const std::vector<control::Address>& addresses,
+                             const std::vector<LocalPath>& paths, const Clock& clock)
+    : options_(options), clock_(clock), random_(base::random_seed()), paths_(paths) {
+  const auto count = static_cast<std::uint32_t>(addresses.size());
+  const auto passes = std::max(static_cast<std::uint32_t>(paths.size()), 1u);
+  addresses_.reserve(count);
+  for (const control::Address& each : addresses) addresses_.push_back({each});
+  targets_.reserve(std::size_t{count} * passes);
+  for (std::uint32_t pass = 0; pass < passes; ++pass) {
+    for (std::uint32_t i = 0; i < count; ++i) targets_.push_back({i, (pass + i) % passes});
+  }
   left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
+}
+
+bool ReconnectPlan::can_leave(std::uint32_t port) const noexcept {
+  if (paths_.empty() || local_path()->port != port) return false;
+  return std::any_of(paths_.begin(), paths_.end(),
+                     [port](const LocalPath& each) { return each.port != port; });
 }
 
 Result<ReconnectPlan> ReconnectPlan::make(const char* asked, const Reconnect& options,
                                           std::string_view address,
                                           const std::vector<std::string>& alternatives,
-                                          const Clock& clock) {
+                                          const Clock& clock, const std::vector<LocalPath>& paths) {
   constexpr Nanoseconds kLeast = std::chrono::microseconds(1), kMost = std::chrono::hours(1);
   if (options.first_delay < kLeast || options.first_delay > options.max_delay ||
       options.max_delay > kMost) {
@@ -54,7 +69,7 @@ Result<ReconnectPlan> ReconnectPlan::make(const char* asked, const Reconnect& op
   for (const std::string& text : alternatives) {
     if (auto added = add(text); !added) return tl::unexpected(added.error());
   }
-  return ReconnectPlan(options, addresses, clock);
+  return ReconnectPlan(options, addresses, paths, clock);
 }
 
 /// Rounds that count when the next one begins. What is soon lost again does not reset them.
@@ -98,14 +113,14 @@ std::uint64_t ReconnectPlan::next_pause() noexcept {
       Nanoseconds(static_cast<std::int64_t>(longest - random_.below(longest / 2 + 1))));
 }
 
-/// Goes on to the first address of this round that may be tried at `when`, or else to the one that
-/// may be tried soonest. Returns the tick from which it may be tried.
+/// Goes on to the first attempt of this round whose address may be tried at `when`, or else to the
+/// one that may be made soonest. Returns the tick from which it may be tried.
 std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
   const auto count = static_cast<std::uint32_t>(targets_.size());
   std::uint32_t best = 0;
   for (std::uint32_t i = 0; i <= left_; ++i) {
-    const std::uint64_t from = targets_[(place_ + i) % count].not_before;
-    if (from < targets_[(place_ + best) % count].not_before) best = i;
+    const std::uint64_t from = not_before((place_ + i) % count);
+    if (from < not_before((place_ + best) % count)) best = i;
     if (from > when) continue;
     best = i;
     break;
@@ -113,7 +128,7 @@ std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
   place_ = (place_ + best) % count;
   left_ -= best;
   if (best != 0) all_final_ = false;  // those that were left out may take us later
-  return std::max(when, targets_[place_].not_before);
+  return std::max(when, not_before(place_));
 }
 
 }  // namespace spinwire::agent

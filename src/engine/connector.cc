@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "config/connection_attributes.h"
+#include "config/local_paths.h"
 #include "control/peer_source.h"
 #include "engine/acceptance.h"
 #include "rpc/rpc_state.h"
@@ -132,6 +133,25 @@ Result<Connector::Attempt> Connector::begin(const control::Address& to, Via via,
   return port_.connect(to, *this).map([](control::HandshakeId id) { return Attempt{id, {}}; });
 }
 
+Result<Connector::Attempt> Connector::begin_first(agent::ReconnectPlan& plan, Via via,
+                                                  Nanoseconds timeout,
+                                                  verbs::QueuePairOptions& queue_pair) {
+  const auto begin_next = [&]() -> Result<Attempt> {
+    if (const LocalPath* const path = plan.local_path(); path != nullptr) {
+      if (auto usable = config::use_local_path(queue_pair, *context_.device, *path); !usable)
+        return tl::unexpected(usable.error());
+    }
+    return begin(plan.address(), via, timeout);
+  };
+  auto attempt = begin_next();
+  // An attempt that ends at once is made again in the next round.
+  while (!attempt && !plan.is_round_over()) {
+    (void)plan.next({}, context_.clock.now());
+    attempt = begin_next();
+  }
+  return attempt;
+}
+
 void Connector::attach(Attempt attempt, Agent& a) noexcept {
   if (attempt.cm != nullptr) return attach_cm(std::move(attempt.cm), a);
   agent::use_handshake(a, attempt.handshake);
@@ -140,27 +160,27 @@ void Connector::attach(Attempt attempt, Agent& a) noexcept {
 
 Result<Connection> Connector::connect(std::string_view text, const ConnectOptions& options) {
   auto plan = agent::ReconnectPlan::make("connect", options.reconnect, text, options.alternatives,
-                                         context_.clock);
+                                         context_.clock, options.local_paths);
   if (!plan) return tl::unexpected(plan.error());
   if (auto valid = config::check_timeout("connect", options.timeout); !valid)
     return tl::unexpected(valid.error());
-  const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
-                                          options.via == Via::rdma_cm);
+  const bool through_cm = options.via == Via::rdma_cm;
+  auto attributes =
+      config::resolve(context_.config, *context_.device, options.settings, through_cm);
   if (!attributes) return tl::unexpected(attributes.error());
-  const auto ours = copy_private_data("connect", options.private_data, options.via == Via::rdma_cm);
+  if (auto good = config::check_local_paths(*context_.device, options.local_paths, options.settings,
+                                            through_cm);
+      !good)
+    return tl::unexpected(good.error());
+  const auto ours = copy_private_data("connect", options.private_data, through_cm);
   if (!ours) return tl::unexpected(ours.error());
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
-  auto attempt = begin(plan->address(), options.via, timeout);
-  // An address whose attempt ends at once is tried again in the next round.
-  while (!attempt && !plan->is_round_over()) {
-    (void)plan->next({}, context_.clock.now());
-    attempt = begin(plan->address(), options.via, timeout);
-  }
+  auto attempt = begin_first(*plan, options.via, timeout, attributes->queue_pair);
   if (!attempt) return tl::unexpected(attempt.error());
   const control::AddressText peer = plan->address().text();
   std::unique_ptr<agent::ReconnectState> again;
-  if (options.reconnect.attempts != 0 || !options.alternatives.empty())
+  if (options.reconnect.attempts != 0 || plan->has_choice())
     again = std::make_unique<agent::ReconnectState>(std::move(*plan), options.via);
   const auto made = agent::make(context_,
                                 {.state = ConnectionState::resolving,

@@ -114,6 +114,10 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
     std::unique_ptr<agent::CmLink> cm;  ///< null: over TCP
   };
   Result<Attempt> begin(const control::Address& to, Via via, Nanoseconds timeout);
+  /// Begins the first attempt of a plan that succeeds so far, at this round's addresses through its
+  /// local paths, and gives the connection that path.
+  Result<Attempt> begin_first(agent::ReconnectPlan& plan, Via via, Nanoseconds timeout,
+                              verbs::QueuePairOptions& queue_pair);
   void attach(Attempt attempt, agent::Agent& a) noexcept;
   void end_handshake(const agent::Agent& a) noexcept;
   void send_frame(agent::Agent& a, agent::HandshakeStep step) noexcept;

@@ -7,8 +7,10 @@
 
 #include "agent/agent.h"
 #include "agent/connecting.h"
+#include "agent/reconnect.h"
 #include "base/error.h"
 #include "base/log_message.h"
+#include "rpc/rpc_state.h"
 
 namespace spinwire {
 
@@ -100,6 +102,12 @@ void DeviceWatch::fail_all(const char* event) noexcept {
   }
 }
 
+void DeviceWatch::fail_over(std::uint8_t port) noexcept {
+  completions_.process_all_completions();  // what has succeeded is reported so
+  agent::on_port_down(context_, port);
+  if (calls_ != nullptr) rpc::on_port_down(*calls_, port);
+}
+
 void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   DeviceEvent event;
   event.kind = kind_of(found.event_type);
@@ -120,6 +128,7 @@ void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   if (const DeviceEventCallback run = handler; run) run(event);
   if (event.kind == Kind::device_failed) next_check_ = ~std::uint64_t{0};
   if (ends_all(event.kind)) return fail_all(event.text.data());
+  if (event.kind == Kind::port_error) return fail_over(event.port);
   if (!ends_connection(event.kind)) return;
   if (Agent* a = agent::find_by_qpn(context_, qp_num); a != nullptr) {
     agent::fail(context_, *a,

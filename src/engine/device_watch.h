@@ -4,10 +4,15 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "agent/engine_context.h"
 #include "control/control_port.h"
 #include "spinwire/engine.h"
+
+namespace spinwire::rpc {
+struct Rpc;
+}
 
 namespace spinwire::engine {
 
@@ -21,8 +26,9 @@ class CompletionProcessor {
 
 class DeviceWatch final : public control::DescriptorOwner {
  public:
-  DeviceWatch(agent::EngineContext& context, CompletionProcessor& completions) noexcept
-      : context_(context), completions_(completions) {}
+  DeviceWatch(agent::EngineContext& context, CompletionProcessor& completions,
+              const std::unique_ptr<rpc::Rpc>& calls) noexcept
+      : context_(context), completions_(completions), calls_(calls) {}
 
   /// Watches a device that has a descriptor for its events through the port. Other devices are
   /// polled in each step. Errors: those of ControlPort::watch().
@@ -32,7 +38,8 @@ class DeviceWatch final : public control::DescriptorOwner {
   /// Polls the device. Each control step.
   void step(std::uint64_t now) noexcept;
   void on_readable() override { drain_events(); }
-  /// Handles one event: the application's handler first, then the connections that it ends.
+  /// Handles one event: the application's handler first, then the connections and sessions that it
+  /// ends.
   void on_event(const ibv_async_event& found) noexcept;
 
   /// Checks that the device works. Errors: no_device.
@@ -44,9 +51,11 @@ class DeviceWatch final : public control::DescriptorOwner {
   void drain_events() noexcept;
   void check_removal(std::uint64_t now) noexcept;
   void fail_all(const char* event) noexcept;
+  void fail_over(std::uint8_t port) noexcept;
 
   agent::EngineContext& context_;
   CompletionProcessor& completions_;
+  const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method and no session
   std::uint64_t next_check_ = 0;  ///< tick of the next check for removal
   const char* lost_ = nullptr;    ///< the event after which no connection is possible
   bool watched_ = false;          ///< the port reports events

@@ -45,7 +45,7 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
                config.connections.handshake_timeout, context.incarnation, config.security.open,
                &context.recorder},
               context.clock, context.timers),
-      device_watch(context, *this),
+      device_watch(context, *this, calls),
       connector(context, control, device_watch, *this, schedule),
       loss_probes(context, control),
       application_timers(context.timers),

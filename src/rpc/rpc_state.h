@@ -219,6 +219,9 @@ inline bool finish_poll(Rpc& r) noexcept {
 void post_reserved_receives(Rpc& r) noexcept;
 /// The sessions' part of the control step.
 void upkeep(Rpc& r) noexcept;
+/// The link of a local port has gone down: sessions that can go on through another port are lost at
+/// once. In session_failover.cc.
+void on_port_down(Rpc& r, std::uint8_t port) noexcept;
 inline bool is_session_timer(const base::Timer& timer) noexcept {
   return timer.kind >= kClientTimer && timer.kind <= kRetransmissionTimer;
 }

@@ -159,6 +159,9 @@ struct Liveness {
 struct SessionReconnect {
   agent::ReconnectPlan plan;
   Callback<void(Session, const Error&)> on_interrupted;
+  /// Port and GID of the connection that the present attempt uses for all calls; none: the engine's
+  /// own, and datagrams.
+  std::optional<verbs::Place> place{};
   Error first{Status::ok, {}, {}, {}};  ///< why the session was lost; ok while it is ready
   std::uint64_t ready_at = 0;           ///< tick
   bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline

@@ -10,6 +10,7 @@
 #include "rpc/client_session.h"
 #include "rpc/rpc_state.h"
 #include "rpc/server_session.h"
+#include "rpc/session_failover.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_recording.h"
 #include "rpc/transport/connection_transport.h"
@@ -36,9 +37,12 @@ std::unique_ptr<SessionPeer> make_session_peer(std::string_view address, std::st
 
 Result<ClientSession*> SessionDialogues::open(std::string_view text,
                                               const SessionOptions& options) {
-  auto plan = agent::ReconnectPlan::make("open a session", options.reconnect, text,
-                                         options.alternatives, rpc_.context.clock);
+  auto plan =
+      agent::ReconnectPlan::make("open a session", options.reconnect, text, options.alternatives,
+                                 rpc_.context.clock, options.local_paths);
   if (!plan) return tl::unexpected(plan.error());
+  if (auto good = check_local_paths(rpc_.context, options.local_paths); !good)
+    return tl::unexpected(good.error());
   const std::uint32_t window =
       options.window != 0 ? options.window : rpc_.context.config.rpc.window;
   if (!std::has_single_bit(window) || window > kWindowMax) {
@@ -64,14 +68,16 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
   c->when_not_ready = options.when_not_ready;
   const auto dialled = base::no_throw("open a session", [&] {
     if (!ours.empty()) c->private_data = std::make_unique<PrivateData>(ours);
-    auto begun = dial(*c, plan->address());
-    // An address whose attempt ends at once is tried again in the next round.
-    while (!begun && !plan->is_round_over()) {
-      (void)plan->next({}, rpc_.context.clock.now());
-      begun = dial(*c, plan->address());
+    if (options.reconnect.attempts == 0 && plan->is_only_default())
+      return dial(*c, plan->address());
+    c->reconnect.reset(new SessionReconnect{std::move(*plan), options.on_interrupted});
+    agent::ReconnectPlan& way = c->reconnect->plan;
+    auto begun = dial(*c, way.address());
+    // An attempt that ends at once is made again in the next round.
+    while (!begun && !way.is_round_over()) {
+      (void)way.next({}, rpc_.context.clock.now());
+      begun = dial(*c, way.address());
     }
-    if (begun && (options.reconnect.attempts != 0 || !options.alternatives.empty()))
-      c->reconnect.reset(new SessionReconnect{std::move(*plan), options.on_interrupted});
     return begun;
   });
   if (!dialled) {
@@ -85,10 +91,12 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
 }
 
 Result<void> SessionDialogues::dial(ClientSession& c, const control::Address& to) {
+  if (auto usable = use_local_path(rpc_.context, c); !usable) return usable;
   const auto token = base::random_secret();
   if (!token) return tl::unexpected(token.error());
   c.address = to.text().view();
-  wire::SessionEnd end = local_session_end(rpc_, c.name, c.window, first_call_number(c));
+  wire::SessionEnd end =
+      local_session_end(rpc_, c.name, c.window, first_call_number(c), !has_own_place(c));
   end.token = c.token = *token;
   if (c.private_data != nullptr) end.private_data = *c.private_data;
   record_state(rpc_, c);
@@ -238,11 +246,13 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (!to) return tl::unexpected(to.error());
   const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.token});
   if (!handshake) return tl::unexpected(handshake.error());
+  config::ConnectionAttributes attributes = connection_attributes(rpc_.context);
+  if (has_own_place(c)) attributes.queue_pair.place = *c.reconnect->place;
   const auto made = agent::make(rpc_.context,
                                 {.state = ConnectionState::resolving,
                                  .outbound = true,
                                  .peer = c.address,
-                                 .attributes = connection_attributes(rpc_.context),
+                                 .attributes = attributes,
                                  .handshake = *handshake},
                                 base::format("connect a session with {} for its calls", c.address));
   if (!made) {

@@ -161,6 +161,12 @@ class Device {
   /// Finds another port or GID of this device; a `gid_index` of -1 takes the port's best GID.
   /// Errors: limit; no_device, with the reason; system.
   Result<Place> find_place(std::uint8_t port, int gid_index);
+  /// Asks the device for the present place of a port that exists; `gid_index` as above. Errors:
+  /// no_device, also if the link is down; system.
+  Result<Place> query_place(std::uint8_t port, int gid_index);
+  [[nodiscard]] std::uint32_t ports() const noexcept { return ports_; }
+  /// Entries of the GID table of a port that exists, usable or not. Errors: system.
+  Result<std::uint32_t> gid_table_size(std::uint8_t port);
   /// Checks that the device supports these options. Makes a queue pair to test options beyond those
   /// of the engine's own queue pairs. Errors: limit, with the member of ConnectionSettings, the
   /// value asked for and the limit.

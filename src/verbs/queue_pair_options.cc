@@ -36,6 +36,19 @@ Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   if (port == 0) port = place_.port;
   if (port == place_.port && (gid_index < 0 || gid_index == place_.gid_index)) return place_;
   if (port > ports_) return over_limit({"port", port, ports_}, info_.name);
+  return query_place(port, gid_index);
+}
+
+Result<std::uint32_t> Device::gid_table_size(std::uint8_t port) {
+  ibv_port_attr attr{};
+  if (const int error = provider().query_port(context(), port, &attr); error != 0) {
+    return base::fail_errno(Status::system, base::format("use port {}", port), "ibv_query_port",
+                            error, "");
+  }
+  return static_cast<std::uint32_t>(attr.gid_tbl_len);
+}
+
+Result<Place> Device::query_place(std::uint8_t port, int gid_index) {
   std::string asked = base::format("use port {}", port);
   if (gid_index >= 0) asked += base::format(", GID index {}", gid_index);
   ibv_port_attr attr{};

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace reconnect_plan_test {
@@ -13,6 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using spinwire::Clock;
+using spinwire::LocalPath;
 using spinwire::Reconnect;
 using spinwire::Status;
 using spinwire::agent::AttemptEnd;
@@ -24,10 +27,12 @@ constexpr AttemptEnd kRefused{false, true, 0};
 
 class ReconnectPlans : public testing::Test {
  protected:
-  [[nodiscard]] ReconnectPlan plan(const Reconnect& options, int addresses) const {
+  [[nodiscard]] ReconnectPlan plan(const Reconnect& options, int addresses,
+                                   const std::vector<LocalPath>& paths = {}) const {
     std::vector<std::string> more;
     for (int i = 1; i < addresses; ++i) more.push_back("10.0.0." + std::to_string(i + 1) + ":1");
-    return ReconnectPlan::make("test", options, "10.0.0.1:1", more, Clock::manual(&now_)).value();
+    return ReconnectPlan::make("test", options, "10.0.0.1:1", more, Clock::manual(&now_), paths)
+        .value();
   }
   /// The last number of the present address.
   static int place(const ReconnectPlan& plan) { return plan.address().str()[7] - '0'; }
@@ -117,6 +122,52 @@ TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasIt) {
   p.hold_off(now_, 100ms);
   now_ += next(p);
   EXPECT_EQ(place(p), 3) << "the one whose time ends first";
+}
+
+TEST_F(ReconnectPlans, ARoundTriesEachAddressThroughEachPathAndStepsBothAtOnce) {
+  ReconnectPlan p = plan({9, 10ms, 20ms}, 2, {{1}, {2}});
+  std::vector<std::pair<int, int>> tried;
+  for (int i = 0; i < 8; ++i) {
+    tried.emplace_back(place(p), p.local_path()->port);
+    if (i == 3) {
+      EXPECT_TRUE(p.is_round_over());
+    }
+    (void)next(p);
+  }
+  const std::vector<std::pair<int, int>> round{{1, 1}, {2, 2}, {1, 2}, {2, 1}};
+  EXPECT_TRUE(std::equal(round.begin(), round.end(), tried.begin()));
+  EXPECT_TRUE(std::equal(round.begin(), round.end(), tried.begin() + 4));
+  // Three addresses and two paths: each pair once.
+  ReconnectPlan q = plan({9, 10ms, 20ms}, 3, {{1}, {2}});
+  std::set<std::pair<int, int>> pairs;
+  for (int i = 0; i < 6; ++i) {
+    pairs.emplace(place(q), q.local_path()->port);
+    (void)next(q);
+  }
+  EXPECT_EQ(pairs.size(), 6u);
+}
+
+TEST_F(ReconnectPlans, APathIsAChoiceOfItsOwn) {
+  ReconnectPlan p = plan({}, 1, {{1}, {2}});
+  EXPECT_TRUE(p.has_choice());
+  EXPECT_TRUE(p.can_leave(1));
+  EXPECT_FALSE(p.can_leave(2)) << "not in use";
+  (void)next(p);
+  EXPECT_EQ(p.local_path()->port, 2u);
+  EXPECT_TRUE(p.can_leave(2));
+  EXPECT_FALSE(p.has_next(kFailed, now_)) << "the only round is over";
+  EXPECT_FALSE(plan({9, 10ms, 20ms}, 1, {{1}}).can_leave(1)) << "there is no other";
+  EXPECT_FALSE(plan({9, 10ms, 20ms}, 1, {{1, 0}, {1, 1}}).can_leave(1)) << "no other port";
+  EXPECT_EQ(plan({}, 1).local_path(), nullptr);
+}
+
+TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasItOnAllPaths) {
+  ReconnectPlan p = plan({99, 10ms, 10ms}, 2, {{1}, {2}});
+  p.hold_off(now_, 1s);
+  for (int i = 0; i < 2; ++i) {
+    (void)next(p);
+    EXPECT_EQ(place(p), 2) << i;
+  }
 }
 
 TEST_F(ReconnectPlans, ClientsWithTheSameTimeComeBackApart) {

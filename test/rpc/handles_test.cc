@@ -237,11 +237,13 @@ void Handles::expect_empty() {
   EXPECT_EQ(c.stats().messages_sent, 0u);
   EXPECT_EQ(c.snapshot().state, ConnectionState::closed);
   EXPECT_EQ(c.peer(), "");
+  EXPECT_EQ(c.local_path(), spinwire::LocalPath{});
   c.prefetch();
   EXPECT_EQ(w.session.state(), SessionState::closed);
   EXPECT_EQ(w.session.max_call() + w.session.max_inline_call(), 0u);
   EXPECT_FALSE(w.session.last_call());
   w.session.prefetch();
+  EXPECT_EQ(w.session.local_path(), spinwire::LocalPath{});
   EXPECT_EQ(w.pending.max_reply(), 0u);
   EXPECT_TRUE(w.pending.reserve_reply(1).empty());
   EXPECT_FALSE(memory);

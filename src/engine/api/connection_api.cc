@@ -323,4 +323,9 @@ std::string Connection::peer() const noexcept try {
   return {};
 }
 
+LocalPath Connection::local_path() const noexcept {
+  const Agent* const a = locate(slot_, index_, generation_).agent;
+  return a != nullptr ? agent::local_path_of(*a) : LocalPath{};
+}
+
 }  // namespace spinwire

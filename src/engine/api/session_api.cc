@@ -18,6 +18,7 @@
 #include "rpc/reply_completion.h"
 #include "rpc/server_call.h"
 #include "rpc/server_session.h"
+#include "rpc/session_failover.h"
 #include "rpc/session_snapshot.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -196,6 +197,11 @@ std::string Session::peer() const noexcept try {
   return c != nullptr ? c->address : std::string();
 } catch (const std::bad_alloc&) {
   return {};
+}
+
+LocalPath Session::local_path() const noexcept {
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr ? rpc::local_path_of(*detail::core_at(slot_)->calls, *c) : LocalPath{};
 }
 
 SessionSnapshot Session::snapshot() const noexcept {
