@@ -209,7 +209,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 .PHONY: all libs tools examples tests everything demo demo-build test test-build verify nightly test-softroce check check-folder \
   check-tests bench bench-curve report check-report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
-  count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects check-curve \
+  count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words check-secrets diagrams check-diagrams check-defects check-curve \
   man check-man docs deb check-abi abi-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
@@ -600,8 +600,8 @@ $(FUZZ_DIR)/bin/%: $(FUZZ_DIR)/obj/test/fuzz/%_fuzz.o $(FUZZ_DIR)/libfuzzed.a $(
 CODE_DIRS := include src bench test tools
 ALL_CODE := $(call find,$(CODE_DIRS),*.cc) $(call find,$(CODE_DIRS),*.h)
 
-## tidy: layers, words, public headers, format, diagrams, planted defects that apply, clang-tidy
-tidy: check-layers check-words check-headers check-format check-diagrams check-defects check-curve lint
+## tidy: layers, words, comparisons of secrets, public headers, format, diagrams, planted defects that apply, clang-tidy
+tidy: check-layers check-words check-secrets check-headers check-format check-diagrams check-defects check-curve lint
 
 check-layers:
 	$(call say,CHECK,layers)
@@ -611,6 +611,10 @@ check-layers:
 check-words:
 	$(call say,CHECK,words)
 	@tools/dev/check_words.sh
+
+check-secrets:
+	$(call say,CHECK,secrets)
+	@tools/dev/check_secrets.sh
 
 # The drawings of src/README.md. Graphviz' output depends on its version, so each drawing ends with the
 # checksum of its source, which the check compares.

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Checks that src/control compares codes, tags, proofs and secrets by sodium_memcmp() alone, whose time tells
+# nothing of the bytes. Names of a message, a key's identity and public keys are no secrets.
+#
+#   tools/dev/check_secrets.sh [ROOT]        checks ROOT/src/control (default: this tree)
+#   tools/dev/check_secrets.sh --self-test   plants violations and checks that each is found
+set -euo pipefail
+
+# Bytes are not compared by these, whatever they are.
+functions='(^|[^A-Za-z_])((std::)?(memcmp|bcmp|strcmp|strncmp|timingsafe_bcmp)|(std::)?(ranges::)?lexicographical_compare[a-z_]*)\('
+# The names of what must not be compared byte by byte: the last part of an operand.
+secret='[a-z_]*(code|codes|tag|tags|proof|proofs|secret|secrets|psk|mac|hmac|digest)_?(\(\)|\.data\(\)|\.bytes(\(\))?)?'
+path='([A-Za-z_][A-Za-z_0-9]*(\(\))?(\[[^]]*\])?(\.|->))*\*?'
+# An operand that is a constant, such as Step::proof or nullptr, is no secret.
+constant='(nullptr|k[A-Z]|[A-Z][A-Za-z]*::|sizeof|[0-9])'
+left="(^|[^A-Za-z_0-9:.>])$path$secret *(==|!=) *+(?!$constant)"
+right="(?<!nullptr) (==|!=) *$path$secret *([;)&|?,}]|\$)"
+equal="(std::)?(ranges::)?(equal|mismatch)\\([^;]*[^A-Za-z:]$path$secret(\\.begin\\(\\)|\\.cbegin\\(\\))?[,)]"
+
+# Code without comments and texts.
+code_of() {
+  sed -E 's/"([^"\\]|\\.)*"/""/g; s,//.*$,,' "$1"
+}
+
+check_file() {
+  local file=$1 shown=$2 found
+  found=$(code_of "$file" | grep -nP "$functions|$left|$right|$equal" || true)
+  [[ -z "$found" ]] || { sed "s,^,$shown:," <<<"$found" >&2; return 1; }
+}
+
+check_tree() {
+  local root=$1 bad=0 file
+  while IFS= read -r file; do
+    check_file "$file" "${file#"$root"/}" || bad=1
+  done < <(find "$root/src/control" -name '*.cc' -o -name '*.h')
+  [[ $bad -eq 0 ]] || echo 'compare codes, tags, proofs and secrets by sodium_memcmp()' >&2
+  return $bad
+}
+
+self_test() {
+  local failed=0 folder
+  folder=$(mktemp -d)
+  expect() {  # good or bad, and a line of code
+    printf '%s\n' "$2" >"$folder/planted.cc"
+    local is=good
+    check_file "$folder/planted.cc" planted.cc 2>"$folder/found" || is=bad
+    [[ $is == "$1" ]] || { echo "check_secrets: taken as $is: $2" >&2; failed=1; }
+  }
+  expect bad '  if (std::memcmp(a.data(), b.data(), a.size()) == 0) return;'
+  expect bad '  return memcmp(tag, sealed, kNoiseTagBytes) == 0;'
+  expect bad '  if (bcmp(a, b, 16) != 0) return;'
+  expect bad '  if (proof.code == code_of(*key, peer, proof)) return;'
+  expect bad '  if (proof.code != ours) return;'
+  expect bad '  const bool good = peer.tag == expected;'
+  expect bad '  return expected != record->tag;'
+  expect bad '  if (ours == proof.code && is_sent_) return;'
+  expect bad '  return key.secret == other.secret;'
+  expect bad '  if (message.psk.bytes == psk_) return;'
+  expect bad '  return std::equal(proof.code.begin(), proof.code.end(), ours.begin());'
+  expect bad '  return std::equal(ours.begin(), ours.end(), proof.code.begin());'
+  expect bad '  return std::ranges::equal(ours, endpoint_code);'
+  expect bad '  return our_digest == peer.digest;  // of equal length'
+  expect good '  return sodium_memcmp(a.data(), b.data(), a.size()) == 0;'
+  expect good '  if (sodium_memcmp(proof.code.data(), ours.data(), ours.size()) != 0) return;'
+  expect good '  if (step_ == Step::proof) return;'
+  expect good '  if (proof != nullptr) return id.reject(wire::encode(proof->seal(refusal)));'
+  expect good '  static_assert(wire::kSealTagBytes == kNoiseTagBytes);'
+  expect good '  if (sealed.size() < kNoiseTagBytes || count_ == ~std::uint64_t{0}) return false;'
+  expect good '  if (!std::equal(proof.key.begin(), proof.key.end(), key.id.begin())) continue;'
+  expect good '  // as std::memcmp(tag, other) == 0 would'
+  expect good '  fail("proof.code == ours");'
+  expect good '  if (outcome && outcome->proof != nullptr) {'
+  expect good '  if (decode(frame) != Status::ok) return;'
+  rm "$folder/planted.cc" "$folder/found"
+  rmdir "$folder"
+  [[ $failed -ne 0 ]] || echo 'check_secrets: self-test passed'
+  return $failed
+}
+
+case "${1:-}" in
+  --self-test) self_test ;;
+  *) check_tree "$(cd "${1:-$(dirname "${BASH_SOURCE[0]}")/../..}" && pwd)" ;;
+esac
