@@ -416,6 +416,17 @@ class SPINWIRE_API Engine {
   ///   forked_child   called in a forked child
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
+  /// Sets the callback for replies that found no memory; an empty callback ends the waiting. An
+  /// answer to a call (PendingCall::reply(), refuse()) was refused with no_buffer, or
+  /// reserve_reply() was empty because the send pool had no block, and may succeed now. Runs once,
+  /// in a poll(), for all such answers since the last time; answer until no_buffer comes again. A
+  /// handler that finds no memory keeps the call by Request::defer(). The call may be over when the
+  /// callback runs. While an engine waits for this, its sleeps are brief. Set-up. Errors:
+  ///   not_connected  an empty engine
+  ///   wrong_thread   called from another thread than the engine's
+  ///   forked_child   called in a forked child
+  Status set_reply_writable_handler(const ReplyWritableCallback& handler) noexcept;
+
   /// Checks that the engine's records are consistent: operations, credit, receives, leases,
   /// windows, registrations, calls, and the owner of each block. For tests and for finding faults.
   /// Takes time in proportion to all that exists. Set-up. Errors: system (the first inconsistency:

@@ -190,11 +190,15 @@ class SPINWIRE_API ServedSession {
   std::uint32_t generation_ = 0;
 };
 
+/// Reports that replies may find memory again; see Engine::set_reply_writable_handler().
+using ReplyWritableCallback = Callback<void()>;
+
 /// The end of a reply that was made with a callback; see PendingCall::reply(). Hot.
 using ReplyCompletionCallback = Callback<void(Status)>;
 
 /// A call to answer later, from any callback or between polls. Copies name the same call. Dropping
-/// the handle does not answer the call. Hot.
+/// the handle does not answer the call. After no_buffer, Engine::set_reply_writable_handler() tells
+/// when an answer may succeed. Hot.
 class SPINWIRE_API PendingCall {
  public:
   PendingCall() noexcept = default;

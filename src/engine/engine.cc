@@ -274,6 +274,7 @@ Result<void> EngineCore::open_calls() {
   if (auto open = check_open("make remote calls possible"); !open || calls != nullptr) return open;
   return rpc::open(context, control, connector, *this).map([&](std::unique_ptr<rpc::Rpc> opened) {
     calls = std::move(opened);
+    rpc::set_reply_writable_handler(*calls, reply_writable);
     rpc_qp_num = rpc::datagram_qp_num(*calls);
   });
 }

@@ -162,6 +162,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   engine::ConnectionSums sums;
   engine::StallDetector stalls;
   engine::Publisher publisher;
+  ReplyWritableCallback reply_writable;  ///< for `calls`, which may not be open yet
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection may start any more
   bool destroyed = false;      ///< by a callback that is running; see end_with_poll()

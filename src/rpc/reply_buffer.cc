@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <new>
 
+#include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -38,7 +39,8 @@ std::span<std::byte> reserve_reply_anew(Rpc& r, CallRef call, std::size_t size) 
     release_reply_buffer(buffer);
   if (buffer.block == nullptr)
     buffer.block = r.context.arena->allocate(memory::PoolId::send, bytes);
-  if (buffer.block == nullptr) return {};
+  if (buffer.block == nullptr)
+    return (void)refuse_reply_for_block(r, bytes), std::span<std::byte>();
   buffer.number = call.number;
   buffer.size = static_cast<std::uint32_t>(size);
   return {buffer.block->payload + place.offset, size};

@@ -50,7 +50,35 @@ Status refuse_for_block(Rpc& r, ClientSession& c, std::size_t size) noexcept {
   return Status::no_buffer;
 }
 
+Status refuse_reply_for_block(Rpc& r, std::size_t size) noexcept {
+  RoomForReplies& room = r.room_for_replies;
+  if (!room.on_writable) return Status::no_buffer;
+  // The shortest may succeed first. One that then fails comes here again.
+  room.block_bytes = room.block_bytes == 0 ? size : std::min(room.block_bytes, size);
+  r.may_have_deferred_work = true;
+  r.dialogues.wake_soon();
+  return Status::no_buffer;
+}
+
+void set_reply_writable_handler(Rpc& r, const ReplyWritableCallback& handler) noexcept {
+  r.room_for_replies.on_writable = handler;
+  if (!handler) r.room_for_replies.block_bytes = 0;
+}
+
+namespace {
+
+void run_reply_room_callback(Rpc& r) noexcept {
+  RoomForReplies& room = r.room_for_replies;
+  if (room.block_bytes == 0 || !has_block(r, room.block_bytes)) return;
+  room.block_bytes = 0;
+  const ReplyWritableCallback run = room.on_writable;  // the callback may set another one
+  run();
+}
+
+}  // namespace
+
 void run_room_callbacks(Rpc& r) noexcept {
+  run_reply_room_callback(r);
   const ClientSession* const last = r.room_waiters.empty() ? nullptr : &r.room_waiters.back();
   for (int i = 0; i < kWaitersPerPoll && !r.room_waiters.empty(); ++i) {
     ClientSession& c = r.room_waiters.pop_front();

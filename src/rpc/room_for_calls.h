@@ -1,5 +1,5 @@
-// SessionOptions::on_writable: sessions that had no room for a call, until they have room again.
-// Cold: only a call that is refused comes here.
+// on_writable of sessions that had no room for a call, and of replies that found no memory, until
+// there is room again. Cold: only a call or an answer that is refused comes here.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,11 @@ enum class Backlog : std::uint8_t {
 /// Answers no_buffer in the same way: the send pool has no block of `size` bytes.
 [[gnu::cold, gnu::noinline]] Status refuse_for_block(Rpc& r, ClientSession& c,
                                                      std::size_t size) noexcept;
-/// Runs the callbacks of some sessions that have room, in the order in which they were refused.
+/// Answers no_buffer for an answer to a call that needs a block of `size` bytes of the send pool.
+/// If the engine has a handler, it runs once there is such a block.
+[[gnu::cold, gnu::noinline]] Status refuse_reply_for_block(Rpc& r, std::size_t size) noexcept;
+/// Runs the callbacks of some sessions that have room, in the order in which they were refused, and
+/// that of replies.
 [[gnu::cold, gnu::noinline]] void run_room_callbacks(Rpc& r) noexcept;
 /// The session ends.
 void stop_waiting_for_room(Rpc& r, ClientSession& c) noexcept;

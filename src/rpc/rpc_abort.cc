@@ -23,6 +23,7 @@ void abort(Rpc& r, ConnectionClient& b) noexcept {
 void abort(Rpc& r) noexcept {
   r.has_aborted = true;
   for (auto& handler : r.handlers) handler = nullptr;
+  set_reply_writable_handler(r, nullptr);
   r.clients.for_each([&r](ClientSession& c) {
     c.on_ready = nullptr;
     c.on_closed = nullptr;

@@ -153,10 +153,10 @@ bool run_deferred_work(Rpc& r) noexcept {
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
   if (!r.connection_queue.empty()) run_connection_queue(r);
-  if (!r.room_waiters.empty()) run_room_callbacks(r);
+  if (awaits_room(r)) run_room_callbacks(r);
   r.may_have_deferred_work = has_deferred_work(r);
   return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
-         !r.room_waiters.empty() || !r.due_completions.empty() || r.stays_awake;
+         awaits_room(r) || !r.due_completions.empty() || r.stays_awake;
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,

@@ -70,6 +70,12 @@ inline constexpr std::uint32_t kManySessions = 128;
 /// Rpc::oldest_arrival of what has ended a sleep.
 inline constexpr std::uint64_t kUnknownArrival = ~std::uint64_t{0};
 
+/// What answers that were refused for want of memory wait for; see room_for_calls.h.
+struct RoomForReplies {
+  std::size_t block_bytes = 0;  ///< the shortest block that one of them needs; 0: none waits
+  ReplyWritableCallback on_writable;
+};
+
 struct Rpc {
   Rpc(agent::EngineContext& ctx, control::ControlPort& control,
       control::ConnectionOwner& connections, EngineServices& engine);
@@ -116,6 +122,7 @@ struct Rpc {
   base::RoundQueue<next_due> due_completions;              ///< replies whose callbacks have to run
   bool has_aborted = false;                                ///< there are no callbacks any more
   base::IntrusiveList<request_links> connection_requests;  ///< of sessions that have none yet
+  RoomForReplies room_for_replies;
   SessionDialogues dialogues;
   LocalAddress local;
   base::Random numbers;  ///< source of first call numbers
@@ -143,6 +150,8 @@ inline bool uses_datagrams(const agent::EngineContext& ctx) noexcept {
 /// DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& ctx, control::ControlPort& control,
                                   control::ConnectionOwner& connections, EngineServices& engine);
+/// Sets the callback of Engine::set_reply_writable_handler(). In room_for_calls.cc.
+void set_reply_writable_handler(Rpc& r, const ReplyWritableCallback& handler) noexcept;
 /// Sets the handler of a method. May throw.
 void serve(Rpc& r, Method method, const MethodHandler& handler);
 /// Opens a session. Errors: those of Engine::open_session().
@@ -173,10 +182,14 @@ inline bool wants_connections(const Rpc& r) noexcept { return !r.connection_requ
   return base::align_down(now + r.timeouts.keepalive, r.timeouts.keepalive / 4);
 }
 inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty(); }
+/// Whether on_writable of a session, or of replies, is due once there is room.
+inline bool awaits_room(const Rpc& r) noexcept {
+  return !r.room_waiters.empty() || r.room_for_replies.block_bytes != 0;
+}
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty() || has_unsent(r) || !r.room_waiters.empty() ||
+         !r.connection_queue.empty() || has_unsent(r) || awaits_room(r) ||
          !r.due_completions.empty() || r.stays_awake;
 }
 /// Whether callbacks run in the next poll, whatever it finds.

@@ -9,6 +9,7 @@
 #include "rpc/call_samples.h"
 #include "rpc/client_call.h"
 #include "rpc/receive_reservation.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/session_goodbye.h"
 #include "rpc/unsent.h"
@@ -59,7 +60,7 @@ namespace spinwire::rpc {
                                                   Block* block) noexcept {
   const std::uint16_t time = server_time(r, v);
   if (!store_payload(r, v.payload, data, size, block)) [[unlikely]]
-    return Status::no_buffer;
+    return refuse_reply_for_block(r, size);
   v.state = ServerSlotState::answered;
   v.status = status;
   v.size = static_cast<std::uint16_t>(size);

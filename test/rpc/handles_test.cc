@@ -95,6 +95,7 @@ void expect_empty_engine(Engine& engine) {
     EXPECT_EQ(engine.memory_stats(pool).pool_bytes, 0u);
   }
   EXPECT_EQ(engine.rpc_stats().calls, 0u);
+  EXPECT_EQ(engine.set_reply_writable_handler([] {}), Status::not_connected);
   EXPECT_EQ(engine.stats().polls, 0u);
   EXPECT_EQ(engine.config().to_toml(), Config().to_toml());
   EXPECT_GT(engine.clock().now(), 0u);

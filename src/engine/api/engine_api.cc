@@ -199,6 +199,13 @@ Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noex
   return Status::ok;
 }
 
+Status Engine::set_reply_writable_handler(const ReplyWritableCallback& handler) noexcept {
+  if (!base::OwnerGuard::is_owned(*slot_)) return base::OwnerGuard::diagnose(*slot_);
+  core_->reply_writable = handler;
+  if (core_->calls != nullptr) rpc::set_reply_writable_handler(*core_->calls, handler);
+  return Status::ok;
+}
+
 Result<void> Engine::audit() const {
   return engine::set_up(*slot_, "audit the engine", [&] { return core_->audit(); });
 }

@@ -16,6 +16,7 @@
 #include "rpc/client_session.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/reply_completion.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/server_call.h"
 #include "rpc/server_session.h"
 #include "rpc/session_failover.h"
@@ -350,7 +351,8 @@ Status PendingCall::reply(const BufferSlice& bytes,
   rpc::ServerSession* const s = rpc::find_server(*core.calls, call_.session);
   if (s == nullptr) return Status::not_connected;
   rpc::ReplyCompletion* const completion = rpc::make_reply_completion(*core.calls, *s, block, done);
-  if (completion == nullptr) return Status::no_buffer;
+  if (completion == nullptr)
+    return rpc::refuse_reply_for_block(*core.calls, sizeof(rpc::ReplyCompletion));
   const Status status = answer(slot_, call_, Status::ok, bytes.data(), bytes.size(),
                                block != nullptr ? &completion->view : nullptr);
   status == Status::ok ? rpc::release_reply_completion(*completion)

@@ -8,6 +8,7 @@
 #include "base/internals.h"
 #include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
+#include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/session_goodbye.h"
 #include "rpc/transport/connection_transport.h"
@@ -58,12 +59,17 @@ Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexce
       r.context, a, {block, reply.data(), reply.size(), &v.named, v.number, {}, true});
 }
 
+/// Bytes of a reply as a message.
+constexpr std::size_t bytes_of_reply(std::size_t payload) noexcept {
+  return wire::kRpcMessageHeaderBytes + payload;
+}
+
 /// Builds the reply as a message: header and payload in one block. The block may be the call's
 /// reply buffer with the payload in place. `code`: of the handler's refusal.
 Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const std::byte* data,
                            std::size_t size, Block* space,
                            std::optional<std::uint32_t> code = {}) noexcept {
-  const std::size_t bytes = wire::kRpcMessageHeaderBytes + size;
+  const std::size_t bytes = bytes_of_reply(size);
   Block* const block =
       space != nullptr ? space : r.context.arena->allocate(memory::PoolId::send, bytes);
   if (block == nullptr) return Status::no_buffer;
@@ -323,7 +329,7 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
   const Status kept =
       write ? reference_reply(r, v, data, size, block)
             : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
-  if (kept != Status::ok) return kept;
+  if (kept != Status::ok) return refuse_reply_for_block(r, bytes_of_reply(size));
   v.state = State::answering;
   if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
   return Status::ok;
@@ -336,7 +342,7 @@ Status refuse_over_connection(Rpc& r, CallRef call, std::uint32_t code,
   ConnectionServerSlot& v = *running.slot;
   const auto* const data = reinterpret_cast<const std::byte*>(text.data());
   const Status built = build_reply_message(r, v, Status::refused, data, text.size(), nullptr, code);
-  if (built != Status::ok) return built;
+  if (built != Status::ok) return refuse_reply_for_block(r, bytes_of_reply(text.size()));
   v.state = State::answering;
   if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
   return Status::ok;

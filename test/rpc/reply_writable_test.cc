@@ -1,0 +1,170 @@
+// Engine::set_reply_writable_handler(): an answer that found no memory is told when there is some.
+#include "rpc/long_calls.h"
+
+namespace rpc_reply_writable_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+
+struct Writable : LongCalls {
+  Writable() : LongCalls(long_call_config()) {
+    EXPECT_EQ(server.engine.set_reply_writable_handler([this] {
+      ++writable;
+      if (on_writable) on_writable();
+    }),
+              Status::ok);
+  }
+  /// Takes all blocks of the server's send pool.
+  void exhaust() {
+    for (std::size_t size = 1u << 20; size != 0; size /= 2) {
+      while (Buffer b = server.engine.allocate(size)) held.push_back(std::move(b));
+    }
+  }
+  /// A call that the server has deferred, over a datagram, or over a connection.
+  PendingCall deferred(bool over_connection, const CallOptions& options = {}) {
+    later.clear();
+    EXPECT_EQ(begin(kLater, filled(over_connection ? 40'000 : 20, 1), options), Status::ok);
+    EXPECT_TRUE(until([&] { return later.size() == 1; }));
+    return later[0].call;
+  }
+  void poll_some() {
+    for (int i = 0; i < 100; ++i) (void)(client.poll() + server.poll());
+  }
+  std::vector<Buffer> held;
+  std::function<void()> on_writable;
+  int writable = 0;
+};
+
+/// A way to answer. Each needs a block.
+struct Way {
+  const char* name;
+  bool over_connection;
+  Status (*answer)(PendingCall call, const BufferSlice& own);
+};
+const Way kWays[] = {
+    {"a copy", false,
+     [](PendingCall call, const BufferSlice&) { return call.reply(filled(200, 2)); }},
+    {"a callback", false,
+     [](PendingCall call, const BufferSlice& own) { return call.reply(own, [](Status) {}); }},
+    {"a reserved reply", false,
+     [](PendingCall call, const BufferSlice&) {
+       return call.reserve_reply(200).empty() ? Status::no_buffer : call.commit_reply(200);
+     }},
+    {"a short copy over a connection", true,
+     [](PendingCall call, const BufferSlice&) { return call.reply(filled(20, 2)); }},
+    {"a refusal over a connection", true,
+     [](PendingCall call, const BufferSlice&) { return call.refuse("no"); }},
+    {"a refusal with a code over a connection", true,
+     [](PendingCall call, const BufferSlice&) { return call.refuse(7, "no"); }},
+};
+
+TEST(RpcReplyWritable, RunsOnceWhenTheSendPoolHasABlock) {
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(way.name);
+    Writable t;
+    const PendingCall call = t.deferred(way.over_connection);
+    const Buffer own = t.server.buffer(200);
+    t.exhaust();
+    EXPECT_EQ(way.answer(call, own.slice()), Status::no_buffer);
+    EXPECT_EQ(way.answer(call, own.slice()), Status::no_buffer);
+    t.poll_some();
+    EXPECT_EQ(t.writable, 0);
+    Status answered = Status::no_buffer;
+    t.on_writable = [&] { answered = way.answer(call, own.slice()); };
+    t.held.clear();
+    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+    EXPECT_EQ(answered, Status::ok);
+    EXPECT_EQ(t.writable, 1);
+    t.poll_some();
+    EXPECT_EQ(t.writable, 1);
+  }
+}
+
+TEST(RpcReplyWritable, AReplyIntoTheClientsMemoryIsToldToo) {
+  Writable t;
+  const Buffer room = t.room(1000);
+  const PendingCall call = t.deferred(false, t.into(room));
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(1000, 3)), Status::no_buffer);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(1000, 3)), Status::ok); };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.writable, 1);
+  EXPECT_EQ(t.ended[0].status, Status::ok);
+}
+
+TEST(RpcReplyWritable, AHandlerDefersWhatItCannotAnswer) {
+  Writable t;
+  std::deque<PendingCall> waiting;
+  const auto answer_waiting = [&waiting] {
+    while (!waiting.empty() && waiting.front().reply(filled(200, 2)) == Status::ok)
+      waiting.pop_front();
+  };
+  t.on_writable = answer_waiting;
+  ASSERT_TRUE(t.server.engine.serve(7, [&](Request& request) {
+    if (request.reply(filled(200, 2)) != Status::ok) waiting.push_back(request.defer());
+  }));
+  // The first reply opens the window.
+  ASSERT_EQ(t.begin(kEcho, filled(20, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  t.exhaust();
+  for (int i = 0; i < 8; ++i) ASSERT_EQ(t.begin(7, filled(20, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return waiting.size() == 8; }));
+  EXPECT_EQ(t.writable, 0);
+  // One block, and later all.
+  t.held.pop_back();
+  ASSERT_TRUE(t.until([&] { return t.writable == 1; }));
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  for (const Ended& e : t.ended) EXPECT_EQ(e.status, Status::ok);
+  EXPECT_GE(t.writable, 1);
+  EXPECT_LE(t.writable, 8);
+  t.finish_long_calls();
+}
+
+TEST(RpcReplyWritable, AnEngineWithoutAHandlerWaitsForNothing) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  EXPECT_EQ(t.server.engine.set_reply_writable_handler({}), Status::ok);
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  t.held.clear();
+  t.poll_some();
+  EXPECT_EQ(t.writable, 0);
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  t.later.clear();
+  t.finish_long_calls();
+}
+
+TEST(RpcReplyWritable, ACallThatIsOverIsToldAndNotAnswered) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  EXPECT_EQ(t.session.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served_sessions == 0; }));
+  Status answered = Status::ok;
+  t.on_writable = [&] { answered = call.reply(filled(200, 2)); };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.writable == 1; }));
+  EXPECT_EQ(answered, Status::not_connected);
+}
+
+TEST(RpcReplyWritable, TheCallbackMaySetAnother) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  t.on_writable = [&] {
+    EXPECT_EQ(t.server.engine.set_reply_writable_handler({}), Status::ok);
+    EXPECT_EQ(call.reply(filled(200, 2)), Status::ok);
+  };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.writable, 1);
+}
+
+}  // namespace
+}  // namespace rpc_reply_writable_test
