@@ -196,6 +196,46 @@ TEST(EndpointAuthentication, AnAnswerToAnEarlierEndpointIsRefused) {
   }
 }
 
+// An endpoint that answers nobody may be an old one. The end that joins it is ready, reaches nobody
+// and loses its peer, whether the queue pair is gone or has another peer.
+TEST(EndpointAuthentication, AnEndpointThatIsPlayedAgainReachesNobodyAndIsLost) {
+  const KeyFile file(kKey);
+  Config quick = keyed(file);
+  quick.connections.keepalive_interval = 20ms;
+  quick.queue_pair.ack_timeout = 8;
+  for (const bool is_connected : {false, true}) {
+    SCOPED_TRACE(is_connected);
+    End a(quick), b(quick), late(quick);
+    a.prepare();
+    b.prepare();
+    const Endpoint recorded = b.told[0];
+    if (is_connected) {
+      EXPECT_EQ(a.join(recorded), Status::ok);
+      EXPECT_EQ(b.join(a.told[0]), Status::ok);
+      ASSERT_TRUE(both_ready(a, b));
+    } else {
+      EXPECT_EQ(b.connection.close(), Status::ok);
+      ASSERT_TRUE(
+          until({&a.node, &b.node}, [&] { return b.node.engine.stats().connections == 0; }));
+    }
+    late.prepare();
+    EXPECT_EQ(late.join(recorded), Status::ok) << "nothing tells it from a new one";
+    ASSERT_TRUE(until({&a.node, &b.node, &late.node}, [&] { return late.node.ready.size() == 1; }));
+    const Buffer data = late.node.filled(64, 1);
+    (void)late.connection.send(data);
+    ASSERT_TRUE(
+        until({&a.node, &b.node, &late.node}, [&] { return late.node.closed.size() == 1; }));
+    EXPECT_EQ(late.node.closed[0].status, Status::peer_lost) << late.node.closed[0].message();
+    EXPECT_EQ(b.node.messages, 0u);
+    if (!is_connected) continue;
+    // The true peer has noticed nothing.
+    const Buffer more = a.node.filled(64, 2);
+    ASSERT_EQ(a.connection.send(more), Status::ok);
+    ASSERT_TRUE(until({&a.node, &b.node}, [&] { return b.node.messages == 1; }));
+    EXPECT_TRUE(a.connection.ready() && b.connection.ready());
+  }
+}
+
 TEST(EndpointAuthentication, EachConnectionsEndpointHasANonceOfItsOwn) {
   const KeyFile file(kKey);
   End a(file), b(file);
