@@ -56,9 +56,9 @@ class DeviceWatch final : public control::DescriptorOwner {
   agent::EngineContext& context_;
   CompletionProcessor& completions_;
   const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method and no session
-  std::uint64_t next_check_ = 0;  ///< tick of the next check for removal
-  const char* lost_ = nullptr;    ///< the event after which no connection is possible
-  bool watched_ = false;          ///< the port reports events
+  std::uint64_t next_check_ = 0;            ///< tick of the next check for removal
+  const char* lost_ = nullptr;              ///< the event after which no connection is possible
+  bool watched_ = false;                    ///< the port reports events
 };
 
 }  // namespace spinwire::engine
