@@ -89,7 +89,7 @@ TEST(CertifyPair, NamesWhatFailsOnTheOtherHost) {
   expect_text(ran,
               "error    engine there A.Fails failed\n"
               "         read: x.cc:7: Failure; the value is 3\n"
-              "         run:  see the report of the doctor there");
+              "         run:  # the report of the doctor there has the command");
   expect_text(ran, "warning  conformance there 1 case: a known departure: no such check\n");
   expect_text(ran,
               "send, round trip of 32 bytes: not measured\n"
@@ -130,7 +130,7 @@ TEST(CertifyPair, SaysThatTheOtherDoctorDoesNotCertify) {
   EXPECT_EQ(ran.code, 2) << ran.out << ran.err;
   expect_text(ran,
               "the doctor there does not certify\n         read: 127.0.0.1\n"
-              "         run:  spinwire-doctor certify --device DEVICE --serve ADDRESS, there\n");
+              "         run:  spinwire-doctor certify --device DEVICE --serve ADDRESS  # there\n");
 }
 
 /// A client of the doctors' protocol that does as it likes.

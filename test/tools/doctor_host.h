@@ -3,11 +3,48 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "tools/programs.h"
 
 namespace tools_test {
+
+/// Whether a remedy is a line for the shell: one that begins with a command, or a comment that says
+/// that there is none.
+inline testing::AssertionResult is_line_for_a_shell(const std::string& remedy) {
+  static const std::set<std::string> kCommands = {"apt-get",
+                                                  "chmod",
+                                                  "chronyc",
+                                                  "cpupower",
+                                                  "docker",
+                                                  "echo",
+                                                  "ethtool",
+                                                  "export",
+                                                  "getent",
+                                                  "ip",
+                                                  "make",
+                                                  "mkdir",
+                                                  "modprobe",
+                                                  "mount",
+                                                  "numactl",
+                                                  "sed",
+                                                  "sysctl",
+                                                  "systemctl",
+                                                  "taskset",
+                                                  "ulimit",
+                                                  "qemu-system-x86_64",
+                                                  "spinwire-devices",
+                                                  "spinwire-doctor",
+                                                  "#"};
+  const std::string word = remedy.substr(0, remedy.find(' '));
+  if (!kCommands.contains(word) && !word.starts_with('/'))
+    return testing::AssertionFailure() << "no command: '" << remedy << "'";
+  Program shell({"/bin/bash", "-n", "-c", remedy});
+  if (shell.wait() != 0)
+    return testing::AssertionFailure() << "'" << remedy << "': " << shell.err();
+  return testing::AssertionSuccess();
+}
 
 /// The folder of the adapter's port.
 inline const std::string kPort = "sys/class/infiniband/mlx5_0/ports/1/";

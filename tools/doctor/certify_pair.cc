@@ -51,7 +51,7 @@ void add_theirs(const Facts& facts, Findings& findings) {
   const bool is_departure = severity == Severity::error;
   findings.add((is_part ? check : "report") + " there", severity, fact(facts, "text"),
                fact(facts, "evidence"),
-               is_departure ? "see the report of the doctor there: it has the command" : "");
+               is_departure ? "# the report of the doctor there has the command" : "");
 }
 
 /// Requests of the other doctor, by their numbers. An answer that comes too late is ignored.
@@ -74,7 +74,8 @@ class Requests {
       if (number_fact(facts, "id", kMostIds) == id_) return facts;
     } while (now() < end);
     return tl::unexpected(
-        Error{Status::timed_out, "wait for the other doctor", "it answers something else", ""});
+        Error{Status::timed_out, "wait for the other doctor", "it answers something else",
+              "spinwire-doctor certify --device DEVICE --serve ADDRESS  # there"});
   }
   [[nodiscard]] std::string host() const { return link_.peer_host(); }
 
@@ -105,8 +106,8 @@ class RemoteServer : public PerfServer {
 
  private:
   static tl::unexpected<Error> failed(const std::string& why) {
-    return tl::unexpected(
-        Error{Status::system, "see the output of the doctor there", "there: " + why, ""});
+    return tl::unexpected(Error{Status::system, "measure there", "there: " + why,
+                                "# the output of the doctor there says more"});
   }
 
   Requests& requests_;
@@ -116,7 +117,7 @@ class RemoteServer : public PerfServer {
 bool begin(Requests& requests, const Facts& theirs, Findings& findings) {
   if (fact(theirs, "certify").empty()) {
     findings.add("certify", Severity::error, "the doctor there does not certify", requests.host(),
-                 "spinwire-doctor certify --device DEVICE --serve ADDRESS, there");
+                 "spinwire-doctor certify --device DEVICE --serve ADDRESS  # there");
     return false;
   }
   const auto sent = requests.send({{"request", "begin"}});
@@ -125,8 +126,8 @@ bool begin(Requests& requests, const Facts& theirs, Findings& findings) {
   findings.add(
       "certify", Severity::error, "the doctor there runs nothing for this one",
       answer ? fact(*answer, "error") : answer.error().found,
-      "mend what this report names; spinwire-doctor certify --device DEVICE certifies each "
-      "host alone");
+      "spinwire-doctor certify --device DEVICE  # on each host alone; first mend what this report "
+      "names");
   return false;
 }
 
@@ -146,7 +147,7 @@ void fetch_tests(Requests& requests, SteadyTime deadline, Findings& findings) {
     add_theirs(*answer, findings);
   }
   findings.add("report there", Severity::error, "the other host's report is incomplete", why,
-               "see the report of the doctor there");
+               "# the report of the doctor there has the rest");
 }
 
 /// Lets both hosts run their suites at the same time.
@@ -158,7 +159,7 @@ void run_suites_on_both(const Certification& what, const Programs& programs, Ste
   run_suites(what, programs, now(), deadline, findings);
   if (sent) return fetch_tests(requests, deadline, findings);
   findings.add("report there", Severity::error, "the other host's tests did not run",
-               sent.error().found, "spinwire-doctor certify --device DEVICE, there");
+               sent.error().found, "spinwire-doctor certify --device DEVICE  # there");
 }
 
 // ---- the server -------------------------------------------------------------------------------
@@ -274,7 +275,8 @@ Findings certify_pair(const Certification& what, const Subject& subject, const C
   if (!find_device(what.device, findings)) return findings;
   const auto nonce = make_nonce();
   if (!nonce) {
-    findings.add("certify", Severity::error, nonce.error().found, nonce.error().asked);
+    findings.add("certify", Severity::error, nonce.error().found, nonce.error().asked,
+                 nonce.error().remedy);
     return findings;
   }
   auto encounter = meet(subject, host, port, *nonce, findings);

@@ -146,8 +146,8 @@ Result<Command> spinwire_command(const Certification& what, const Programs& prog
                                  const Measurement& m, int port,
                                  const std::vector<std::string>& words, bool is_loopback) {
   Findings missing;
-  const std::string program =
-      programs.find("perftest", "spinwire-perf", "make tools, or install spinwire-tools", missing);
+  const std::string program = programs.find("perftest", "spinwire-perf",
+                                            "make tools  # or install spinwire-tools", missing);
   if (program.empty()) {
     const Finding& why = missing.all().front();
     return tl::unexpected(Error{Status::unsupported, why.remedy, why.text, ""});
@@ -212,7 +212,8 @@ Result<double> measure(const Certification& what, const Programs& programs, Perf
                        std::uint32_t measurement, PerfProgram program, SteadyTime deadline) {
   const Measurement& m = measurement_at(measurement);
   if (now() >= deadline)
-    return tl::unexpected(Error{Status::timed_out, "give --minutes more", "the time is over", ""});
+    return tl::unexpected(Error{Status::timed_out, "measure", "the time is over",
+                                "spinwire-doctor certify --minutes MINUTES  # with more minutes"});
   deadline = std::min(deadline, now() + kRunLimit);
   const auto started = server.start(measurement, program, deadline);
   if (!started) return tl::unexpected(started.error());
@@ -268,7 +269,7 @@ void compare_once(const Certification& what, const Programs& programs, PerfServe
   }
   if (failure) {
     findings.add("perftest", Severity::error, fmt::format("{}: not measured", m.name),
-                 failure->found, failure->asked);
+                 failure->found, failure->remedy.empty() ? failure->asked : failure->remedy);
   }
   ours.resize(std::min(ours.size(), theirs.size()));
   theirs.resize(ours.size());

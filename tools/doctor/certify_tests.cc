@@ -61,7 +61,8 @@ class Verdicts {
     for (const auto& [why, count] : skipped_) {
       if (why.starts_with(kKnown)) {
         findings_.add(part_.part, Severity::warning,
-                      fmt::format("{}: a {}", counted(count, "case"), why), "");
+                      fmt::format("{}: a {}", counted(count, "case"), why), "",
+                      "# no command: the device or its driver departs, which the cases allow for");
       } else {
         findings_.add(part_.part, Severity::note,
                       fmt::format("skipped: {}", counted(count, "test")), why);
@@ -70,7 +71,8 @@ class Verdicts {
     if (!left_.empty()) {
       findings_.add(part_.part, Severity::warning,
                     fmt::format("not run: {}; the time is over", counted(left_.size(), "test")),
-                    fmt::format("the first is {}", *left_.begin()), "give --minutes more");
+                    fmt::format("the first is {}", *left_.begin()),
+                    "spinwire-doctor certify --minutes MINUTES  # with more minutes");
     }
     const Severity severity = passed_ == 0 ? Severity::error : Severity::ok;
     findings_.add(part_.part, severity, fmt::format("passed: {}", counted(passed_, "test")),
@@ -135,7 +137,8 @@ void run_rest(const TestPart& part, SteadyTime deadline, Verdicts& verdicts, Fin
   command.words.push_back(fmt::format("--gtest_filter={}", fmt::join(verdicts.left(), ":")));
   auto program = RunningProgram::start(command);
   if (!program) {
-    findings.add(part.part, Severity::error, program.error().asked, program.error().found);
+    findings.add(part.part, Severity::error, "cannot " + program.error().asked,
+                 program.error().found, program.error().remedy);
     return;
   }
   std::string line;

@@ -77,7 +77,7 @@ bool check_chosen_gid(const Subject& subject, const Port& port, Findings& findin
     findings.add(
         "gid", subject.severity_at(port) == Severity::error ? Severity::error : Severity::warning,
         fmt::format("{}: device.gid_index = {} is an empty entry", name_of(port), chosen.gid_index),
-        gids_text(port), "spinwire-devices; then set device.gid_index to one that it lists");
+        gids_text(port), "spinwire-devices  # then set device.gid_index to one that it lists");
     return false;
   }
   if (chosen.address.empty()) return true;
@@ -97,7 +97,8 @@ void check_port_gids(const Subject& subject, const Port& port, Findings& finding
     findings.add("gid", port.gids.empty() ? subject.severity_at(port) : Severity::ok,
                  port.gids.empty() ? fmt::format("{} has no GID", name_of(port))
                                    : fmt::format("{} has {} GIDs", name_of(port), port.gids.size()),
-                 gids_text(port), port.gids.empty() ? "systemctl restart opensm" : "");
+                 gids_text(port),
+                 port.gids.empty() ? "systemctl restart opensm  # on its host" : "");
     return;
   }
   const std::string add_address =
@@ -115,8 +116,8 @@ void check_port_gids(const Subject& subject, const Port& port, Findings& finding
         fmt::format("{} has only GIDs of RoCE v1, which routers and most peers do not take",
                     name_of(port)),
         gids_text(port),
-        "echo options mlx4_core roce_mode=2 >/etc/modprobe.d/mlx4.conf, and reboot, for "
-        "mlx4; a newer driver or adapter for others");
+        "echo options mlx4_core roce_mode=2 >/etc/modprobe.d/mlx4.conf; reboot  # for mlx4; for "
+        "others there is no command but a newer driver or adapter");
   } else if (!any([](const Gid& g) { return !g.is_link_local(); })) {
     findings.add("gid",
                  subject.severity_at(port) == Severity::error ? Severity::warning : Severity::note,
@@ -153,8 +154,8 @@ void check_port_mtu(const Subject& subject, const Port& port, Findings& findings
                  evidence,
                  port.is_ethernet()
                      ? fmt::format("ip link set dev {0} down; ip link set dev {0} up", port.netdev)
-                     : "set the MTU of the partition in the subnet manager: opensm's "
-                       "partitions.conf, mtu=5");
+                     : "echo 'Default=0x7fff,ipoib,mtu=5:ALL=full;' >/etc/opensm/partitions.conf; "
+                       "systemctl restart opensm  # on the host of the subnet manager");
   } else if (port.active_mtu == 0 && subject.is_wanted(port)) {
     findings.add_unknown("mtu", fmt::format("the active MTU of {}", name_of(port)),
                          "ibv_query_port", "the device does not open");
@@ -175,7 +176,7 @@ void check_devices(const Subject& subject, Findings& findings) {
     findings.add("device", Severity::error,
                  fmt::format("device.name = \"{}\": this host has no such device",
                              subject.config.device.name),
-                 evidence, "spinwire-devices; then set device.name to one that it lists");
+                 evidence, "spinwire-devices  # then set device.name to one that it lists");
   } else if (names.empty() && subject.uses_devices) {
     const bool needed = !subject.uses_softverbs;
     findings.add("device", needed ? Severity::error : Severity::note,
@@ -225,12 +226,12 @@ void check_ports(const Subject& subject, Findings& findings) {
     } else if (port.state.starts_with("2") && !port.is_ethernet()) {
       findings.add("port", subject.severity_at(port),
                    fmt::format("{} waits for a subnet manager", name_of(port)), evidence,
-                   "systemctl start opensm, on one host of the network");
+                   "systemctl start opensm  # on one host of the network");
     } else {
       findings.add("port", subject.severity_at(port), fmt::format("{} is down", name_of(port)),
                    evidence,
-                   fmt::format("ip link set dev {} up; if it stays down, see to the cable and the "
-                               "switch",
+                   fmt::format("ip link set dev {} up  # if it stays down, see to the cable and "
+                               "the switch",
                                netdev_or(port)));
     }
   }

@@ -116,7 +116,7 @@ void check_memlock(const Subject& subject, Findings& findings) {
       (pins && !subject.uses_softverbs) || subject.config.memory.lock == LockPolicy::require;
   findings.add("memlock", required ? Severity::error : Severity::warning,
                "the limit on locked memory is too low: registering the pools will fail", evidence,
-               fmt::format("ulimit -l {0}, after \"* hard memlock {0}\" in "
+               fmt::format("ulimit -l {0}  # after \"* hard memlock {0}\" in "
                            "/etc/security/limits.conf, or LimitMEMLOCK={0}K in the systemd unit",
                            (needed + 1023) / 1024));
 }
@@ -134,7 +134,7 @@ void check_hugepages(const Subject& subject, Findings& findings) {
   if (sizes.empty()) {
     findings.add("hugepages", severity, "this kernel offers no hugepages",
                  "/sys/kernel/mm/hugepages: empty or missing",
-                 "use a kernel with CONFIG_HUGETLBFS, or set memory.hugepages = \"off\"");
+                 "export SPINWIRE_MEMORY_HUGEPAGES=off  # or run a kernel with CONFIG_HUGETLBFS");
     return;
   }
   if (const PageSize* const fitting = pages_of_pools(subject, sizes)) {
@@ -177,7 +177,7 @@ void check_free_memory(const Subject& subject, Findings& findings) {
                       : fmt::format("the pools, {}, do not fit into the free memory",
                                     size_text(subject.need.pool_bytes)),
                fmt::format("/proc/meminfo: MemAvailable {}", *available),
-               enough ? "" : "spinwire-doctor plan, with fewer connections or shorter messages");
+               enough ? "" : "spinwire-doctor plan  # with fewer connections or shorter messages");
 }
 
 void check_memory_cgroup(const Subject& subject, Findings& findings) {

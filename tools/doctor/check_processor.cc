@@ -54,6 +54,14 @@ IdleState slowest_state(const Subject& subject) {
   return slowest;
 }
 
+/// Adds parameters to the kernel's command line.
+std::string boot_with(const std::string& parameters) {
+  return fmt::format(
+      "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{} /' /etc/default/grub; update-grub  # and "
+      "reboot",
+      parameters);
+}
+
 /// What the kernel's command line says of idle states.
 std::string idle_parameters(const Host& host) {
   std::istringstream words(host.read("/proc/cmdline").text.value_or(""));
@@ -81,7 +89,9 @@ void check_counter_flags(const Subject& subject, Findings& findings) {
                         "the time may cost a call of the kernel's clock",
       fmt::format("/proc/cpuinfo: flags {}",
                   missing.empty() ? "has constant_tsc and nonstop_tsc" : "lacks " + missing),
-      missing.empty() ? "" : "in a virtual machine: qemu -cpu host,migratable=no,+invtsc");
+      missing.empty() ? ""
+                      : "qemu-system-x86_64 -cpu host,migratable=no,+invtsc  # starts a virtual "
+                        "machine; an old processor has no command");
 }
 
 }  // namespace
@@ -160,15 +170,14 @@ void check_isolation(const Subject& subject, Findings& findings) {
                  "some processors run nothing but what is pinned to them", evidence);
     return;
   }
-  findings.add(
-      "isolation", Severity::note,
-      apart.empty() ? "no processor is isolated: other processes interrupt a polling thread"
-                    : "isolated processors still have timer ticks",
-      evidence,
-      apart.empty() ? "add to the kernel's command line: isolcpus=managed_irq,domain,LIST "
-                      "nohz_full=LIST rcu_nocbs=LIST"
-                    : fmt::format("add to the kernel's command line: nohz_full={0} rcu_nocbs={0}",
-                                  *isolated.text));
+  findings.add("isolation", Severity::note,
+               apart.empty()
+                   ? "no processor is isolated: other processes interrupt a polling thread"
+                   : "isolated processors still have timer ticks",
+               evidence,
+               boot_with(apart.empty()
+                             ? "isolcpus=managed_irq,domain,LIST nohz_full=LIST rcu_nocbs=LIST"
+                             : fmt::format("nohz_full={0} rcu_nocbs={0}", processors_text(apart))));
 }
 
 void check_clock(const Subject& subject, Findings& findings) {
@@ -187,8 +196,8 @@ void check_clock(const Subject& subject, Findings& findings) {
                  fmt::format("{}: {}; available_clocksource: {}", path, *current.text,
                              others.text.value_or(others.why)),
                  available ? fmt::format("echo tsc > {}", path)
-                           : "add to the kernel's command line, if all processors' counters agree: "
-                             "tsc=reliable clocksource=tsc");
+                           : boot_with("tsc=reliable clocksource=tsc") +
+                                 ", if all processors' counters agree");
   } else {
     findings.add("clock", Severity::ok, "the kernel keeps time by a fast clock",
                  fmt::format("{}: {}", path, *current.text));

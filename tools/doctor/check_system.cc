@@ -133,8 +133,7 @@ void check_system_calls(const Subject& subject, Findings& findings) {
                     std::strcmp(call, "memfd_create") == 0 ? "every engine" : "softverbs"),
         fmt::format("{}: {}; /proc/self/status: Seccomp {}{}", call, std::strerror(error), seccomp,
                     container),
-        fmt::format("docker run --security-opt seccomp=PROFILE, with a profile that allows "
-                    "{}",
+        fmt::format("docker run --security-opt seccomp=PROFILE  # with a profile that allows {}",
                     call));
   }
   if (good)
@@ -188,7 +187,8 @@ void check_open_files(const Subject& subject, Findings& findings) {
                              "connections",
                              subject.config.connections.handshakes, subject.need.connections),
         fmt::format("/proc/self/limits: Max open files {}; about {} needed", *limit, needed),
-        enough ? "" : fmt::format("ulimit -n {0}, or LimitNOFILE={0} in the systemd unit", needed));
+        enough ? ""
+               : fmt::format("ulimit -n {0}  # or LimitNOFILE={0} in the systemd unit", needed));
   }
   constexpr std::string_view kPath = "/proc/sys/fs/file-nr";
   const Reading used = subject.host.read(kPath);

@@ -71,11 +71,10 @@ struct Comparison {
     const auto there = number_fact(theirs, "port.netdev_mtu", kMostMtu);
     const bool ours_is_less = here < there;
     const std::string remedy =
-        here && there
-            ? fmt::format("{}: ip link set dev {} mtu {}", ours_is_less ? "here" : "there",
-                          interface_fact(ours_is_less ? ours : theirs, "port.netdev"),
-                          std::max(*here, *there))
-            : "";
+        here && there ? fmt::format("ip link set dev {} mtu {}  # {}",
+                                    interface_fact(ours_is_less ? ours : theirs, "port.netdev"),
+                                    std::max(*here, *there), ours_is_less ? "here" : "there")
+                      : "# no command: a host does not say the MTU of its interface";
     compare("mtu", "port.netdev_mtu", Severity::warning,
             "long packets of one host are lost on the way or at the other", remedy);
     compare("mtu", "port.active_mtu", Severity::warning,
@@ -92,7 +91,7 @@ struct Comparison {
         share ? "both hosts have GIDs of a common type"
               : "the hosts have no common type of GID: no queue pair connects them",
         fmt::format("port.gid_types: {} here, {} there", here, there),
-        share ? "" : "ip address add ADDRESS/PREFIX dev INTERFACE, where RoCE v2 is missing");
+        share ? "" : "ip address add ADDRESS/PREFIX dev INTERFACE  # where RoCE v2 is missing");
   }
 };
 
@@ -123,12 +122,12 @@ void compare_facts(const Facts& ours, const Facts& theirs, Findings& findings) {
   const Comparison pair{ours, theirs, findings};
   pair.compare("version", "spinwire", Severity::warning,
                "features of the newer release are not used, or connections are refused",
-               "install the same release of Spinwire on both hosts");
+               "make install  # of the same release of Spinwire, on both hosts");
   pair.compare("version", "rdma_core", Severity::note, "drivers may behave differently", "");
   pair.compare("version", "kernel", Severity::note, "drivers may behave differently", "");
   pair.compare("link layer", "port.link_layer", Severity::error,
                "InfiniBand and Ethernet do not connect",
-               "set device.name on one of them to a device of the other's kind");
+               "export SPINWIRE_DEVICE_NAME=NAME  # on one host: a device of the other's kind");
   pair.compare("rate", "port.rate", Severity::note, "the slower port limits both", "");
   pair.compare("settings", "connections.mtu", Severity::note, "connections use the lower one", "");
   pair.compare_mtu();

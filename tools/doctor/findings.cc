@@ -24,6 +24,7 @@ std::string_view to_string(Severity severity) noexcept {
 
 void Findings::add(std::string_view check, Severity severity, std::string text,
                    std::string evidence, std::string remedy) {
+  if (severity > Severity::note && remedy.empty()) remedy = "# no command mends this";
   all_.push_back(
       {std::string(check), severity, std::move(text), std::move(evidence), std::move(remedy)});
 }

@@ -16,7 +16,9 @@ struct Finding {
   Severity severity = Severity::ok;
   std::string text;      ///< what is found, and what it does to the program
   std::string evidence;  ///< what was read, and where
-  std::string remedy;    ///< the command that mends it; empty if nothing is to be done
+  /// The command that mends it, as a line for the shell: what is not its matter follows '#'. Above
+  /// a note never empty: without such a command it begins with '#'.
+  std::string remedy;
 };
 
 class Findings {

@@ -44,7 +44,7 @@ bool wait_for(int fd, short events, LinkClock::time_point end) {
 
 tl::unexpected<Error> link_error(Status status, std::string found) {
   return tl::unexpected(Error{status, "talk to the other doctor", std::move(found),
-                              "run the same version of spinwire-doctor --serve there"});
+                              "spinwire-doctor --serve ADDRESS  # there, of the same version"});
 }
 
 /// Moves all bytes by `move`, which is send() or recv().
@@ -79,7 +79,8 @@ Result<Addresses> look_up(const std::string& host, int port, int flags) {
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error == 0) return Addresses(found, ::freeaddrinfo);
   return tl::unexpected(Error{Status::invalid_argument, fmt::format("find host '{}'", host),
-                              ::gai_strerror(error), "give a name or a numeric address"});
+                              ::gai_strerror(error),
+                              "getent hosts HOST  # give a name that it finds, or an address"});
 }
 
 /// The error of connecting, 0 for none.
@@ -173,7 +174,7 @@ Result<Link> Link::connect(const std::string& host, int port, Limit limit) {
                                               : Status::system;
   return tl::unexpected(Error{status, fmt::format("connect to {} port {} over TCP", host, port),
                               std::strerror(error),
-                              fmt::format("run there: spinwire-doctor --serve ADDRESS:{}; and let "
+                              fmt::format("spinwire-doctor --serve ADDRESS:{}  # there; and let "
                                           "its firewall pass TCP",
                                           port)});
 }

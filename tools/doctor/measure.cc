@@ -209,7 +209,7 @@ void judge_rate(const Subject& subject, const std::string& device, std::size_t r
                fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
                            round_trip_us, slow ? ", which is long for an adapter" : ""),
                fmt::format("median of {} round trips", round_trips),
-               slow ? "spinwire-doctor, on both hosts: governor, idle states and NUMA node" : "");
+               slow ? "spinwire-doctor  # on both hosts: governor, idle states and NUMA node" : "");
   const bool narrow = gigabits < kLeastShare * expected;
   findings.add(
       "bandwidth", narrow ? Severity::warning : Severity::ok,
@@ -217,7 +217,7 @@ void judge_rate(const Subject& subject, const std::string& device, std::size_t r
                   narrow ? fmt::format(", less than half of the port's {}", port->rate) : ""),
       fmt::format("{} writes of {} KiB; rate of the port: {}", kWrites, kRegionBytes >> 10,
                   is_adapter ? port->rate : "none, as it is no adapter"),
-      narrow ? "ethtool -S INTERFACE | grep -E 'pause|discard'; and spinwire-doctor on both hosts"
+      narrow ? "ethtool -S INTERFACE | grep -E 'pause|discard'  # and spinwire-doctor on both hosts"
              : "");
 }
 
@@ -226,7 +226,8 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   MeasuredConnection connection(engine, address, Via::tcp);
   if (!connection.is_ready()) {
     findings.add("connection", Severity::error, "no connection after a handshake over TCP",
-                 connection.why(), "spinwire-doctor on both hosts; and the same security.key_file");
+                 connection.why(),
+                 "spinwire-doctor  # on both hosts; and the same security.key_file");
     return;
   }
   findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
@@ -239,7 +240,7 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
                findings);
   } else {
     findings.add("connection", Severity::error, "the connection ended while it was measured",
-                 connection.why(), "spinwire-doctor on both hosts");
+                 connection.why(), "spinwire-doctor  # on both hosts");
   }
 }
 
@@ -260,7 +261,7 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
   findings.add("rdma_cm", connection.is_ready() ? Severity::ok : Severity::warning,
                connection.is_ready() ? "a connection by rdma_cm works" : "no connection by rdma_cm",
                connection.is_ready() ? fmt::format("connect({})", address) : connection.why(),
-               connection.is_ready() ? "" : "modprobe rdma_ucm, on both hosts");
+               connection.is_ready() ? "" : "modprobe rdma_ucm  # on both hosts");
 }
 
 void measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
@@ -275,7 +276,7 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
     findings.add("datagrams", Severity::error, "calls over datagrams are not answered",
                  session.is_ready() ? fmt::format("{} of {} calls were answered", answered, kCalls)
                                     : session.why(),
-                 "rpc.transport = \"connection\" does without datagrams");
+                 "export SPINWIRE_RPC_TRANSPORT=connection  # does without datagrams");
     return;
   }
   findings.add("datagrams", Severity::ok, "calls over datagrams work",
@@ -289,7 +290,7 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
                lost == 0 ? "no datagram was lost" : fmt::format("{} datagrams were lost", lost),
                fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, kCalls),
                lost == 0 ? ""
-                         : "ethtool -S INTERFACE | grep -E 'discard|drop', on both hosts; and "
+                         : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
                            "configure PFC or ECN");
 }
 
@@ -301,7 +302,7 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
   const auto port = number_fact(theirs, "engine.port", kMostPort);
   if (!port) {
     findings.add("engine", Severity::error, "the other host's engine does not listen",
-                 fact(theirs, "engine.error"), "spinwire-doctor, there");
+                 fact(theirs, "engine.error"), "spinwire-doctor  # there");
     return;
   }
   auto engine = Engine::open(config);
@@ -315,7 +316,7 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
       other != device && (other == "softverbs" || device == "softverbs")) {
     findings.add("engine", Severity::error, "softverbs connects to softverbs only",
                  fmt::format("device: {} here, {} there", device, other),
-                 "give both doctors the same --config, with device.name");
+                 "spinwire-doctor --config FILE HOST  # on both hosts, with the same device.name");
     return;
   }
   const std::string address = fmt::format("{}:{}", host, *port);
@@ -360,7 +361,7 @@ void compare_hosts(const Subject& subject, const Config& config, const Encounter
     findings.add("engine", Severity::error, "softverbs connects processes of one host only",
                  fmt::format("/proc/sys/kernel/random/boot_id: {} here, {} there",
                              fact(ours, "boot"), fact(theirs, "boot")),
-                 "give both doctors a --config with device.name = \"auto\"");
+                 "export SPINWIRE_DEVICE_NAME=auto  # for both doctors");
   } else {
     measure(subject, config, encounter, nonce, findings);
   }

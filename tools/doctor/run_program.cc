@@ -65,7 +65,7 @@ Result<RunningProgram> RunningProgram::start(const Command& command) {
   const auto refused = [&](const char* call) {
     return tl::unexpected(Error{Status::system, fmt::format("start {}", command.words[0]),
                                 fmt::format("{}: {}", call, std::strerror(errno)),
-                                "check the limits on processes and descriptors"});
+                                "ulimit -u; ulimit -n  # one of these limits may be too low"});
   };
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return refused("pipe2");
