@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -63,8 +64,8 @@ TEST_F(Tools, DoctorsOfEqualHostsReachEachOther) {
   Serving server(host);
   const Outcome o = compare(host, server.address());
   EXPECT_EQ(o.code, 0) << o.out << o.err;
-  for (const char* check : {"tcp", "version", "mtu", "gid", "connection", "latency", "bandwidth",
-                            "rdma_cm", "datagrams"})
+  for (const char* check : {"tcp", "version", "mtu", "gid", "clock offset", "connection", "latency",
+                            "bandwidth", "rdma_cm", "datagrams"})
     EXPECT_TRUE(has(o, check, "ok")) << check << o.out;
   EXPECT_EQ(server.stop(), 0);
   EXPECT_EQ(server.err(), "");
@@ -93,6 +94,12 @@ TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
        "25 Gb/sec", 0},
       {"kernel", [](DoctorHost& h) { h.put("proc/sys/kernel/osrelease", "6.9"); }, "version",
        "note", "6.1.0-31-amd64 here, 6.9 there", 0},
+      {"a clock that is ahead", [](DoctorHost& h) { h.put("probe/ahead_ns", "5000000000"); },
+       "clock offset", "warning", " ms ahead: times", 1},
+      {"a clock that is behind", [](DoctorHost& h) { h.put("probe/ahead_ns", "-60000000"); },
+       "clock offset", "warning", " ms behind: times", 1},
+      {"a clock that is a little ahead", [](DoctorHost& h) { h.put("probe/ahead_ns", "8000000"); },
+       "clock offset", "note", " ms ahead: times", 0},
       {"host of softverbs",
        [](DoctorHost& h) { h.put("proc/sys/kernel/random/boot_id", "another"); }, "engine", "error",
        "one host only", 2},
@@ -108,6 +115,27 @@ TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
     EXPECT_NE(o.out.find(test.text), std::string::npos) << o.out;
     EXPECT_EQ(o.code, test.code) << o.out;
   }
+}
+
+/// The difference that is planted lies within the uncertainty that is printed.
+TEST_F(Tools, DoctorMeasuresTheDifferenceBetweenTwoClocks) {
+  const DoctorHost here;
+  DoctorHost there;
+  there.put("probe/ahead_ns", "-3600000000000");
+  const Serving server(there);
+  const Outcome o = compare(here, server.address());
+  const std::size_t at = o.out.find("the other clock is ");
+  ASSERT_NE(at, std::string::npos) << o.out << o.err;
+  double ahead = 0, uncertainty = 0, round_trip = 0;
+  ASSERT_EQ(std::sscanf(o.out.c_str() + at,  // NOLINT
+                        "the other clock is %lf ms ahead, +/- %lf ms: the shortest of 16 round "
+                        "trips over TCP took %lf ms",
+                        &ahead, &uncertainty, &round_trip),
+            3)
+      << o.out;
+  EXPECT_NEAR(ahead, -3600e3, uncertainty + 0.001) << o.out;
+  EXPECT_NEAR(uncertainty, round_trip / 2, 0.001) << o.out;
+  EXPECT_GT(round_trip, 0) << o.out;
 }
 
 TEST_F(Tools, DoctorComparesTheRateWithThatOfThePort) {
@@ -243,6 +271,24 @@ TEST_F(Tools, DoctorRefusesServersThatAreNoDoctors) {
   }
   const Outcome newer = compare_with(frame("spinwire=9.9.9\n", 2));
   EXPECT_NE(newer.out.find("version 2 of the protocol, ours is 1"), std::string::npos) << newer.out;
+}
+
+/// A doctor that tells no time, none that makes sense, or does not go on.
+TEST_F(Tools, DoctorBelievesNoTimeThatIsNone) {
+  const std::string facts = "clock.exchanges=16\n";
+  for (const std::string& times :
+       {std::string("received=1\nsent=x\n"), std::string("received=-5\nsent=-4\n"),
+        std::string("received=9223372036854775807\nsent=9223372036854775807\n"),
+        std::string("received=2\nsent=1\n"), std::string("received=0\nsent=99999999999999\n")}) {
+    std::string bytes = frame(facts);
+    for (int i = 0; i < 16; ++i) bytes += frame(times, 1, 3);
+    const Outcome o = compare_with(bytes);
+    EXPECT_TRUE(has(o, "clock offset", "note")) << o.out;
+    EXPECT_NE(o.out.find("its times are no times"), std::string::npos) << times << o.out;
+  }
+  EXPECT_TRUE(has(compare_with(frame("a=b\n")), "clock offset", "note")) << "an older doctor";
+  EXPECT_TRUE(has(compare_with(frame(facts)), "clock offset", "note")) << "it closes";
+  EXPECT_TRUE(has(compare_with(frame(facts) + frame("", 1, 2)), "clock offset", "note"));
 }
 
 TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {

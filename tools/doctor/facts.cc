@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "doctor/clocks.h"
 #include "doctor/plan.h"
 #include "doctor/two_hosts.h"
 #include "spinwire/version.h"
@@ -101,6 +102,7 @@ Facts facts_of(const Subject& subject) {
   const Host& host = subject.host;
   Facts facts;
   facts["spinwire"] = std::string(spinwire::version());
+  facts[kClockFact] = std::to_string(kClockExchanges);
   facts["kernel"] = host.read("/proc/sys/kernel/osrelease").text.value_or("");
   facts["boot"] = host.read("/proc/sys/kernel/random/boot_id").text.value_or("");
   facts["rdma_core"] = verbs_version(host).first;

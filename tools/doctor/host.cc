@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -141,6 +142,12 @@ std::uint32_t Host::active_mtu(std::string_view device, int port) const {
   const auto mtu =
       number(fmt::format("/sys/class/infiniband/{}/ports/{}/active_mtu", device, port));
   return static_cast<std::uint32_t>(mtu.value_or(0));
+}
+
+std::int64_t Host::unix_ns() const {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const std::int64_t ahead = is_real_ ? 0 : number("/probe/ahead_ns").value_or(0);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() + ahead;
 }
 
 int Host::probe(std::string_view call) const {

@@ -40,6 +40,9 @@ class Host {
   /// The path MTU that a port uses, in bytes. sysfs does not show it, so libibverbs is asked; below
   /// another root, the file `active_mtu` of the port. 0: not known.
   [[nodiscard]] std::uint32_t active_mtu(std::string_view device, int port) const;
+  /// The time since the Unix epoch. Below another root, later by the nanoseconds in
+  /// /probe/ahead_ns.
+  [[nodiscard]] std::int64_t unix_ns() const;
   /// Makes a harmless system call that the library needs: memfd_create, membarrier, pidfd_open or
   /// process_vm_readv. Returns 0 or its error. Below another root, the number in /probe/NAME.
   [[nodiscard]] int probe(std::string_view call) const;

@@ -4,6 +4,8 @@
 //   client                   server
 //   facts (of its host)    →
 //                          ← facts (of its host, and where its engine listens)
+//   clock                  →                                                     16 times, if both
+//                          ← clock (when this came, and when the answer left)    know it (clocks.h)
 //   (both engines measure)
 //   end                    →
 //
@@ -45,7 +47,7 @@ using Facts = std::map<std::string, std::string, std::less<>>;
 /// A value that is a name of a network interface; else "INTERFACE".
 [[nodiscard]] std::string interface_fact(const Facts& facts, std::string_view name);
 
-enum class LinkKind : std::uint16_t { facts = 1, end = 2 };
+enum class LinkKind : std::uint16_t { facts = 1, end = 2, clock = 3 };
 
 /// A TCP socket with deadlines. The destructor closes it.
 class Link {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/spin.h"
+#include "doctor/clocks.h"
 #include "doctor/measured_region.h"
 #include "doctor/two_hosts.h"
 #include "spinwire/spinwire.h"
@@ -351,11 +352,12 @@ std::optional<Encounter> meet(const Subject& subject, const std::string& host, i
   return Encounter{std::move(*link), std::move(ours), decode_facts(*answer)};
 }
 
-void compare_hosts(const Subject& subject, const Config& config, const Encounter& encounter,
+void compare_hosts(const Subject& subject, const Config& config, Encounter& encounter,
                    const std::string& nonce, Findings& findings) {
   const Facts& ours = encounter.ours;
   const Facts& theirs = encounter.theirs;
   compare_facts(ours, theirs, findings);
+  measure_clock(subject.host, encounter.link, theirs, findings);
   const bool apart = fact(ours, "boot") != fact(theirs, "boot");
   if (apart && fact(theirs, "engine.device") == "softverbs") {
     findings.add("engine", Severity::error, "softverbs connects processes of one host only",

@@ -11,6 +11,7 @@
 #include "common/cli.h"
 #include "common/spin.h"
 #include "doctor/certify_pair.h"
+#include "doctor/clocks.h"
 #include "doctor/measured_region.h"
 #include "doctor/two_hosts.h"
 #include "spinwire/spinwire.h"
@@ -136,14 +137,18 @@ Result<void> serve_client(const Subject& subject, const Config& config, const st
       (void)client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit);
     return tl::unexpected(theirs.error());
   }
-  const std::string nonce = fact(decode_facts(*theirs), "certify");
+  const Facts said = decode_facts(*theirs);
+  const std::string nonce = fact(said, "certify");
   const bool certifies = certification != nullptr && is_nonce(nonce);
   if (certifies) facts["certify"] = certification->device;
   bool is_known = false;
   {
     MeasuredEngine engine(config, host, nonce, facts);
-    if (auto sent = client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit); !sent)
-      return sent;
+    const auto answered =
+        client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit).and_then([&] {
+          return answer_clock(subject.host, client, said);
+        });
+    if (!answered) return answered;
     engine.run(client);
     is_known = engine.is_known();
   }

@@ -34,9 +34,9 @@ struct Encounter {
 [[nodiscard]] std::optional<Encounter> meet(const Subject& subject, const std::string& host,
                                             int port, const std::string& nonce, Findings& findings);
 
-/// Compares the two hosts, connects our engine to the other doctor's in each way that both have,
-/// and measures. The first connection says the nonce, if any.
-void compare_hosts(const Subject& subject, const Config& config, const Encounter& encounter,
+/// Compares the two hosts and their clocks, connects our engine to the other doctor's in each way
+/// that both have, and measures. The first connection says the nonce, if any.
+void compare_hosts(const Subject& subject, const Config& config, Encounter& encounter,
                    const std::string& nonce, Findings& findings);
 
 /// Compares this host with the one where a doctor serves.
