@@ -21,14 +21,16 @@ source test/softroce/checks.sh
 source test/softroce/suites.sh
 # shellcheck source=test/softroce/engine_tests.sh
 source test/softroce/engine_tests.sh
+# shellcheck source=test/softroce/doctor_tests.sh
+source test/softroce/doctor_tests.sh
 
 chosen=()
-for name in "${engine_tests[@]}" "${suite_tests[@]}" "${tool_tests[@]}"; do
+for name in "${engine_tests[@]}" "${suite_tests[@]}" "${doctor_tests[@]}" "${tool_tests[@]}"; do
   # shellcheck disable=SC2053  # a pattern
   [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
 done
 if ((${#chosen[@]} == 0)); then
-  echo "softroce: no test has a name like FILTER='${FILTER:-}'; names: ${engine_tests[*]} ${suite_tests[*]} ${tool_tests[*]}" >&2
+  echo "softroce: no test has a name like FILTER='${FILTER:-}'; names: ${engine_tests[*]} ${suite_tests[*]} ${doctor_tests[*]} ${tool_tests[*]}" >&2
   exit 2
 fi
 

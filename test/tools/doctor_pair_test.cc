@@ -140,7 +140,8 @@ TEST_F(Tools, DoctorMeasuresTheDifferenceBetweenTwoClocks) {
 
 TEST_F(Tools, DoctorComparesTheRateWithThatOfThePort) {
   DoctorHost host;
-  const std::string port = "sys/class/infiniband/softverbs/ports/1/";
+  const std::string device = "sys/class/infiniband/softverbs/", port = device + "ports/1/";
+  host.put(device + "device/numa_node", "0");
   host.put(port + "state", "4: ACTIVE").put(port + "rate", "100000000 Gb/sec");
   const Serving server(host);
   const Outcome o = compare(host, server.address());

@@ -22,8 +22,13 @@ constexpr std::uint32_t kMostPort = 65535;
 constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
 constexpr std::uint32_t kEchoes = 2000;
-/// Slow hosts do fewer, because the other doctor serves for a minute.
+/// Slow hosts and lossy links do fewer echoes, writes and calls, because the other doctor serves
+/// for a minute.
 constexpr Nanoseconds kEchoLimit = std::chrono::seconds(5);
+constexpr Nanoseconds kRateLimit = std::chrono::seconds(5);
+constexpr Nanoseconds kCallsLimit = std::chrono::seconds(8);
+/// For an echo, and for the writes that are under way at the end.
+constexpr Nanoseconds kLastLimit = std::chrono::seconds(5);
 constexpr std::uint32_t kCalls = 2000;
 constexpr std::uint32_t kWrites = 256;
 constexpr std::uint32_t kWritesAtOnce = 8;
@@ -57,20 +62,21 @@ class MeasuredConnection {
   MeasuredConnection& operator=(const MeasuredConnection&) = delete;
   ~MeasuredConnection() {
     (void)connection_.close();
-    (void)tools::spin_until(engine_, kConnectLimit, [this] { return error_.has_value(); });
+    (void)tools::spin_until(engine_, kConnectLimit,
+                            [this] { return connection_.state() == ConnectionState::closed; });
   }
 
   [[nodiscard]] bool is_ready() const noexcept { return region_ && !error_; }
   /// Why it is not ready.
   [[nodiscard]] std::string why() const {
-    return error_ ? error_->message() : "it closed before it was ready";
+    return error_ && error_->status != Status::ok ? error_->message() : "the other end closed it";
   }
 
   /// Sends these bytes, and waits until they have come back; false: the connection ended.
   bool echo(std::span<const std::byte> bytes) {
     const std::uint32_t before = echoes_;
     return submit([&] { return connection_.send_copy(bytes); }) &&
-           tools::spin_until(engine_, kMeasureLimit, [&] { return echoes_ != before || error_; }) &&
+           tools::spin_until(engine_, kLastLimit, [&] { return echoes_ != before || error_; }) &&
            !error_;
   }
 
@@ -104,21 +110,30 @@ class MeasuredConnection {
       failed = failed || completion.status != Status::ok;
     };
     const std::uint64_t start = engine_.clock().now();
-    const bool in_time = tools::spin_until(engine_, kMeasureLimit, [&] {
-      while (begun < kWrites && begun - done < kWritesAtOnce && !error_ &&
+    const tools::Deadline end(engine_.clock(), kRateLimit);
+    const bool in_time = tools::spin_until(engine_, kRateLimit + kLastLimit, [&] {
+      const bool is_over = error_ || (begun != 0 && end.passed());
+      while (begun < kWrites && begun - done < kWritesAtOnce && !is_over &&
              connection_.write(from, region_->slice(0, kRegionBytes), on_done) == Status::ok)
         ++begun;
-      return done == begun && (done == kWrites || error_);
+      return done == begun && (done == kWrites || is_over);
     });
     const auto time = engine_.clock().duration(engine_.clock().now() - start).count();
+    if (!in_time && !error_)
+      error_ = Error{Status::timed_out, "write",
+                     fmt::format("of {} writes {} ended in {} s: packets are lost on the way",
+                                 begun, done, (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
+                     ""};
     // Completions that are under way refer to the variables above.
     if (!in_time) (void)connection_.close();
     while (done != begun && tools::drive(engine_) >= 0) {
     }
     if (!in_time || failed || error_ || time <= 0) return std::nullopt;
-    return 8.0 * static_cast<double>(kWrites) * static_cast<double>(kRegionBytes) /
+    writes_ = done;
+    return 8.0 * static_cast<double>(done) * static_cast<double>(kRegionBytes) /
            static_cast<double>(time);
   }
+  [[nodiscard]] std::uint32_t writes() const noexcept { return writes_; }
 
  private:
   void take(Message& message) {
@@ -144,6 +159,7 @@ class MeasuredConnection {
   std::optional<Error> error_;
   std::uint32_t echoes_ = 0;
   std::size_t round_trips_ = 0;
+  std::uint32_t writes_ = 0;
 };
 
 /// A session with the other doctor's engine. It must stay where it is.
@@ -173,21 +189,26 @@ class MeasuredSession {
 
   [[nodiscard]] bool is_ready() const noexcept { return ready_ && !error_; }
   [[nodiscard]] std::string why() const {
-    return error_ ? error_->message() : "the other end does not answer";
+    if (!error_) return "the other end does not answer";
+    return error_->status != Status::ok ? error_->message() : "the other end closed it";
   }
-  /// Makes kCalls calls. Returns how many were answered.
-  std::uint32_t call() {
+  /// Makes kCalls calls, or fewer in kCallsLimit; true: all were answered.
+  bool call() {
     const std::array<std::byte, 48> bytes{};
+    const tools::Deadline end(engine_.clock(), kCallsLimit);
     (void)tools::spin_until(engine_, kMeasureLimit, [&] {
-      while (begun_ < kCalls && !error_ && session_.call(kEchoMethod, bytes, [this](Reply& reply) {
+      const bool is_over = error_ || (begun_ != 0 && end.passed());
+      while (begun_ < kCalls && !is_over && session_.call(kEchoMethod, bytes, [this](Reply& reply) {
         ++ended_;
         answered_ += reply.status() == Status::ok ? 1 : 0;
       }) == Status::ok)
         ++begun_;
-      return ended_ == begun_ && (begun_ == kCalls || error_);
+      return ended_ == begun_ && (begun_ == kCalls || is_over);
     });
-    return answered_;
+    return begun_ != 0 && answered_ == begun_;
   }
+  [[nodiscard]] std::uint32_t calls() const noexcept { return begun_; }
+  [[nodiscard]] std::uint32_t answered() const noexcept { return answered_; }
 
  private:
   Engine& engine_;
@@ -199,50 +220,28 @@ class MeasuredSession {
   std::uint32_t answered_ = 0;
 };
 
-void judge_rate(const Subject& subject, const std::string& device, std::size_t round_trips,
-                double round_trip_us, double gigabits, Findings& findings) {
+void judge_figures(const Subject& subject, const std::string& device,
+                   const MeasuredConnection& measured, double round_trip_us, double gigabits,
+                   Findings& findings) {
   const auto port = std::find_if(subject.ports.begin(), subject.ports.end(),
                                  [&](const Port& p) { return p.device == device; });
-  const bool is_adapter = port != subject.ports.end();
+  const bool is_adapter = port != subject.ports.end() && !port->is_software;
   const double expected = is_adapter ? port->gigabits() : 0;
   const bool slow = is_adapter && round_trip_us > kMostRoundTripUs;
   findings.add("latency", slow ? Severity::warning : Severity::ok,
                fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
                            round_trip_us, slow ? ", which is long for an adapter" : ""),
-               fmt::format("median of {} round trips", round_trips),
+               fmt::format("median of {} round trips", measured.round_trips()),
                slow ? "spinwire-doctor  # on both hosts: governor, idle states and NUMA node" : "");
   const bool narrow = gigabits < kLeastShare * expected;
   findings.add(
       "bandwidth", narrow ? Severity::warning : Severity::ok,
       fmt::format("writes move {:.1f} Gbit/s{}", gigabits,
                   narrow ? fmt::format(", less than half of the port's {}", port->rate) : ""),
-      fmt::format("{} writes of {} KiB; rate of the port: {}", kWrites, kRegionBytes >> 10,
-                  is_adapter ? port->rate : "none, as it is no adapter"),
+      fmt::format("{} writes of {} KiB; rate of the port: {}", measured.writes(),
+                  kRegionBytes >> 10, is_adapter ? port->rate : "none, as it is no adapter"),
       narrow ? "ethtool -S INTERFACE | grep -E 'pause|discard'  # and spinwire-doctor on both hosts"
              : "");
-}
-
-void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
-                        const std::string& nonce, Findings& findings) {
-  MeasuredConnection connection(engine, address, Via::tcp);
-  if (!connection.is_ready()) {
-    findings.add("connection", Severity::error, "no connection after a handshake over TCP",
-                 connection.why(),
-                 "spinwire-doctor  # on both hosts; and the same security.key_file");
-    return;
-  }
-  findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
-               fmt::format("connect({})", address));
-  const bool is_known = nonce.empty() || connection.echo(std::as_bytes(std::span(nonce)));
-  const auto time = is_known ? connection.round_trip() : std::nullopt;
-  const auto rate = time ? connection.rate() : std::nullopt;
-  if (time && rate) {
-    judge_rate(subject, std::string(engine.device_name()), connection.round_trips(), *time, *rate,
-               findings);
-  } else {
-    findings.add("connection", Severity::error, "the connection ended while it was measured",
-                 connection.why(), "spinwire-doctor  # on both hosts");
-  }
 }
 
 void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs,
@@ -272,27 +271,55 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
     return;
   }
   MeasuredSession session(engine, address);
-  const std::uint32_t answered = session.is_ready() ? session.call() : 0;
-  if (answered != kCalls) {
+  if (!session.is_ready() || !session.call()) {
     findings.add("datagrams", Severity::error, "calls over datagrams are not answered",
-                 session.is_ready() ? fmt::format("{} of {} calls were answered", answered, kCalls)
+                 session.is_ready() ? fmt::format("{} of {} calls were answered",
+                                                  session.answered(), session.calls())
                                     : session.why(),
                  "export SPINWIRE_RPC_TRANSPORT=connection  # does without datagrams");
     return;
   }
   findings.add("datagrams", Severity::ok, "calls over datagrams work",
-               fmt::format("{} calls were answered", answered));
+               fmt::format("{} calls were answered", session.answered()));
   const std::uint64_t lost = engine.rpc_stats().retransmitted_requests;
-  const bool many = lost * 100 > kCalls;
-  findings.add("loss",
-               many        ? Severity::warning
-               : lost != 0 ? Severity::note
-                           : Severity::ok,
-               lost == 0 ? "no datagram was lost" : fmt::format("{} datagrams were lost", lost),
-               fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, kCalls),
-               lost == 0 ? ""
-                         : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
-                           "configure PFC or ECN");
+  const bool many = lost * 100 > session.calls();
+  findings.add(
+      "loss",
+      many        ? Severity::warning
+      : lost != 0 ? Severity::note
+                  : Severity::ok,
+      lost == 0 ? "no datagram was lost" : fmt::format("{} datagrams were lost", lost),
+      fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, session.calls()),
+      lost == 0 ? ""
+                : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
+                  "configure PFC or ECN");
+}
+
+/// Connects after a handshake over TCP, and measures. `measure_others` runs before that: on a lossy
+/// link the connection may stall or end, and says less of the cause than calls do.
+template <typename MeasureOthers>
+void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
+                        const std::string& nonce, MeasureOthers&& measure_others,
+                        Findings& findings) {
+  MeasuredConnection connection(engine, address, Via::tcp);
+  if (!connection.is_ready()) {
+    findings.add("connection", Severity::error, "no connection after a handshake over TCP",
+                 connection.why(),
+                 "spinwire-doctor  # on both hosts; and the same security.key_file");
+    return measure_others();
+  }
+  findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
+               fmt::format("connect({})", address));
+  const bool is_known = nonce.empty() || connection.echo(std::as_bytes(std::span(nonce)));
+  measure_others();
+  const auto time = is_known ? connection.round_trip() : std::nullopt;
+  const auto rate = time ? connection.rate() : std::nullopt;
+  if (time && rate) {
+    judge_figures(subject, std::string(engine.device_name()), connection, *time, *rate, findings);
+  } else {
+    findings.add("connection", Severity::error, "the connection fails while it is measured",
+                 connection.why(), "spinwire-doctor  # on both hosts");
+  }
 }
 
 /// Connects our engine to the other doctor's in each way that both have, and measures.
@@ -321,9 +348,11 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
     return;
   }
   const std::string address = fmt::format("{}:{}", host, *port);
-  measure_connection(subject, *engine, address, nonce, findings);
-  measure_rdma_cm(*engine, host, theirs, findings);
-  measure_datagrams(*engine, address, findings);
+  const auto measure_others = [&] {
+    measure_datagrams(*engine, address, findings);
+    measure_rdma_cm(*engine, host, theirs, findings);
+  };
+  measure_connection(subject, *engine, address, nonce, measure_others, findings);
 }
 
 }  // namespace

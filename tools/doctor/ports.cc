@@ -56,6 +56,7 @@ Port read_port(const Host& host, const std::string& device, const std::string& n
     port.netdev_mtu = static_cast<std::uint32_t>(std::max<std::int64_t>(mtu.value_or(0), 0));
   }
   port.active_mtu = host.active_mtu(device, port.number);
+  port.is_software = !host.exists(of_device + "/device");
   auto node = host.number(of_device + "/device/numa_node");
   if (!node && !port.netdev.empty())
     node = host.number("/sys/class/net/" + port.netdev + "/device/numa_node");

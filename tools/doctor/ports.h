@@ -32,6 +32,7 @@ struct Port {
   std::uint32_t netdev_mtu = 0;
   std::uint32_t active_mtu = 0;  ///< 0: not known
   int numa_node = -1;
+  bool is_software = false;  ///< without hardware of its own, as Soft-RoCE is
 
   [[nodiscard]] bool is_ethernet() const noexcept { return link_layer == "Ethernet"; }
   [[nodiscard]] bool is_active() const noexcept { return state.starts_with("4"); }

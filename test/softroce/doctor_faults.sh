@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# Plants faults one after the other and runs spinwire-doctor after each, in the machine where doctor_tests.sh
+# starts it. The doctor must find the fault and nothing else, and print the command that mends it; that command
+# is run. So what it finds next shows that the fault before is mended.
+#
+#   test/softroce/doctor_faults.sh one DOCTOR              this machine alone
+#   test/softroce/doctor_faults.sh two DOCTOR              against the doctor that serves at $SOFTROCE_PEER
+#
+# Ends with "N faults were found and mended".
+set -uo pipefail
+doctor=$2
+PATH=$PATH:$(dirname "$doctor") # printed commands name programs of ours
+work=$(mktemp -d)
+report=$work/report
+count=0
+
+# What an emulated machine cannot offer: an invariant time-stamp counter; and between two, clocks that agree,
+# as each of them starts with whole seconds.
+lacking='clock|clock offset'
+
+fail() {
+  echo "fault '$fault': $*"
+  cat "$report"
+  exit 1
+}
+
+# The machine has its modules, but not in the folder where modprobe looks. Printed commands call it.
+modprobe() {
+  local file
+  file=$(compgen -G "/proc/1/root/modules/*/[0-9]*-$1.ko") && insmod "$file" 2>/dev/null
+}
+
+# examine ARGUMENT...: runs the doctor. Sets `faults` to the severities and checks above a note.
+examine() {
+  "$doctor" --all "$@" >"$report" 2>&1 || (($? < 3)) || fail 'the doctor does not work'
+  faults=$(grep -E '^(error|warning) ' "$report" | cut -c 1-22 |
+    sed -E 's/ +$//; s/^([a-z]+) +/\1 /' | grep -vE "^warning ($lacking)\$" | sort | paste -sd,)
+}
+
+# expect FAULTS CHECK TEXT EVIDENCE COMMAND: the doctor has found just these FAULTS (a pattern; none: a note), and
+# of CHECK these texts. Sets `remedy` to the command.
+expect() {
+  local found
+  found=$(grep -E -A 2 "^[a-z]+ +$2 .*$3" "$report" | head -n 3) || fail "it is not found: $2, $3"
+  [[ "$faults" =~ ^($1)$ ]] || fail "found are '$faults', not '$1'"
+  grep -qE "^ +read: .*$4" <<<"$found" || fail "its evidence lacks '$4'"
+  remedy=$(sed -n 's/^ *run: *//p' <<<"$found")
+  [[ "$remedy" == "$5"* ]] || fail "its command is '$remedy', not '$5'"
+  count=$((count + 1))
+  echo "found: $fault; run: $remedy"
+}
+
+# mend [SED]: runs the printed command, with its placeholders replaced.
+mend() {
+  remedy=$(sed -E "${1:-}" <<<"$remedy")
+  eval "$remedy" >/dev/null 2>&1 || fail "the command fails: $remedy"
+}
+
+# The link-local GID of an interface comes some time after it is up, and a host without it is not yet as before.
+until_gids() {
+  local _
+  for _ in $(seq 100); do
+    (($(grep -vlE '^[0:]+$' /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null | wc -l) >= $1)) && return
+    sleep 0.05
+  done
+  fail "there are no $1 GIDs"
+}
+
+# ---- one host ---------------------------------------------------------------------------------
+
+write_settings() {
+  "$doctor" plan --connections 4 --sessions 4 >"$work/engine.toml"
+  printf '%s\n' '[device]' 'name = "rxe0"' 'gid_index = 1' >>"$work/engine.toml"
+  sed 's/gid_index = 1/gid_index = 7/' "$work/engine.toml" >"$work/other_gid.toml"
+  sed -E 's/"rxe0"/"auto"/; /^gid_index/d' "$work/engine.toml" >"$work/any_device.toml"
+}
+
+find_one_by_one() {
+  local config=(--config "$work/engine.toml")
+  fault='the port is down'
+  ip link set dev rxenet0 down
+  examine "${config[@]}"
+  expect 'error port' port 'rxe0 port 1 is down' 'state: "1: DOWN"' 'ip link set dev rxenet0 up'
+  mend
+  until_gids 2
+
+  fault='frames are short'
+  ip link set dev rxenet0 mtu 1500
+  examine "${config[@]}"
+  expect 'warning mtu' mtu 'limits packets to 1024 bytes' 'rxenet0/mtu: 1500' 'ip link set dev rxenet0 mtu 4200'
+  mend
+
+  fault='the interface has no address'
+  ip address del 10.77.0.1/24 dev rxenet0
+  examine "${config[@]}"
+  expect 'warning gid' gid 'only link-local GIDs' 'gids: 0: fe80:' 'ip address add ADDRESS/PREFIX dev rxenet0'
+  mend 's|ADDRESS/PREFIX|10.77.0.1/24|'
+  until_gids 2
+
+  fault='the wrong index of a GID'
+  examine --config "$work/other_gid.toml"
+  expect 'warning gid' gid 'device.gid_index = 7 is an empty entry' '1: 0000:.*RoCE v2' spinwire-devices
+  mend
+  eval "$remedy" | grep -q 'rxe0 port 1 GID 1 ' || fail 'the printed command lists no GID 1'
+
+  fault='no hugepages'
+  echo 0 >/proc/sys/vm/nr_hugepages
+  examine "${config[@]}"
+  expect 'warning hugepages' hugepages 'and 0 are free' 'nr_hugepages 0' 'echo '
+  mend
+
+  fault='no transparent hugepages'
+  echo never >/sys/kernel/mm/transparent_hugepage/enabled
+  examine "${config[@]}"
+  expect 'warning thp' thp 'hugepages are off' '\[never\]' 'echo madvise > /sys/kernel'
+  mend
+
+  fault='no connection manager'
+  rmmod rdma_ucm
+  examine "${config[@]}"
+  expect '' 'device file' 'rdma_cm is missing' 'No such file' 'modprobe rdma_ucm'
+  mend
+
+  fault='no device'
+  rdma link delete rxe0
+  examine --config "$work/any_device.toml"
+  expect 'error device' device 'no RDMA device' 'empty or missing' 'modprobe rdma_rxe; rdma link add rxe0'
+  mend 's/INTERFACE/rxenet0/'
+  until_gids 2
+
+  fault='little lockable memory'
+  ulimit -l 64
+  examine "${config[@]}"
+  expect 'error memlock' memlock 'too low' 'Max locked memory 64 KiB' 'ulimit -l '
+  mend
+}
+
+one() {
+  ulimit -n 65536
+  write_settings
+  fault='none on a good host'
+  examine --config "$work/engine.toml"
+  [[ -z "$faults" ]] || fail "found are '$faults'"
+  echo 'nothing is found on a good host'
+  find_one_by_one
+  fault='none after all'
+  examine --config "$work/engine.toml"
+  [[ -z "$faults" ]] || fail "found are '$faults'"
+}
+
+# ---- two hosts --------------------------------------------------------------------------------
+
+two() {
+  fault='nobody serves'
+  examine "$SOFTROCE_PEER:18599"
+  expect 'error tcp' tcp 'cannot be reached' 'Connection refused' 'spinwire-doctor --serve ADDRESS:18599'
+
+  fault='the MTUs differ'
+  ip link set dev eth0 mtu 1500
+  examine "$SOFTROCE_PEER"
+  expect 'warning mtu,warning mtu' mtu 'port.netdev_mtu differs' '1500 here, 4200 there' \
+    'ip link set dev eth0 mtu 4200  # here'
+  mend
+
+  fault='datagrams are lost'
+  tc qdisc add dev eth0 root netem limit 10000 loss 2% || fail 'tc fails'
+  examine "$SOFTROCE_PEER"
+  expect '(error connection,)?warning loss' loss 'datagrams were lost' 'retransmitted_requests: [1-9][0-9]* of [0-9]+ calls' 'ethtool -S INTERFACE'
+  tc qdisc del dev eth0 root # the command shows where packets are dropped; nothing else can be printed
+
+  fault='none between good hosts'
+  examine "$SOFTROCE_PEER"
+  [[ -z "$faults" ]] || fail "found are '$faults'"
+  grep -E '^[a-z]+ +(clock offset|connection|rdma_cm|datagrams|latency|bandwidth) ' "$report"
+}
+
+trap 'rm -rf "$work"' EXIT
+"$1"
+echo "$count faults were found and mended"
