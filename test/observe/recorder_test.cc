@@ -394,53 +394,5 @@ TEST_F(ObserveRecorder, CountsRetransmissions) {
   ASSERT_TRUE(calls.until([&] { return calls.ended[0].times == 1; }));
 }
 
-TEST_F(ObserveRecorder, AKilledProcessUnderLoadLeavesTheLastEventsOfEveryConnection) {
-  const EngineFolder folder;
-  constexpr std::size_t kConnections = 12;
-  engine_test::Child child([&](int, int out) -> int {
-    Pair p(shown_in(folder));
-    std::vector<engine_test::Ends> more;
-    for (std::size_t i = 1; i < kConnections; ++i)
-      more.push_back(engine_test::connect(p.client, p.server));
-    const Buffer b = p.client.filled(8, 1);
-    for (int i = 0;; ++i) {
-      (void)p.ends.client.send(b);
-      p.settle(1);
-      // Some of them come and go, so that there are many more events than the file keeps.
-      if (i % 8 == 0) {
-        (void)more.back().client.close();
-        more.back() = engine_test::connect(p.client, p.server);
-      }
-      if (i == 3000) engine_test::write_line(out, "loaded");
-    }
-  });
-  ASSERT_EQ(child.line(), "loaded");
-  child.kill(SIGKILL);
-  const auto files = folder.engines();
-  ASSERT_EQ(files.size(), 2u);
-  for (const EngineFile& file : files) {
-    EXPECT_FALSE(file.is_alive);
-    const auto reading = read_engine(file);
-    ASSERT_TRUE(reading) << reading.error().message();
-    std::set<std::string> ready;
-    for (const EngineEvent& event : reading->events) {
-      if (event.kind == "state" && event.text.starts_with("ready")) ready.insert(event.id);
-    }
-    std::size_t rows = 0, without_events = 0;
-    const MetricTable* const table = reading->find("connection");
-    for (const MetricRow& row : table->rows) {
-      if (table->text(row, "spinwire_connection_state") != "ready") continue;
-      ++rows;
-      if (!ready.contains(std::string(table->text(row, "connection")))) ++without_events;
-    }
-    EXPECT_GE(rows, kConnections - 1);
-    // A row is as old as the last control step. The connection that comes and goes has been
-    // replaced several times since, and its successors' events have taken the place of its own.
-    EXPECT_LE(without_events, 1u);
-    EXPECT_TRUE(has(recorded(folder, "engine"), "on device")) << "the engine's own events stay";
-    EXPECT_EQ(reading->events.front().kind, "opened") << "by their times, too";
-  }
-}
-
 }  // namespace
 }  // namespace observe_test
