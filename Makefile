@@ -210,7 +210,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
   check-tests bench bench-curve report check-report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
   count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words check-secrets diagrams check-diagrams check-defects check-curve \
-  man check-man docs deb check-abi abi-record \
+  man check-man docs deb check-abi abi-record check-metrics metrics-record \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload clean help FORCE
 
@@ -794,6 +794,12 @@ deb: libs tools preload man
 check-abi: $(SHARED)
 	$(call say,CHECK,binary interface)
 	@tools/dev/check_abi.sh $(SHARED)
+## check-metrics: no metric is renamed, removed or changed
+check-metrics: $(BIN)/spinwire-stat
+	@tools/dev/check_metrics.sh $<
+## metrics-record: record the metrics of this tree
+metrics-record: $(BIN)/spinwire-stat
+	@tools/dev/check_metrics.sh --record $<
 ## abi-record: record the symbols and layouts of this tree
 abi-record: $(SHARED)
 	@tools/dev/check_abi.sh --record $(SHARED)

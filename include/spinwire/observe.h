@@ -31,18 +31,29 @@ enum class MetricKind : std::uint8_t {
   gauge,    ///< a number as it is now
   label,    ///< a text that tells rows of a table apart
   state,    ///< a text that changes, such as what blocks a connection
+  summary,  ///< quantiles, sum and count of samples; no column of a table
 };
 /// The name, as written in the header. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(MetricKind kind) noexcept;
 
 /// A metric of this release. Names follow the rules of Prometheus.
 struct Metric {
-  std::string_view table;  ///< "engine", "pool", "connection", "session" or "served_session"
-  std::string_view name;   ///< such as "spinwire_polls_total"; of labels without "spinwire_"
-  std::string_view unit;   ///< "seconds", "bytes"; empty: a count or a text
-  std::string_view help;   ///< what it means, for people
-  MetricKind kind;         ///< how its values change
+  /// "engine", "pool", "connection", "session" or "served_session"; or "file" or "latency", for
+  /// what a reader knows besides the tables of a file.
+  std::string_view table;
+  std::string_view name;  ///< such as "spinwire_polls_total"; of labels without "spinwire_"
+  std::string_view unit;  ///< "seconds", "bytes"; empty: a count or a text
+  std::string_view help;  ///< what it means, for people
+  MetricKind kind;        ///< how its values change
 };
+/// Whether the process of the engine runs. For Prometheus, every sample has the labels of its
+/// table.
+inline constexpr Metric kUpMetric{
+    "file", "spinwire_up", "", "1: the engine's process runs; 0: it has died", MetricKind::gauge};
+/// The latencies: EngineReading::latencies.
+inline constexpr Metric kLatencyMetric{
+    "latency", "spinwire_latency_seconds", "seconds",
+    "latencies of sampled operations and calls, by stage and method", MetricKind::summary};
 /// All metrics of this release, by table. Any thread. Set-up.
 [[nodiscard]] SPINWIRE_API std::vector<Metric> metrics();
 

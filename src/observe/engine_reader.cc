@@ -366,13 +366,32 @@ Result<EngineReading> read_rows(std::uint64_t size, const ReadBytes& read) {
 }  // namespace observe
 
 std::string_view to_string(MetricKind kind) noexcept {
-  constexpr std::array<std::string_view, 4> kNames = {"counter", "gauge", "label", "state"};
+  constexpr std::array<std::string_view, 5> kNames = {"counter", "gauge", "label", "state",
+                                                      "summary"};
   const auto i = static_cast<std::size_t>(kind);
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
+namespace observe {
+namespace {
+
+/// What readers know besides the tables of a file, for metrics().
+constexpr Metric kReaders[] = {
+    {"file", "pid", "", "the process", MetricKind::label},
+    {"file", "engine", "", "number of the engine in its process", MetricKind::label},
+    {"file", "program", "", "the process's name", MetricKind::label},
+    kUpMetric,
+    {"latency", "work", "", "message, write, read, atomic, call or handler", MetricKind::label},
+    {"latency", "stage", "", "total, posting, transfer or delivery", MetricKind::label},
+    {"latency", "method", "", "number of the method; empty: all", MetricKind::label},
+    kLatencyMetric,
+};
+
+}  // namespace
+}  // namespace observe
+
 std::vector<Metric> metrics() {
-  std::vector<Metric> all;
+  std::vector<Metric> all(std::begin(observe::kReaders), std::end(observe::kReaders));
   for (std::size_t i = 0; i < observe::kTables; ++i) {
     const observe::TableColumns& table = observe::table_columns(static_cast<observe::Table>(i));
     for (const observe::Column& column : table.columns)

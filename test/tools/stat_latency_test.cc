@@ -65,6 +65,7 @@ TEST_F(ToolsStatLatency, WritesLatenciesInAllForms) {
   EXPECT_TRUE(nlohmann::json::accept(json)) << json;
   EXPECT_TRUE(has(json, "\"work\":\"handler\",\"stage\":\"total\",\"method\":9,")) << json;
   const PrometheusText text(stat({"--prometheus"}));
+  EXPECT_TRUE(text.families().contains(std::string(spinwire::kLatencyMetric.name)));
   EXPECT_EQ(text.count("spinwire_latency_seconds"), 4u);
   EXPECT_EQ(text.count("spinwire_latency_seconds_count"), 1u);
   EXPECT_EQ(text.count("spinwire_latency_seconds_sum"), 1u);

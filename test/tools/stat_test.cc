@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -129,6 +130,10 @@ TEST_F(ToolsStat, WritesPrometheusText) {
     if (metric.table != "engine") continue;
     EXPECT_EQ(text.count(std::string(metric.name)), 2u) << metric.name;
   }
+  // What is exported is in the list, and so in the manual page and the record.
+  std::set<std::string> listed;
+  for (const spinwire::Metric& metric : spinwire::metrics()) listed.emplace(metric.name);
+  for (const std::string& family : text.families()) EXPECT_TRUE(listed.contains(family)) << family;
   const tools_test::Folder folder;
   const std::string file = folder / "metrics.prom";
   const Outcome wrote =

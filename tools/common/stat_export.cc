@@ -99,8 +99,9 @@ class Prometheus {
   void add_engine(const EngineReading& reading) {
     engine_ = fmt::format("pid=\"{}\",engine=\"{}\",program=\"{}\"", reading.file.pid,
                           reading.file.engine, escaped(reading.program, true));
-    family("spinwire_up", "gauge", "1: the engine's process runs; 0: it has died")
-        .append(sample("spinwire_up", {}, reading.file.is_alive ? "1" : "0"));
+    const std::string up(kUpMetric.name);
+    family(up, to_string(kUpMetric.kind), kUpMetric.help)
+        .append(sample(up, {}, reading.file.is_alive ? "1" : "0"));
     if (!reading.file.is_alive) return;
     for (const MetricTable& table : reading.tables) {
       for (const MetricRow& row : table.rows) add_row(table, row);
@@ -168,17 +169,16 @@ class Prometheus {
 
   void add_latency(const LatencyHistogram& l) {
     if (!l.is_consistent) return;
-    constexpr const char* kName = "spinwire_latency_seconds";
+    const std::string name(kLatencyMetric.name);
     const std::string labels = fmt::format(",work=\"{}\",stage=\"{}\",method=\"{}\"", l.work,
                                            l.stage, l.method ? fmt::format("{}", *l.method) : "");
-    std::string& samples =
-        family(kName, "summary", "latencies of sampled operations and calls, by stage and method");
+    std::string& samples = family(name, to_string(kLatencyMetric.kind), kLatencyMetric.help);
     for (const char* const share : {"0.5", "0.99", "0.999", "1"}) {
-      samples += sample(kName, fmt::format("{},quantile=\"{}\"", labels, share),
+      samples += sample(name, fmt::format("{},quantile=\"{}\"", labels, share),
                         fmt::format("{}", to_seconds(l.quantile(std::strtod(share, nullptr)))));
     }
-    samples += sample(std::string(kName) + "_sum", labels, fmt::format("{}", l.sum_seconds));
-    samples += sample(std::string(kName) + "_count", labels, fmt::format("{}", l.samples));
+    samples += sample(name + "_sum", labels, fmt::format("{}", l.sum_seconds));
+    samples += sample(name + "_count", labels, fmt::format("{}", l.samples));
   }
 
   std::string engine_;  ///< labels of the engine that is being added

@@ -84,7 +84,7 @@ stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage secrets-self-test tools/dev/check_secrets.sh --self-test
 stage tidy "${make[@]}" tidy
-stage documentation "${make[@]}" check-man docs check-abi
+stage documentation "${make[@]}" check-man docs check-abi check-metrics
 # It uses one processor, and the slow tests wait at times.
 begin_test conformance-proof "${make[@]}" conformance-proof
 # Two victims of each kind in each phase and at each end; nightly kills more.
