@@ -1,5 +1,5 @@
 // spinwire-stat: what the engines of this user do, and what blocks them.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -45,6 +45,8 @@ struct Options {
   bool events = false;
   std::string connection;
   std::string session;
+  std::string sort;
+  bool reverse = false;
 };
 
 std::chrono::nanoseconds interval_of(double seconds) {
@@ -138,6 +140,7 @@ int show_once(const Options& options) {
   if (!first) return fail_reading(options, first.error());
   tools::ScreenOptions screen;
   screen.peer = options.peer;
+  screen.order = {options.sort, options.reverse};
   if (!first->file.is_alive) return write_out(options, tools::screen_text(*first, nullptr, screen));
   constexpr double kShort = 0.2;
   std::this_thread::sleep_for(interval_of(options.interval_given ? options.interval : kShort));
@@ -146,20 +149,56 @@ int show_once(const Options& options) {
                                    : tools::screen_text(*first, nullptr, screen));
 }
 
+/// What the live view shows, and how keys change it.
+struct LiveView {
+  std::string peer;
+  tools::RowOrder order;
+  std::optional<std::string> typed{};  ///< a filter that is being typed
+
+  tools::KeyMeans on_key(char key) {
+    using tools::KeyMeans;
+    if (typed) {
+      constexpr char kEscape = 27, kDelete = 127;
+      if (key == '\n' || key == '\r') peer = *std::exchange(typed, std::nullopt);
+      if (key == kEscape) typed.reset();
+      if (typed && (key == kDelete || key == '\b') && !typed->empty()) typed->pop_back();
+      if (typed && key >= ' ' && key <= '~') *typed += key;
+      return KeyMeans::redraw;
+    }
+    if (key == 'q' || key == 'Q') return KeyMeans::quit;
+    if (key == '<' || key == '>') {
+      order.move(key == '>');
+    } else if (key == 'r') {
+      order.is_reversed = !order.is_reversed;
+    } else if (key == '/') {
+      typed = "";
+    } else {
+      return KeyMeans::nothing;
+    }
+    return KeyMeans::redraw;
+  }
+};
+
 int show(const Options& options) {
   auto reading = read_one(options);
   if (!reading) return fail_reading(options, reading.error());
   tools::catch_stop_signals();
+  LiveView view{options.peer, {options.sort, options.reverse}};
   std::optional<EngineReading> earlier;
-  const auto draw = [&](tools::ScreenSize size) {
-    if (earlier) reading = read_engine(earlier->file);
+  bool is_first = true;
+  const auto draw = [&](tools::ScreenSize size, bool reads_again) {
+    if (reads_again && !std::exchange(is_first, false)) {
+      earlier = std::move(*reading);
+      reading = read_engine(earlier->file);
+    }
     if (!reading) return std::string();
-    tools::ScreenOptions screen{options.peer, size.lines, size.width};
-    std::string text = tools::screen_text(*reading, earlier ? &*earlier : nullptr, screen);
-    earlier = std::move(*reading);
-    return text;
+    const tools::ScreenOptions screen{view.peer,  size.lines,      size.width,
+                                      view.order, size.lines != 0, view.typed};
+    return tools::screen_text(*reading, earlier ? &*earlier : nullptr, screen);
   };
-  if (tools::show_live(draw, interval_of(options.interval), options.count)) return tools::kDone;
+  const auto on_key = [&](char key) { return view.on_key(key); };
+  if (tools::show_live(draw, on_key, interval_of(options.interval), options.count))
+    return tools::kDone;
   if (reading.error().status != Status::not_connected) return fail(reading.error());
   fmt::print("the engine is closed\n");
   return tools::kDone;
@@ -217,6 +256,18 @@ int main(int argc, char** argv) {
   app.add_option("--directory", options.directory, "Setting observability.directory of the engines")
       ->capture_default_str();
   app.add_option("--peer", options.peer, "Only connections and sessions whose peer contains this");
+  app.add_option(
+         "--sort", options.sort,
+         "Order of connections and sessions: by the column with this heading, as in SENT/s. "
+         "Without it, blocked ones first. Keys of the live view: < and >")
+      ->transform([](const std::string& name) {
+        const auto column = tools::sort_column(name);
+        if (column) return *column;
+        throw CLI::ValidationError("--sort", fmt::format("no column '{}'; columns: {}", name,
+                                                         fmt::join(tools::sort_columns(), ", ")));
+      });
+  app.add_flag("--reverse", options.reverse,
+               "With --sort, the smallest first. Key of the live view: r");
   const auto* const interval =
       app.add_option("--interval", options.interval, "Time between two readings")
           ->default_str("1s")

@@ -51,18 +51,19 @@ class Terminal {
     }
     put(screen += "\x1b[K\x1b[J");
   }
-  /// Waits until `end`. False: the user ends the view.
-  [[nodiscard]] bool wait_until(Time::time_point end) const {
+  /// Waits until `end`, or for a key that changes what is shown or quits.
+  [[nodiscard]] KeyMeans wait_until(Time::time_point end, const OnKey& on_key) const {
     while (!stop_requested()) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Time::now()).count();
-      if (left <= 0) return true;
+      if (left <= 0) return KeyMeans::nothing;
       constexpr long kTurnMs = 100;  // between looks for a stop signal
       pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
       if (::poll(&keys, 1, static_cast<int>(std::min<long>(left, kTurnMs))) <= 0) continue;
       char key = 0;
-      if (::read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q') return false;
+      const KeyMeans means = ::read(STDIN_FILENO, &key, 1) == 1 ? on_key(key) : KeyMeans::quit;
+      if (means != KeyMeans::nothing) return means;
     }
-    return false;
+    return KeyMeans::quit;
   }
 
  private:
@@ -78,16 +79,20 @@ class Terminal {
 
 }  // namespace
 
-bool show_live(const DrawScreen& draw, std::chrono::nanoseconds interval, std::size_t count) {
+bool show_live(const DrawScreen& draw, const OnKey& on_key, std::chrono::nanoseconds interval,
+               std::size_t count) {
   const Terminal terminal;
   for (std::size_t i = 0; count == 0 || i < count; ++i) {
     const auto begin = Time::now();
     if (i != 0 && terminal.size().lines == 0) terminal.show("\n");
-    std::string text = draw(terminal.size());
+    std::string text = draw(terminal.size(), true);
     if (text.empty()) return false;
     terminal.show(std::move(text));
-    const bool is_last = count != 0 && i + 1 == count;
-    if (!is_last && !terminal.wait_until(begin + interval)) return true;
+    if (count != 0 && i + 1 == count) break;
+    KeyMeans means = KeyMeans::redraw;
+    while ((means = terminal.wait_until(begin + interval, on_key)) == KeyMeans::redraw)
+      terminal.show(draw(terminal.size(), false));
+    if (means == KeyMeans::quit) break;
   }
   return true;
 }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "common/stat_tables.h"
 #include "spinwire/observe.h"
 
 namespace spinwire::tools {
@@ -14,6 +16,9 @@ struct ScreenOptions {
   std::string_view peer;  ///< only rows whose peer contains it
   std::size_t lines = 0;  ///< at most; 0: all
   std::size_t width = 0;  ///< columns of the terminal; 0: any
+  RowOrder order{};
+  bool is_live = false;  ///< with what the keys have chosen; latencies of the interval
+  std::optional<std::string> typed{};  ///< a filter that is being typed
 };
 /// Causes of trouble first, then counters with rates, pools, connections and sessions. Rates are
 /// those since `earlier`, which may be null. "?" marks rows that are not consistent.

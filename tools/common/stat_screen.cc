@@ -12,22 +12,10 @@
 #include "common/stat_findings.h"
 #include "common/stat_hdr.h"
 #include "common/stat_report.h"
+#include "common/stat_tables.h"
 
 namespace spinwire::tools {
 namespace {
-
-/// A count or a rate in at most seven columns.
-std::string short_number(double value) {
-  constexpr std::array<const char*, 5> kUnits = {"", "k", "M", "G", "T"};
-  std::size_t unit = 0;
-  while (value >= 10000 && unit + 1 < kUnits.size()) {
-    value /= 1000;
-    ++unit;
-  }
-  return value >= 100 || value == static_cast<double>(static_cast<long long>(value))
-             ? fmt::format("{:.0f}{}", value, kUnits[unit])
-             : fmt::format("{:.1f}{}", value, kUnits[unit]);
-}
 
 /// Lines of a screen. Half a number misleads, so whole cells are left out, and ">" says so.
 class Screen {
@@ -134,17 +122,27 @@ std::string latency_text(double seconds) {
   return seconds < 1e-6 ? fmt::format("{:.0f} ns", seconds * 1e9) : time_text(seconds);
 }
 
-void show_latencies(Screen& screen, const EngineReading& reading) {
+/// Of the live view, those of the last interval; else, and at first, since the engine was opened.
+void show_latencies(Screen& screen, const EngineReading& reading, const EngineReading* before,
+                    const ScreenOptions& options) {
   if (reading.latencies.empty()) return;
-  screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}", "LATENCY", "SAMPLES", "MEAN", "P50",
+  const EngineReading* const earlier = options.is_live ? before : nullptr;
+  screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+              earlier != nullptr ? "LATENCY, LAST INTERVAL" : "LATENCY", "SAMPLES", "MEAN", "P50",
               "P99", "P99.9", "MAX");
-  for (const LatencyHistogram& l : reading.latencies) {
+  for (const LatencyHistogram& all : reading.latencies) {
+    const LatencyHistogram l = since(all, earlier);
+    if (l.samples == 0) {
+      screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}", latency_name(l), 0, "-", "-", "-",
+                  "-", "-");
+      continue;
+    }
     const auto at = [&](double share) { return latency_text(to_seconds(l.quantile(share))); };
     const double mean = l.samples != 0 ? l.sum_seconds / static_cast<double>(l.samples) : 0;
     screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
                 latency_name(l) + (l.is_consistent ? "" : "?"),
                 short_number(static_cast<double>(l.samples)), latency_text(mean), at(0.5), at(0.99),
-                at(0.999), latency_text(to_seconds(l.longest)));
+                at(0.999), earlier != nullptr ? at(1) : latency_text(to_seconds(l.longest)));
   }
 }
 
@@ -215,76 +213,13 @@ void show_findings(Screen& screen, const EngineReading& reading, const Earlier& 
   if (shown < found.size()) screen.line("! and {} more", found.size() - shown);
 }
 
-std::string id_text(const Subject& s, std::string_view label) {
-  return fmt::format("{}{}", s.text(label), mark_of(*s.row));
-}
-
-std::string blocker_text(const Subject& s, const std::string& prefix) {
-  const std::string_view blocker = s.text(prefix + "blocked_by");
-  return blocker == "nothing" ? "-" : std::string(blocker);
-}
-
-void show_connections(Screen& screen, const EngineReading& reading, const Earlier& earlier,
-                      std::string_view peer) {
-  const std::vector<Subject> rows = subjects_of(reading, "connection", peer);
-  if (rows.empty()) return;
-  screen.line("{:<12} {:<24} {:<10} {:<10} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}", "CONNECTION",
-              "PEER", "STATE", "BLOCKED BY", "FOR", "HEARD", "OUT", "CREDIT", "SENT/s", "RECV/s",
-              "BYTES/s");
-  for (const Subject& s : rows) {
-    const auto per_second = [&](std::string_view column) {
-      return earlier.rate(s, column, reading);
-    };
-    screen.line("{:<12} {:<24} {:<10} {:<10} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
-                id_text(s, "connection"), s.text("peer"), s.text("spinwire_connection_state"),
-                blocker_text(s, "spinwire_connection_"),
-                time_text(s.number("spinwire_connection_blocked_seconds")),
-                time_text(s.number("spinwire_connection_last_heard_seconds")),
-                short_number(s.number("spinwire_connection_outstanding")),
-                short_number(s.number("spinwire_connection_send_credits")),
-                short_number(per_second("spinwire_connection_messages_sent_total")),
-                short_number(per_second("spinwire_connection_messages_received_total")),
-                short_number(per_second("spinwire_connection_sent_bytes_total") +
-                             per_second("spinwire_connection_received_bytes_total") +
-                             per_second("spinwire_connection_written_bytes_total") +
-                             per_second("spinwire_connection_read_bytes_total")));
-  }
-}
-
-void show_sessions(Screen& screen, const EngineReading& reading, const Earlier& earlier,
-                   std::string_view peer) {
-  const std::vector<Subject> rows = subjects_of(reading, "session", peer);
-  if (rows.empty()) return;
-  screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
-              "SESSION", "SERVER", "STATE", "BLOCKED BY", "FOR", "HEARD", "CALLS", "WAITING",
-              "SRTT", "CWND", "CALLS/s", "RETX/s");
-  for (const Subject& s : rows) {
-    screen.line("{:<12} {:<24} {:<8} {:<13} {:>8} {:>8} {:>7} {:>7} {:>8} {:>5} {:>8} {:>8}",
-                id_text(s, "session"), s.text("peer"), s.text("spinwire_session_state"),
-                blocker_text(s, "spinwire_session_"),
-                time_text(s.number("spinwire_session_blocked_seconds")),
-                time_text(s.number("spinwire_session_last_heard_seconds")),
-                short_number(s.number("spinwire_session_in_flight") +
-                             s.number("spinwire_session_long_calls")),
-                short_number(s.number("spinwire_session_backlog")),
-                time_text(s.number("spinwire_session_srtt_seconds")),
-                short_number(s.number("spinwire_session_congestion_window")),
-                short_number(earlier.rate(s, "spinwire_session_calls_total", reading)),
-                short_number(earlier.rate(s, "spinwire_session_retransmissions_total", reading)));
-  }
-}
-
-void show_served(Screen& screen, const EngineReading& reading, std::string_view peer) {
-  const std::vector<Subject> rows = subjects_of(reading, "served_session", peer);
-  if (rows.empty()) return;
-  screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", "SERVED", "CLIENT", "CALLS", "WINDOW", "HEARD",
-              "KEY");
-  for (const Subject& s : rows) {
-    screen.line("{:<12} {:<24} {:>7} {:>7} {:>8}  {}", id_text(s, "session"), s.text("peer"),
-                short_number(s.number("spinwire_served_session_calls")),
-                short_number(s.number("spinwire_served_session_window")),
-                time_text(s.number("spinwire_served_session_last_heard_seconds")), s.text("key"));
-  }
+/// What the keys of the live view have chosen.
+void show_choice(Screen& screen, const ScreenOptions& options) {
+  if (!options.is_live) return;
+  screen.items("rows: {}  {}  keys: < > column  r reverse  / filter  q quit", options.order.text(),
+               options.typed          ? fmt::format("filter by peer: {}_", *options.typed)
+               : options.peer.empty() ? std::string("all peers")
+                                      : fmt::format("peers with \"{}\"", options.peer));
 }
 
 }  // namespace
@@ -297,10 +232,10 @@ std::string screen_text(const EngineReading& reading, const EngineReading* befor
   show_findings(screen, reading, earlier, options);
   show_pools(screen, reading);
   show_stalls(screen, reading);
-  show_connections(screen, reading, earlier, options.peer);
-  show_sessions(screen, reading, earlier, options.peer);
-  show_served(screen, reading, options.peer);
-  show_latencies(screen, reading);
+  show_choice(screen, options);
+  for (const std::string& line : all_table_lines(reading, earlier, options.peer, options.order))
+    screen.line("{}", line);
+  show_latencies(screen, reading, before, options);
   return screen.take();
 }
 

@@ -1,0 +1,143 @@
+// spinwire-stat's order of rows, its keys, and the latencies of an interval, on files whose values
+// the tests choose.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "observe/engine_folder.h"
+#include "observe/latency.h"
+#include "observe/metric_tables.h"
+#include "tools/programs.h"
+#include "tools/stat_client.h"
+#include "tools/terminal.h"
+
+namespace stat_test {
+namespace {
+
+using observe_test::EngineFolder;
+using tools_test::InTerminal;
+using tools_test::Outcome;
+using tools_test::Words;
+namespace observe = spinwire::observe;
+
+/// The file of an engine of this process, with three connections.
+class ChosenFile {
+ public:
+  ChosenFile() {
+    auto made = observe_test::PageFile::create(observe_test::options_in(folder_));
+    EXPECT_TRUE(made) << made.error().message();
+    file_ = std::move(*made);
+    observe::RowWords row{};
+    file_.write(observe::Table::engine, 0, row, observe::fill_engine_row(row, {}, {}, {}));
+    connection(0, "10.0.0.1:beech", 5);
+    connection(1, "10.0.0.2:apple", 70);
+    connection(2, "10.0.0.3:cedar", 9);
+    latencies_.open();
+  }
+  /// So many handlers of a method took this time.
+  void handlers(int count, spinwire::Nanoseconds time) {
+    for (int i = 0; i < count; ++i)
+      latencies_.record(observe::TimedWork::handler, spinwire::Method{9}, time);
+    const std::uint32_t row = latencies_.next_changed(0);
+    file_.write(row, latencies_.publish(row));
+  }
+  [[nodiscard]] Words words(const Words& more) const {
+    Words all{tools_test::bin() + "/spinwire-stat", "--directory", folder_.path(),
+              std::to_string(::getpid())};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  /// The peers of one screen, in their order.
+  [[nodiscard]] std::string peers(const Words& more) const {
+    tools_test::Program program(words(more));
+    EXPECT_EQ(program.wait(), 0) << program.err();
+    std::string found;
+    std::istringstream lines(program.out());
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t at = line.find("10.0.0.");
+      if (line.find("-1 ") == 1 && at != std::string::npos) found += line.substr(at + 9, 5) + ' ';
+    }
+    return found;
+  }
+
+ private:
+  void connection(std::uint32_t index, const std::string& peer, std::uint32_t outstanding) {
+    observe::RowWords row{};
+    spinwire::ConnectionSnapshot snapshot;
+    snapshot.stats.outstanding = outstanding;
+    const std::string id = std::to_string(index) + "-1";
+    file_.write(observe::Table::connection, index, row,
+                observe::fill_connection_row(row, {id, peer, "", {}, {}}, snapshot));
+  }
+
+  EngineFolder folder_;
+  observe_test::PageFile file_;
+  observe::Latencies latencies_;
+};
+
+class ToolsStatView : public observe_test::WithEngineFolder {};
+
+TEST_F(ToolsStatView, RowsComeInTheOrderThatIsAskedFor) {
+  const ChosenFile file;
+  EXPECT_EQ(file.peers({"--once"}), "beech apple cedar ");
+  EXPECT_EQ(file.peers({"--once", "--sort", "OUT"}), "apple cedar beech ");
+  EXPECT_EQ(file.peers({"--once", "--sort", "out", "--reverse"}), "beech cedar apple ");
+  EXPECT_EQ(file.peers({"--once", "--sort", "connection", "--reverse"}), "cedar apple beech ");
+  EXPECT_EQ(file.peers({"--once", "--sort", "SRTT"}), "beech apple cedar ") << "of sessions";
+  EXPECT_EQ(file.peers({"--once", "--sort", "OUT", "--peer", "e"}), "apple cedar beech ");
+  EXPECT_EQ(file.peers({"--once", "--sort", "OUT", "--peer", "ce"}), "cedar ");
+  const Outcome none = tools_test::run("spinwire-stat", {"--sort", "speed"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(has(none.err, "no column 'speed'")) << none.err;
+  EXPECT_TRUE(has(none.err, "SENT/s")) << none.err;
+}
+
+TEST_F(ToolsStatView, KeysChooseOrderAndFilter) {
+  const ChosenFile file;
+  // No second reading: keys redraw at once.
+  InTerminal terminal(file.words({"--interval", "3600"}), 120);
+  ASSERT_TRUE(terminal.wait_for("rows: what blocks, the longest first  all peers", 1))
+      << terminal.text();
+  const auto shows = [&](const std::string& keys, const std::string& text) {
+    for (const char key : keys) terminal.press(key);
+    EXPECT_TRUE(terminal.wait_for(text, 1)) << keys << terminal.text();
+  };
+  shows(">", "rows: CONNECTION, a first");
+  shows(">", "rows: PEER, a first");
+  shows("r", "rows: PEER, z first");
+  shows(">>>>>", "rows: OUT, the smallest first");
+  shows("r", "rows: OUT, the largest first");
+  shows("<", "rows: HEARD, the largest first");
+  shows("/appx", "filter by peer: appx_");
+  shows("\x7f", "filter by peer: app_  ");
+  shows("\n", "peers with \"app\"");
+  const std::string screen = terminal.text().substr(terminal.text().rfind("\x1b[H"));
+  EXPECT_TRUE(has(screen, "apple")) << screen;
+  EXPECT_FALSE(has(screen, "beech")) << screen;
+  shows("/z\x1b", "filter by peer: z_");
+  shows("/\n", "HEARD, the largest first  all peers");
+  terminal.press('q');
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST_F(ToolsStatView, LatenciesAreThoseOfTheLastInterval) {
+  ChosenFile file;
+  file.handlers(1000, spinwire::Nanoseconds(1000));
+  InTerminal terminal(file.words({"--interval", "0.05"}), 120);
+  const std::string name = "handler.total.method-9";
+  ASSERT_TRUE(terminal.wait_for("LATENCY, LAST INTERVAL", 2)) << terminal.text();
+  EXPECT_TRUE(terminal.wait_for(name + std::string(21, ' ') + "0         -", 1)) << terminal.text();
+  file.handlers(50, std::chrono::milliseconds(2));
+  ASSERT_TRUE(terminal.wait_for(name + std::string(20, ' ') + "50 ", 1)) << terminal.text();
+  const std::size_t at = terminal.text().rfind(std::string(20, ' ') + "50 ");
+  const std::string line = terminal.text().substr(at, terminal.text().find('\x1b', at) - at);
+  EXPECT_TRUE(has(line, "2.1 ms") || has(line, "2.0 ms")) << line;
+  EXPECT_FALSE(has(line, " us")) << line;
+  terminal.press('q');
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+}  // namespace
+}  // namespace stat_test
