@@ -113,7 +113,12 @@ TEST_F(ToolsStatView, KeysChooseOrderAndFilter) {
   shows("/appx", "filter by peer: appx_");
   shows("\x7f", "filter by peer: app_  ");
   shows("\n", "peers with \"app\"");
-  const std::string screen = terminal.text().substr(terminal.text().rfind("\x1b[H"));
+  // The rows come behind the line that was waited for.
+  const auto latest = [&terminal] {
+    return terminal.text().substr(terminal.text().rfind("\x1b[H"));
+  };
+  EXPECT_TRUE(terminal.until([&] { return has(latest(), "\x1b[J"); }));
+  const std::string screen = latest();
   EXPECT_TRUE(has(screen, "apple")) << screen;
   EXPECT_FALSE(has(screen, "beech")) << screen;
   shows("/z\x1b", "filter by peer: z_");
@@ -131,7 +136,11 @@ TEST_F(ToolsStatView, LatenciesAreThoseOfTheLastInterval) {
   EXPECT_TRUE(terminal.wait_for(name + std::string(21, ' ') + "0         -", 1)) << terminal.text();
   file.handlers(50, std::chrono::milliseconds(2));
   ASSERT_TRUE(terminal.wait_for(name + std::string(20, ' ') + "50 ", 1)) << terminal.text();
-  const std::size_t at = terminal.text().rfind(std::string(20, ' ') + "50 ");
+  const std::string count = std::string(20, ' ') + "50 ";
+  const auto line_at = [&] { return terminal.text().rfind(count); };
+  EXPECT_TRUE(
+      terminal.until([&] { return terminal.text().find('\x1b', line_at()) != std::string::npos; }));
+  const std::size_t at = line_at();
   const std::string line = terminal.text().substr(at, terminal.text().find('\x1b', at) - at);
   EXPECT_TRUE(has(line, "2.1 ms") || has(line, "2.0 ms")) << line;
   EXPECT_FALSE(has(line, " us")) << line;

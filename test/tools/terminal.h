@@ -53,18 +53,25 @@ class InTerminal {
     }
     ::close(master_);
   }
-  /// Reads until the program has written this so often.
-  bool wait_for(std::string_view what, std::size_t times) {
+  /// Reads until `done()`.
+  template <typename Done>
+  bool until(Done&& done) {
     return waiting::eventually(
         [&] {
           read_some();
-          std::size_t found = 0;
-          for (std::size_t at = text_.find(what); at != std::string::npos;
-               at = text_.find(what, at + 1))
-            ++found;
-          return found >= times;
+          return done();
         },
         kLimit);
+  }
+  /// Reads until the program has written this so often.
+  bool wait_for(std::string_view what, std::size_t times) {
+    return until([&] {
+      std::size_t found = 0;
+      for (std::size_t at = text_.find(what); at != std::string::npos;
+           at = text_.find(what, at + 1))
+        ++found;
+      return found >= times;
+    });
   }
   void signal(int number) const { ::kill(pid_, number); }
   void press(char key) const { EXPECT_EQ(::write(master_, &key, 1), 1); }
