@@ -39,6 +39,7 @@ class Callback;
 ///   - DrainOptions::on_drained: the engine is drained.
 ///   - A ServedSessionVisitor: the visit goes on with the next session.
 ///   - A DeviceEventCallback: the event has been reported.
+///   - A ReplyWritableCallback: it does not run again until another answer is refused.
 /// What the log's callback throws is dropped with the message.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {

@@ -416,7 +416,8 @@ class SPINWIRE_API Engine {
   ///   forked_child   called in a forked child
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
-  /// Sets the callback for replies that found no memory; an empty callback ends the waiting. An
+  /// Sets the callback for replies that found no memory; an empty callback ends the waiting. Set it
+  /// before the first call comes: only answers that are refused while it is set count. An
   /// answer to a call (PendingCall::reply(), refuse()) was refused with no_buffer, or
   /// reserve_reply() was empty because the send pool had no block, and may succeed now. Runs once,
   /// in a poll(), for all such answers since the last time; answer until no_buffer comes again. A

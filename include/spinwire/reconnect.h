@@ -40,11 +40,12 @@ struct LocalPath {
 /// ends only this attempt, unless all of a round end so.
 ///
 /// With local paths (ConnectOptions::local_paths, SessionOptions::local_paths), each attempt also
-/// takes the next local path, so one failure at either end does not fail two attempts in a row. A
-/// round tries each address through each path. An attempt through a port whose link is down fails
-/// at once, and that is not final. If the device reports that the link in use has gone down, the
-/// connection or session is lost at once, unless no attempt may follow. It then stays on the path
-/// that took it over.
+/// takes the next local path, so one failure at either end seldom fails two attempts in a row. A
+/// round tries each address through each path, in as many passes over the addresses as there are
+/// paths; the last attempt of a pass and the first of the next may share a path. An attempt through
+/// a port whose link is down fails at once, and that is not final. If the device reports that the
+/// link in use has gone down, the connection or session is lost at once, unless no attempt may
+/// follow. It then stays on the path that took it over.
 ///
 /// Addresses are numeric, and no attempt resolves a name again. Give all addresses that
 /// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.
@@ -53,8 +54,8 @@ struct LocalPath {
 /// connection, make a queue pair. They allocate memory and make system calls. A connection or
 /// session that could reconnect, and is not lost, does neither.
 struct Reconnect {
-  /// Rounds over all addresses in a row without lasting success; 0: do not reconnect. The
-  /// alternatives are then tried only until the first success.
+  /// Rounds over all addresses and local paths in a row without lasting success; 0: do not
+  /// reconnect. The alternatives and paths are then tried only until the first success.
   std::uint32_t attempts = 0;
   /// Pause before the first round. The pause doubles with each further round up to `max_delay`,
   /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h

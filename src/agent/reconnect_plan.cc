@@ -24,8 +24,8 @@ Error last_error(Error first, Error last, const ReconnectPlan& plan) noexcept {
   return std::move(told);
 }
 
-/// Each attempt takes the next address and the next path. The second pass over the addresses begins
-/// with the second path, and so on: a round has each pair once.
+/// Within a pass over the addresses, each attempt takes the next address and the next path. The
+/// second pass begins with the second path, and so on: a round has each pair once.
 ReconnectPlan::ReconnectPlan(const Reconnect& options,
                              const std::vector<control::Address>& addresses,
                              const std::vector<LocalPath>& paths, const Clock& clock)

@@ -80,7 +80,6 @@ Result<void> use_local_path(verbs::QueuePairOptions& to, verbs::Device& device,
     Error why = std::move(place.error());
     // What is wrong with a path that exists may pass.
     if (why.status == Status::no_device) why.status = Status::system;
-    why.remedy = "set the port's link up; meanwhile the other local paths are tried";
     return tl::unexpected(std::move(why));
   }
   if (to.path.pkey_index >= place->pkeys) {

@@ -162,6 +162,20 @@ void Arena::free_resting(Pool& pool, Chunk& chunk, std::uint16_t unit) noexcept 
   if (chunk.used == 0) retire_if_spared(pool, chunk);
 }
 
+bool Arena::has_block(PoolId pool, std::size_t size) noexcept {
+  Pool& p = pools_[static_cast<std::size_t>(pool)];
+  if (!fits(pool, size)) return false;
+  if (size <= kLargestSmallBlock) {
+    const std::size_t size_class = class_of(size);
+    const bool has_any = p.partial[size_class].front() != nullptr ||
+                         p.partial[other_order_of(size_class)].front() != nullptr;
+    return has_any || p.map.free() != 0 || retire_spares(p, 1) != 0;
+  }
+  const std::uint32_t length = chunks_for(size);
+  return p.map.find_run(length) != ChunkMap::kNone ||
+         (retire_spares(p, kClassCount) != 0 && p.map.find_run(length) != ChunkMap::kNone);
+}
+
 Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
   const std::size_t chunks = pool.map.size();
   if (size == 0 || chunks == 0 || size > chunks * kChunkBytes - kHeadroom) return nullptr;

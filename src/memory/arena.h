@@ -131,6 +131,10 @@ class Arena {
     return size != 0 && p.map.size() != 0 && size <= p.map.size() * kChunkBytes - kHeadroom;
   }
 
+  /// Whether allocate() finds a block without having others given back. Time as for allocate() of
+  /// whole chunks.
+  [[nodiscard]] bool has_block(PoolId pool, std::size_t size) noexcept;
+
   /// Sets the local key that blocks carry: the key of the slab's registration. Set-up; before the
   /// first block is allocated.
   void set_lkey(std::uint32_t lkey) noexcept {

@@ -1,6 +1,7 @@
 #include "rpc/room_for_calls.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "rpc/client_session.h"
@@ -53,8 +54,9 @@ Status refuse_for_block(Rpc& r, ClientSession& c, std::size_t size) noexcept {
 Status refuse_reply_for_block(Rpc& r, std::size_t size) noexcept {
   RoomForReplies& room = r.room_for_replies;
   if (!room.on_writable) return Status::no_buffer;
-  // The shortest may succeed first. One that then fails comes here again.
-  room.block_bytes = room.block_bytes == 0 ? size : std::min(room.block_bytes, size);
+  const auto keep_shortest = [size](std::size_t& of) { of = of == 0 ? size : std::min(of, size); };
+  keep_shortest(room.block_bytes);
+  keep_shortest(room.each_width[static_cast<std::size_t>(std::bit_width(size - 1))]);
   r.may_have_deferred_work = true;
   r.dialogues.wake_soon();
   return Status::no_buffer;
@@ -62,15 +64,24 @@ Status refuse_reply_for_block(Rpc& r, std::size_t size) noexcept {
 
 void set_reply_writable_handler(Rpc& r, const ReplyWritableCallback& handler) noexcept {
   r.room_for_replies.on_writable = handler;
-  if (!handler) r.room_for_replies.block_bytes = 0;
+  if (!handler) r.room_for_replies.wait_for_nothing();
 }
 
 namespace {
 
+/// Whether one of the answers finds a block. One that then fails is refused again.
+bool has_room_for_reply(Rpc& r) noexcept {
+  const RoomForReplies& room = r.room_for_replies;
+  for (const std::size_t size : room.each_width) {
+    if (size != 0 && r.context.arena->has_block(memory::PoolId::send, size)) return true;
+  }
+  return has_block(r, room.block_bytes);  // kept replies may be dropped for it
+}
+
 void run_reply_room_callback(Rpc& r) noexcept {
   RoomForReplies& room = r.room_for_replies;
-  if (room.block_bytes == 0 || !has_block(r, room.block_bytes)) return;
-  room.block_bytes = 0;
+  if (room.block_bytes == 0 || !has_room_for_reply(r)) return;
+  room.wait_for_nothing();
   const ReplyWritableCallback run = room.on_writable;  // the callback may set another one
   run();
 }

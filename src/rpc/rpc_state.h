@@ -73,7 +73,15 @@ inline constexpr std::uint64_t kUnknownArrival = ~std::uint64_t{0};
 /// What answers that were refused for want of memory wait for; see room_for_calls.h.
 struct RoomForReplies {
   std::size_t block_bytes = 0;  ///< the shortest block that one of them needs; 0: none waits
+  /// The shortest block of each power of two that one of them needs; 0: none. A block of another
+  /// size class may not serve it, though it is longer.
+  std::array<std::size_t, 33> each_width{};
   ReplyWritableCallback on_writable;
+
+  void wait_for_nothing() noexcept {
+    block_bytes = 0;
+    each_width = {};
+  }
 };
 
 struct Rpc {

@@ -55,7 +55,8 @@ Result<Place> Device::query_place(std::uint8_t port, int gid_index) {
   if (const int error = provider().query_port(context(), port, &attr); error != 0)
     return base::fail_errno(Status::system, std::move(asked), "ibv_query_port", error, "");
   if (std::string fault = check_port(attr); !fault.empty())
-    return base::fail(Status::no_device, std::move(asked), std::move(fault), "use another port");
+    return base::fail(Status::no_device, std::move(asked), std::move(fault),
+                      "set the link of the port up, or use another port");
   const std::vector<GidEntry> table = provider().gid_table(context(), port, attr.gid_tbl_len);
   GidWish wish;
   wish.index = gid_index;

@@ -1,4 +1,6 @@
 // Engine::set_reply_writable_handler(): an answer that found no memory is told when there is some.
+#include <algorithm>
+
 #include "rpc/long_calls.h"
 
 namespace rpc_reply_writable_test {
@@ -14,11 +16,19 @@ struct Writable : LongCalls {
     }),
               Status::ok);
   }
-  /// Takes all blocks of the server's send pool.
-  void exhaust() {
+  /// Takes all blocks of the server's send pool, at least one of them with `capacity`.
+  void exhaust(std::size_t capacity = 256) {
+    held.push_back(server.engine.allocate(capacity));
     for (std::size_t size = 1u << 20; size != 0; size /= 2) {
       while (Buffer b = server.engine.allocate(size)) held.push_back(std::move(b));
     }
+  }
+  /// Gives one of the blocks back that hold so many bytes, and no other.
+  void give_back(std::size_t capacity) {
+    const auto found = std::find_if(held.begin(), held.end(),
+                                    [&](const Buffer& b) { return b.capacity() == capacity; });
+    ASSERT_NE(found, held.end());
+    held.erase(found);
   }
   /// A call that the server has deferred, over a datagram, or over a connection.
   PendingCall deferred(bool over_connection, const CallOptions& options = {}) {
@@ -80,17 +90,34 @@ TEST(RpcReplyWritable, RunsOnceWhenTheSendPoolHasABlock) {
   }
 }
 
+// It takes a block of just its length: the last one of its class may become free.
 TEST(RpcReplyWritable, AReplyIntoTheClientsMemoryIsToldToo) {
+  constexpr std::size_t kSize = 4096;
   Writable t;
-  const Buffer room = t.room(1000);
+  const Buffer room = t.room(kSize);
   const PendingCall call = t.deferred(false, t.into(room));
-  t.exhaust();
-  EXPECT_EQ(call.reply(filled(1000, 3)), Status::no_buffer);
-  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(1000, 3)), Status::ok); };
-  t.held.clear();
+  t.exhaust(kSize);
+  EXPECT_EQ(call.reply(filled(kSize, 3)), Status::no_buffer);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(kSize, 3)), Status::ok); };
+  t.give_back(kSize);
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   EXPECT_EQ(t.writable, 1);
   EXPECT_EQ(t.ended[0].status, Status::ok);
+}
+
+// Blocks of other classes do not serve the shorter one.
+TEST(RpcReplyWritable, ALongerAnswerDoesNotWaitForAShorterOne) {
+  Writable t;
+  const PendingCall call = t.deferred(true);
+  t.exhaust(8192);
+  EXPECT_EQ(call.reply(filled(20, 2)), Status::no_buffer);
+  EXPECT_EQ(call.reply(filled(5000, 2)), Status::no_buffer);
+  t.poll_some();
+  EXPECT_EQ(t.writable, 0);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(5000, 2)), Status::ok); };
+  t.give_back(8192);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.writable, 1);
 }
 
 TEST(RpcReplyWritable, AHandlerDefersWhatItCannotAnswer) {

@@ -329,7 +329,8 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
   const Status kept =
       write ? reference_reply(r, v, data, size, block)
             : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
-  if (kept != Status::ok) return refuse_reply_for_block(r, bytes_of_reply(size));
+  if (kept != Status::ok)
+    return refuse_reply_for_block(r, write ? std::max<std::size_t>(size, 1) : bytes_of_reply(size));
   v.state = State::answering;
   if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
   return Status::ok;
