@@ -739,7 +739,7 @@ COMPLETIONDIR := $(PREFIX)/share/bash-completion/completions
 PRIVATEDIR := $(LIBDIR)/spinwire
 CMAKEDIR := $(LIBDIR)/cmake/Spinwire
 # Relative, so that the CMake package still works if the installed tree is moved.
-from_cmakedir = $(shell realpath -m --relative-to='$(CMAKEDIR)' '$(1)')
+from_cmakedir = $(shell realpath -ms --relative-to='$(CMAKEDIR)' '$(1)')
 
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
   -e 's|@SONAME@|$(SONAME)|g' -e 's|@SHARED@|$(notdir $(SHARED))|g' -e 's|@LIBS@|$(LIBS)|g' \
@@ -748,7 +748,7 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSIO
   -e 's|@CMAKE_LIBS@|$(patsubst -l%,%,$(LIBS))|g'
 TEMPLATES := tools/dev/install
 # The guide links to the headers, which are beside it in the source tree only.
-LINK_HEADERS = sed 's|](spinwire/|]($(shell realpath -m --relative-to='$(DOCDIR)' '$(INCLUDEDIR)')/spinwire/|g'
+LINK_HEADERS = sed 's|](spinwire/|]($(shell realpath -ms --relative-to='$(DOCDIR)' '$(INCLUDEDIR)')/spinwire/|g'
 
 ## install: headers, libraries, pkg-config and CMake files, tools, pages, conf into DESTDIR/PREFIX
 install: libs tools preload man

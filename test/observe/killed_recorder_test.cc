@@ -52,7 +52,7 @@ class KilledUnderLoad {
     explicit Process(const EngineFolder& folder) : pair(config_in(folder), &ticks) {}
     static Config config_in(const EngineFolder& folder) {
       Config c = shown_in(folder);
-      // What is blocked, and who says nothing, stays so.
+      // A blocked or silent connection stays blocked or silent.
       c.connections.peer_timeout = c.connections.keepalive_interval = std::chrono::hours(1);
       return c;
     }

@@ -17,7 +17,8 @@ if [[ "${1:-}" == --record ]]; then
   exit 0
 fi
 record=${2:-tools/dev/metrics.txt}
-if ! diff -u --label recorded "$record" --label 'this tree' <(list "$1") >&2; then
+metrics=$(list "$1")
+if ! diff -u --label recorded "$record" --label 'this tree' - >&2 <<<"$metrics"; then
   cat >&2 <<'END'
 check_metrics: the metrics differ from the record, see above.
   A line with "-" is gone: dashboards and alerts that name it find nothing any more. Keep the metric under its
