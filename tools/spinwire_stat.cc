@@ -256,18 +256,21 @@ int main(int argc, char** argv) {
   app.add_option("--directory", options.directory, "Setting observability.directory of the engines")
       ->capture_default_str();
   app.add_option("--peer", options.peer, "Only connections and sessions whose peer contains this");
-  app.add_option(
-         "--sort", options.sort,
-         "Order of connections and sessions: by the column with this heading, as in SENT/s. "
-         "Without it, blocked ones first. Keys of the live view: < and >")
-      ->transform([](const std::string& name) {
-        const auto column = tools::sort_column(name);
-        if (column) return *column;
-        throw CLI::ValidationError("--sort", fmt::format("no column '{}'; columns: {}", name,
-                                                         fmt::join(tools::sort_columns(), ", ")));
-      });
+  auto* const sort =
+      app.add_option(
+             "--sort", options.sort,
+             "Order of connections and sessions: by the column with this heading, as in SENT/s. "
+             "Without it, blocked ones first. Keys of the live view: < and >")
+          ->transform([](const std::string& name) {
+            const auto column = tools::sort_column(name);
+            if (column) return *column;
+            throw CLI::ValidationError("--sort",
+                                       fmt::format("no column '{}'; columns: {}", name,
+                                                   fmt::join(tools::sort_columns(), ", ")));
+          });
   app.add_flag("--reverse", options.reverse,
-               "With --sort, the smallest first. Key of the live view: r");
+               "With --sort, the smallest first. Key of the live view: r")
+      ->needs(sort);
   const auto* const interval =
       app.add_option("--interval", options.interval, "Time between two readings")
           ->default_str("1s")

@@ -6,8 +6,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
+#include <string_view>
 
+#include "tools/doctor_host.h"
 #include "tools/programs.h"
 
 namespace tools_test {
@@ -103,10 +106,17 @@ class CertifyPrograms {
     words.insert(words.end(), options.begin(), options.end());
     return words;
   }
-  /// Runs the doctor to its end.
+  /// Runs the doctor to its end. What it tells the user to run must be commands.
   [[nodiscard]] Outcome certify(const Words& settings, const Words& options = {}) const {
     Program program(command(settings, options));
     const int code = program.wait();
+    constexpr std::string_view kRun = "         run:  ";
+    std::istringstream lines(program.out());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with(kRun)) {
+        EXPECT_TRUE(is_line_for_a_shell(line.substr(kRun.size())));
+      }
+    }
     return {code, program.out(), program.err()};
   }
 

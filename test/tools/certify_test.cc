@@ -90,7 +90,9 @@ TEST(SlowCertify, EndsInTime) {
       programs.certify({"FAKE_TESTS=A.First A.Hangs A.Last"}, {"--minutes", "0.05"});
   EXPECT_EQ(ran.code, 2) << ran.err;  // nothing was measured
   expect_text(ran, "; the time is over\n");
-  expect_text(ran, "run:  spinwire-doctor certify --minutes MINUTES  # with more minutes\n");
+  expect_text(
+      ran,
+      "run:  spinwire-doctor certify --device DEVICE --minutes MINUTES  # with more minutes\n");
 }
 
 TEST(Certify, RefusesADeviceThatThisHostLacks) {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -82,7 +83,7 @@ TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
       {"MTU", [](DoctorHost& h) { h.put("sys/class/net/eth0/mtu", "1500"); }, "mtu", "warning",
        "ip link set dev eth0 mtu 9000  # there", 1},
       {"active MTU", [](DoctorHost& h) { h.put(kPort + "active_mtu", "1024"); }, "mtu", "warning",
-       "port.active_mtu: 4096 here, 1024 there", 1},
+       "ip link set dev eth0 down; ip link set dev eth0 up  # there", 1},
       {"GID types",
        [](DoctorHost& h) {
          h.put(kPort + "gid_attrs/types/2", "IB").put(kPort + "gid_attrs/types/3", "IB");
@@ -237,6 +238,31 @@ TEST_F(SlowTools, DoctorDoesNotWaitForASilentClient) {
   }
 }
 
+/// Each question comes in time, but all of them take too long.
+TEST_F(Tools, DoctorDoesNotWaitForAClientThatAsksSlowly) {
+  DoctorHost host;
+  host.put("probe/clock_limit_ms", "100");
+  Serving server(host);
+  sockaddr_in address{};
+  const int slow = tcp_socket(address, server.port());
+  ASSERT_EQ(::connect(slow, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const auto ask = [slow](const std::string& bytes) {
+    char some[4096];
+    return ::send(slow, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0 &&
+           ::recv(slow, some, sizeof some, 0) > 0;
+  };
+  EXPECT_TRUE(ask(frame("clock.exchanges=64\n")));
+  int answered = 0;
+  while (answered < 64 && ask(frame("", 1, 3))) {
+    ++answered;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_LT(answered, 64) << "64 questions take more than a second";
+  ::close(slow);
+  EXPECT_EQ(server.stop(), 0);
+  EXPECT_NE(server.err().find("it does not answer in time"), std::string::npos) << server.err();
+}
+
 /// What the doctor says of a server that answers with these bytes.
 Outcome compare_with(const std::string& bytes) {
   const DoctorHost host;
@@ -285,11 +311,23 @@ TEST_F(Tools, DoctorBelievesNoTimeThatIsNone) {
     for (int i = 0; i < 16; ++i) bytes += frame(times, 1, 3);
     const Outcome o = compare_with(bytes);
     EXPECT_TRUE(has(o, "clock offset", "note")) << o.out;
-    EXPECT_NE(o.out.find("its times are no times"), std::string::npos) << times << o.out;
+    EXPECT_NE(o.out.find("its times are not valid"), std::string::npos) << times << o.out;
   }
   EXPECT_TRUE(has(compare_with(frame("a=b\n")), "clock offset", "note")) << "an older doctor";
-  EXPECT_TRUE(has(compare_with(frame(facts)), "clock offset", "note")) << "it closes";
-  EXPECT_TRUE(has(compare_with(frame(facts) + frame("", 1, 2)), "clock offset", "note"));
+}
+
+/// Its engine is closed by then.
+TEST_F(Tools, DoctorMeasuresNothingAfterTheLinkHasFailed) {
+  const std::string facts = "clock.exchanges=16\nengine.port=9\nengine.device=softverbs\n";
+  for (const std::string& bytes : {frame(facts), frame(facts) + frame("", 1, 2)}) {
+    const Outcome o = compare_with(bytes);
+    EXPECT_TRUE(has(o, "clock offset", "note")) << o.out;
+    EXPECT_TRUE(has(o, "tcp", "error")) << o.out;
+    EXPECT_NE(o.out.find("nothing is measured"), std::string::npos) << o.out;
+    for (const char* check : {"engine", "connection"})
+      EXPECT_EQ(o.out.find(std::string("{\"check\":\"") + check), std::string::npos) << o.out;
+    EXPECT_EQ(o.code, 2) << o.out;
+  }
 }
 
 TEST_F(Tools, DoctorPrintsNoTextOfAPeerInACommand) {

@@ -1,6 +1,7 @@
 // spinwire-doctor on hosts made of files: nothing on a good one, and each planted fault by name.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <ostream>
@@ -100,7 +101,17 @@ std::vector<Fault> device_faults() {
        },
        kAdapter, "gid", "error", "no address", "ip address add ADDRESS/PREFIX dev eth0"},
       {"OnlyRoceV1", [](DoctorHost& h) { h.remove(kPort + "gids/1").remove(kPort + "gids/3"); },
-       kAdapter, "gid", "error", "RoCE v1", "options mlx4_core roce_mode=2"},
+       kAdapter, "gid", "error", "RoCE v1", "# no command: RoCE v2 needs a newer driver"},
+      {"OnlyRoceV1OfMlx4",
+       [](DoctorHost& h) {
+         h.remove(kPort + "gids/1").remove(kPort + "gids/3");
+         const std::string devices = "sys/class/infiniband/";
+         std::filesystem::rename(h.file(devices + "mlx5_0"), h.file(devices + "mlx4_0"));
+         h.put("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx4_0");
+         h.put("etc/libibverbs.d/mlx4.driver", "driver mlx4");
+       },
+       kAdapter, "gid", "error", "RoCE v1",
+       "echo options mlx4_core roce_mode=2 >>/etc/modprobe.d/mlx4.conf  # and reboot"},
       {"OnlyLinkLocal", [](DoctorHost& h) { h.remove(kPort + "gids/2").remove(kPort + "gids/3"); },
        kAdapter, "gid", "warning", "link-local", "ip address add"},
       {"EmptyGidChosen", [](DoctorHost&) {}, named + "gid_index = 4\n", "gid", "warning",
@@ -114,6 +125,12 @@ std::vector<Fault> device_faults() {
        kAdapter, "mtu", "warning", "limits packets to 1024 bytes", "ip link set dev eth0 mtu 4200"},
       {"SmallActiveMtu", [](DoctorHost& h) { h.put(kPort + "active_mtu", "1024"); }, kAdapter,
        "mtu", "warning", "uses 1024 bytes", "ip link set dev eth0 down"},
+      {"SmallMtuOfInfiniBand",
+       [](DoctorHost& h) {
+         h.put(kPort + "link_layer", "InfiniBand").put(kPort + "active_mtu", "1024");
+       },
+       kAdapter, "mtu", "warning", "uses 1024 bytes",
+       "# no command: set mtu=5 in opensm's partitions.conf"},
       {"FarNode", [](DoctorHost& h) { h.put("sys/class/infiniband/mlx5_0/device/numa_node", "1"); },
        kAdapter, "numa", "warning", "node 1", "numactl --cpunodebind=1"},
       {"NoDriverLibrary", [](DoctorHost& h) { h.remove("etc/libibverbs.d/mlx5.driver"); }, kAdapter,
@@ -179,19 +196,26 @@ std::vector<Fault> processor_faults() {
       {"DeepIdleStates", [](DoctorHost& h) { h.put(kCpu + "cpu1/cpuidle/state2/disable", "0"); },
        kAdapter, "idle states", "warning", "133 us", "cpupower idle-set -D 10"},
       {"NothingIsolated", [](DoctorHost& h) { h.put(kCpu + "isolated", ""); }, kAdapter,
-       "isolation", "note", "no processor is isolated", "isolcpus="},
+       "isolation", "note", "no processor is isolated", "/etc/default/grub && update-grub  #"},
       {"TicksOnIsolated", [](DoctorHost& h) { h.remove(kCpu + "nohz_full"); }, kAdapter,
-       "isolation", "note", "timer ticks", "nohz_full=1"},
+       "isolation", "note", "timer ticks", "sed -i '/nohz_full=1 rcu_nocbs=1/!s/"},
       {"SlowClock",
        [](DoctorHost& h) {
          h.put("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet");
        },
        kAdapter, "clock", "warning", "does not trust", "echo tsc >"},
+      {"UnreliableClock",
+       [](DoctorHost& h) {
+         const std::string folder = "sys/devices/system/clocksource/clocksource0/";
+         h.put(folder + "current_clocksource", "hpet");
+         h.put(folder + "available_clocksource", "hpet acpi_pm");
+       },
+       kAdapter, "clock", "warning", "does not trust", "# no command: the kernel found"},
       {"UnevenCounter",
        [](DoctorHost& h) {
          h.put("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu tsc constant_tsc");
        },
-       kAdapter, "clock", "warning", "may stop", "invtsc"},
+       kAdapter, "clock", "warning", "may stop", "# no command: a virtual machine"},
       {"ThrottledRealtime",
        [](DoctorHost& h) {
          h.set_line("proc/self/limits", "Max realtime", "Max realtime priority     99  99");
@@ -259,6 +283,22 @@ TEST_P(DoctorFault, IsTheOnlyFinding) {
   EXPECT_FALSE(seen[0].evidence.empty());
   EXPECT_TRUE(is_line_for_a_shell(seen[0].remedy));
   EXPECT_EQ(o.code, fault.severity == "error" ? 2 : fault.severity == "warning" ? 1 : 0);
+}
+
+/// The printed command changes the kernel's command line once, however often it is run.
+TEST_F(Tools, DoctorAddsKernelParametersOnce) {
+  DoctorHost host;
+  host.remove(kCpu + "nohz_full").put("grub", "GRUB_CMDLINE_LINUX=\"quiet\"");
+  const std::vector<Seen> seen = findings_of(examine(host, kAdapter).out);
+  ASSERT_EQ(seen.size(), 1u);
+  const std::string& remedy = seen[0].remedy;
+  const std::string sed = remedy.substr(0, remedy.find(" /etc/default/grub"));
+  for (int i = 0; i < 2; ++i) {
+    Program shell({"/bin/bash", "-c", sed + " '" + host.file("grub") + "'"});
+    EXPECT_EQ(shell.wait(), 0) << shell.err();
+  }
+  EXPECT_EQ(read_file(host.file("grub")), "GRUB_CMDLINE_LINUX=\"nohz_full=1 rcu_nocbs=1 quiet\"\n")
+      << remedy;
 }
 
 TEST_F(Tools, DoctorSaysWhatItCannotRead) {

@@ -24,11 +24,12 @@ namespace tools_test {
 /// A program in a terminal of its own, whose screen is kept as text.
 class InTerminal {
  public:
-  explicit InTerminal(Words words, int columns = 100, const char* locale = "C") {
+  explicit InTerminal(Words words, int columns = 100, const char* locale = "C", int lines = 20) {
     master_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     EXPECT_EQ(::grantpt(master_), 0);
     EXPECT_EQ(::unlockpt(master_), 0);
-    const winsize size{20, static_cast<unsigned short>(columns), 0, 0};
+    const winsize size{static_cast<unsigned short>(lines), static_cast<unsigned short>(columns), 0,
+                       0};
     EXPECT_EQ(::ioctl(master_, TIOCSWINSZ, &size), 0);
     const std::string terminal = ::ptsname(master_);
     std::vector<char*> argv;

@@ -95,7 +95,7 @@ class PerfCaller {
 
   /// When calls reach the device; and whether the records of the next session are prefetched, if
   /// there are more sessions than the window.
-  void set_habits(Post post, bool prefetches) noexcept {
+  void set_posting(Post post, bool prefetches) noexcept {
     asked_post_ = post;
     prefetches_ = prefetches;
   }

@@ -58,7 +58,7 @@ RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::str
       retry_at_(engine_.clock(), kPause),
       step_deadline_(engine_.clock(), kStepTimeout) {
   const CallShape shape = shape_of(options);
-  caller_.set_habits(options.post, options.prefetch);
+  caller_.set_posting(options.post, options.prefetch);
   if (auto ready = options.symmetric ? serve(shape) : Result<void>(); !ready) {
     give_up(ready.error().message());
   } else {

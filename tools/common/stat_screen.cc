@@ -226,13 +226,16 @@ void show_choice(Screen& screen, const ScreenOptions& options) {
 
 std::string screen_text(const EngineReading& reading, const EngineReading* before,
                         const ScreenOptions& options) {
+  // A newer engine may have the file's name.
+  if (before != nullptr && before->opened_at != reading.opened_at) before = nullptr;
   const Earlier earlier(before);
   Screen screen(options);
   show_engine(screen, reading, earlier);
+  // Above what may be longer than the screen.
+  show_choice(screen, options);
   show_findings(screen, reading, earlier, options);
   show_pools(screen, reading);
   show_stalls(screen, reading);
-  show_choice(screen, options);
   for (const std::string& line : all_table_lines(reading, earlier, options.peer, options.order))
     screen.line("{}", line);
   show_latencies(screen, reading, before, options);

@@ -1,6 +1,7 @@
 #include "common/stat_tables.h"
 
 #include <fmt/core.h>
+#include <string.h>
 
 #include <algorithm>
 #include <array>
@@ -118,9 +119,11 @@ void sort(std::vector<Subject>& rows, const ShownColumn& column, bool is_reverse
                      column.text != nullptr ? column.text(context) : std::string()});
   }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const Keyed& first, const Keyed& second) {
+    // Numbers within texts sort by their value: "2-1" comes before "10-1".
     const Keyed& a = is_reversed ? second : first;
     const Keyed& b = is_reversed ? first : second;
-    return column.number != nullptr ? a.number > b.number : a.text < b.text;
+    return column.number != nullptr ? a.number > b.number
+                                    : ::strverscmp(a.text.c_str(), b.text.c_str()) < 0;
   });
   std::transform(keyed.begin(), keyed.end(), rows.begin(),
                  [](const Keyed& each) { return each.row; });

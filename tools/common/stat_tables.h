@@ -41,8 +41,8 @@ std::vector<std::string> table_lines(const EngineReading& reading, const Earlier
 std::vector<std::string> all_table_lines(const EngineReading& reading, const Earlier& earlier,
                                          std::string_view peer, const RowOrder& order);
 
-/// What came to a histogram since an earlier reading; `longest` is then that of all samples. With
-/// no earlier histogram, or a newer engine's, all of it.
+/// What came to a histogram since an earlier reading of the engine; `longest` is then that of all
+/// samples. With no earlier histogram, all of it.
 LatencyHistogram since(const LatencyHistogram& now, const EngineReading* earlier);
 
 }  // namespace spinwire::tools

@@ -212,8 +212,9 @@ Result<double> measure(const Certification& what, const Programs& programs, Perf
                        std::uint32_t measurement, PerfProgram program, SteadyTime deadline) {
   const Measurement& m = measurement_at(measurement);
   if (now() >= deadline)
-    return tl::unexpected(Error{Status::timed_out, "measure", "the time is over",
-                                "spinwire-doctor certify --minutes MINUTES  # with more minutes"});
+    return tl::unexpected(
+        Error{Status::timed_out, "measure", "the time is over",
+              "spinwire-doctor certify --device DEVICE --minutes MINUTES  # with more minutes"});
   deadline = std::min(deadline, now() + kRunLimit);
   const auto started = server.start(measurement, program, deadline);
   if (!started) return tl::unexpected(started.error());

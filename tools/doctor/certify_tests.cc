@@ -69,10 +69,11 @@ class Verdicts {
       }
     }
     if (!left_.empty()) {
-      findings_.add(part_.part, Severity::warning,
-                    fmt::format("not run: {}; the time is over", counted(left_.size(), "test")),
-                    fmt::format("the first is {}", *left_.begin()),
-                    "spinwire-doctor certify --minutes MINUTES  # with more minutes");
+      findings_.add(
+          part_.part, Severity::warning,
+          fmt::format("not run: {}; the time is over", counted(left_.size(), "test")),
+          fmt::format("the first is {}", *left_.begin()),
+          "spinwire-doctor certify --device DEVICE --minutes MINUTES  # with more minutes");
     }
     const Severity severity = passed_ == 0 ? Severity::error : Severity::ok;
     findings_.add(part_.part, severity, fmt::format("passed: {}", counted(passed_, "test")),

@@ -116,8 +116,9 @@ void check_port_gids(const Subject& subject, const Port& port, Findings& finding
         fmt::format("{} has only GIDs of RoCE v1, which routers and most peers do not take",
                     name_of(port)),
         gids_text(port),
-        "echo options mlx4_core roce_mode=2 >/etc/modprobe.d/mlx4.conf; reboot  # for mlx4; for "
-        "others there is no command but a newer driver or adapter");
+        port.device.starts_with("mlx4")
+            ? "echo options mlx4_core roce_mode=2 >>/etc/modprobe.d/mlx4.conf  # and reboot"
+            : "# no command: RoCE v2 needs a newer driver or adapter");
   } else if (!any([](const Gid& g) { return !g.is_link_local(); })) {
     findings.add("gid",
                  subject.severity_at(port) == Severity::error ? Severity::warning : Severity::note,
@@ -154,8 +155,8 @@ void check_port_mtu(const Subject& subject, const Port& port, Findings& findings
                  evidence,
                  port.is_ethernet()
                      ? fmt::format("ip link set dev {0} down; ip link set dev {0} up", port.netdev)
-                     : "echo 'Default=0x7fff,ipoib,mtu=5:ALL=full;' >/etc/opensm/partitions.conf; "
-                       "systemctl restart opensm  # on the host of the subnet manager");
+                     : "# no command: set mtu=5 in opensm's partitions.conf, on the subnet "
+                       "manager's host");
   } else if (port.active_mtu == 0 && subject.is_wanted(port)) {
     findings.add_unknown("mtu", fmt::format("the active MTU of {}", name_of(port)),
                          "ibv_query_port", "the device does not open");

@@ -54,10 +54,10 @@ IdleState slowest_state(const Subject& subject) {
   return slowest;
 }
 
-/// Adds parameters to the kernel's command line.
+/// Adds parameters to the kernel's command line, unless it has them.
 std::string boot_with(const std::string& parameters) {
   return fmt::format(
-      "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{} /' /etc/default/grub; update-grub  # and "
+      "sed -i '/{0}/!s/^GRUB_CMDLINE_LINUX=\"/&{0} /' /etc/default/grub && update-grub  # and "
       "reboot",
       parameters);
 }
@@ -90,8 +90,8 @@ void check_counter_flags(const Subject& subject, Findings& findings) {
       fmt::format("/proc/cpuinfo: flags {}",
                   missing.empty() ? "has constant_tsc and nonstop_tsc" : "lacks " + missing),
       missing.empty() ? ""
-                      : "qemu-system-x86_64 -cpu host,migratable=no,+invtsc  # starts a virtual "
-                        "machine; an old processor has no command");
+                      : "# no command: a virtual machine of QEMU needs -cpu "
+                        "host,migratable=no,+invtsc; an old processor lacks the flags");
 }
 
 }  // namespace
@@ -196,8 +196,8 @@ void check_clock(const Subject& subject, Findings& findings) {
                  fmt::format("{}: {}; available_clocksource: {}", path, *current.text,
                              others.text.value_or(others.why)),
                  available ? fmt::format("echo tsc > {}", path)
-                           : boot_with("tsc=reliable clocksource=tsc") +
-                                 ", if all processors' counters agree");
+                           : "# no command: the kernel found the counter unreliable; see "
+                             "'dmesg | grep -i tsc' for the reason");
   } else {
     findings.add("clock", Severity::ok, "the kernel keeps time by a fast clock",
                  fmt::format("{}: {}", path, *current.text));

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -9,6 +10,8 @@
 
 namespace spinwire::doctor {
 namespace {
+
+using Time = std::chrono::steady_clock;
 
 constexpr Link::Limit kExchangeLimit{5000};
 /// Above these the order of events of two hosts is doubtful, or wrong.
@@ -39,7 +42,6 @@ std::optional<std::int64_t> time_fact(const Facts& facts, std::string_view name)
 
 /// Asks once. Nothing: the answer has no sensible times. Errors: those of Link.
 Result<std::optional<Exchange>> ask(const Host& host, Link& link) {
-  using Time = std::chrono::steady_clock;
   const std::int64_t asked = host.unix_ns();
   const Time::time_point begin = Time::now();
   const auto answer = link.send(LinkKind::clock, "", kExchangeLimit).and_then([&] {
@@ -86,35 +88,45 @@ void judge(const Exchange& best, std::uint32_t exchanges, Findings& findings) {
 
 }  // namespace
 
-void measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& findings) {
-  constexpr std::string_view kWhat = "the difference between the clocks";
-  if (!number_fact(theirs, kClockFact, kMostClockExchanges))
-    return findings.add_unknown("clock offset", kWhat, kClockFact,
-                                "the other doctor is older and does not tell its time");
+bool measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& findings) {
+  const auto add_unknown = [&](std::string_view path, std::string_view why) {
+    findings.add_unknown("clock offset", "the difference between the clocks", path, why);
+  };
+  if (!number_fact(theirs, kClockFact, kMostClockExchanges)) {
+    add_unknown(kClockFact, "the other doctor is older and does not tell its time");
+    return true;
+  }
   std::optional<Exchange> best;
   for (std::uint32_t i = 0; i < kClockExchanges; ++i) {
     const auto exchange = ask(host, link);
-    if (!exchange)
-      return findings.add_unknown("clock offset", kWhat, "the doctors' link",
-                                  exchange.error().message());
+    if (!exchange) {
+      add_unknown("the doctors' link", exchange.error().message());
+      return false;
+    }
     if (*exchange && (!best || (*exchange)->round_trip < best->round_trip)) best = **exchange;
   }
-  if (!best)
-    return findings.add_unknown("clock offset", kWhat, "the doctors' link",
-                                "its times are no times");
-  judge(*best, kClockExchanges, findings);
+  if (best) {
+    judge(*best, kClockExchanges, findings);
+  } else {
+    add_unknown("the doctors' link", "its times are not valid");
+  }
+  return true;
 }
 
-Result<void> answer_clock(const Host& host, Link& client, const Facts& theirs) {
+Result<void> answer_clock(const Host& host, Link& client, const Facts& theirs, Link::Limit limit) {
+  const Time::time_point end = Time::now() + limit;
+  const auto left = [&] {
+    const auto time = std::chrono::ceil<Link::Limit>(end - Time::now());
+    return std::max(time, Link::Limit(0));
+  };
   const std::uint32_t exchanges = number_fact(theirs, kClockFact, kMostClockExchanges).value_or(0);
   for (std::uint32_t i = 0; i < exchanges; ++i) {
-    if (const auto asked = client.receive(LinkKind::clock, kExchangeLimit); !asked)
+    if (const auto asked = client.receive(LinkKind::clock, left()); !asked)
       return tl::unexpected(asked.error());
     const std::int64_t received = host.unix_ns();
     const Facts times{{"received", std::to_string(received)},
                       {"sent", std::to_string(host.unix_ns())}};
-    if (auto sent = client.send(LinkKind::clock, encode_facts(times), kExchangeLimit); !sent)
-      return sent;
+    if (auto sent = client.send(LinkKind::clock, encode_facts(times), left()); !sent) return sent;
   }
   return {};
 }

@@ -17,10 +17,13 @@ inline constexpr std::uint32_t kMostClockExchanges = 64;
 inline constexpr const char* kClockFact = "clock.exchanges";
 
 /// Asks the other doctor for its time, and adds the difference as a finding: that of the exchange
-/// with the shortest round trip, half of which is its uncertainty.
-void measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& findings);
+/// with the shortest round trip, half of which is its uncertainty. False: the link has failed.
+[[nodiscard]] bool measure_clock(const Host& host, Link& link, const Facts& theirs,
+                                 Findings& findings);
 
-/// Answers a client as often as it has said that it asks. Errors: those of Link.
-[[nodiscard]] Result<void> answer_clock(const Host& host, Link& client, const Facts& theirs);
+/// Answers a client as often as it has said that it asks, within `limit` in all. Errors: those of
+/// Link.
+[[nodiscard]] Result<void> answer_clock(const Host& host, Link& client, const Facts& theirs,
+                                        Link::Limit limit);
 
 }  // namespace spinwire::doctor

@@ -65,6 +65,19 @@ struct Comparison {
     }
   }
 
+  /// What mends an active MTU that differs although the MTUs of the interfaces agree. An interface
+  /// that is set up again takes its MTU to the device.
+  [[nodiscard]] std::string set_up_again() const {
+    constexpr std::uint32_t kMostMtu = 4096;
+    const auto here = number_fact(ours, "port.active_mtu", kMostMtu);
+    const auto there = number_fact(theirs, "port.active_mtu", kMostMtu);
+    if (!here || !there) return "# no command: a host does not say its active MTU";
+    const bool ours_is_less = here < there;
+    return fmt::format("ip link set dev {0} down; ip link set dev {0} up  # {1}",
+                       interface_fact(ours_is_less ? ours : theirs, "port.netdev"),
+                       ours_is_less ? "here" : "there");
+  }
+
   void compare_mtu() const {
     constexpr std::uint32_t kMostMtu = 65536;
     // The texts of the peer do not go into the command: it is to be run as root.
@@ -79,7 +92,8 @@ struct Comparison {
     compare("mtu", "port.netdev_mtu", Severity::warning,
             "long packets of one host are lost on the way or at the other", remedy);
     compare("mtu", "port.active_mtu", Severity::warning,
-            "queue pairs use the lower one, or are refused", remedy);
+            "queue pairs use the lower one, or are refused",
+            here && here == there ? set_up_again() : remedy);
   }
 
   void compare_gids() const {
@@ -124,7 +138,7 @@ void compare_facts(const Facts& ours, const Facts& theirs, Findings& findings) {
   const Comparison pair{ours, theirs, findings};
   pair.compare("version", "spinwire", Severity::warning,
                "features of the newer release are not used, or connections are refused",
-               "make install  # of the same release of Spinwire, on both hosts");
+               "# no command: install the same release of Spinwire on both hosts");
   pair.compare("version", "rdma_core", Severity::note, "drivers may behave differently", "");
   pair.compare("version", "kernel", Severity::note, "drivers may behave differently", "");
   pair.compare("link layer", "port.link_layer", Severity::error,

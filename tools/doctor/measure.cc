@@ -386,7 +386,12 @@ void compare_hosts(const Subject& subject, const Config& config, Encounter& enco
   const Facts& ours = encounter.ours;
   const Facts& theirs = encounter.theirs;
   compare_facts(ours, theirs, findings);
-  measure_clock(subject.host, encounter.link, theirs, findings);
+  if (!measure_clock(subject.host, encounter.link, theirs, findings)) {
+    // The other doctor has left this client, and its engine is closed.
+    findings.add("tcp", Severity::error, "the link to the other doctor failed: nothing is measured",
+                 encounter.link.peer_host(), "# no command: run both doctors again");
+    return;
+  }
   const bool apart = fact(ours, "boot") != fact(theirs, "boot");
   if (apart && fact(theirs, "engine.device") == "softverbs") {
     findings.add("engine", Severity::error, "softverbs connects processes of one host only",

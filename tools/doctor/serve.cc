@@ -21,8 +21,9 @@ namespace {
 
 constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
-/// Longest times for one client, from our answer: until its engine has connected, and in all.
-/// Others wait.
+/// Longest times for one client while others wait: for all its questions for the time; from then
+/// on, until its engine has connected, and until it is done.
+constexpr Link::Limit kClockLimit{20000};
 constexpr Nanoseconds kFirstLimit = std::chrono::seconds(20);
 constexpr Nanoseconds kServeLimit = std::chrono::seconds(60);
 
@@ -146,7 +147,8 @@ Result<void> serve_client(const Subject& subject, const Config& config, const st
     MeasuredEngine engine(config, host, nonce, facts);
     const auto answered =
         client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit).and_then([&] {
-          return answer_clock(subject.host, client, said);
+          const std::int64_t limit = subject.host.clock_limit_ms(kClockLimit.count());
+          return answer_clock(subject.host, client, said, Link::Limit(limit));
         });
     if (!answered) return answered;
     engine.run(client);
