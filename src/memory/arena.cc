@@ -151,6 +151,25 @@ void Arena::lay_to_rest(Chunk& chunk, std::uint32_t index) noexcept {
   }
 }
 
+Block* Arena::allocate(PoolId pool, std::size_t size, Reuse order) noexcept {
+  const bool has_class = size - 1 < kLargestSmallBlock;
+  if (order == Reuse::newest || !has_class || class_of(size) < kFirstResting)
+    return allocate(pool, size);
+  Pool& p = pools_[static_cast<std::size_t>(pool)];
+  const std::size_t size_class = other_order_of(class_of(size));
+  Chunk* const chunk = p.partial[size_class].front();
+  return chunk != nullptr ? allocate_block(p, *chunk) : allocate_from_fresh(p, size_class);
+}
+
+/// Frees a block that is not one of ChunkState::blocks.
+void Arena::free_other(Pool& pool, std::uint32_t index, std::uint16_t unit) noexcept {
+  if (chunks_[index].state == ChunkState::resting) {
+    free_resting(pool, chunks_[index], unit);
+  } else {
+    free_run(pool, index);
+  }
+}
+
 void Arena::free_resting(Pool& pool, Chunk& chunk, std::uint16_t unit) noexcept {
   if (chunk.free == kNoBlock) {
     chunk.free = unit;

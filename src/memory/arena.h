@@ -110,13 +110,10 @@ class Arena {
 
   /// Allocates a block of at least `size` bytes with one reference; its bytes are not cleared. Null
   /// if the pool is exhausted or fits() is false. Hot.
-  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size,
-                                Reuse order = Reuse::newest) noexcept {
+  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size) noexcept {
     Pool& p = pools_[static_cast<std::size_t>(pool)];
     if (size - 1 < kLargestSmallBlock) [[likely]] {
-      std::size_t size_class = class_of(size);
-      if (order == Reuse::oldest && size_class >= kFirstResting)
-        size_class += kSizeCount - kFirstResting;
+      const std::size_t size_class = class_of(size);
       Chunk* const chunk = p.partial[size_class].front();
       if (chunk != nullptr) [[likely]]
         return allocate_block(p, *chunk);
@@ -124,6 +121,8 @@ class Arena {
     }
     return allocate_run(p, size);
   }
+  /// The same, with the order in which blocks are used again. For long blocks.
+  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size, Reuse order) noexcept;
 
   /// Whether `pool` could serve `size` bytes if all its blocks were free; false for 0. Hot.
   [[nodiscard]] bool fits(PoolId pool, std::size_t size) const noexcept {
@@ -267,10 +266,8 @@ class Arena {
       if (chunk.used-- == chunk.limit) pool.partial[chunk.size_class].push_front(chunk);
       if (chunk.used == 0) [[unlikely]]
         retire_if_spared(pool, chunk);
-    } else if (chunk.state == ChunkState::resting) {
-      free_resting(pool, chunk, static_cast<std::uint16_t>(offset % kChunkBytes / kUnit));
     } else {
-      free_run(pool, index);
+      free_other(pool, index, static_cast<std::uint16_t>(offset % kChunkBytes / kUnit));
     }
     if (--live_ == 0) [[unlikely]]
       delete this;
@@ -280,9 +277,10 @@ class Arena {
   Block* write_control_words(std::uint32_t chunk, std::size_t unit, std::size_t capacity) noexcept;
   __attribute__((noinline)) Block* allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept;
   __attribute__((noinline)) Block* allocate_run(Pool& pool, std::size_t size) noexcept;
-  __attribute__((noinline)) void free_run(Pool& pool, std::uint32_t head) noexcept;
-  __attribute__((noinline)) void free_resting(Pool& pool, Chunk& chunk,
-                                              std::uint16_t unit) noexcept;
+  __attribute__((noinline)) void free_other(Pool& pool, std::uint32_t index,
+                                            std::uint16_t unit) noexcept;
+  void free_run(Pool& pool, std::uint32_t head) noexcept;
+  void free_resting(Pool& pool, Chunk& chunk, std::uint16_t unit) noexcept;
   void lay_to_rest(Chunk& chunk, std::uint32_t index) noexcept;
   [[nodiscard]] bool reclaim(const Pool& pool, int& rounds) noexcept;
   void retire_if_spared(Pool& pool, Chunk& chunk) noexcept;
