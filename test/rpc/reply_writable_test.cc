@@ -109,13 +109,13 @@ TEST(RpcReplyWritable, AReplyIntoTheClientsMemoryIsToldToo) {
 TEST(RpcReplyWritable, ALongerAnswerDoesNotWaitForAShorterOne) {
   Writable t;
   const PendingCall call = t.deferred(true);
-  t.exhaust(8192);
+  t.exhaust(1024);
   EXPECT_EQ(call.reply(filled(20, 2)), Status::no_buffer);
-  EXPECT_EQ(call.reply(filled(5000, 2)), Status::no_buffer);
+  EXPECT_EQ(call.reply(filled(600, 2)), Status::no_buffer);
   t.poll_some();
   EXPECT_EQ(t.writable, 0);
-  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(5000, 2)), Status::ok); };
-  t.give_back(8192);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(600, 2)), Status::ok); };
+  t.give_back(1024);
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   EXPECT_EQ(t.writable, 1);
 }
