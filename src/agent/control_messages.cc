@@ -113,8 +113,9 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
   while (!a.control_to_send.empty() && can_post(a)) {
-    // The completion of an outstanding message posts further ones.
-    if (queue.outstanding >= kControlMessagesAtOnce) return true;
+    // The completion of an outstanding message posts further ones. What credit is left meanwhile is
+    // the application's: a peer that keeps answers waiting must not hold it up.
+    if (queue.outstanding >= kControlMessagesAtOnce) break;
     if (!post_message(ctx, a, *a.control_to_send.front())) {
       block_application(ctx, a, true);
       return false;

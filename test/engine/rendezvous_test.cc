@@ -522,6 +522,29 @@ TEST(EngineLongMessages, NeedTheRightToRead) {
   t.finish();
 }
 
+// A sender that never rests keeps answers waiting. They leave the application credit.
+TEST(EngineLongMessages, AStreamOfThemDoesNotStopWhatTheReceiverSends) {
+  Long t;
+  Buffer own = t.server.filled(8, 1);
+  std::uint32_t echoed = 0;
+  t.server.on_message = [&](Connection c, Message&) {
+    echoed += c.send(own) == Status::ok ? 1 : 0;
+  };
+  Buffer bytes = t.client.filled(200'000, 1);
+  // Answers lack credit at times, and wait all the time. A round echoes about two.
+  constexpr std::uint32_t kRounds = 20'000;
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    for (const std::size_t size : {8u, 200'000u, 8u, 200'000u})
+      (void)t.ends.client.send(bytes.slice(0, size));
+    (void)(t.client.poll() + t.server.poll());
+  }
+  EXPECT_GT(echoed, kRounds);
+  ASSERT_TRUE(t.until([&] { return t.ends.client.stats().outstanding == 0; }));
+  own = Buffer();
+  bytes = Buffer();
+  t.finish();
+}
+
 TEST(EngineLongMessages, ManyConnectionsAreServedInTurn) {
   Config c = long_config();
   c.memory.send_bytes = 40u << 20;
