@@ -99,6 +99,12 @@ void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept {
   if (--a.source->unheard_count == all.heavy_above) all.heavy.erase(*a.source);
 }
 
+bool was_peer_heard(const Agent& a) noexcept {
+  if (was_heard(a)) return true;
+  const std::uint64_t word = word_of(a);
+  return word != a.liveness.cell_word && wire::is_genuine(word, a.credit.token);
+}
+
 std::uint32_t unheard_count(const EngineContext& ctx) noexcept { return ctx.sources.unheard_count; }
 void await_peer_anew(EngineContext& ctx, Agent& a) noexcept {
   if (!a.setup.is_unheard) return;

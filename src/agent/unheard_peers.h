@@ -26,6 +26,9 @@ void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept;
 /// The peer's word may be lost, since somebody else has written its cell.
 void await_peer_anew(EngineContext& ctx, Agent& a) noexcept;
 
+/// Whether the peer's device was heard: a message or a word has come. Needs no poll.
+[[nodiscard]] bool was_peer_heard(const Agent& a) noexcept;
+
 std::uint32_t unheard_count(const EngineContext& ctx) noexcept;
 
 struct UnheardPeers {

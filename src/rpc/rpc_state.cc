@@ -128,7 +128,7 @@ Result<control::AcceptedSession> on_open_session(Rpc& r, control::HandshakeId ha
 
 JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const control::Address& from,
                             const wire::JoinSession& join) {
-  return r.dialogues.accept_join(handshake, from.text().view(), join);
+  return r.dialogues.accept_join(handshake, from, join);
 }
 
 void end(Rpc& r, const Goodbye& goodbye) noexcept {

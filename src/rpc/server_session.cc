@@ -26,13 +26,49 @@ void release_source(Rpc& r, SessionSource& source) noexcept {
   if (--source.sessions == 0) r.sources.erase(source.address);
 }
 
+/// What a session is counted for.
+struct Counted {
+  SessionSource* source;
+  control::SourceShare::Place share;
+};
+/// May throw std::bad_alloc.
+Counted count_for(Rpc& r, const control::Address& from) {
+  control::SourceShare::Place share = r.share.add(from);
+  try {
+    SessionSource& source = r.sources.try_emplace(from.source()).first->second;
+    source.address = from.source();
+    ++source.sessions;
+    return {&source, share};
+  } catch (...) {
+    r.share.remove(share);
+    throw;
+  }
+}
+
+void enlist_as_unused(Rpc& r, ServerSession& s) noexcept {
+  s.in_never_used_list = true;
+  s.source->never_used.push_back(s);
+  ++s.source->unused;
+  ++r.never_used;
+}
+
+/// The source's oldest session that was never used. Removes those before it whose connection has
+/// heard the client.
+ServerSession* find_oldest_unused(Rpc& r, SessionSource& source) noexcept {
+  while (ServerSession* const oldest = source.never_used.front()) {
+    if (!was_heard_by_connection(r, *oldest)) return oldest;
+    mark_used(r, *oldest);
+  }
+  return nullptr;
+}
+
 /// Finds the oldest session that was never used, at the source that has the most of them; null if
 /// there is none. So a host that opens many sessions evicts its own.
 ServerSession* find_victim(Rpc& r) noexcept {
   ServerSession* victim = nullptr;
   for (auto& [address, source] : r.sources) {
     const std::uint32_t most = victim != nullptr ? victim->source->unused : 0;
-    ServerSession* const oldest = source.never_used.front();
+    ServerSession* const oldest = find_oldest_unused(r, source);
     if (oldest == nullptr || source.unused < most) continue;
     if (source.unused > most || oldest->opened_at < victim->opened_at) victim = oldest;
   }
@@ -68,7 +104,7 @@ bool admit_source(Rpc& r, const control::Address& source) noexcept {
   }
   const auto found = r.sources.find(source.source());
   if (found == r.sources.end()) return false;
-  ServerSession* const unused = found->second.never_used.front();
+  ServerSession* const unused = find_oldest_unused(r, found->second);
   if (unused != nullptr) release_with_tombstone(r, *unused, Status::limit);
   return unused != nullptr;
 }
@@ -78,18 +114,13 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   std::uint32_t index = r.servers.acquire(peer.window);
   if (index == kNone && evict_never_used_session(r)) index = r.servers.acquire(peer.window);
   if (index == kNone) return nullptr;
-  SessionSource* source = nullptr;
-  control::SourceShare::Place share;
+  Counted counted{};
   try {
-    share = r.share.add(from);
-    source = &r.sources.try_emplace(from.source()).first->second;
+    counted = count_for(r, from);
   } catch (...) {
-    r.share.remove(share);
     r.servers.release(index);
     throw;
   }
-  source->address = from.source();
-  ++source->sessions;
   ServerSession& s = r.servers.at(index);
   s.slots = r.servers.places(s);
   for (std::uint32_t i = 0; i < peer.window; ++i) s.slots[i].number = peer.first + i;
@@ -107,15 +138,12 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
       r.context.clock.now();
   s.token = 0;  // SessionDialogues::accept() sets it
   s.client_proof = wire::session_proof(peer.token);
-  s.source = source;
-  s.share = share;
+  s.source = counted.source;
+  s.share = counted.share;
   s.is_path_validated = false;
   s.takes_goodbyes = peer.goodbyes;
   s.takes_refusal_codes = peer.refusal_codes;
-  s.in_never_used_list = true;
-  source->never_used.push_back(s);
-  ++source->unused;
-  ++r.never_used;
+  enlist_as_unused(r, s);
   s.liveness.silent_ticks = 0;
   s.calls_over_below = 0;
   s.timer.index = index;
@@ -123,6 +151,24 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   r.context.timers.schedule(s.timer, next_keepalive(r, s.last_heard));
   post_reserved_receives(r);
   return &s;
+}
+
+bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to) noexcept {
+  if (s.source->address == to.source()) return true;
+  const bool was_unused = s.in_never_used_list;
+  mark_used(r, s);  // meanwhile, so that it does not give way to itself
+  const auto count = [&] {
+    if (!admit_source(r, to)) return false;
+    const Counted counted = count_for(r, to);
+    r.share.remove(s.share);
+    release_source(r, *s.source);
+    s.source = counted.source;
+    s.share = counted.share;
+    return true;
+  };
+  const auto counted = base::no_throw("count a session", [&]() -> Result<bool> { return count(); });
+  if (was_unused) enlist_as_unused(r, s);
+  return counted && *counted;
 }
 
 void release_server_session(Rpc& r, ServerSession& s, Status why) noexcept {

@@ -9,14 +9,18 @@
 namespace spinwire::rpc {
 
 /// Makes the server's record of a session, and counts it for the peer's source until it is
-/// released. A full server evicts a session that was never used: the oldest of the source that has
-/// most of them. Null if all rpc.sessions were used. May throw.
+/// released. A full server evicts a session that was never used, neither by a datagram nor by a
+/// connection that has heard the client: the oldest of the source that has most of them. Null if
+/// all rpc.sessions were used. May throw.
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address,
                               const control::Address& from);
 /// Whether one more session of the peer's source (control/peer_source.h) is within its share; see
 /// control/source_share.h. A loopback address has no share. A source at its share may replace a
 /// session that it has never used.
 bool admit_source(Rpc& r, const control::Address& source) noexcept;
+/// Counts a session for a source that is nearer to the truth. False: that has no share left, or
+/// memory is missing.
+bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to) noexcept;
 /// Takes a session out of the list of those that were never used, if it is there.
 void mark_used(Rpc& r, ServerSession& s) noexcept;
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {

@@ -348,7 +348,8 @@ struct SessionSource {
   std::uint32_t sessions = 0;
   std::uint32_t unused = 0;        ///< in `never_used`
   std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
-  /// The oldest first. A session leaves it with its first request, ping or connection.
+  /// The oldest first. A session leaves it with its first request or ping, or when its connection
+  /// is known to have heard the client.
   base::IntrusiveList<&ServerSession::never_used> never_used;
 };
 

@@ -165,6 +165,14 @@ void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
 
 // ---- serving ----
 
+Error SessionDialogues::share_is_used_up(const char* asked, const control::Address& source) const {
+  return {Status::limit, asked,
+          base::format("{} of rpc.sessions = {} are of {}, which is its share",
+                       rpc_.share.used_by(source), rpc_.context.config.rpc.sessions,
+                       control::source_text(source)),
+          "raise rpc.sessions_per_source or rpc.sessions at the server"};
+}
+
 Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId handshake,
                                                           const control::Address& from,
                                                           const wire::SessionEnd& client,
@@ -175,13 +183,8 @@ Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId h
     auto shown = make_session_peer(from.text().view(), port_.key_of(handshake), client);
     if (!token || !path_token) return tl::unexpected((token ? path_token : token).error());
     const control::Address source = control::source_of(from, client.gid, client.gid_type);
-    if (!admit_source(rpc_, source)) {
-      return base::fail(Status::limit, "open a session",
-                        base::format("{} of rpc.sessions = {} are of {}, which is its share",
-                                     rpc_.share.used_by(source), rpc_.context.config.rpc.sessions,
-                                     control::source_text(source)),
-                        "raise rpc.sessions_per_source or rpc.sessions at the server");
-    }
+    if (!admit_source(rpc_, source))
+      return tl::unexpected(share_is_used_up("open a session", source));
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
     ServerSession* const s = accept_session(rpc_, client, *peer, source);
@@ -265,7 +268,8 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
 }
 
 // The connection is internal: the application's handlers do not see it.
-JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake, std::string_view peer,
+JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake,
+                                          const control::Address& from,
                                           const wire::JoinSession& join) {
   ServerSession* const s = find_session_to_join(rpc_, join);
   if (s == nullptr) return {no_such_session(), {}};
@@ -277,10 +281,19 @@ JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake, std::s
   };
   if (auto present = engine_.check_device("join a session"); !present)
     return refuse(present.error());
-  const auto made = agent::make(
-      rpc_.context,
-      {.peer = peer, .attributes = connection_attributes(rpc_.context), .handshake = handshake},
-      "join a session");
+  // Without datagrams nothing has shown that the client is where it said: the connection will.
+  const control::Address source =
+      control::source_of(from, join.endpoint.gid, join.endpoint.gid_type);
+  const auto counted = base::no_throw("join a session", [&]() -> Result<void> {
+    if (s->transport != Transport::connection || count_for_source(rpc_, *s, source)) return {};
+    return tl::unexpected(share_is_used_up("join a session", source));
+  });
+  if (!counted) return refuse(counted.error());
+  const auto made = agent::make(rpc_.context,
+                                {.peer = from.text().view(),
+                                 .attributes = connection_attributes(rpc_.context),
+                                 .handshake = handshake},
+                                "join a session");
   if (!made) return refuse(made.error());
   agent::Agent* const a = *made;
   subject = agent::subject_of(*a);

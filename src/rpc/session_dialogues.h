@@ -70,7 +70,7 @@ class SessionDialogues final : public control::SessionOwner,
   Result<control::AcceptedSession> accept(control::HandshakeId handshake,
                                           const control::Address& from,
                                           const wire::SessionEnd& client, const PrivateData& ours);
-  JoinOutcome accept_join(control::HandshakeId handshake, std::string_view peer,
+  JoinOutcome accept_join(control::HandshakeId handshake, const control::Address& from,
                           const wire::JoinSession& join);
 
   // control::SessionOwner
@@ -87,6 +87,8 @@ class SessionDialogues final : public control::SessionOwner,
 
  private:
   [[nodiscard]] ClientSession* find_opening(std::uint64_t subject) noexcept;
+  /// May throw.
+  [[nodiscard]] Error share_is_used_up(const char* asked, const control::Address& source) const;
   Result<void> dial(ClientSession& session, const control::Address& to);
   Result<void> connect(ClientSession& session);
 

@@ -74,5 +74,92 @@ INSTANTIATE_TEST_SUITE_P(Over, AttackByJoin,
                                                                                 : "Connection";
                          });
 
+/// A server with few sessions, and strangers without a device who open sessions and join them.
+class AttackByUnheardJoins : public testing::TestWithParam<spinwire::RpcTransport> {
+ protected:
+  static constexpr std::uint32_t kSessions = 8;
+
+  static Config victim_config() {
+    Config c = rpc_test::over(GetParam(), rpc_test::rpc_config());
+    c.rpc.sessions = kSessions;
+    return c;
+  }
+  void SetUp() override {
+    // The victim tells its address in the answer to a hello, and its own process has no share.
+    auto made = there_.engine.prepare({});
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(until({&there_}, [&] { return made->endpoint().has_value(); }));
+    const Stream stream(victim_.address());
+    stream.send(wire::encode(wire::Hello{*made->endpoint()}));
+    const auto answer = stream.receive();
+    ASSERT_TRUE(answer);
+    const auto* const accept = std::get_if<wire::Accept>(&answer->body);
+    ASSERT_NE(accept, nullptr);
+    at_victim_ = accept->endpoint;
+    here_ = *made->endpoint();
+  }
+  /// A client that asks for no datagrams, and says that its queue pair is there.
+  void join_and_leave(spinwire::Endpoint there) const {
+    there.qp_num ^= 0x8000;
+    wire::SessionEnd end = wire_test::valid_session_end();
+    end.gid = there.gid;
+    end.gid_type = there.gid_type;
+    end.qp_num = 0;
+    there.incarnation = end.incarnation;
+    const Stream opening(victim_.address());
+    opening.send(wire::encode(wire::OpenSession{end}));
+    const auto answer = opening.receive();
+    ASSERT_TRUE(answer);
+    const auto* const opened = std::get_if<wire::SessionOpened>(&answer->body);
+    ASSERT_NE(opened, nullptr) << "refused";
+    opening.send(wire::encode(wire::Ready{opened->end.incarnation}));
+    const Stream joining(victim_.address());
+    joining.send(wire::encode(wire::JoinSession{there, opened->end.name, opened->end.token}));
+    const auto joined = joining.receive();
+    ASSERT_TRUE(joined);
+    if (const auto* no = std::get_if<wire::Refuse>(&joined->body)) FAIL() << no->message();
+    joining.send(wire::encode(wire::Ready{opened->end.incarnation}));
+  }
+
+  Node there_{rpc_test::rpc_config()};
+  spinwire::Endpoint at_victim_, here_;
+  Victim victim_{victim_config()};
+};
+
+TEST_P(AttackByUnheardJoins, TheirSessionsGiveWay) {
+  for (std::uint32_t i = 0; i < 2 * kSessions; ++i)
+    ASSERT_NO_FATAL_FAILURE(join_and_leave(i % 2 == 0 ? at_victim_ : here_)) << i;
+  // A process gets its whole share, and keeps it.
+  Node client(rpc_test::over(GetParam(), rpc_test::rpc_config()));
+  std::vector<spinwire::Session> open;
+  std::string why;
+  for (std::uint32_t i = 0; i < kSessions * 3 / 4; ++i) {
+    spinwire::SessionOptions options;
+    options.on_closed = [&why](spinwire::Session, const spinwire::Error& e) { why = e.message(); };
+    auto made = client.engine.open_session(victim_.address(), options);
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(until({&client}, [&] { return made->ready() || !why.empty(); }));
+    ASSERT_EQ(why, "");
+    Status ended = Status::system;
+    const auto word = std::byte{7};
+    ASSERT_EQ(made->call(kEcho, {&word, 1}, [&](const spinwire::Reply& r) { ended = r.status(); }),
+              Status::ok);
+    ASSERT_TRUE(until({&client}, [&] { return ended != Status::system; }));
+    ASSERT_EQ(ended, Status::ok);
+    open.push_back(std::move(*made));
+  }
+  for (const spinwire::Session& each : open) EXPECT_TRUE(each.ready());
+  open.clear();
+  (void)victim_.stop();
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, AttackByUnheardJoins,
+                         testing::Values(spinwire::RpcTransport::datagram,
+                                         spinwire::RpcTransport::connection),
+                         [](const auto& way) {
+                           return way.param == spinwire::RpcTransport::datagram ? "Datagram"
+                                                                                : "Connection";
+                         });
+
 }  // namespace
 }  // namespace attack_test

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "agent/submit.h"
+#include "agent/unheard_peers.h"
 #include "base/internals.h"
 #include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
@@ -249,6 +250,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
                       const Error& why) noexcept {
   ServerSession* const s = session_of(r, name, gone);
   if (s == nullptr) return;
+  if (was_heard_by_connection(r, *s)) mark_used(r, *s);
   s->connection->agent = {};
   // A client without datagrams ends its session with its connection. A client that lost the
   // connection makes another; otherwise its session is forgotten after connections.peer_timeout.
@@ -279,7 +281,6 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   b->session = s.name;
   b->is_server = true;
   release_server_connection(r, s);
-  mark_used(r, s);
   ConnectionHandlers handlers;
   handlers.on_message = session_handler<on_server_message>(r, s.name);
   handlers.on_offer = session_handler<on_server_offer>(r, s.name);
@@ -292,6 +293,7 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
 void release_server_connection(Rpc& r, ServerSession& s) noexcept {
   if (s.connection == nullptr) return;
   unqueue_connection(r, *s.connection);
+  if (was_heard_by_connection(r, s)) mark_used(r, s);
   agent::Agent* const a = agent_of(r, *s.connection);
   s.connection.reset();
   if (a != nullptr && !agent::is_ending(*a)) agent::close(r.context, *a);
@@ -300,6 +302,11 @@ void release_server_connection(Rpc& r, ServerSession& s) noexcept {
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept {
   const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
   return a != nullptr && agent::is_ready(*a);
+}
+
+bool was_heard_by_connection(const Rpc& r, const ServerSession& s) noexcept {
+  const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
+  return a != nullptr && agent::was_peer_heard(*a);
 }
 
 ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept {

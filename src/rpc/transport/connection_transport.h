@@ -215,6 +215,9 @@ ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept;
 void release_reply_buffers(ConnectionServer& b) noexcept;
 /// Whether the session has a connection.
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept;
+/// Whether the client's device was heard by the connection. The frames that make one need no
+/// device.
+bool was_heard_by_connection(const Rpc& r, const ServerSession& s) noexcept;
 /// The session that a join_session frame names; null if that peer has no such session.
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept;
 /// Gives a session its connection, which replaces the previous one. May throw.
