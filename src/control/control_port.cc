@@ -413,21 +413,34 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
   timers_.reschedule(h.timer, clock_.now() + clock_.ticks(options_.handshake_timeout));
 }
 
-/// A host that names others' addresses would have us send challenges to them. False: the request
-/// is held, or refused without memory.
-bool ControlPort::may_challenge(Handshake& h) {
-  if (h.is_challenged) return true;
+/// A host that names others' addresses would have us send challenges to them. An address that the
+/// client has, or had when it was challenged before, is no other's. False: the request is held, or
+/// refused without memory.
+bool ControlPort::may_challenge(Handshake& h, const Gid& client) {
+  if (h.is_challenged || !reaches_other_hosts_ || client == h.peer().as_v6() ||
+      validated_.contains(client))
+    return true;
   const auto charged = base::no_throw("challenge a client", [&]() -> Result<bool> {
     return challenge_limits_.try_begin(h.source->first);
   });
   if (!charged) return refuse(h, charged.error()), false;
   h.is_challenged = *charged;
+  h.resolving = client;
   if (!*charged) hold(h, HeldFor::challenge);
   return *charged;
 }
 
 void ControlPort::end_challenge(Handshake& h, bool answered) noexcept {
   if (std::exchange(h.is_challenged, false)) challenge_limits_.end(h.source->first, answered);
+}
+
+void ControlPort::on_path_validated(const Handshake& h) noexcept {
+  if (!h.is_challenged) return;
+  // Without memory the client's next session counts again.
+  (void)base::no_throw("remember a client's address", [&]() -> Result<void> {
+    validated_.add(h.source->first, h.resolving);
+    return {};
+  });
 }
 
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {

@@ -147,6 +147,9 @@ class ControlPort {
   void set_resolver(std::unique_ptr<AddressResolver> resolver) noexcept {
     resolver_ = std::move(resolver);
   }
+  /// Whether clients of sessions may name other hosts, which would get our path challenges: these
+  /// are then limited. Set-up: before the first listener.
+  void set_reaches_other_hosts(bool reaches) noexcept { reaches_other_hosts_ = reaches; }
   /// Takes a request for a connection: an inbound handshake with the limits of all others, or kept
   /// until there can be one. With a key, only once the peer has proved it; until then each request
   /// is rejected. Public for tests, which have no identifiers. May throw std::bad_alloc.
@@ -262,7 +265,8 @@ class ControlPort {
   bool admit(Handshake& h, ListenerOwner& owner, const Endpoint* endpoint);
   void answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
-  [[nodiscard]] bool may_challenge(Handshake& h);
+  [[nodiscard]] bool may_challenge(Handshake& h, const Gid& client);
+  void on_path_validated(const Handshake& h) noexcept;
   void end_challenge(Handshake& h, bool answered) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
@@ -367,6 +371,7 @@ class ControlPort {
   CmChannel cm_;  ///< open once it was needed
   CmOwner* cm_owner_ = nullptr;
   std::unique_ptr<AddressResolver> resolver_;
+  bool reaches_other_hosts_ = true;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
   SourceCounts sources_;                    ///< of the inbound ones
@@ -378,6 +383,7 @@ class ControlPort {
   ResolutionLimits resolution_limits_;
   ResolutionLimits challenge_limits_;
   AnsweredAddresses answered_;
+  AnsweredAddresses validated_;  ///< of clients that have confirmed a path challenge there
   std::uint32_t outbound_ = 0;
   Listeners listeners_{epoll_};
   std::vector<DescriptorOwner*> descriptors_;

@@ -118,7 +118,7 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   }
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   if (open == nullptr) return;  // the exchange accepts only expected kinds
-  if (open->end.qp_num != 0 && !port.may_challenge(h)) return;
+  if (open->end.qp_num != 0 && !port.may_challenge(h, open->end.gid)) return;
   const auto served = owner->on_open_session(id, h.exchange.peer(), open->end);
   if (port.find<Incoming>(id) == nullptr) {  // the owner has ended it in the call
     if (served) served->owner->on_unconfirmed(served->subject, served->opened_at);
@@ -292,6 +292,7 @@ void ValidatePath::on_frame(ControlPort& port, Handshake& h) const {
   if (shown == nullptr) return give_up(port, h);
   if (shown->token == session.path_token) {
     session.owner->on_path_validated(session.subject);
+    port.on_path_validated(h);
     return port.send_opened(h, AcceptedSession(session));
   }
   // Another host may have sent the client a challenge of its own.

@@ -236,7 +236,7 @@ struct Handshake {
   bool is_authenticated = false;             ///< the peer has proved a key, and counts
   bool is_failure_counted = false;           ///< it has not, and counts
   bool takes_application_fields = false;     ///< inbound: the peer does; see wire::feature
-  std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending
+  std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending or challenged
   std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then
   std::uint64_t waits_since = 0;  ///< ControlPort::heard_time_ at the dialogue's last step
   base::Timer timer;

@@ -42,8 +42,16 @@ void ResolutionLimits::settle(Account& account, const Limit& limit, bool answere
 
 bool ResolutionLimits::may_begin(const Source& source) const noexcept {
   const auto found = sources_.find(source);
-  return has_room(all_, of_all_) &&
-         (found == sources_.end() || has_room(found->second, of_source_));
+  if (found == sources_.end() || is_settled(found->second)) return has_room(all_, of_all_);
+  // The rest is for sources that have none unanswered: a few strangers cannot keep those out.
+  Limit rest = of_all_;
+  rest.at_once -= rest.at_once / 4;
+  rest.burst -= rest.burst / 4;
+  return has_room(all_, rest) && has_room(found->second, of_source_);
+}
+
+bool ResolutionLimits::is_settled(const Account& account) const noexcept {
+  return account.pending == 0 && account.spent_until <= clock_.now();
 }
 
 bool ResolutionLimits::try_begin(const Source& source) {
@@ -62,10 +70,7 @@ void ResolutionLimits::end(const Source& source, bool answered) noexcept {
 
 /// The limit of all bounds how many there are to look at.
 void ResolutionLimits::forget_settled() noexcept {
-  const std::uint64_t now = clock_.now();
-  std::erase_if(sources_, [now](const auto& each) {
-    return each.second.pending == 0 && each.second.spent_until <= now;
-  });
+  std::erase_if(sources_, [this](const auto& each) { return is_settled(each.second); });
 }
 
 }  // namespace spinwire::control

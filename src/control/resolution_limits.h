@@ -38,7 +38,8 @@ class AnsweredAddresses {
 };
 
 /// Resolutions of each source and of all together: at once, and unanswered ones per time. Answered
-/// ones cost nothing, so that the rate does not limit honest peers.
+/// ones cost nothing, so that the rate does not limit honest peers. A quarter of what all may do is
+/// for sources without unanswered ones.
 class ResolutionLimits {
  public:
   struct Limit {
@@ -71,6 +72,7 @@ class ResolutionLimits {
     std::uint64_t spent_until = 0;
   };
 
+  [[nodiscard]] bool is_settled(const Account& account) const noexcept;
   [[nodiscard]] bool has_room(const Account& account, const Limit& limit) const noexcept;
   void charge(Account& account, const Limit& limit) noexcept;
   void settle(Account& account, const Limit& limit, bool answered) noexcept;

@@ -101,8 +101,10 @@ void EngineCore::log_half_open_limit() const {
             c.handshakes, half_open, c.maximum, half_open, 4 * c.handshakes);
 }
 
-/// On RoCE a verb that names a peer waits for ARP, so the control port resolves first.
+/// On RoCE a verb that names a peer waits for ARP, so the control port resolves first. It limits
+/// what strangers can have sent to addresses of others.
 void EngineCore::resolve_addresses() {
+  control.set_reaches_other_hosts(context.device->provider().reaches_other_hosts);
   const verbs::Place& place = context.device->place();
   if (place.gid_type != GidType::roce_v1 && place.gid_type != GidType::roce_v2) return;
   std::array<std::uint8_t, 16> gid{};

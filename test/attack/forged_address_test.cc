@@ -27,6 +27,8 @@ class AttackByForgedAddress : public testing::Test {
   static Config victim_config(std::chrono::milliseconds handshake_timeout) {
     Config c = rpc_test::rpc_config();
     c.connections.handshake_timeout = handshake_timeout;
+    c.connections.handshakes = 256;
+    c.rpc.sessions = 512;
     return c;
   }
   /// The victim's frames until it closes the stream, which it does after its handshake time-out.
@@ -83,6 +85,23 @@ TEST_F(AttackByForgedAddress, WithoutDatagramsNoAddressIsTold) {
   ASSERT_NE(opened, nullptr);
   EXPECT_EQ(opened->end.qp_num, 0u);
   EXPECT_EQ(opened->end.gid, (std::array<std::uint8_t, 16>{}));
+}
+
+// Strangers on this host, at the address of every other client here, ask for sessions at a queue
+// pair that is not there.
+TEST_F(AttackByForgedAddress, OfManyAtOnceDelaysNoClient) {
+  wire::SessionEnd end = datagrams_->end(7);
+  end.qp_num ^= 0x8000;
+  std::vector<Stream> strangers;
+  for (int i = 0; i < 160; ++i)
+    strangers.emplace_back(victim_.address()).send(wire::encode(wire::OpenSession{end}));
+  ASSERT_TRUE(until({}, [&] { return victim_.handshakes() >= 128; }));
+  const std::chrono::nanoseconds before = victim_.processor_time();
+  Node client(rpc_test::rpc_config());
+  auto session = client.engine.open_session(victim_.address(), {});
+  ASSERT_TRUE(session) << session.error().message();
+  ASSERT_TRUE(until({&client}, [&] { return session->ready(); }));
+  EXPECT_LE(victim_.processor_time() - before, 500ms);
 }
 
 }  // namespace

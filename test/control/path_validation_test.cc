@@ -110,9 +110,10 @@ class ManyChallenges : public testing::Test {
     listening_ = server_.port.listen(loopback::any_port(), listener_).value();
   }
   ~ManyChallenges() override { server_.port.close(); }
-  void open(const char* from, std::uint32_t count = 1) {
+  void open(const char* from, std::uint32_t count = 1,
+            const wire::SessionEnd& client = session_end(3, kClientIncarnation)) {
     const auto address = *control::Address::parse(server_.port.address_of(listening_));
-    const auto frame = wire::encode(wire::OpenSession{session_end(3, kClientIncarnation)});
+    const auto frame = wire::encode(wire::OpenSession{client});
     for (std::uint32_t i = 0; i < count; ++i) {
       peers_.push_back(loopback::plain_client(address, from));
       say(peers_.back(), frame);
@@ -149,6 +150,34 @@ TEST_F(ManyChallenges, OfOneSourceAreLimitedAndOthersAreChallenged) {
   EXPECT_EQ(challenges(), kOfSource.at_once);
   open(kHonest);
   EXPECT_EQ(challenges(), kOfSource.at_once + 1);
+}
+
+TEST_F(ManyChallenges, OnADeviceThatReachesNoOtherHostNobodyIsProtected) {
+  server_.port.set_reaches_other_hosts(false);
+  open(kHostile, kOfSource.at_once + 20);
+  EXPECT_EQ(challenges(), kOfSource.at_once + 20);
+}
+
+TEST_F(ManyChallenges, AnAddressThatTheClientHasIsNotLimited) {
+  open(kHostile, kOfSource.at_once + 1);
+  ASSERT_EQ(challenges(), kOfSource.at_once);
+  // It comes from there.
+  wire::SessionEnd near = session_end(3, kClientIncarnation);
+  near.gid = control::Address::parse(kHostile)->as_v6();
+  open(kHostile, 1, near);
+  EXPECT_EQ(challenges(), kOfSource.at_once + 1);
+}
+
+TEST_F(ManyChallenges, AnAddressThatWasConfirmedIsNotLimited) {
+  wire::SessionEnd honest = session_end(3, kClientIncarnation);
+  honest.gid[15] ^= 1;
+  open(kHostile, 1, honest);
+  say(peers_.back(), wire::encode(wire::PathResponse{kToken}));
+  ASSERT_TRUE(until([&] { return owner_.saw("validated 44"); }));
+  open(kHostile, kOfSource.at_once + 1);
+  ASSERT_EQ(challenges(), kOfSource.at_once + 1);
+  open(kHostile, 1, honest);
+  EXPECT_EQ(challenges(), kOfSource.at_once + 2);
 }
 
 TEST_F(ManyChallenges, AnsweredOnesMakeRoomForOthers) {
