@@ -46,6 +46,9 @@ Config victim_config() {
 /// From which a flood may come.
 constexpr std::uint32_t kAddresses = 400;
 
+/// The flood comes from where the honest client does, as that of any process of its host.
+constexpr std::uint32_t kOfTheClient = 0;
+
 /// As many handshakes as connections, and few of them, as with the limits of conf/low_latency.toml.
 Config few_connections() {
   Config c = victim_config();
@@ -308,10 +311,18 @@ class AttackByFlood : public testing::Test {
   [[nodiscard]] wire::Frame open_session(std::uint32_t name) const {
     return wire::encode(wire::OpenSession{datagrams_->end(name)});
   }
+  /// At a device that is there, but no queue pair of it.
+  [[nodiscard]] wire::Frame open_session_nowhere(std::uint32_t name) const {
+    wire::SessionEnd end = datagrams_->end(name);
+    end.qp_num ^= 0x8000;
+    return wire::encode(wire::OpenSession{end});
+  }
   const Stream& stream() { return streams_.emplace_back(attacking_stream()); }
   /// Its end leaves no port in TIME_WAIT, of which a long attack would use up all.
   [[nodiscard]] Stream attacking_stream() {
-    Stream s(victim_->address(), source(made_++, addresses_).c_str());
+    Stream s = addresses_ == kOfTheClient
+                   ? Stream(victim_->address())
+                   : Stream(victim_->address(), source(made_++, addresses_).c_str());
     const linger hard{1, 0};
     EXPECT_EQ(setsockopt(s.fd(), SOL_SOCKET, SO_LINGER, &hard, sizeof hard), 0);
     return s;
@@ -330,7 +341,7 @@ class AttackByFlood : public testing::Test {
     // No faster than the victim can take: the kernel makes others wait for seconds once the TCP
     // backlog has overflowed, which no poll can prevent. The victim can replace 16 half-open
     // connections every 5 ms. It accepts 8 streams in one poll.
-    const std::chrono::nanoseconds per_strike = 500us * slowness();
+    const std::chrono::nanoseconds per_strike = per_strike_ * slowness();
     auto last = victim_->processor_time();
     while (!honest_->is_done() && !HasFailure()) {
       const auto now = victim_->processor_time();
@@ -361,6 +372,7 @@ class AttackByFlood : public testing::Test {
   std::deque<Stream> streams_;
   std::uint32_t addresses_ = 1;  ///< from which the attacker's streams come, in turn
   std::uint32_t made_ = 0;       ///< streams
+  std::chrono::nanoseconds per_strike_ = 500us;  ///< of the victim's processor time
 };
 
 TEST_F(AttackByFlood, HellosAndThenSilence) {
@@ -450,6 +462,21 @@ TEST_F(AttackByFlood, HandshakesInEveryStateFromManyAddresses) {
   };
   attack(Order::open_sessions_at_last, 2000, strike);
   EXPECT_GT(accepted(), victim_config().connections.handshakes / 4);
+}
+
+// Each has a path challenge under way.
+TEST_F(AttackByFlood, RequestsForSessionsFromWhereTheClientIs) {
+  addresses_ = kOfTheClient;
+  per_strike_ = 250us;
+  attack(Order::open_sessions_without_handshakes, 1000,
+         [&](std::uint32_t i) { stream().send(open_session_nowhere(i)); });
+}
+
+TEST_F(AttackByFlood, RequestsForSessionsFromManyAddresses) {
+  addresses_ = kAddresses;
+  per_strike_ = 250us;
+  attack(Order::open_sessions_at_last, 1000,
+         [&](std::uint32_t i) { stream().send(open_session_nowhere(i)); });
 }
 
 /// Strangers that say that they are ready, without a device: they name the victim's own, which it
