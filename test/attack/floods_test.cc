@@ -195,12 +195,12 @@ class HonestClient {
   }
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
   /// source may have, the quarter of all connections that may be half-open, all connections but
-  /// those that have just given way, or three quarters of them.
+  /// those that have just given way, or seven eighths of them.
   [[nodiscard]] bool is_under_attack(Order order) const {
     if (order == Order::connect_without_connections)
       return victim_.connections() >= config_.connections.maximum - 2;
     if (order == Order::connect_among_few_connections)
-      return victim_.connections() >= config_.connections.maximum * 3 / 4;
+      return victim_.connections() >= config_.connections.maximum * 7 / 8;
     if (order == Order::open_sessions_without_sessions)
       return victim_.sessions() >= config_.rpc.sessions - config_.rpc.sessions / 4;
     return victim_.handshakes() >=
