@@ -252,9 +252,9 @@ nightly:
 test-build: $(TESTS) $(CONFORMANCE) $(PROBES) $(TARGETS) tools examples preload
 
 # `make verify` runs the slow suites, `make test` the others; tsan runs the suites named Threads....
-# Three slow suites are not named so: AttackByFlood because some of its tests run on Soft-RoCE, the
-# other two because some of theirs are quick. The sanitizers run these.
-SLOW_TOO := AttackByFlood.*:Certify.*:CertifyPair.*
+# Slow ones that are not named so: AttackBy... because some of these run on Soft-RoCE, the
+# others because some of their suites are quick. The sanitizers run these.
+SLOW_TOO := AttackByFlood.*:AttackByReadiness.*:Certify.*:CertifyPair.*:Tools.DoctorComparesTheRate*
 SLOW := Slow*:*/Slow*:$(SLOW_TOO)
 QUICK := -Slow*:*/Slow*$(if $(VARIANT),,:$(SLOW_TOO))
 THREADED := Threads*:*/Threads*
