@@ -117,7 +117,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
   if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
   // A peer that names the address it comes from, or one that has answered, leaves no unknown
   // neighbour behind.
-  if (h.inbound && gid != h.peer().as_v6() && !answered_.contains(gid)) {
+  if (h.inbound && !is_of_peer_or_ours(h, gid) && !answered_.contains(gid)) {
     auto charged = base::no_throw("resolve an address", [&]() -> Result<bool> {
       return resolution_limits_.try_begin(h.source->first);
     });

@@ -414,18 +414,18 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
 }
 
 /// A host that names others' addresses would have us send challenges to them. An address that the
-/// client has, or had when it was challenged before, is no other's. False: the request is held, or
+/// client comes from, or has confirmed before, is no other's. False: the request is held, or
 /// refused without memory.
 bool ControlPort::may_challenge(Handshake& h, const Gid& client) {
-  if (h.is_challenged || !reaches_other_hosts_ || client == h.peer().as_v6() ||
-      validated_.contains(client))
+  h.resolving = client;
+  if (h.is_challenged || !reaches_other_hosts_ || is_of_peer_or_ours(h, client) ||
+      validated_.contains(h.source->first, client))
     return true;
   const auto charged = base::no_throw("challenge a client", [&]() -> Result<bool> {
     return challenge_limits_.try_begin(h.source->first);
   });
   if (!charged) return refuse(h, charged.error()), false;
   h.is_challenged = *charged;
-  h.resolving = client;
   if (!*charged) hold(h, HeldFor::challenge);
   return *charged;
 }
@@ -441,6 +441,10 @@ void ControlPort::on_path_validated(const Handshake& h) noexcept {
     validated_.add(h.source->first, h.resolving);
     return {};
   });
+}
+
+void ControlPort::on_path_not_validated(const Handshake& h) noexcept {
+  validated_.remove(h.source->first, h.resolving);
 }
 
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {

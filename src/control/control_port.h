@@ -147,9 +147,13 @@ class ControlPort {
   void set_resolver(std::unique_ptr<AddressResolver> resolver) noexcept {
     resolver_ = std::move(resolver);
   }
-  /// Whether clients of sessions may name other hosts, which would get our path challenges: these
-  /// are then limited. Set-up: before the first listener.
-  void set_reaches_other_hosts(bool reaches) noexcept { reaches_other_hosts_ = reaches; }
+  /// `reaches_other_hosts`: clients of sessions may name other hosts, which would get our path
+  /// challenges, so that these are limited. Not for `own`, our device's address. Set-up: before the
+  /// first listener.
+  void set_reach(bool reaches_other_hosts, const Gid& own) noexcept {
+    reaches_other_hosts_ = reaches_other_hosts;
+    own_address_ = own;
+  }
   /// Takes a request for a connection: an inbound handshake with the limits of all others, or kept
   /// until there can be one. With a key, only once the peer has proved it; until then each request
   /// is rejected. Public for tests, which have no identifiers. May throw std::bad_alloc.
@@ -265,8 +269,13 @@ class ControlPort {
   bool admit(Handshake& h, ListenerOwner& owner, const Endpoint* endpoint);
   void answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
+  /// Whether an inbound peer that names this address names its own, or this host's.
+  [[nodiscard]] bool is_of_peer_or_ours(const Handshake& h, const Gid& address) const noexcept {
+    return address == h.peer().as_v6() || address == own_address_;
+  }
   [[nodiscard]] bool may_challenge(Handshake& h, const Gid& client);
   void on_path_validated(const Handshake& h) noexcept;
+  void on_path_not_validated(const Handshake& h) noexcept;
   void end_challenge(Handshake& h, bool answered) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
@@ -372,6 +381,7 @@ class ControlPort {
   CmOwner* cm_owner_ = nullptr;
   std::unique_ptr<AddressResolver> resolver_;
   bool reaches_other_hosts_ = true;
+  Gid own_address_{};
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
   SourceCounts sources_;                    ///< of the inbound ones

@@ -310,6 +310,7 @@ void ValidatePath::on_timeout(ControlPort& port, Handshake& h) {
 
 void ValidatePath::give_up(ControlPort& port, Handshake& h) const {
   port.count_refusal(h.peer(), "its datagram address was not confirmed in time");
+  port.on_path_not_validated(h);
   end_unconfirmed(port, h);
 }
 

@@ -61,7 +61,8 @@ Handshake* ControlPort::next_held(bool with_connections) noexcept {
     if (h.was_asked) continue;
     const bool can_go_on = h.held_for == HeldFor::connection ? with_connections
                            : h.held_for == HeldFor::challenge
-                               ? challenge_limits_.may_begin(h.source->first)
+                               ? validated_.contains(h.source->first, h.resolving) ||
+                                     challenge_limits_.may_begin(h.source->first)
                                : resolution_limits_.may_begin(h.source->first);
     if (!can_go_on) continue;
     const auto ahead = [&] {

@@ -9,8 +9,14 @@ bool AnsweredAddresses::contains(const Gid& address) const noexcept {
                      [&](const Entry& each) { return each.address == address; });
 }
 
+bool AnsweredAddresses::contains(const Source& source, const Gid& address) const noexcept {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& each) {
+    return each.source == source && each.address == address;
+  });
+}
+
 void AnsweredAddresses::add(const Source& source, const Gid& address) {
-  if (contains(address)) return;
+  if (contains(source, address)) return;
   const auto is_of_source = [&](const Entry& each) { return each.source == source; };
   const auto count = std::count_if(entries_.begin(), entries_.end(), is_of_source);
   if (static_cast<std::size_t>(count) >= kOfSource) {
@@ -23,6 +29,12 @@ void AnsweredAddresses::add(const Source& source, const Gid& address) {
 
 void AnsweredAddresses::remove(const Gid& address) noexcept {
   std::erase_if(entries_, [&](const Entry& each) { return each.address == address; });
+}
+
+void AnsweredAddresses::remove(const Source& source, const Gid& address) noexcept {
+  std::erase_if(entries_, [&](const Entry& each) {
+    return each.source == source && each.address == address;
+  });
 }
 
 bool ResolutionLimits::has_room(const Account& account, const Limit& limit) const noexcept {

@@ -25,9 +25,12 @@ class AnsweredAddresses {
   static constexpr std::size_t kOfAll = 256;
 
   [[nodiscard]] bool contains(const Gid& address) const noexcept;
+  /// Whether this source has named it.
+  [[nodiscard]] bool contains(const Source& source, const Gid& address) const noexcept;
   /// May throw std::bad_alloc.
   void add(const Source& source, const Gid& address);
   void remove(const Gid& address) noexcept;
+  void remove(const Source& source, const Gid& address) noexcept;
 
  private:
   struct Entry {

@@ -104,11 +104,11 @@ void EngineCore::log_half_open_limit() const {
 /// On RoCE a verb that names a peer waits for ARP, so the control port resolves first. It limits
 /// what strangers can have sent to addresses of others.
 void EngineCore::resolve_addresses() {
-  control.set_reaches_other_hosts(context.device->provider().reaches_other_hosts);
   const verbs::Place& place = context.device->place();
-  if (place.gid_type != GidType::roce_v1 && place.gid_type != GidType::roce_v2) return;
   std::array<std::uint8_t, 16> gid{};
   std::copy_n(place.gid.raw, gid.size(), gid.begin());
+  control.set_reach(context.device->provider().reaches_other_hosts, gid);
+  if (place.gid_type != GidType::roce_v1 && place.gid_type != GidType::roce_v2) return;
   control.set_resolver(std::make_unique<control::CmAddressResolver>(
       control, gid, place.gid_type, ::if_nametoindex(context.device->info().netdev.c_str())));
 }

@@ -53,11 +53,13 @@ void enlist_as_unused(Rpc& r, ServerSession& s) noexcept {
 }
 
 /// The source's oldest session that was never used. Removes those before it whose connection has
-/// heard the client.
+/// heard the client since the last timer of the session: only so many in one search.
 ServerSession* find_oldest_unused(Rpc& r, SessionSource& source) noexcept {
-  while (ServerSession* const oldest = source.never_used.front()) {
-    if (!was_heard_by_connection(r, *oldest)) return oldest;
-    mark_used(r, *oldest);
+  constexpr int kMostPerSearch = 32;
+  for (int i = 0; i < kMostPerSearch && !source.never_used.empty(); ++i) {
+    ServerSession& oldest = *source.never_used.front();
+    if (!was_heard_by_connection(r, oldest)) return &oldest;
+    mark_used(r, oldest);
   }
   return nullptr;
 }
@@ -82,6 +84,15 @@ bool evict_never_used_session(Rpc& r) noexcept {
   return true;
 }
 
+/// A source at its share gives up a session of its own. False: it has used all.
+bool replace_own_unused_session(Rpc& r, const control::Address& of) noexcept {
+  const auto found = r.sources.find(of.source());
+  if (found == r.sources.end()) return false;
+  ServerSession* const unused = find_oldest_unused(r, found->second);
+  if (unused != nullptr) release_with_tombstone(r, *unused, Status::limit);
+  return unused != nullptr;
+}
+
 }  // namespace
 
 void mark_used(Rpc& r, ServerSession& s) noexcept {
@@ -96,17 +107,11 @@ bool admit_source(Rpc& r, const control::Address& source) noexcept {
   // their clients cannot use what others count on as free.
   const auto free = [&r] { return r.servers.capacity() - r.servers.size(); };
   if (free() + r.never_used == 0) return true;
-  if (r.share.admits(source, free() + r.never_used)) {
-    while (!r.share.admits(source, free())) {
-      if (!evict_never_used_session(r)) return false;
-    }
-    return true;
+  while (r.share.admits(source, free() + r.never_used)) {
+    if (r.share.admits(source, free())) return true;
+    if (!evict_never_used_session(r)) return false;
   }
-  const auto found = r.sources.find(source.source());
-  if (found == r.sources.end()) return false;
-  ServerSession* const unused = find_oldest_unused(r, found->second);
-  if (unused != nullptr) release_with_tombstone(r, *unused, Status::limit);
-  return unused != nullptr;
+  return replace_own_unused_session(r, source);
 }
 
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address,
@@ -153,22 +158,20 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   return &s;
 }
 
-bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to) noexcept {
-  if (s.source->address == to.source()) return true;
-  const bool was_unused = s.in_never_used_list;
-  mark_used(r, s);  // meanwhile, so that it does not give way to itself
-  const auto count = [&] {
-    if (!admit_source(r, to)) return false;
-    const Counted counted = count_for(r, to);
-    r.share.remove(s.share);
-    release_source(r, *s.source);
-    s.source = counted.source;
-    s.share = counted.share;
-    return true;
-  };
-  const auto counted = base::no_throw("count a session", [&]() -> Result<bool> { return count(); });
-  if (was_unused) enlist_as_unused(r, s);
-  return counted && *counted;
+bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to) {
+  // One that is used is counted for a source that it has shown to be there.
+  if (!s.in_never_used_list || s.source->address == to.source()) return true;
+  // Its own record is among those that may become free.
+  const std::uint32_t free = r.servers.capacity() - r.servers.size() + r.never_used;
+  if (!r.share.admits(to, free) && !replace_own_unused_session(r, to)) return false;
+  const Counted counted = count_for(r, to);
+  mark_used(r, s);
+  r.share.remove(s.share);
+  release_source(r, *s.source);
+  s.source = counted.source;
+  s.share = counted.share;
+  enlist_as_unused(r, s);
+  return true;
 }
 
 void release_server_session(Rpc& r, ServerSession& s, Status why) noexcept {

@@ -18,9 +18,9 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
 /// control/source_share.h. A loopback address has no share. A source at its share may replace a
 /// session that it has never used.
 bool admit_source(Rpc& r, const control::Address& source) noexcept;
-/// Counts a session for a source that is nearer to the truth. False: that has no share left, or
-/// memory is missing.
-bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to) noexcept;
+/// Counts a session that was never used for a source that is nearer to the truth. False: that has
+/// no share left. May throw.
+bool count_for_source(Rpc& r, ServerSession& s, const control::Address& to);
 /// Takes a session out of the list of those that were never used, if it is there.
 void mark_used(Rpc& r, ServerSession& s) noexcept;
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {

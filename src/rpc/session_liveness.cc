@@ -224,6 +224,7 @@ void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.context.clock.now();
+  if (s.in_never_used_list && was_heard_by_connection(r, s)) mark_used(r, s);
   if (s.transport == Transport::connection && is_connected(r, s))
     s.liveness.last_ping_or_close = now;  // the connection is alive
   note_silence(r, s, now);

@@ -139,7 +139,7 @@ class ManyChallenges : public testing::Test {
   }
 
   Owner owner_;
-  Port server_{kServerIncarnation, 128};
+  Port server_{kServerIncarnation, 256};
   std::shared_ptr<ListenerRecord> listener_;
   ListenerId listening_;
   std::vector<UniqueFd> peers_;
@@ -153,7 +153,7 @@ TEST_F(ManyChallenges, OfOneSourceAreLimitedAndOthersAreChallenged) {
 }
 
 TEST_F(ManyChallenges, OnADeviceThatReachesNoOtherHostNobodyIsProtected) {
-  server_.port.set_reaches_other_hosts(false);
+  server_.port.set_reach(false, {});
   open(kHostile, kOfSource.at_once + 20);
   EXPECT_EQ(challenges(), kOfSource.at_once + 20);
 }
@@ -168,6 +168,16 @@ TEST_F(ManyChallenges, AnAddressThatTheClientHasIsNotLimited) {
   EXPECT_EQ(challenges(), kOfSource.at_once + 1);
 }
 
+TEST_F(ManyChallenges, TheAddressOfThisHostIsNotLimited) {
+  wire::SessionEnd here = session_end(3, kClientIncarnation);
+  here.gid[15] ^= 1;
+  server_.port.set_reach(true, here.gid);
+  open(kHostile, kOfSource.at_once + 1);
+  ASSERT_EQ(challenges(), kOfSource.at_once);
+  open(kHostile, 1, here);
+  EXPECT_EQ(challenges(), kOfSource.at_once + 1);
+}
+
 TEST_F(ManyChallenges, AnAddressThatWasConfirmedIsNotLimited) {
   wire::SessionEnd honest = session_end(3, kClientIncarnation);
   honest.gid[15] ^= 1;
@@ -178,6 +188,9 @@ TEST_F(ManyChallenges, AnAddressThatWasConfirmedIsNotLimited) {
   ASSERT_EQ(challenges(), kOfSource.at_once + 1);
   open(kHostile, 1, honest);
   EXPECT_EQ(challenges(), kOfSource.at_once + 2);
+  // Another source that names it could mean harm to it.
+  open(kHonest, kOfSource.at_once + 1, honest);
+  EXPECT_EQ(challenges(), 2 * kOfSource.at_once + 2);
 }
 
 TEST_F(ManyChallenges, AnsweredOnesMakeRoomForOthers) {

@@ -222,6 +222,7 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   if (s == nullptr) return;
   agent::Agent& a = *agent_of(r, *s->connection);
   s->last_heard = r.context.now;
+  if (s->in_never_used_list) mark_used(r, *s);
   if (m.is_write()) return fail_protocol(r, a, "a write to memory that it was not given");
   if (m.immediate()) return on_request_body(r, *s, a, m);
   RpcMessageHeader header;
@@ -250,7 +251,6 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
                       const Error& why) noexcept {
   ServerSession* const s = session_of(r, name, gone);
   if (s == nullptr) return;
-  if (was_heard_by_connection(r, *s)) mark_used(r, *s);
   s->connection->agent = {};
   // A client without datagrams ends its session with its connection. A client that lost the
   // connection makes another; otherwise its session is forgotten after connections.peer_timeout.
