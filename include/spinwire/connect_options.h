@@ -59,10 +59,11 @@ struct ConnectOptions {
   /// with Via::rdma_cm.
   std::span<const std::byte> private_data{};
   /// Ports and GIDs of this engine's device, in the order in which they are tried; see Reconnect
-  /// and Connection::local_path(). The ports must exist, but their links may be down. Empty: the
-  /// place that `settings` name, or the engine's. Not with Via::rdma_cm, and not beside a port or
-  /// GID index in `settings`. All local paths are of one device, because memory is registered with
-  /// one: to fail over between devices, use an engine for each.
+  /// and Connection::local_path(). The ports must exist and have the partition key `pkey_index`,
+  /// but their links may be down. Empty: the place that `settings` name, or the engine's. Not with
+  /// Via::rdma_cm, and not beside a port or GID index in `settings`. All local paths are of one
+  /// device, because memory is registered with one: to fail over between devices, use an engine for
+  /// each.
   std::vector<LocalPath> local_paths{};
 };
 

@@ -262,7 +262,8 @@ class SPINWIRE_API Engine {
   ///                     local paths beside a port in the settings or with rdma_cm
   ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             connections.maximum, connections.handshakes, receives or files are used
-  ///                     up, or the device has less than a setting asks
+  ///                     up, the device has less than a setting asks, or a local path has no such
+  ///                     partition key
   ///   no_device         the device is gone, or a setting or local path names a port or GID that
   ///                     does not exist
   ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
@@ -304,8 +305,9 @@ class SPINWIRE_API Engine {
   /// result. Set-up. Errors:
   ///   invalid_argument  the address, the time-out, the window, or too much private data
   ///   not_connected     this engine drains, and makes nothing new any more
-  ///   limit             rpc.sessions are open; connections.handshakes or files are used up; or the
-  ///                     completion queue or a pool has not enough room
+  ///   limit             rpc.sessions are open; connections.handshakes or files are used up; the
+  ///                     completion queue or a pool has not enough room; or a local path has no
+  ///                     partition key queue_pair.pkey_index
   ///   unauthenticated   the address is of another host, and there is no key; see Config::Security
   ///   unsupported       rpc.transport is "datagram", and the device has no datagrams or a local
   ///                     path is not the engine's; or this IP version on this host

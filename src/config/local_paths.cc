@@ -20,32 +20,46 @@ tl::unexpected<Error> no_such_path(const LocalPath& path, std::string found) {
                     "needs an engine of its own");
 }
 
-Result<void> check_local_path(verbs::Device& device, const LocalPath& path) {
+tl::unexpected<Error> no_such_pkey(const LocalPath& path, std::uint32_t pkeys,
+                                   std::uint16_t pkey_index) {
+  return base::fail(
+      Status::limit, base::format("use the local path {}", text_of(path)),
+      base::format("pkey_index is {}, and the port's table of partition keys has {} entr{}",
+                   pkey_index, pkeys, pkeys == 1 ? "y" : "ies"),
+      "give a pkey_index (queue_pair.pkey_index for sessions) that all local paths have");
+}
+
+Result<void> check_local_path(verbs::Device& device, const LocalPath& path,
+                              std::uint16_t pkey_index) {
   const std::uint32_t ports = device.ports();
   if (path.port == 0 || path.port > ports) {
     return no_such_path(path, base::format("device {} has {} port{}, counted from 1",
                                            device.info().name, ports, ports == 1 ? "" : "s"));
   }
-  if (!path.gid_index) return {};
-  const auto size = device.gid_table_size(static_cast<std::uint8_t>(path.port));
-  if (!size) return tl::unexpected(size.error());
-  if (*path.gid_index < *size) return {};
-  return no_such_path(path, base::format("the GID table of port {} of device {} has {} entries, "
-                                         "counted from 0",
-                                         path.port, device.info().name, *size));
+  const auto sizes = device.table_sizes(static_cast<std::uint8_t>(path.port));
+  if (!sizes) return tl::unexpected(sizes.error());
+  if (path.gid_index.value_or(0) >= sizes->gids) {
+    return no_such_path(path, base::format("the GID table of port {} of device {} has {} entries, "
+                                           "counted from 0",
+                                           path.port, device.info().name, sizes->gids));
+  }
+  if (pkey_index >= sizes->pkeys) return no_such_pkey(path, sizes->pkeys, pkey_index);
+  return {};
 }
 
 }  // namespace
 
-Result<void> check_local_paths(verbs::Device& device, const std::vector<LocalPath>& paths) {
+Result<void> check_local_paths(verbs::Device& device, const std::vector<LocalPath>& paths,
+                               std::uint16_t pkey_index) {
   for (const LocalPath& path : paths) {
-    if (auto good = check_local_path(device, path); !good) return good;
+    if (auto good = check_local_path(device, path, pkey_index); !good) return good;
   }
   return {};
 }
 
 Result<void> check_local_paths(verbs::Device& device, const std::vector<LocalPath>& paths,
-                               const ConnectionSettings& settings, bool through_cm) {
+                               const ConnectionSettings& settings, bool through_cm,
+                               std::uint16_t pkey_index) {
   if (paths.empty()) return {};
   if (through_cm) {
     return base::fail(Status::invalid_argument,
@@ -59,7 +73,7 @@ Result<void> check_local_paths(verbs::Device& device, const std::vector<LocalPat
                       "the settings of the connection name a port or a GID index, too",
                       "give ports and GID indexes in local_paths only");
   }
-  return check_local_paths(device, paths);
+  return check_local_paths(device, paths, pkey_index);
 }
 
 LocalPath engines_own(const verbs::Device& device) noexcept {
@@ -82,12 +96,8 @@ Result<void> use_local_path(verbs::QueuePairOptions& to, verbs::Device& device,
     if (why.status == Status::no_device) why.status = Status::system;
     return tl::unexpected(std::move(why));
   }
-  if (to.path.pkey_index >= place->pkeys) {
-    return base::fail(Status::limit, base::format("use the local path {}", text_of(path)),
-                      base::format("the port has {} P_Keys, and pkey_index is {}", place->pkeys,
-                                   to.path.pkey_index),
-                      "give a pkey_index that all local paths have");
-  }
+  if (to.path.pkey_index >= place->pkeys)
+    return no_such_pkey(path, place->pkeys, to.path.pkey_index);
   to.place = *place;
   return {};
 }

@@ -169,7 +169,7 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
       config::resolve(context_.config, *context_.device, options.settings, through_cm);
   if (!attributes) return tl::unexpected(attributes.error());
   if (auto good = config::check_local_paths(*context_.device, options.local_paths, options.settings,
-                                            through_cm);
+                                            through_cm, attributes->queue_pair.path.pkey_index);
       !good)
     return tl::unexpected(good.error());
   const auto ours = copy_private_data("connect", options.private_data, through_cm);

@@ -9,7 +9,8 @@ namespace spinwire::rpc {
 
 Result<void> check_local_paths(const agent::EngineContext& ctx,
                                const std::vector<LocalPath>& paths) {
-  if (auto good = config::check_local_paths(*ctx.device, paths); !good) return good;
+  const std::uint16_t pkey_index = ctx.attributes.queue_pair.path.pkey_index;
+  if (auto good = config::check_local_paths(*ctx.device, paths, pkey_index); !good) return good;
   if (ctx.config.rpc.transport != RpcTransport::datagram) return {};
   for (const LocalPath& path : paths) {
     if (config::is_engines_own(*ctx.device, path)) continue;

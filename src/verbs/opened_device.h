@@ -165,8 +165,15 @@ class Device {
   /// no_device, also if the link is down; system.
   Result<Place> query_place(std::uint8_t port, int gid_index);
   [[nodiscard]] std::uint32_t ports() const noexcept { return ports_; }
-  /// Entries of the GID table of a port that exists, usable or not. Errors: system.
-  Result<std::uint32_t> gid_table_size(std::uint8_t port);
+  /// Entries of the tables of a port, usable or not.
+  struct TableSizes {
+    std::uint32_t gids = 0;
+    std::uint32_t pkeys = 0;
+  };
+  /// Asks for those of a port that exists. Errors: system.
+  Result<TableSizes> table_sizes(std::uint8_t port);
+  /// Whether the link of a port is up now. False also if the device does not tell.
+  [[nodiscard]] bool is_link_up(std::uint8_t port);
   /// Checks that the device supports these options. Makes a queue pair to test options beyond those
   /// of the engine's own queue pairs. Errors: limit, with the member of ConnectionSettings, the
   /// value asked for and the limit.

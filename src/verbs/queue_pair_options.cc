@@ -39,13 +39,18 @@ Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   return query_place(port, gid_index);
 }
 
-Result<std::uint32_t> Device::gid_table_size(std::uint8_t port) {
+Result<Device::TableSizes> Device::table_sizes(std::uint8_t port) {
   ibv_port_attr attr{};
   if (const int error = provider().query_port(context(), port, &attr); error != 0) {
     return base::fail_errno(Status::system, base::format("use port {}", port), "ibv_query_port",
                             error, "");
   }
-  return static_cast<std::uint32_t>(attr.gid_tbl_len);
+  return TableSizes{static_cast<std::uint32_t>(attr.gid_tbl_len), attr.pkey_tbl_len};
+}
+
+bool Device::is_link_up(std::uint8_t port) {
+  ibv_port_attr attr{};
+  return provider().query_port(context(), port, &attr) == 0 && check_port(attr).empty();
 }
 
 Result<Place> Device::query_place(std::uint8_t port, int gid_index) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/internals.h"
+#include "config/local_paths.h"
 #include "control/address.h"
 #include "control/socket.h"
 #include "engine/devices.h"
@@ -204,6 +205,47 @@ TEST(ConfigConnectionAttributes, PortGidAndPartitionKeyReachTheDevice) {
   const auto unreadable = spinwire::config::resolve(config, **device, s, false);
   ASSERT_FALSE(unreadable);
   EXPECT_EQ(unreadable.error().status, Status::no_device);
+}
+
+/// Port 1 has four partition keys, port 2 has two. The links are down.
+struct UnequalPorts {
+  static Provider provider() {
+    Provider p = spinwire::verbs::softverbs_provider();
+    p.query_port = [](ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
+      const int error = spinwire::verbs::softverbs_provider().query_port(context, port, attr);
+      attr->pkey_tbl_len = port == 1 ? 4 : 2;
+      if (are_down) attr->state = IBV_PORT_DOWN;
+      return error;
+    };
+    return p;
+  }
+  static inline bool are_down = false;
+};
+
+TEST(ConfigConnectionAttributes, EveryLocalPathMustHaveThePartitionKey) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  const Provider provider = UnequalPorts::provider();
+  const Provider* const all[] = {&provider};
+  UnequalPorts::are_down = false;
+  auto device = spinwire::verbs::Device::open(
+      spinwire::engine::device_options(small_config(), Clock::real()), all);
+  ASSERT_TRUE(device) << device.error().message();
+  UnequalPorts::are_down = true;  // which is no reason to refuse a path
+  const auto check = [&](std::uint16_t pkey_index) {
+    return spinwire::config::check_local_paths(**device, {{1}, {2}}, {}, false, pkey_index);
+  };
+  EXPECT_TRUE(check(1));
+  for (const std::uint16_t index : {std::uint16_t{2}, std::uint16_t{3}}) {
+    const auto refused = check(index);
+    ASSERT_FALSE(refused) << index;
+    EXPECT_EQ(refused.error().status, Status::limit);
+    EXPECT_EQ(refused.error().asked, "use the local path port 2");
+    EXPECT_EQ(refused.error().found, "pkey_index is " + std::to_string(index) +
+                                         ", and the port's table of partition keys has 2 entries");
+  }
+  const auto neither = check(4);
+  ASSERT_FALSE(neither);
+  EXPECT_EQ(neither.error().asked, "use the local path port 1");
 }
 
 TEST(ConfigConnectionAttributes, AreThoseOfOneConnectionOnly) {
