@@ -102,7 +102,11 @@ void DeviceWatch::fail_all(const char* event) noexcept {
   }
 }
 
+/// The event may be old: what survives a link that has come up again goes on.
 void DeviceWatch::fail_over(std::uint8_t port) noexcept {
+  const auto is_up = base::no_throw(
+      "query a port", [&]() -> Result<bool> { return context_.device->is_link_up(port); });
+  if (is_up.value_or(false)) return;
   completions_.process_all_completions();  // what has succeeded is reported so
   agent::on_port_down(context_, port);
   if (calls_ != nullptr) rpc::on_port_down(*calls_, port);

@@ -102,6 +102,19 @@ TEST_F(EngineLocalPaths, AConnectionGoesOnThroughTheOtherPortWhenItsLinkFails) {
   end();
 }
 
+// The link is up again when the event of its failure is read.
+TEST_F(EngineLocalPaths, AnOldEventEndsNothing) {
+  connect(over({{1}, {2}}));
+  ASSERT_TRUE(until_ready(1));
+  set_port(1, LinkState::down);
+  set_port(1, LinkState::up);
+  for (int i = 0; i < 100; ++i) (void)client_->poll();
+  ASSERT_TRUE(interrupted_.empty());
+  expect_port(1);
+  EXPECT_EQ(client_->ready.size(), 1u);
+  end();
+}
+
 TEST_F(EngineLocalPaths, APortThatReachesNobodyIsLeft) {
   connect(over({{1}, {2}}));
   ASSERT_TRUE(until_ready(1));

@@ -77,6 +77,18 @@ TEST_F(RpcLocalPaths, ASessionGoesOnThroughTheOtherPortAndBack) {
   finish();
 }
 
+// The link is up again when the event of its failure is read.
+TEST_F(RpcLocalPaths, AnOldEventEndsNothing) {
+  start();
+  ASSERT_NO_FATAL_FAILURE(open(over({{1}, {2}})));
+  set_port(1, LinkState::down);
+  set_port(1, LinkState::up);
+  ASSERT_NO_FATAL_FAILURE(expect_port(1));
+  EXPECT_TRUE(interrupted_.empty());
+  EXPECT_EQ(ready_, 1);
+  finish();
+}
+
 TEST_F(RpcLocalPaths, TheFirstAttemptTakesTheFirstLinkThatIsUp) {
   start();
   set_port(1, LinkState::down);
