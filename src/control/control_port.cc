@@ -309,6 +309,7 @@ void ControlPort::respond(HandshakeId id, std::uint64_t path_token) noexcept {
   if (h == nullptr || !std::holds_alternative<OpenSession>(h->dialogue)) return;
   if (!h->exchange.all_sent()) return;  // the server repeats its challenge
   send(*h, wire::encode(wire::PathResponse{path_token}));
+  h->exchange.flush();
   watch(*h);
 }
 

@@ -68,6 +68,12 @@ class Exchange {
   /// Bytes of a following frame stay in the socket, which therefore stays readable.
   Progress advance() noexcept;
 
+  /// Sends what a connected exchange has queued, as far as the socket takes it. Errors come from
+  /// the next advance().
+  void flush() noexcept {
+    if (state_ == State::open) (void)write_out();
+  }
+
   /// Refuses the peer: sends all queued frames and a refusal, ends our direction, and waits in
   /// advance() until the peer has ended its own direction. Closing earlier could destroy the
   /// refusal in flight. Sends nothing to a peer that is not Spinwire or cannot be reached, nor to a

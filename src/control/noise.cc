@@ -170,17 +170,21 @@ void NoiseHandshake::mix_psk() noexcept {
   cipher_.set_key(psk_.key_);
 }
 
-/// The token `e` of a handshake with a pre-shared key.
+/// The token `e` of a handshake with a pre-shared key, in the message whose payload is sealed next.
 void NoiseHandshake::mix_ephemeral(const PublicKey& key) noexcept {
   mix_hash(key);
   mix_key(key);
 }
 
-/// The token `ee`. False: the peer's key is one of the few that give a known result.
-bool NoiseHandshake::mix_shared(const NoiseSecret& ours, const PublicKey& theirs) noexcept {
+/// The tokens `e, ee`. Nothing is sealed between the two, so the first has no cipher key. False:
+/// the peer's key is one of the few that give a known result.
+bool NoiseHandshake::mix_both(const PublicKey& second, const NoiseSecret& ours,
+                              const PublicKey& theirs) noexcept {
   NoiseSecret shared;
   if (crypto_scalarmult_curve25519(shared.bytes.data(), ours.bytes.data(), theirs.data()) != 0)
     return false;
+  mix_hash(second);
+  chaining_key_ = derive<1>(chaining_key_, second)[0];
   mix_key(shared.bytes);
   return true;
 }
@@ -223,15 +227,14 @@ bool NoiseHandshake::read_first(std::span<const std::byte> message, std::byte* p
 
 bool NoiseHandshake::write_second(const NoiseSecret& ephemeral, std::span<const std::byte> payload,
                                   std::byte* to) noexcept {
-  mix_ephemeral(put_ephemeral(ephemeral, to));
-  return mix_shared(ephemeral, theirs_) && seal(payload, to + kPublicBytes);
+  const PublicKey ours = put_ephemeral(ephemeral, to);
+  return mix_both(ours, ephemeral, theirs_) && seal(payload, to + kPublicBytes);
 }
 
 bool NoiseHandshake::read_second(std::span<const std::byte> message, std::byte* payload) noexcept {
   if (message.size() < kNoiseMessageBytes) return false;
   std::memcpy(theirs_.data(), message.data(), theirs_.size());
-  mix_ephemeral(theirs_);
-  return mix_shared(ephemeral_, theirs_) && open(message.subspan(kPublicBytes), payload);
+  return mix_both(theirs_, ephemeral_, theirs_) && open(message.subspan(kPublicBytes), payload);
 }
 
 void NoiseHandshake::split(NoiseCipher& from_initiator, NoiseCipher& from_responder) noexcept {

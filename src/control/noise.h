@@ -92,7 +92,7 @@ class NoiseHandshake {
   void mix_key(std::span<const std::uint8_t> material) noexcept;
   void mix_psk() noexcept;
   void mix_ephemeral(const PublicKey& key) noexcept;
-  bool mix_shared(const NoiseSecret& ours, const PublicKey& theirs) noexcept;
+  bool mix_both(const PublicKey& second, const NoiseSecret& ours, const PublicKey& theirs) noexcept;
   PublicKey put_ephemeral(const NoiseSecret& ephemeral, std::byte* to) noexcept;
   bool seal(std::span<const std::byte> payload, std::byte* to) noexcept;
   bool open(std::span<const std::byte> sealed, std::byte* to) noexcept;
