@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log_message.h"
+#include "base/secret_word.h"
 #include "control/control_port.h"
 #include "wire/cm_data.h"
 
@@ -290,7 +291,7 @@ void ServedSessionDialogue::end_unconfirmed(ControlPort& port, Handshake& h) con
 void ValidatePath::on_frame(ControlPort& port, Handshake& h) const {
   const auto* shown = std::get_if<wire::PathResponse>(&h.exchange.received().body);
   if (shown == nullptr) return give_up(port, h);
-  if (shown->token == session.path_token) {
+  if (base::is_same_secret(shown->token, session.path_token)) {
     session.owner->on_path_validated(session.subject);
     port.on_path_validated(h);
     return port.send_opened(h, AcceptedSession(session));

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/internals.h"
+#include "base/secret_word.h"
 #include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
@@ -116,7 +117,8 @@ void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload
     ++r.stats.late_replies;
     return;
   }
-  if (wire::proof_of(header) != wire::session_proof(c->token)) {  // not from the host we dialled
+  if (!base::is_same_secret(wire::proof_of(header),
+                            wire::session_proof(c->token))) {  // not from the host we dialled
     ++r.stats.bad_datagrams;
     return;
   }
@@ -142,7 +144,7 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   }
   if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
       !c->peer_address->source_filter.matches(wc, grh) ||
-      wire::proof_of(header) != wire::session_proof(c->token)) {
+      !base::is_same_secret(wire::proof_of(header), wire::session_proof(c->token))) {
     ++r.stats.bad_datagrams;
     return;
   }

@@ -6,6 +6,7 @@
 #include <new>
 #include <string_view>
 
+#include "base/secret_word.h"
 #include "rpc/at_most_once.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/reply_completion.h"
@@ -203,7 +204,7 @@ void on_ping_or_close(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->peer_address->source_filter.matches(wc, grh))
     return on_unknown_session(r, header, wc, grh);
-  if (wire::proof_of(header) != wire::session_proof(s->token)) {
+  if (!base::is_same_secret(wire::proof_of(header), wire::session_proof(s->token))) {
     ++r.stats.bad_datagrams;
     return;
   }

@@ -7,6 +7,7 @@
 #include "agent/submit.h"
 #include "agent/unheard_peers.h"
 #include "base/internals.h"
+#include "base/secret_word.h"
 #include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/room_for_calls.h"
@@ -268,7 +269,7 @@ void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept 
 
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
-  const bool fits = s != nullptr && s->token == join.token &&
+  const bool fits = s != nullptr && base::is_same_secret(join.token, s->token) &&
                     s->peer_address->incarnation == join.endpoint.incarnation;
   if (!fits) ++r.stats.bad_long_calls;
   return fits ? s : nullptr;
