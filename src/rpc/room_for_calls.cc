@@ -18,11 +18,15 @@ void wait_for_room(Rpc& r, ClientSession& c) noexcept {
   r.may_have_deferred_work = true;
 }
 
+/// Whether the send pool has a block. Like an allocation, it has kept replies dropped if it must:
+/// their clients may not say for long that they have them. Unlike one, it counts nothing.
 bool has_block(Rpc& r, std::size_t size) noexcept {
+  constexpr int kMostRounds = 4;
   if (size == 0) return true;
-  Block* const block = allocate_to_send(r, size);
-  if (block != nullptr) detail::release(block);
-  return block != nullptr;
+  for (int round = 0; !r.context.arena->has_block(memory::PoolId::send, size); ++round) {
+    if (round == kMostRounds || !r.reply_reclaimer.reclaim()) return false;
+  }
+  return true;
 }
 
 /// Whether a call of the kind that was refused would be accepted.
@@ -75,7 +79,7 @@ bool has_room_for_reply(Rpc& r) noexcept {
   for (const std::size_t size : room.each_width) {
     if (size != 0 && r.context.arena->has_block(memory::PoolId::send, size)) return true;
   }
-  return has_block(r, room.block_bytes);  // kept replies may be dropped for it
+  return has_block(r, room.block_bytes);
 }
 
 void run_reply_room_callback(Rpc& r) noexcept {

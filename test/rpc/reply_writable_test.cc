@@ -1,6 +1,7 @@
 // Engine::set_reply_writable_handler(): an answer that found no memory is told when there is some.
 #include <algorithm>
 
+#include "rpc/counted_exceptions.h"
 #include "rpc/long_calls.h"
 
 namespace rpc_reply_writable_test {
@@ -9,7 +10,7 @@ namespace {
 using namespace rpc_test;  // NOLINT: a test's helpers
 
 struct Writable : LongCalls {
-  Writable() : LongCalls(long_call_config()) {
+  explicit Writable(const Config& config = long_call_config()) : LongCalls(config) {
     EXPECT_EQ(server.engine.set_reply_writable_handler([this] {
       ++writable;
       if (on_writable) on_writable();
@@ -118,6 +119,100 @@ TEST(RpcReplyWritable, ALongerAnswerDoesNotWaitForAShorterOne) {
   t.give_back(1024);
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   EXPECT_EQ(t.writable, 1);
+}
+
+// Polls that look for a block are no allocations, neither served nor refused.
+TEST(RpcReplyWritable, LookingForABlockCountsNothing) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  const auto count = [&t] {
+    const spinwire::MemoryStats pool = t.server.engine.memory_stats(Pool::send);
+    return std::pair(pool.allocations, pool.refusals);
+  };
+  const auto before = count();
+  t.poll_some();
+  EXPECT_EQ(count(), before);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(200, 2)), Status::ok); };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+}
+
+class RpcThrowingReplyWritable : public CountsThrownExceptions {};
+
+TEST_F(RpcThrowingReplyWritable, RunsAgainForTheNextRefusalOnly) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  t.on_writable = [] { fail(); };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.writable == 1; }));
+  t.poll_some();
+  EXPECT_EQ(t.writable, 1);
+  EXPECT_EQ(logged, 1);
+  EXPECT_TRUE(t.session.ready());
+  EXPECT_EQ(t.server.engine.rpc_stats().served_sessions, 1u);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  t.on_writable = [&] { EXPECT_EQ(call.reply(filled(200, 2)), Status::ok); };
+  t.held.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.writable, 2);
+  EXPECT_EQ(t.ended[0].status, Status::ok);
+  t.later.clear();
+  t.finish_long_calls();
+}
+
+TEST(RpcReplyWritable, TheCallbackMayDestroyTheEngine) {
+  Writable t;
+  const PendingCall call = t.deferred(false);
+  t.exhaust();
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+  Status inside = Status::no_buffer;
+  t.on_writable = [&] {
+    t.server.engine = Engine();
+    inside = call.reply(filled(200, 2));  // the engine ends when poll() returns
+  };
+  t.held.clear();
+  ASSERT_TRUE(engine_test::until({&t.client, &t.server}, [&] { return t.writable == 1; }));
+  EXPECT_EQ(inside, Status::ok);
+  EXPECT_EQ(t.server.engine.poll(), -static_cast<int>(Status::not_connected));
+  EXPECT_EQ(call.reply(filled(200, 2)), Status::not_connected);
+  t.later.clear();
+  t.client.stale_allowed = true;
+  ASSERT_TRUE(engine_test::until(
+      {&t.client}, [&] { return t.all_ended() && t.client.engine.rpc_stats().sessions == 0; }));
+  EXPECT_EQ(t.writable, 1);
+  t.client.expect_clean();
+}
+
+// The calls that wait for memory are in progress, so that they are answered.
+TEST(RpcReplyWritable, TheCallbackMayCloseTheSession) {
+  Config config = long_call_config();
+  config.rpc.min_rto = 10ms;  // after which a client looks whether its last call is over
+  for (const bool over_connection : {false, true}) {
+    SCOPED_TRACE(over_connection);
+    Writable t(config);
+    const PendingCall call = t.deferred(over_connection);
+    t.exhaust();
+    EXPECT_EQ(call.reply(filled(200, 2)), Status::no_buffer);
+    spinwire::ServedSession served;
+    (void)t.server.engine.visit_served_sessions(
+        0, 64, [to = &served](const spinwire::ServedSessionInfo& info) { *to = info.session; });
+    t.on_writable = [&] {
+      EXPECT_EQ(served.close({spinwire::GoodbyeReason::draining, 0ms}), Status::ok);
+      EXPECT_EQ(call.reply(filled(200, 2)), Status::ok);
+    };
+    t.held.clear();
+    ASSERT_TRUE(t.until([&] { return t.closed.size() == 1; }));
+    EXPECT_EQ(t.writable, 1);
+    EXPECT_EQ(t.ended[0].status, Status::ok);
+    EXPECT_EQ(call.reply(filled(200, 2)), Status::not_connected);
+    t.later.clear();
+    ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served_sessions == 0; }));
+  }
 }
 
 TEST(RpcReplyWritable, AHandlerDefersWhatItCannotAnswer) {
