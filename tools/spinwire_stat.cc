@@ -154,6 +154,7 @@ struct LiveView {
   std::string peer;
   tools::RowOrder order;
   std::optional<std::string> typed{};  ///< a filter that is being typed
+  bool all_latencies = false;          ///< since the engine was opened
 
   tools::KeyMeans on_key(char key) {
     using tools::KeyMeans;
@@ -172,6 +173,8 @@ struct LiveView {
       order.is_reversed = !order.is_reversed;
     } else if (key == '/') {
       typed = "";
+    } else if (key == 'l') {
+      all_latencies = !all_latencies;
     } else {
       return KeyMeans::nothing;
     }
@@ -192,8 +195,8 @@ int show(const Options& options) {
       reading = read_engine(earlier->file);
     }
     if (!reading) return std::string();
-    const tools::ScreenOptions screen{view.peer,  size.lines,      size.width,
-                                      view.order, size.lines != 0, view.typed};
+    const tools::ScreenOptions screen{view.peer,       size.lines, size.width,        view.order,
+                                      size.lines != 0, view.typed, view.all_latencies};
     return tools::screen_text(*reading, earlier ? &*earlier : nullptr, screen);
   };
   const auto on_key = [&](char key) { return view.on_key(key); };

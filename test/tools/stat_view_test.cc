@@ -188,16 +188,9 @@ TEST_F(ToolsStatView, KeysChooseOrderAndFilter) {
   EXPECT_TRUE(has(screen, "apple")) << screen;
   EXPECT_FALSE(has(screen, "beech")) << screen;
   shows("/z", "filter by peer: z_");
-  const auto count = [&terminal](const std::string& text) {
-    const std::string& all = terminal.text();
-    std::size_t found = 0;
-    for (std::size_t at = all.find(text); at != std::string::npos; at = all.find(text, at + 1))
-      ++found;
-    return found;
-  };
-  shows("\x1b", "peers with \"app\"", count("peers with \"app\"") + 1);
+  shows("\x1b", "peers with \"app\"", terminal.count("peers with \"app\"") + 1);
   const std::string none = "HEARD, the largest first  all peers";
-  shows("/\n", none, count(none) + 1);
+  shows("/\n", none, terminal.count(none) + 1);
   terminal.press('q');
   EXPECT_EQ(terminal.wait(), 0);
 }
@@ -233,6 +226,28 @@ TEST_F(ToolsStatView, LatenciesAreThoseOfTheLastInterval) {
   const std::string line = terminal.text().substr(at, terminal.text().find('\x1b', at) - at);
   EXPECT_TRUE(has(line, "2.1 ms") || has(line, "2.0 ms")) << line;
   EXPECT_FALSE(has(line, " us")) << line;
+  terminal.press('q');
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+/// The key also changes what is shown without a second reading.
+TEST_F(ToolsStatView, AKeyShowsTheLatenciesSinceOpening) {
+  ChosenFile file;
+  file.handlers(1000, spinwire::Nanoseconds(1000));
+  InTerminal terminal(file.words({"--interval", "0.05"}), 120);
+  const std::string name = "handler.total.method-9";
+  const std::string none = name + std::string(21, ' ') + "0         -";
+  ASSERT_TRUE(terminal.wait_for("LATENCY, SINCE OPENING", 1)) << "with one reading";
+  ASSERT_TRUE(terminal.wait_for("LATENCY, LAST INTERVAL", 1)) << terminal.text();
+  ASSERT_TRUE(terminal.wait_for(none, 1)) << terminal.text();
+  const std::string all = name + std::string(18, ' ') + "1000 ";
+  const std::size_t before = terminal.count(all);
+  terminal.press('l');
+  EXPECT_TRUE(terminal.wait_for(all, before + 3)) << "it stays so: " << terminal.text();
+  EXPECT_TRUE(has(terminal.text(), "l latencies")) << terminal.text();
+  const std::size_t intervals = terminal.count("LATENCY, LAST INTERVAL");
+  terminal.press('l');
+  EXPECT_TRUE(terminal.wait_for("LATENCY, LAST INTERVAL", intervals + 2)) << terminal.text();
   terminal.press('q');
   EXPECT_EQ(terminal.wait(), 0);
 }

@@ -66,13 +66,14 @@ class InTerminal {
   }
   /// Reads until the program has written this so often.
   bool wait_for(std::string_view what, std::size_t times) {
-    return until([&] {
-      std::size_t found = 0;
-      for (std::size_t at = text_.find(what); at != std::string::npos;
-           at = text_.find(what, at + 1))
-        ++found;
-      return found >= times;
-    });
+    return until([&] { return count(what) >= times; });
+  }
+  /// How often the program has written this, as far as it was read.
+  [[nodiscard]] std::size_t count(std::string_view what) const {
+    std::size_t found = 0;
+    for (std::size_t at = text_.find(what); at != std::string::npos; at = text_.find(what, at + 1))
+      ++found;
+    return found;
   }
   void signal(int number) const { ::kill(pid_, number); }
   void press(char key) const { EXPECT_EQ(::write(master_, &key, 1), 1); }

@@ -17,8 +17,10 @@ struct ScreenOptions {
   std::size_t lines = 0;  ///< at most; 0: all
   std::size_t width = 0;  ///< columns of the terminal; 0: any
   RowOrder order{};
-  bool is_live = false;  ///< with what the keys have chosen; latencies of the interval
+  bool is_live = false;                ///< with what the keys have chosen
   std::optional<std::string> typed{};  ///< a filter that is being typed
+  /// Latencies since the engine was opened; else, live, those of the last interval.
+  bool all_latencies = false;
 };
 /// Causes of trouble first, then counters with rates, pools, connections and sessions. Rates are
 /// those since `earlier`, which may be null. "?" marks rows that are not consistent.

@@ -122,14 +122,15 @@ std::string latency_text(double seconds) {
   return seconds < 1e-6 ? fmt::format("{:.0f} ns", seconds * 1e9) : time_text(seconds);
 }
 
-/// Of the live view, those of the last interval; else, and at first, since the engine was opened.
+/// Those of the last interval, or since the engine was opened: at first, once, and if that is
+/// chosen.
 void show_latencies(Screen& screen, const EngineReading& reading, const EngineReading* before,
                     const ScreenOptions& options) {
   if (reading.latencies.empty()) return;
-  const EngineReading* const earlier = options.is_live ? before : nullptr;
+  const EngineReading* const earlier = options.is_live && !options.all_latencies ? before : nullptr;
   screen.line("{:<34} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-              earlier != nullptr ? "LATENCY, LAST INTERVAL" : "LATENCY", "SAMPLES", "MEAN", "P50",
-              "P99", "P99.9", "MAX");
+              earlier != nullptr ? "LATENCY, LAST INTERVAL" : "LATENCY, SINCE OPENING", "SAMPLES",
+              "MEAN", "P50", "P99", "P99.9", "MAX");
   for (const LatencyHistogram& all : reading.latencies) {
     const LatencyHistogram l = since(all, earlier);
     if (l.samples == 0) {
@@ -216,7 +217,8 @@ void show_findings(Screen& screen, const EngineReading& reading, const Earlier& 
 /// What the keys of the live view have chosen.
 void show_choice(Screen& screen, const ScreenOptions& options) {
   if (!options.is_live) return;
-  screen.items("rows: {}  {}  keys: < > column  r reverse  / filter  q quit", options.order.text(),
+  screen.items("rows: {}  {}  keys: < > column  r reverse  / filter  l latencies  q quit",
+               options.order.text(),
                options.typed          ? fmt::format("filter by peer: {}_", *options.typed)
                : options.peer.empty() ? std::string("all peers")
                                       : fmt::format("peers with \"{}\"", options.peer));
