@@ -8,13 +8,19 @@ random order. Prints the medians, and the ratio of rates with and without with i
 fails if that shows that the tool costs more than --limit.
 
 Then counts instructions by callgrind, which do not depend on load: a reader must add none.
+
+--record FILE writes the figures with the commit, the machine and the command, if they are known to the
+limit: bench/attached.txt has those of the last such run.
 """
 
 import argparse
+import datetime
 import json
 import os
+import platform
 import pty
 import random
+import re
 import select
 import shutil
 import statistics
@@ -26,6 +32,7 @@ import time
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 FEWEST_SCREENS = 3
+FEWEST_RECORDED = 30  # slices
 SCREEN = b"\x1b[H"  # the cursor goes home before each one
 
 
@@ -46,15 +53,16 @@ def confidence_interval(pairs, seed=1):
 
 
 def verdict(pairs, limit):
-    """Returns the text of the result, and whether the limit is surely exceeded."""
+    """Returns the text of the result, whether the limit is surely exceeded, and whether that is
+    known."""
     low, high = confidence_interval(pairs)
     text = (f"ratio {ratio_of_medians(pairs):.4f}, with {CONFIDENCE:.0%} confidence "
             f"{low:.4f} to {high:.4f}")
     if low >= 1 - limit:
-        return text + f": within {limit:.1%}", False
+        return text + f": within {limit:.1%}", False, True
     if high < 1 - limit:
-        return text + f": the tool costs more than {limit:.1%}", True
-    return text + f": not known to {limit:.1%}; take more slices on a machine that is idle", False
+        return text + f": the tool costs more than {limit:.1%}", True, True
+    return text + f": not known to {limit:.1%}; take more slices on a machine that is idle", False, False
 
 
 # ---- the tool ---------------------------------------------------------------------------------
@@ -168,17 +176,51 @@ def count_instructions(args, with_tool):
 
 
 def compare_instructions(args):
-    """Returns whether a reader adds none."""
+    """Returns whether a reader adds none, and the text of the result."""
     if not shutil.which("valgrind"):
-        print("instructions: not counted; valgrind is not installed")
-        return True
+        return True, "instructions: not counted; valgrind is not installed"
     without, _ = count_instructions(args, False)
     with_tool, screens = count_instructions(args, True)
     if screens < FEWEST_SCREENS:
         raise SystemExit(f"spinwire-stat has shown {screens} screens; make --operations more")
-    print(f"instructions of {args.operations} round trips: {without} without the tool, {with_tool} "
-          f"with it ({screens} screens): {with_tool - without:+d}")
-    return with_tool == without
+    return with_tool == without, (
+        f"instructions of {args.operations} round trips: {without} without the tool, {with_tool} "
+        f"with it ({screens} screens): {with_tool - without:+d}")
+
+
+# ---- the record -------------------------------------------------------------------------------
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        model = re.search(r"^model name\s*:\s*(.*)$", info.read(), re.MULTILINE)
+    return (f"{os.cpu_count()} processors, {model.group(1) if model else platform.machine()}; "
+            f"Linux {platform.release()}")
+
+
+def commit():
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def record_text(args, lines):
+    """Returns what --record writes: how it was measured, then the figures."""
+    command = (f"bench/attached/run.py --slices={args.slices} --secs={args.secs:g} "
+               f"--size={args.size} --operations={args.operations}")
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    return "\n".join(["What an attached spinwire-stat costs; see bench/README.md.",
+                      f"command: {command}", f"commit:  {commit()}, {date}",
+                      f"machine: {machine()}", *lines]) + "\n"
+
+
+def record(args, lines, is_known):
+    """Writes the figures to the file of --record. Refuses those that show nothing."""
+    if not is_known or args.slices < FEWEST_RECORDED:
+        raise SystemExit(f"not recorded: that needs {FEWEST_RECORDED} slices, and an interval within "
+                         f"or beyond {args.limit:.1%}")
+    with open(args.record, "w", encoding="utf-8") as file:
+        file.write(record_text(args, lines))
 
 
 # ---- main -------------------------------------------------------------------------------------
@@ -195,6 +237,7 @@ def parse(argv):
     parser.add_argument("--tool-cpu", type=int, default=cpus[-1], help="processor of the tool")
     parser.add_argument("--limit", type=float, default=0.01, help="part of the rate that it may cost")
     parser.add_argument("--operations", type=int, default=640000, help="round trips to count")
+    parser.add_argument("--record", metavar="FILE", help="write the figures to this file")
     parser.add_argument("--seed", type=int, help="of the order of the slices")
     return parser.parse_args(argv)
 
@@ -204,15 +247,25 @@ def main(argv):
     if args.cpu == args.tool_cpu:
         print("attached: this machine has one processor for both; the rates show the tool's own time",
               file=sys.stderr)
-    too_much = False
+    too_much = is_known = False
+    lines = []
+
+    def tell(line):
+        lines.append(line)
+        print(line)
+
     if args.slices > 0:
         pairs = measure_rates(args)
-        print(f"{len(pairs)} slices of {args.secs:g} s each: median rate "
-              f"{statistics.median(p[0] for p in pairs):.3f} million/s without the tool, "
-              f"{statistics.median(p[1] for p in pairs):.3f} with it at 10 Hz")
-        text, too_much = verdict(pairs, args.limit)
-        print(text)
-    return 0 if compare_instructions(args) and not too_much else 1
+        tell(f"{len(pairs)} slices of {args.secs:g} s each: median rate "
+             f"{statistics.median(p[0] for p in pairs):.3f} million/s without the tool, "
+             f"{statistics.median(p[1] for p in pairs):.3f} with it at 10 Hz")
+        text, too_much, is_known = verdict(pairs, args.limit)
+        tell(text)
+    adds_none, text = compare_instructions(args)
+    tell(text)
+    if args.record:
+        record(args, lines, is_known)
+    return 0 if adds_none and not too_much else 1
 
 
 if __name__ == "__main__":
