@@ -444,9 +444,9 @@ class SPINWIRE_API Engine {
   [[nodiscard]] EngineStats stats() const noexcept;
   /// All counters and levels of the engine, its pools and its calls. Takes constant time. Hot.
   [[nodiscard]] EngineSnapshot snapshot() const noexcept;
-  /// A text for a debugger or a log: settings, counters, pools, and a line for each connection and
-  /// session with what blocks it. Empty if memory has run out. Takes time in proportion to all that
-  /// exists. Set-up.
+  /// A text for a debugger or a log: changed settings, counters, pools, a drain, and up to 64 lines
+  /// each of listeners, timers, connections, leases and sessions, the blocked ones first. Takes
+  /// time in proportion to all that exists. Empty if memory has run out. Set-up.
   [[nodiscard]] std::string describe() const noexcept;
   /// Size and counts of a pool. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;

@@ -21,6 +21,78 @@ void with_body(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes,
 
 }  // namespace
 
+namespace {
+
+const char* name_of(LeaseGranted::State state) noexcept {
+  switch (state) {
+    case LeaseGranted::State::waiting:
+      return "being opened";
+    case LeaseGranted::State::offered:
+      return "offered";
+    case LeaseGranted::State::open:
+      return "open";
+    case LeaseGranted::State::closing:
+      return "being closed";
+    case LeaseGranted::State::unbinding:
+      return "being unbound";
+  }
+  return "unknown";
+}
+
+const char* name_of(LeaseHeld::State state) noexcept {
+  switch (state) {
+    case LeaseHeld::State::requested:
+      return "requested";
+    case LeaseHeld::State::held:
+      return "held";
+    case LeaseHeld::State::returning:
+      return "being returned";
+    case LeaseHeld::State::released:
+      return "released";
+  }
+  return "unknown";
+}
+
+/// "1.250 s left", or that there is no end.
+std::string time_left_text(const EngineContext& ctx, bool ends, std::uint64_t tick) {
+  if (!ends) return "no end";
+  const auto left = ctx.clock.duration(tick > ctx.now ? tick - ctx.now : 0);
+  return base::format("{:.3f} s left", std::chrono::duration<double>(left).count());
+}
+
+}  // namespace
+
+void visit_lease_lines(const EngineContext& ctx, std::size_t most,
+                       const std::function<void(std::string_view)>& visit) {
+  if (ctx.leases == nullptr) return;
+  LeasePool& pool = *ctx.leases;
+  std::size_t count = 0;
+  for (std::uint32_t i = 0; i < pool.granted.capacity(); ++i) {
+    if (!pool.granted.in_use(i)) continue;
+    if (count++ >= most) {
+      visit({});
+      continue;
+    }
+    const LeaseGranted& lease = pool.granted.at(i);
+    visit(base::format("lease granted {} to connection {}-{}: {} bytes, {}{}, {}", lease.id,
+                       lease.agent->index, lease.agent->generation, lease.target.bytes,
+                       name_of(lease.state), lease.recalled ? ", recalled" : "",
+                       time_left_text(ctx, lease.timer.scheduled(), lease.timer.deadline)));
+  }
+  for (std::uint32_t i = 0; i < pool.held.capacity(); ++i) {
+    if (!pool.held.in_use(i)) continue;
+    if (count++ >= most) {
+      visit({});
+      continue;
+    }
+    const LeaseHeld& lease = pool.held.at(i);
+    visit(base::format("lease held {} of connection {}-{}: {} bytes, {}, {}", lease.id,
+                       lease.agent->index, lease.agent->generation, lease.region.length,
+                       name_of(lease.state),
+                       time_left_text(ctx, lease.state == LeaseHeld::State::held, lease.until)));
+  }
+}
+
 void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept {
   fail_protocol(ctx, a,
                 {Status::protocol, "handle a message about a lease", found, base::kProtocolRemedy});

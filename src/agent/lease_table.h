@@ -26,8 +26,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
@@ -185,6 +187,10 @@ struct LeasePool {
 inline constexpr std::uint16_t kLeaseGrantedTimer = 4;
 inline constexpr std::uint16_t kLeaseHeldTimer = 5;
 
+/// Calls `visit(line)` with a text for each lease, granted or held; of those behind the first
+/// `most`, the texts are empty. For people. May throw std::bad_alloc.
+void visit_lease_lines(const EngineContext& ctx, std::size_t most,
+                       const std::function<void(std::string_view)>& visit);
 /// A message about leases has arrived. `invalidated` is the key that it invalidated, or 0.
 void on_lease_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                       std::span<const std::byte> body, std::uint32_t invalidated) noexcept;

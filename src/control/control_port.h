@@ -98,6 +98,9 @@ class ControlPort {
   [[nodiscard]] bool listens(ListenerId id) const noexcept { return listeners_.contains(id); }
   /// The address of a listener; empty once it is stopped. May throw std::bad_alloc.
   [[nodiscard]] std::string address_of(ListenerId id) const { return listeners_.address_of(id); }
+  [[nodiscard]] std::vector<std::string> listener_addresses() const {
+    return listeners_.addresses();
+  }
 
   // Outbound handshakes. Errors: limit (connections.handshakes), those of Exchange::connect(), and
   // unauthenticated: there is no key, and the address is of another host.

@@ -123,4 +123,15 @@ std::string Listeners::address_of(ListenerId id) const {
   return bound ? bound->str() : std::string();
 }
 
+std::vector<std::string> Listeners::addresses() const {
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < listeners_.size(); ++i) {
+    const Listener* const listener = listeners_[i].get();
+    if (listener == nullptr || listener->is_released) continue;
+    all.push_back((listener->cm ? "rdma_cm " : "tcp ") +
+                  address_of({static_cast<std::uint32_t>(i), listener->generation}));
+  }
+  return all;
+}
+
 }  // namespace spinwire::control

@@ -64,6 +64,8 @@ class Listeners {
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept;
   /// Empty once the listener is stopped.
   [[nodiscard]] std::string address_of(ListenerId id) const;
+  /// The addresses of all listeners that listen, with the way to connect. May throw std::bad_alloc.
+  [[nodiscard]] std::vector<std::string> addresses() const;
   /// Calls ListenSocket::accept() of a listener that exists.
   Result<std::optional<Accepted>> accept(ListenerId id) { return find(id)->socket.accept(); }
 

@@ -36,6 +36,17 @@ class ApplicationTimers {
   [[nodiscard]] bool is_scheduled(Id id) noexcept { return find(id) != nullptr; }
   /// Runs the callback of a timer of kApplicationTimer.
   void on_timer(base::Timer& timer, std::uint64_t now) noexcept;
+  /// Calls `visit(Id, deadline, interval)` for each timer that is scheduled, both in ticks. Takes
+  /// time in proportion to the most that there have been.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (const auto& chunk : chunks_) {
+      for (const Record& record : *chunk) {
+        if (record.in_use && record.timer.scheduled())
+          visit(Id{record.timer.index, record.generation}, record.timer.deadline, record.interval);
+      }
+    }
+  }
   /// Ends all without running them.
   void cancel_all() noexcept;
 

@@ -26,6 +26,28 @@ void Drain::begin(Nanoseconds timeout, const DrainOptions& options) noexcept {
   schedule_.step_soon();
 }
 
+std::string_view Drain::stage_name() const noexcept {
+  switch (stage_) {
+    case Stage::none:
+      return "none";
+    case Stage::served:
+      return "waits for served sessions";
+    case Stage::sessions:
+      return "waits for sessions";
+    case Stage::connections:
+      return "waits for connections";
+    case Stage::over:
+      return "over";
+  }
+  return "unknown";
+}
+
+Nanoseconds Drain::time_left() const noexcept {
+  const std::uint64_t now = context_.clock.now();
+  return is_under_way() && deadline_ > now ? context_.clock.duration(deadline_ - now)
+                                           : Nanoseconds(0);
+}
+
 Goodbye Drain::goodbye() const noexcept {
   return has_begun() ? goodbye_with(options_.retry_after) : Goodbye{};
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "agent/engine_context.h"
 #include "base/timer_wheel.h"
@@ -47,6 +48,10 @@ class Drain {
   [[nodiscard]] bool has_begun() const noexcept { return stage_ != Stage::none; }
   [[nodiscard]] bool is_under_way() const noexcept { return has_begun() && stage_ != Stage::over; }
   [[nodiscard]] bool is_over() const noexcept { return stage_ == Stage::over; }
+  /// What it waits for, in words; for people.
+  [[nodiscard]] std::string_view stage_name() const noexcept;
+  /// Until the deadline; 0 once it has passed, or the drain is over.
+  [[nodiscard]] Nanoseconds time_left() const noexcept;
   /// What peers are told when the engine ends; none unless it has begun.
   [[nodiscard]] Goodbye goodbye() const noexcept;
 

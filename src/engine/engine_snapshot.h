@@ -1,7 +1,7 @@
 // Statistics of an engine, for the application and for observers. Cold, except for memory_stats().
 #pragma once
 
-#include <string>
+#include <string_view>
 
 #include "control/control_port.h"
 #include "memory/arena.h"
@@ -22,7 +22,5 @@ void add_control_counters(const control::ControlPort& control, EngineStats& stat
 EngineStats stats_at_a_glance(const detail::EngineCore& core) noexcept;
 RpcStats call_stats(const detail::EngineCore& core) noexcept;
 EngineSnapshot snapshot(const detail::EngineCore& core) noexcept;
-/// See Engine::describe(). May throw std::bad_alloc.
-std::string describe(const detail::EngineCore& core);
 
 }  // namespace spinwire::engine

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "engine/api/operate.h"
+#include "engine/engine_description.h"
 #include "engine/engine_snapshot.h"
 #include "spinwire/engine.h"
 
