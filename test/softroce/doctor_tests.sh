@@ -5,7 +5,7 @@ doctor_tests=(TheDoctorFindsFaultsOfADevice TheDoctorFindsFaultsBetweenHosts)
 
 TheDoctorFindsFaultsOfADevice() {
   local status=0
-  timeout 200 "$vm" --timeout 150 -- setpriv --bounding-set -ipc_lock \
+  timeout 270 "$vm" --timeout 220 -- setpriv --bounding-set -ipc_lock \
     test/softroce/doctor_faults.sh one "$bin/spinwire-doctor" \
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
@@ -16,11 +16,11 @@ TheDoctorFindsFaultsOfADevice() {
 
 TheDoctorFindsFaultsBetweenHosts() {
   local status=0
-  timeout 250 "$vm" --timeout 180 --pair --ready-line 'listening on' --stop-server \
+  timeout 370 "$vm" --timeout 300 --pair --ready-line 'listening on' --stop-server \
     --env SPINWIRE_SECURITY_OPEN=true --env SPINWIRE_DEVICE_NAME=rxe0 \
     "exec $bin/spinwire-doctor --serve \$SOFTROCE_ADDRESS" \
     "test/softroce/doctor_faults.sh two $bin/spinwire-doctor" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
-  expect_text output 'client: 3 faults were found, 1 of them mended by the printed command' "$dir/out"
+  expect_text output 'client: 4 faults were found, 1 of them mended by the printed command' "$dir/out"
   grep '^client: found: ' "$dir/out"
 }

@@ -220,26 +220,33 @@ class MeasuredSession {
   std::uint32_t answered_ = 0;
 };
 
-void judge_figures(const Subject& subject, const std::string& device,
-                   const MeasuredConnection& measured, double round_trip_us, double gigabits,
-                   Findings& findings) {
+/// The port of a device; null: it is no adapter's.
+const Port* adapter_port(const Subject& subject, std::string_view device) {
   const auto port = std::find_if(subject.ports.begin(), subject.ports.end(),
                                  [&](const Port& p) { return p.device == device; });
-  const bool is_adapter = port != subject.ports.end() && !port->is_software;
-  const double expected = is_adapter ? port->gigabits() : 0;
-  const bool slow = is_adapter && round_trip_us > kMostRoundTripUs;
+  return port != subject.ports.end() && !port->is_software ? &*port : nullptr;
+}
+
+void judge_latency(const Port* adapter, std::string_view device, const MeasuredConnection& measured,
+                   double round_trip_us, Findings& findings) {
+  const bool slow = adapter != nullptr && round_trip_us > kMostRoundTripUs;
   findings.add("latency", slow ? Severity::warning : Severity::ok,
                fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
                            round_trip_us, slow ? ", which is long for an adapter" : ""),
                fmt::format("median of {} round trips", measured.round_trips()),
                slow ? "spinwire-doctor  # on both hosts: governor, idle states and NUMA node" : "");
-  const bool narrow = gigabits < kLeastShare * expected;
+}
+
+void judge_bandwidth(const Port* adapter, const MeasuredConnection& measured, double gigabits,
+                     Findings& findings) {
+  const bool narrow = adapter != nullptr && gigabits < kLeastShare * adapter->gigabits();
   findings.add(
       "bandwidth", narrow ? Severity::warning : Severity::ok,
       fmt::format("writes move {:.1f} Gbit/s{}", gigabits,
-                  narrow ? fmt::format(", less than half of the port's {}", port->rate) : ""),
+                  narrow ? fmt::format(", less than half of the port's {}", adapter->rate) : ""),
       fmt::format("{} writes of {} KiB; rate of the port: {}", measured.writes(),
-                  kRegionBytes >> 10, is_adapter ? port->rate : "none, as it is no adapter"),
+                  kRegionBytes >> 10,
+                  adapter != nullptr ? adapter->rate : "none, as it is no adapter"),
       narrow ? "ethtool -S INTERFACE | grep -E 'pause|discard'  # and spinwire-doctor on both hosts"
              : "");
 }
@@ -264,11 +271,12 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
                connection.is_ready() ? "" : "modprobe rdma_ucm  # on both hosts");
 }
 
-void measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
+/// Returns whether the network loses so many packets that long writes would stall.
+bool measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
   if (!engine.device().datagrams) {
     findings.add("datagrams", Severity::note, "the device has no datagrams; calls use connections",
                  "DeviceInfo::datagrams");
-    return;
+    return false;
   }
   MeasuredSession session(engine, address);
   if (!session.is_ready() || !session.call()) {
@@ -277,7 +285,7 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
                                                   session.answered(), session.calls())
                                     : session.why(),
                  "export SPINWIRE_RPC_TRANSPORT=connection  # does without datagrams");
-    return;
+    return false;
   }
   findings.add("datagrams", Severity::ok, "calls over datagrams work",
                fmt::format("{} calls were answered", session.answered()));
@@ -293,10 +301,12 @@ void measure_datagrams(Engine& engine, const std::string& address, Findings& fin
       lost == 0 ? ""
                 : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
                   "configure PFC or ECN");
+  return many;
 }
 
 /// Connects after a handshake over TCP, and measures. `measure_others` runs before that: on a lossy
-/// link the connection may stall or end, and says less of the cause than calls do.
+/// link the connection may stall or end, and says less of the cause than calls do. It returns what
+/// measure_datagrams() does.
 template <typename MeasureOthers>
 void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
                         const std::string& nonce, MeasureOthers&& measure_others,
@@ -306,20 +316,27 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
     findings.add("connection", Severity::error, "no connection after a handshake over TCP",
                  connection.why(),
                  "spinwire-doctor  # on both hosts; and the same security.key_file");
-    return measure_others();
+    (void)measure_others();
+    return;
   }
   findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
                fmt::format("connect({})", address));
   const bool is_known = nonce.empty() || connection.echo(std::as_bytes(std::span(nonce)));
-  measure_others();
+  const bool is_lossy = measure_others();
+  const Port* const adapter = adapter_port(subject, engine.device_name());
   const auto time = is_known ? connection.round_trip() : std::nullopt;
-  const auto rate = time ? connection.rate() : std::nullopt;
-  if (time && rate) {
-    judge_figures(subject, std::string(engine.device_name()), connection, *time, *rate, findings);
-  } else {
-    findings.add("connection", Severity::error, "the connection fails while it is measured",
-                 connection.why(), "spinwire-doctor  # on both hosts");
+  if (time) judge_latency(adapter, engine.device_name(), connection, *time, findings);
+  if (time && is_lossy) {
+    // Devices send all packets behind a lost one again. So the writes would stall, and seem to be
+    // another fault.
+    findings.add("bandwidth", Severity::note, "not measured: the network loses packets",
+                 "RpcStats::retransmitted_requests, above");
+    return;
   }
+  const auto rate = time ? connection.rate() : std::nullopt;
+  if (rate) return judge_bandwidth(adapter, connection, *rate, findings);
+  findings.add("connection", Severity::error, "the connection fails while it is measured",
+               connection.why(), "spinwire-doctor  # on both hosts");
 }
 
 /// Connects our engine to the other doctor's in each way that both have, and measures.
@@ -349,8 +366,9 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
   }
   const std::string address = fmt::format("{}:{}", host, *port);
   const auto measure_others = [&] {
-    measure_datagrams(*engine, address, findings);
+    const bool is_lossy = measure_datagrams(*engine, address, findings);
     measure_rdma_cm(*engine, host, theirs, findings);
+    return is_lossy;
   };
   measure_connection(subject, *engine, address, nonce, measure_others, findings);
 }
