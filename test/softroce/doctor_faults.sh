@@ -201,7 +201,7 @@ two() {
   mend
 
   fault='datagrams are lost'
-  tc qdisc add dev eth0 root netem limit 10000 loss 2% || fail 'tc fails'
+  tc qdisc add dev eth0 root netem limit 10000 loss 5% || fail 'tc fails'
   examine_pair
   expect 'warning loss' loss 'datagrams were lost' 'retransmitted_requests: [1-9][0-9]* of [0-9]+ calls' 'ethtool -S INTERFACE'
   tc qdisc del dev eth0 root # the command shows where packets are dropped; nothing else can be printed

@@ -271,12 +271,14 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
                connection.is_ready() ? "" : "modprobe rdma_ucm  # on both hosts");
 }
 
-/// Returns whether the network loses so many packets that long writes would stall.
-bool measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
+enum class Loss : std::uint8_t { none, some, many };
+
+/// Returns what the network loses.
+Loss measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
   if (!engine.device().datagrams) {
     findings.add("datagrams", Severity::note, "the device has no datagrams; calls use connections",
                  "DeviceInfo::datagrams");
-    return false;
+    return Loss::none;
   }
   MeasuredSession session(engine, address);
   if (!session.is_ready() || !session.call()) {
@@ -285,7 +287,7 @@ bool measure_datagrams(Engine& engine, const std::string& address, Findings& fin
                                                   session.answered(), session.calls())
                                     : session.why(),
                  "export SPINWIRE_RPC_TRANSPORT=connection  # does without datagrams");
-    return false;
+    return Loss::none;
   }
   findings.add("datagrams", Severity::ok, "calls over datagrams work",
                fmt::format("{} calls were answered", session.answered()));
@@ -301,7 +303,7 @@ bool measure_datagrams(Engine& engine, const std::string& address, Findings& fin
       lost == 0 ? ""
                 : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
                   "configure PFC or ECN");
-  return many;
+  return many ? Loss::many : lost != 0 ? Loss::some : Loss::none;
 }
 
 /// Connects after a handshake over TCP, and measures. `measure_others` runs before that: on a lossy
@@ -322,19 +324,21 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   findings.add("connection", Severity::ok, "a connection after a handshake over TCP works",
                fmt::format("connect({})", address));
   const bool is_known = nonce.empty() || connection.echo(std::as_bytes(std::span(nonce)));
-  const bool is_lossy = measure_others();
+  const Loss loss = measure_others();
   const Port* const adapter = adapter_port(subject, engine.device_name());
   const auto time = is_known ? connection.round_trip() : std::nullopt;
   if (time) judge_latency(adapter, engine.device_name(), connection, *time, findings);
-  if (time && is_lossy) {
-    // Devices send all packets behind a lost one again. So the writes would stall, and seem to be
-    // another fault.
-    findings.add("bandwidth", Severity::note, "not measured: the network loses packets",
-                 "RpcStats::retransmitted_requests, above");
-    return;
-  }
+  // Devices send all packets behind a lost one again. So long writes stall, and would seem to be
+  // another fault.
+  if (time && loss == Loss::many)
+    return findings.add("bandwidth", Severity::note, "not measured: the network loses packets",
+                        "RpcStats::retransmitted_requests, above");
   const auto rate = time ? connection.rate() : std::nullopt;
   if (rate) return judge_bandwidth(adapter, connection, *rate, findings);
+  if (time && loss == Loss::some)
+    return findings.add("bandwidth", Severity::warning, "long writes stall: packets are lost",
+                        connection.why(),
+                        "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts");
   findings.add("connection", Severity::error, "the connection fails while it is measured",
                connection.why(), "spinwire-doctor  # on both hosts");
 }
@@ -366,9 +370,9 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
   }
   const std::string address = fmt::format("{}:{}", host, *port);
   const auto measure_others = [&] {
-    const bool is_lossy = measure_datagrams(*engine, address, findings);
+    const Loss loss = measure_datagrams(*engine, address, findings);
     measure_rdma_cm(*engine, host, theirs, findings);
-    return is_lossy;
+    return loss;
   };
   measure_connection(subject, *engine, address, nonce, measure_others, findings);
 }
