@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <set>
 #include <string>
 
@@ -12,9 +13,9 @@
 
 namespace tools_test {
 
-/// Whether a remedy is a line for the shell: one that begins with a command, or a comment that says
-/// that there is none. A path is a command if it can be executed. No command reboots, or replaces a
-/// file of settings.
+/// Whether a remedy is a line for the shell: one that begins with a command, perhaps behind
+/// variables for it, or a comment that says that there is none. A path is a command if it can be
+/// executed. No command reboots, or replaces a file of settings.
 inline testing::AssertionResult is_line_for_a_shell(const std::string& remedy) {
   static const std::set<std::string> kCommands = {"apt-get",
                                                   "chmod",
@@ -39,7 +40,9 @@ inline testing::AssertionResult is_line_for_a_shell(const std::string& remedy) {
                                                   "spinwire-devices",
                                                   "spinwire-doctor",
                                                   "#"};
-  const std::string word = remedy.substr(0, remedy.find(' '));
+  static const std::regex kVariables("^([A-Z_]+=[^ ]* +)*");
+  const std::string line = std::regex_replace(remedy, kVariables, "");
+  const std::string word = line.substr(0, line.find(' '));
   const bool is_path = word.starts_with('/') && ::access(word.c_str(), X_OK) == 0;
   if (!kCommands.contains(word) && !is_path)
     return testing::AssertionFailure() << "no command: '" << remedy << "'";
