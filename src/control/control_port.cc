@@ -363,6 +363,7 @@ void ControlPort::drop(Handshake& h) noexcept {
   timers_.cancel(h.timer);
   if (h.inbound && --h.source->second == 0) sources_.erase(h.source);
   --(h.inbound ? inbound_ : outbound_);
+  if (h.inbound && h.is_authenticated) --proved_;
   handshakes_.release(h.id.index);
 }
 
@@ -375,6 +376,7 @@ void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept
   if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
     h.is_authenticated = true;
     h.waits_since = heard_time_;
+    if (h.inbound) ++proved_;
     ++authentication_.authenticated;
   }
   if (progress == Progress::failed) {

@@ -387,6 +387,7 @@ class ControlPort {
   Gid own_address_{};
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
+  std::uint32_t proved_ = 0;                ///< inbound ones whose peer has proved a key
   SourceCounts sources_;                    ///< of the inbound ones
   std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
   std::uint32_t held_for_connections_ = 0;  ///< of these

@@ -11,9 +11,9 @@
 // the places, and its source has no more than a quarter. The rest serves peers that need no
 // connection.
 //
-// With a key, a peer that has proved it does not give way to one that has proved nothing; its
-// time-out ends it. A half-open connection, and a request through rdma_cm, may give way to another
-// proved peer.
+// With a key, peers that have proved it keep three quarters of the places against peers that have
+// proved nothing. Those that hold more give way like all others: a new peer cannot prove the key
+// before it has a place, and one holder of the key must not block the other holders.
 //
 // Half-open connections have a quarter of connections.maximum. The port ends one of them for each
 // request that waits for a connection, by the same choice.
@@ -99,9 +99,11 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
 Handshake* ControlPort::find_victim() noexcept {
   const std::uint32_t limit = inbound_limit();
   const bool many_wait = held_for_connections_ > limit / 2;
+  const bool many_are_proved = proved_ > limit - std::max(limit / 4, 1u);
   return find_silent(limit, [&](const Handshake& h) {
     const bool keeps_its_place = h.held_for == HeldFor::connection && !many_wait;
-    return !h.is_authenticated && (!keeps_its_place || is_of_heavy_source(h, limit));
+    return (!h.is_authenticated || many_are_proved) &&
+           (!keeps_its_place || is_of_heavy_source(h, limit));
   });
 }
 

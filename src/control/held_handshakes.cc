@@ -166,6 +166,7 @@ bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
   if (h == nullptr) return false;
   h->dialogue = CmIncoming{request->listener};
   h->is_authenticated = request->key != nullptr;
+  if (h->is_authenticated) ++proved_;
   h->request = std::move(request);
   schedule_timeout(*h);
   resume(*h);

@@ -380,6 +380,39 @@ TEST_F(Authentication, APeerThatHasProvedTheKeyDoesNotGiveWayToStrangers) {
   EXPECT_TRUE(until([&] { return server_owner_.saw("confirmed 77"); }));
 }
 
+// Another holder of the key cannot prove it before it has a place.
+TEST_F(Authentication, PeersThatHaveProvedTheKeyAndAreSilentDoNotKeepOthersOut) {
+  use(kKey);
+  for (int i = 0; i < 4; ++i) {
+    listener_->offered = {};
+    (void)hello();
+    ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->offered); })) << i;
+    server_.port.answer(listener_->offered, endpoint(202, kServerIncarnation));
+  }
+  listener_->offered = {};
+  Port other(3);
+  other.port.set_keys(ring(kKey));
+  Owner owner;
+  const auto id = other.port.connect(server_address(), owner);
+  ASSERT_TRUE(id);
+  other.port.assign(*id, 12);
+  other.port.ask(*id, endpoint(101, 3));
+  const auto step = [&](auto&& done) {
+    return loopback::eventually([&] {
+      other.step();
+      server_.step();
+      return done();
+    });
+  };
+  ASSERT_TRUE(step([&] { return server_.port.awaits_unannounced(); }));
+  EXPECT_TRUE(server_owner_.events.empty()) << "none has had its time";
+  server_.pass_with_polls(20ms);
+  EXPECT_TRUE(step([&] { return static_cast<bool>(listener_->offered); }));
+  // One has made room. Those that are left keep their places.
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  other.port.close();
+}
+
 TEST_F(Authentication, WhatTheClientSaysDoesNotServeAsAnAnswer) {
   use(kKey);
   for (const bool as_answer : {false, true}) {
