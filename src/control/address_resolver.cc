@@ -137,8 +137,13 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
   }
   h.address = AddressState::pending;
   h.resolving = gid;
-  // The frame stays in the exchange: nothing is read meanwhile.
-  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
+  // The frame stays in the exchange: nothing is read meanwhile. An inbound peer's end is noticed. A
+  // server may end with a refusal, which is read once its address is known.
+  if (h.inbound) {
+    watch(h);
+  } else if (std::exchange(h.watched, false)) {
+    epoll_.remove(h.exchange.fd());
+  }
   return false;
 }
 

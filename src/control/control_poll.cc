@@ -26,7 +26,9 @@ void ControlPort::handle(const Event& event) noexcept {
   const auto index = static_cast<std::uint32_t>(event.token);
   switch (kind_of(event.token)) {
     case TokenKind::handshake:
-      if (Handshake* const h = find_named(event.token); h != nullptr) {
+      // An event of a paused handshake is the peer's end, or older than the pause.
+      if (Handshake* const h = find_named(event.token);
+          h != nullptr && (event.failed || !h->is_paused())) {
         spend();
         advance(*h);
       }

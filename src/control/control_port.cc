@@ -340,7 +340,8 @@ void ControlPort::drop(HandshakeId id) noexcept {
 
 void ControlPort::watch(Handshake& h) noexcept {
   if (h.request != nullptr) return;  // rdma_cm has one channel for all
-  const Interest interest = h.exchange.interest();
+  // A peer that leaves while its frame waits must not keep its place.
+  const Interest interest = h.is_paused() ? Interest::end : h.exchange.interest();
   if (h.watched && interest == h.interest) return;
   const std::uint64_t name = token(TokenKind::handshake, h.id.index, h.id.generation);
   const auto done = h.watched ? epoll_.modify(h.exchange.fd(), name, interest)
@@ -362,8 +363,8 @@ void ControlPort::drop(Handshake& h) noexcept {
   h.exchange.reset();
   timers_.cancel(h.timer);
   if (h.inbound && --h.source->second == 0) sources_.erase(h.source);
-  --(h.inbound ? inbound_ : outbound_);
   if (h.inbound && h.is_authenticated) --proved_;
+  --(h.inbound ? inbound_ : outbound_);
   handshakes_.release(h.id.index);
 }
 
@@ -375,8 +376,8 @@ void ControlPort::send(Handshake& h, const wire::Frame& frame) noexcept {
 void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept {
   if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
     h.is_authenticated = true;
-    h.waits_since = heard_time_;
     if (h.inbound) ++proved_;
+    h.waits_since = heard_time_;
     ++authentication_.authenticated;
   }
   if (progress == Progress::failed) {

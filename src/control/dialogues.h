@@ -244,6 +244,10 @@ struct Handshake {
   [[nodiscard]] const Address& peer() const noexcept {
     return request != nullptr ? request->peer : exchange.peer();
   }
+  /// Whether the peer's frame waits, for room or for its address. Nothing is read meanwhile.
+  [[nodiscard]] bool is_paused() const noexcept {
+    return held_for != HeldFor::nothing || address == AddressState::pending;
+  }
   /// Whether the peer has said that it understands a refusal with a goodbye.
   [[nodiscard]] bool takes_goodbyes() const noexcept;
 };

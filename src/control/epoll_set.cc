@@ -15,7 +15,8 @@ namespace {
 
 std::uint32_t to_mask(Interest interest) noexcept {
   const auto bits = static_cast<unsigned>(interest);
-  return ((bits & 1u) != 0 ? EPOLLIN : 0u) | ((bits & 2u) != 0 ? EPOLLOUT : 0u);
+  return ((bits & 1u) != 0 ? EPOLLIN : 0u) | ((bits & 2u) != 0 ? EPOLLOUT : 0u) |
+         ((bits & 4u) != 0 ? EPOLLRDHUP : 0u);
 }
 
 }  // namespace
@@ -71,7 +72,8 @@ std::size_t EpollSet::wait(std::span<Event> out) noexcept {
     const auto at = static_cast<std::size_t>(i);
     const std::uint32_t mask = ready[at].events;
     out[at] = {ready[at].data.u64, (mask & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0,
-               (mask & (EPOLLOUT | EPOLLERR)) != 0, (mask & (EPOLLHUP | EPOLLERR)) != 0};
+               (mask & (EPOLLOUT | EPOLLERR)) != 0,
+               (mask & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0};
   }
   return count > 0 ? static_cast<std::size_t>(count) : 0;
 }

@@ -10,14 +10,15 @@
 
 namespace spinwire::control {
 
-/// The events to report; errors and hang-ups are always reported.
-enum class Interest : std::uint8_t { none = 0, read = 1, write = 2, read_write = 3 };
+/// The events to report; errors, and the end of both directions, are always reported. `end`: the
+/// peer has ended its direction.
+enum class Interest : std::uint8_t { none = 0, read = 1, write = 2, read_write = 3, end = 4 };
 
 struct Event {
   std::uint64_t token = 0;  ///< as given to add()
   bool readable = false;    ///< bytes, a connection or the end of the stream
   bool writable = false;
-  bool failed = false;  ///< error or both directions shut; reading shows which
+  bool failed = false;  ///< error, both directions shut, or Interest::end; reading shows which
 };
 
 /// Level-triggered: an event is reported until its cause is gone, so a control step may leave an

@@ -10,12 +10,12 @@
 
 namespace spinwire::control {
 
-/// Nothing is read meanwhile: the frame stays where it is.
+/// Nothing is read meanwhile: the frame stays where it is. The peer's end is noticed.
 void ControlPort::hold(Handshake& h, HeldFor what) noexcept {
   if (h.held_for == HeldFor::nothing) held_.push_back(h.id.index);  // has capacity for all
   h.held_for = what;
   if (what == HeldFor::connection) ++held_for_connections_;
-  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
+  watch(h);
 }
 
 void ControlPort::unhold(Handshake& h) noexcept {
@@ -96,7 +96,7 @@ bool ControlPort::resume_held() noexcept {
     h->was_asked = h->held_for == HeldFor::connection && h->needs_own_source;
     if (h->held_for == HeldFor::connection && !h->needs_own_source)
       with_connections = false;  // others find no room either
-    if (h->held_for == HeldFor::nothing && h->address != AddressState::pending) watch(*h);
+    watch(*h);
   }
   if (next_held(with_connections) != nullptr) return true;
   for (const std::uint32_t index : held_) handshakes_.at(index).was_asked = false;

@@ -369,18 +369,17 @@ TEST_F(ManyAddresses, ARequestThatWaitsForTooLongIsRefused) {
   })) << "the last one is told why";
 }
 
-TEST_F(AddressResolution, APeerThatClosesMeanwhileIsSeenAfterwards) {
+TEST_F(AddressResolution, APeerThatClosesMeanwhileLeavesItsPlace) {
   ResolverRecord& resolver = record(server_.port);
   {
     const UniqueFd peer = plain_peer();
     say(peer, wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
     ASSERT_TRUE(until([&] { return resolver.begun.size() == 1; }));
   }
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+  server_.port.on_resolved(resolver.begun[0], {});  // of an answer that was on its way
   steps();
-  EXPECT_EQ(server_.port.handshakes(), 1u);  // the frame is kept, and nothing is read
-  server_.port.on_resolved(resolver.begun[0], {});
-  ASSERT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
-  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_TRUE(server_owner_.events.empty());
 }
 
 }  // namespace
