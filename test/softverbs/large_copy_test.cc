@@ -56,6 +56,42 @@ TEST(LargeCopy, CopiesRangesThatOverlap) {
   }
 }
 
+// A peer would otherwise have one poll copy as many of its longest messages as a lane holds.
+TEST(SoftverbsTurn, EndsWithAMessageThatTakesLongToCopy) {
+  for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND}) {
+    constexpr std::uint32_t kMessages = 16;
+    Link link;
+    link.batch = 64;
+    link.control();
+    fill(link.a.bytes(0, kMiB), 5);
+    for (std::uint32_t i = 0; i < kMessages; ++i) {
+      ASSERT_EQ(link.b.post_recv(i, kMiB, kMiB), 0);
+      Send send(i, link.a.sge(0, kMiB), opcode);
+      send.to(link.b.address(kMiB), link.b.mr->rkey);
+      ASSERT_EQ(send.post(link.qa), 0);
+    }
+    for (std::uint32_t i = 1; i <= kMessages; ++i) {
+      link.poll_b();
+      ASSERT_EQ(link.at_b.size(), i) << "one in each poll, and none waits for more than that";
+    }
+    EXPECT_TRUE(holds(link.b.bytes(kMiB, kMiB), 5));
+    ASSERT_TRUE(link.run(kMessages, kMessages));
+  }
+}
+
+TEST(SoftverbsTurn, TakesAllShorterMessages) {
+  constexpr std::uint32_t kMessages = 16, kBytes = 32u << 10;
+  Link link;
+  link.batch = 64;
+  link.control();
+  for (std::uint32_t i = 0; i < kMessages; ++i) {
+    ASSERT_EQ(link.b.post_recv(i, 0, kBytes), 0);
+    ASSERT_EQ(Send(i, link.a.sge(0, kBytes)).post(link.qa), 0);
+  }
+  link.poll_b();
+  EXPECT_EQ(link.at_b.size(), kMessages);
+}
+
 /// Copies to `count` places of `length` bytes, round after round. How many copies of the last round
 /// went past a cache of `cache` bytes.
 int streamed(std::size_t cache, std::size_t length, std::size_t count, std::size_t gap) {

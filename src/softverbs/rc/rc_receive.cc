@@ -45,11 +45,15 @@ void answer_not_receiving(InLane& lane, Qp* qp, std::uint32_t qpn) noexcept {
   answer_nak(lane, is_of_lane && !qp->nak_given ? qp : nullptr, Nak::not_ready);
 }
 
+/// A message of so many bytes that are copied from the sender's memory ends the turn of its lane.
+/// So a turn copies this for each of its packets, 4 MiB, and one message beyond that.
+constexpr std::uint32_t kEndsTurn = 64u << 10;
+
 struct Arrival {
   std::uint32_t imm;
   Packet packet;
   std::uint64_t flags;
-  std::uint32_t length;    ///< bytes in the lane
+  std::uint32_t length;    ///< bytes in the lane; once received, of the message
   const std::byte* bytes;  ///< null: the line names bytes outside the lane
 };
 
@@ -174,7 +178,7 @@ bool fetched(InLane& lane, Qp& qp, const References& from, ScatterCursor& to) no
 }
 
 /// Receives a SEND into the next posted receive. False if the packet was refused.
-bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+bool receive_send(InLane& lane, Qp& qp, Arrival& a) noexcept {
   const std::uint32_t slot = qp.receives->head & qp.receives->mask;
   const ReceiveWr& wr = qp.receives->ring[slot];
   const ibv_sge* sges = qp.receives->elements(wr);
@@ -193,6 +197,7 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   ScatterCursor to(sges, wr.sge_count);
   if (reference) {
     if (!fetched(lane, qp, parts, to)) return false;
+    a.length = length;
   } else {
     scatter_bytes(to, from.at, length);
   }
@@ -204,7 +209,7 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 
 /// Executes a WRITE with immediate: writes the data to its target and completes a posted receive,
 /// in order with earlier messages. False if the packet was refused.
-bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+bool receive_write(InLane& lane, Qp& qp, Arrival& a) noexcept {
   const Context& c = context_of(qp.context);
   PacketBytes from{a.bytes};
   if (a.length < sizeof(ibv_sge)) [[unlikely]]
@@ -231,6 +236,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   if (reference) {
     ScatterCursor to(&target, 1);
     if (!fetched(lane, qp, parts, to)) return false;
+    a.length = length;
   } else if (length != 0) {  // else the address may be null
     from.read(pointer(target.addr), length);
   }
@@ -240,7 +246,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 }
 
 /// Receives an expected packet. False if the packet was refused, or has to wait.
-bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+bool receive(InLane& lane, Qp& qp, Arrival& a) noexcept {
   if (a.bytes == nullptr) [[unlikely]]
     return refuse(lane, qp, Nak::invalid_request);
   return a.packet == Packet::write_imm ? receive_write(lane, qp, a) : receive_send(lane, qp, a);
@@ -248,7 +254,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 
 }  // namespace
 
-/// Receives any packet that the short paths leave.
+/// Receives any packet that the short paths leave. False: it waits, or the lane's turn ends.
 [[gnu::noinline]] bool receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
@@ -258,6 +264,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     advance(lane, 1);
     return true;
   }
+  bool ends_turn = false;
   Qp* qp = find_queue_pair(c, queue_pair_index(qpn));
   if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected || qp->peer != lane.peer)
       [[unlikely]] {
@@ -269,11 +276,14 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     answer_nak(lane, qp, Nak::rnr);
   } else {
     qp->nak_given = false;
-    const Arrival a{line->read_imm(), word_packet(word), word_flags(word), length,
-                    packet_bytes(lane, *line, length)};
+    Arrival a{line->read_imm(), word_packet(word), word_flags(word), length,
+              packet_bytes(lane, *line, length)};
     if (receive(lane, *qp, a)) {
       qp->expected = next_word(word);
-      if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
+      if ((a.flags & (line_flag::kSolicited | line_flag::kReference)) != 0) {
+        if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
+        ends_turn = (a.flags & line_flag::kReference) != 0 && a.length >= kEndsTurn;
+      }
     } else {
       lane.waits_to_map = std::exchange(c.waits_to_map, false);
       if (lane.waits_to_map) [[unlikely]]
@@ -282,7 +292,7 @@ bool receive(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   }
   lane.waits_to_map = false;
   advance(lane, 1);
-  return true;
+  return !ends_turn;
 }
 
 std::uint32_t discard_lane(const Context& c, InLane& lane) noexcept {
