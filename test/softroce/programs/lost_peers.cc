@@ -30,7 +30,7 @@ constexpr auto kPromised = kPeerTimeout + 2 * kKeepalive + kPeerTimeout / 8;
 // The measured time is that in which the measuring end polled, so its own machine may stand still
 // for as long as it likes. The time of the other machine cannot be left out: it begins to be silent
 // when it carries out the order, and its host may keep it from running until then.
-constexpr auto kOtherMachine = 4s;
+constexpr auto kOtherMachine = 6s;
 constexpr auto kLongest = kPromised + kOtherMachine;
 
 /// How long this process has polled. A pause between two polls counts as 100 ms at most.
