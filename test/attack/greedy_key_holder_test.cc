@@ -128,9 +128,9 @@ TEST(AttackByAKeyHolder, SilentHandshakesKeepNoOtherHolderOut) {
   const double median = took_ms[took_ms.size() / 2];
   std::printf("%zu connects under attack: the victim ran for %.2f ms, longest %.2f ms\n",
               took_ms.size(), median, took_ms.back());
-  EXPECT_LT(median, kMostMs);
+  EXPECT_LT(median, 4 * kMostMs);
   // The client waits in the backlog, behind the attacker, and a busy machine disturbs some.
-  EXPECT_LT(took_ms.back(), 10 * kMostMs);
+  EXPECT_LT(took_ms.back(), 20 * kMostMs);
   (void)victim.stop();
 }
 
