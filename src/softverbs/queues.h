@@ -144,8 +144,8 @@ void wake_sleeper(Peer& peer) noexcept;
 /// Tells a peer that this context has closed, after the store to Segment::closed: wakes it, or has
 /// it look before its next sleep.
 void announce_end(Peer& peer) noexcept;
-/// Receives the next packet in a lane, of any kind. False: it waits for the next control step, or it
-/// ends the turn of the lane.
+/// Receives the next packet in a lane, of any kind. False: it waits for the next control step, or
+/// it ends the turn of the lane.
 bool receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
 /// Adds a completion with an error; only status, wr_id and qp_num are defined for the user.
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,

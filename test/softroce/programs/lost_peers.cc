@@ -3,7 +3,8 @@
 // replaced at its address, and one cuts its machine off the network. The last one then notices the
 // loss of its client and ends the program.
 // softroce-lost-peers client ADDRESS DEVICE: has a connection and a session with each server. Each
-// must end with peer_lost within the promised time (kPromised), and the error must name the cause.
+// must end with peer_lost within the promised time (kGuaranteed), and the error must name the
+// cause.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -24,14 +25,14 @@ constexpr Method kEcho = 1;
 // A processor that the machine shares may be away for seconds, which is no loss yet.
 constexpr auto kPeerTimeout = 10s;
 constexpr auto kKeepalive = 200ms;
-// What is promised: an end that polls notices peer_timeout of silence at one of its next checks. It
-// then asks the peer's address for the cause, for at most an eighth of peer_timeout.
-constexpr auto kPromised = kPeerTimeout + 2 * kKeepalive + kPeerTimeout / 8;
+// What is guaranteed: an end that polls notices peer_timeout of silence at one of its next checks.
+// It then asks the peer's address for the cause, for at most an eighth of peer_timeout.
+constexpr auto kGuaranteed = kPeerTimeout + 2 * kKeepalive + kPeerTimeout / 8;
 // The measured time is that in which the measuring end polled, so its own machine may stand still
 // for as long as it likes. The time of the other machine cannot be left out: it begins to be silent
 // when it carries out the order, and its host may keep it from running until then.
 constexpr auto kOtherMachine = 6s;
-constexpr auto kLongest = kPromised + kOtherMachine;
+constexpr auto kLongest = kGuaranteed + kOtherMachine;
 
 /// How long this process has polled. A pause between two polls counts as 100 ms at most.
 class PollingTime {
