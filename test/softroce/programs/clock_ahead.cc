@@ -83,9 +83,9 @@ int set_clock(const char* host) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   const spinwire::base::UniqueFd fd(::socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_ICMP));
-  const timeval patience{1, 0};
+  const timeval timeout{1, 0};
   if (::inet_pton(AF_INET, host, &address.sin_addr) != 1 || !fd ||
-      ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
+      ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
       ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     std::perror(host);
     return 2;

@@ -3,7 +3,7 @@
 // replaced at its address, and one cuts its machine off the network. The last one then notices the
 // loss of its client and ends the program.
 // softroce-lost-peers client ADDRESS DEVICE: has a connection and a session with each server. Each
-// must end with peer_lost within the promised time (kGuaranteed), and the error must name the
+// must end with peer_lost within the guaranteed time (kGuaranteed), and the error must name the
 // cause.
 #include <signal.h>
 #include <sys/prctl.h>
