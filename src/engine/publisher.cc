@@ -77,11 +77,6 @@ void visit_some(const Records& records, std::uint32_t& next, Visit&& visit, Gone
   }
 }
 
-/// Whether a peer has missed two keepalives: spinwire-stat names those.
-bool is_silent(const agent::EngineContext& context, Nanoseconds since_last_heard) noexcept {
-  return since_last_heard > 2 * context.config.connections.keepalive_interval;
-}
-
 /// Since when the subject is blocked by what blocks it now; 0: nothing. `why` is its name. Records
 /// the beginning and the end of long blocks.
 Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
@@ -103,6 +98,22 @@ Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& sub
 }
 
 }  // namespace
+
+SubjectRows::Subject* SubjectRows::claim(std::uint32_t index, std::uint32_t generation,
+                                         std::uint64_t now) noexcept {
+  if (subjects_.empty()) return nullptr;
+  Subject& subject = subjects_[row_of(index)];
+  if (subject.index != index && subject.index != kNobody) return nullptr;
+  if (subject.index != index || subject.generation != generation)
+    subject = {index, generation, now, now, 0, false};
+  return &subject;
+}
+
+bool SubjectRows::release(std::uint32_t index) noexcept {
+  if (subjects_.empty() || subjects_[row_of(index)].index != index) return false;
+  subjects_[row_of(index)] = {};
+  return true;
+}
 
 void Publisher::open(EngineCore& core) {
   const Config& c = core.context.config;
@@ -126,9 +137,9 @@ void Publisher::open(EngineCore& core) {
     return;
   }
   file_ = std::move(*file);
-  connections_.open(file_.rows(Table::connection), c.connections.maximum);
-  sessions_.open(file_.rows(Table::session), c.rpc.sessions);
-  served_.open(file_.rows(Table::served_session), c.rpc.sessions);
+  connections_.open(file_.rows(Table::connection));
+  sessions_.open(file_.rows(Table::session));
+  served_.open(file_.rows(Table::served_session));
   read_clocks(core);
   open_recorder(core.context);
   write_engine(core);
@@ -213,8 +224,7 @@ void Publisher::write_latency(agent::EngineContext& context) noexcept {
 }
 
 void Publisher::drop_row(Table table, SubjectRows& rows, std::uint32_t index) noexcept {
-  if (const std::uint32_t row = rows.release(index); row != SubjectRows::kNone)
-    file_.clear(table, row);
+  if (rows.release(index)) file_.clear(table, rows.row_of(index));
 }
 
 void Publisher::scan_connections(EngineCore& core) noexcept {
@@ -226,9 +236,7 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     const ConnectionSnapshot snapshot = agent::snapshot(core.context, a);
     core.sums.update(a, snapshot);
     const std::uint32_t generation = agent::id_of(a).generation;
-    const bool is_in_trouble = snapshot.blocked_by != Blocker::nothing ||
-                               is_silent(core.context, snapshot.since_last_heard);
-    SubjectRows::Subject* const subject = connections_.claim(index, generation, now, is_in_trouble);
+    SubjectRows::Subject* const subject = connections_.claim(index, generation, now);
     if (subject == nullptr) return;
     const Id id(index, generation);
     const PeerIdentity peer = agent::peer_identity_of(a);
@@ -250,11 +258,9 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
   const std::uint64_t now = core.context.now;
   const auto visit = [&](std::uint32_t index) {
     const rpc::ClientSession& c = r.clients.at(index);
-    const SessionSnapshot snapshot = rpc::snapshot(r, c);
-    const bool is_in_trouble = snapshot.blocked_by != SessionBlocker::nothing ||
-                               is_silent(core.context, snapshot.since_last_heard);
-    SubjectRows::Subject* const subject = sessions_.claim(index, c.generation, now, is_in_trouble);
+    SubjectRows::Subject* const subject = sessions_.claim(index, c.generation, now);
     if (subject == nullptr) return;
+    const SessionSnapshot snapshot = rpc::snapshot(r, c);
     const Id id(index, c.generation);
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, observe::EventSubject::session, observe::EventRing::all,
@@ -275,16 +281,15 @@ void Publisher::scan_served_sessions(const EngineCore& core) noexcept {
   const auto visit = [&](std::uint32_t index) {
     const rpc::ServerSession& s = r.servers.at(index);
     const std::uint32_t generation = r.servers.generation(index);
-    const Nanoseconds heard = clock.duration(now - std::min(rpc::last_heard_from(s), now));
-    SubjectRows::Subject* const subject =
-        served_.claim(index, generation, now, is_silent(core.context, heard));
+    SubjectRows::Subject* const subject = served_.claim(index, generation, now);
     if (subject == nullptr) return;
     const Id id(index, generation);
     const PeerIdentity peer = rpc::identity_of(s.peer);
     const observe::Subject shown{id.view(), peer.address, peer.key,
                                  clock.duration(now - subject->seen_at), Nanoseconds(0)};
-    const observe::ServedSessionLevels levels{rpc::calls_in_progress(s), s.window, heard,
-                                              rpc::is_leaving(s)};
+    const std::uint64_t heard = std::min(rpc::last_heard_from(s), now);
+    const observe::ServedSessionLevels levels{rpc::calls_in_progress(s), s.window,
+                                              clock.duration(now - heard), rpc::is_leaving(s)};
     file_.write(Table::served_session, served_.row_of(*subject), row_,
                 observe::fill_served_session_row(row_, shown, levels));
   };

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "engine/subject_rows.h"
 #include "observe/page_file.h"
 #include "spinwire/clock.h"
 
@@ -16,6 +16,37 @@ struct EngineContext;
 }
 
 namespace spinwire::engine {
+
+/// Which subjects have rows in a table of the file: that with index `i` has row `i` modulo the
+/// number of rows, unless another one has it.
+class SubjectRows {
+ public:
+  static constexpr std::uint32_t kNobody = ~0u;
+  struct Subject {
+    std::uint32_t index = kNobody;
+    std::uint32_t generation = 0;
+    std::uint64_t seen_at = 0;     ///< tick
+    std::uint64_t blocked_at = 0;  ///< tick when `blocker` was first seen
+    std::uint8_t blocker = 0;      ///< 0: nothing
+    bool is_block_recorded = false;
+  };
+
+  /// May throw std::bad_alloc. Set-up.
+  void open(std::uint32_t rows) { subjects_.resize(rows); }
+  /// The row of a subject. Null: there is none for it.
+  Subject* claim(std::uint32_t index, std::uint32_t generation, std::uint64_t now) noexcept;
+  /// The row of a subject that is gone becomes free. False: it had none.
+  bool release(std::uint32_t index) noexcept;
+  [[nodiscard]] std::uint32_t row_of(const Subject& subject) const noexcept {
+    return static_cast<std::uint32_t>(&subject - subjects_.data());
+  }
+  [[nodiscard]] std::uint32_t row_of(std::uint32_t index) const noexcept {
+    return index % static_cast<std::uint32_t>(subjects_.size());
+  }
+
+ private:
+  std::vector<Subject> subjects_;
+};
 
 class Publisher {
  public:

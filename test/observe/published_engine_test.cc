@@ -158,40 +158,6 @@ TEST_F(ObserveEngine, MoreSubjectsThanRowsAreStillCounted) {
   EXPECT_EQ(number(reading, "engine", 0, "spinwire_connections"), 5);
 }
 
-/// Although all rows had subjects when it was made.
-TEST_F(ObserveEngine, ABlockedConnectionTakesTheRowOfAnother) {
-  const EngineFolder folder;
-  Config config = shown_in(folder);
-  config.observability.rows = 2;
-  config.connections.keepalive_interval = config.connections.peer_timeout = std::chrono::hours(1);
-  Pair p(config);
-  std::vector<engine_test::Ends> more;
-  for (int i = 0; i < 4; ++i) more.push_back(engine_test::connect(p.client, p.server));
-  ASSERT_TRUE(p.until([&] {
-    const auto found = find_reading(folder, "connection", "peer", p.server.listener.address());
-    return !found.tables.empty() && found.find("connection")->rows.size() == 2;
-  }));
-  Node hung(engine_test::small_config());
-  hung.listen();
-  spinwire::Connection blocked = engine_test::connect(p.client, hung).client;
-  const std::string peer = hung.listener.address();
-  const Buffer b = p.client.filled(8, 1);
-  while (blocked.send(b) == Status::ok) {
-  }
-  EngineReading reading;
-  const auto shows_it = [&] {
-    reading = find_reading(folder, "connection", "peer", peer);
-    if (reading.tables.empty()) return false;
-    const MetricTable& table = *reading.find("connection");
-    return std::any_of(table.rows.begin(), table.rows.end(), [&](const MetricRow& row) {
-      return table.text(row, "peer") == peer &&
-             table.text(row, "spinwire_connection_blocked_by") == "credit";
-    });
-  };
-  EXPECT_TRUE(p.until(shows_it)) << "the blocked connection has no row";
-  EXPECT_EQ(reading.find("connection")->rows.size(), 2u);
-}
-
 TEST_F(ObserveEngine, OpensWithoutItsFile) {
   static std::string said;
   said.clear();

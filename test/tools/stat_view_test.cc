@@ -56,14 +56,6 @@ class ChosenFile {
   void add_connections(std::uint32_t end) {
     for (std::uint32_t i = 3; i < end; ++i) connection(i, fmt::format("10.0.0.4:p{:04}", i), 0);
   }
-  /// The engine says that it has so many connections, and as many sessions.
-  void engine_has(std::uint32_t count) {
-    observe::RowWords row{};
-    spinwire::EngineStats stats;
-    spinwire::RpcStats calls;
-    stats.connections = calls.sessions = count;
-    file_.write(observe::Table::engine, 0, row, observe::fill_engine_row(row, {}, stats, calls));
-  }
   /// Each connection is blocked, by something else.
   void block() {
     using spinwire::Blocker;
@@ -142,25 +134,6 @@ TEST_F(ToolsStatView, IdsAreSortedByTheirNumbers) {
   file.add_connections(12);
   EXPECT_EQ(file.peers({"--once", "--sort", "CONNECTION"}),
             "beech apple cedar p0003 p0004 p0005 p0006 p0007 p0008 p0009 p0010 p0011 ");
-}
-
-TEST_F(ToolsStatView, TellsHowManyHaveNoRow) {
-  ChosenFile file;
-  const auto text = [&](const Words& more) {
-    tools_test::Program program(file.words(more));
-    EXPECT_EQ(program.wait(), 0) << program.err();
-    return program.out();
-  };
-  file.engine_has(3);
-  EXPECT_FALSE(has(text({"--once"}), "connections have rows"));
-  EXPECT_TRUE(has(text({"--once"}), "0 of 3 sessions have rows, those in trouble first"));
-  EXPECT_TRUE(has(text({"--json"}), "\"without_row\":{\"session\":3}")) << text({"--json"});
-  file.engine_has(1024);
-  const std::string line =
-      "3 of 1024 connections have rows, those in trouble first (observability.rows)\nCONNECTION";
-  EXPECT_TRUE(has(text({"--once"}), line)) << text({"--once"});
-  EXPECT_TRUE(has(text({"--once", "--peer", "apple"}), line)) << "the others may be of this peer";
-  EXPECT_TRUE(has(text({"--json"}), "\"connection\":1021")) << text({"--json"});
 }
 
 /// In 20 lines.

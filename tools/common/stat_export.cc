@@ -68,9 +68,6 @@ Json json_engine(const EngineReading& reading) {
   Json causes = Json::array();
   for (const Finding& found : findings(reading, Earlier(nullptr), {}))
     causes.push_back(found.text());
-  Json without_row = Json::object();
-  for (const LackingRows& each : tables_lacking_rows(reading))
-    without_row.emplace(each.table, each.all - each.rows);
   return {{"pid", reading.file.pid},
           {"engine", reading.file.engine},
           {"alive", reading.file.is_alive},
@@ -83,7 +80,6 @@ Json json_engine(const EngineReading& reading) {
           {"since_written", to_seconds(reading.since_written)},
           {"findings", std::move(causes)},
           {"latencies", std::move(latencies)},
-          {"without_row", std::move(without_row)},
           {"tables", std::move(tables)}};
 }
 

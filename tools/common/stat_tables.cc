@@ -35,8 +35,6 @@ struct ShownColumn {
 struct ShownTable {
   std::string_view name;
   std::span<const ShownColumn> columns;
-  std::string_view subjects;
-  std::string_view count;  ///< the engine's metric of how many there are
 };
 
 std::string blocker(const Context& c, std::string_view column) {
@@ -90,10 +88,9 @@ constexpr ShownColumn kServed[] = {
     {"KEY", -3, [](const Context& c) { return std::string(c.subject.text("key")); }},
 };
 // clang-format on
-constexpr std::array kTables = {
-    ShownTable{"connection", kConnections, "connections", "spinwire_connections"},
-    ShownTable{"session", kSessions, "sessions", "spinwire_rpc_sessions"},
-    ShownTable{"served_session", kServed, "served sessions", "spinwire_rpc_served_sessions"}};
+constexpr std::array kTables = {ShownTable{"connection", kConnections},
+                                ShownTable{"session", kSessions},
+                                ShownTable{"served_session", kServed}};
 
 std::string cell(const ShownColumn& column, std::string_view text) {
   return column.width < 0 ? fmt::format("{:<{}}", text, -column.width)
@@ -215,32 +212,10 @@ std::vector<std::string> table_lines(const EngineReading& reading, const Earlier
   return lines;
 }
 
-std::vector<LackingRows> tables_lacking_rows(const EngineReading& reading) {
-  std::vector<LackingRows> lacking;
-  const MetricTable* const engine = reading.find("engine");
-  if (engine == nullptr || engine->rows.empty()) return lacking;
-  for (const ShownTable& table : kTables) {
-    const MetricTable* const found = reading.find(table.name);
-    const std::size_t rows = found != nullptr ? found->rows.size() : 0;
-    constexpr double kMost = 1e9;  // a file may hold any number
-    const double all = std::min(engine->number(engine->rows[0], table.count), kMost);
-    if (all > static_cast<double>(rows))
-      lacking.push_back({table.name, table.subjects, rows, static_cast<std::size_t>(all)});
-  }
-  return lacking;
-}
-
 std::vector<std::string> all_table_lines(const EngineReading& reading, const Earlier& earlier,
                                          std::string_view peer, const RowOrder& order) {
   std::vector<std::string> all;
-  const std::vector<LackingRows> lacking = tables_lacking_rows(reading);
   for (const ShownTable& table : kTables) {
-    for (const LackingRows& each : lacking) {
-      if (each.table == table.name)
-        all.push_back(
-            fmt::format("{} of {} {} have rows, those in trouble first (observability.rows)",
-                        each.rows, each.all, each.subjects));
-    }
     for (std::string& line : table_lines(reading, earlier, table.name, peer, order))
       all.push_back(std::move(line));
   }

@@ -37,16 +37,7 @@ std::optional<std::string> sort_column(std::string_view name);
 std::vector<std::string> table_lines(const EngineReading& reading, const Earlier& earlier,
                                      std::string_view name, std::string_view peer,
                                      const RowOrder& order);
-/// A table with fewer rows than the engine has subjects.
-struct LackingRows {
-  std::string_view table;     ///< in the engine's file
-  std::string_view subjects;  ///< "connections"
-  std::size_t rows = 0;
-  std::size_t all = 0;  ///< subjects
-};
-std::vector<LackingRows> tables_lacking_rows(const EngineReading& reading);
-/// Of all these tables, one behind the other: connections, sessions, sessions of clients. A line
-/// above says which lack rows.
+/// Of all these tables, one behind the other: connections, sessions, sessions of clients.
 std::vector<std::string> all_table_lines(const EngineReading& reading, const Earlier& earlier,
                                          std::string_view peer, const RowOrder& order);
 
