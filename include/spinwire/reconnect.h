@@ -32,9 +32,7 @@ struct LocalPath {
 ///
 /// A goodbye or a refusal that invites us back (Goodbye::invites_back()) delays the next attempt at
 /// that address by its retry_after and a random part of up to a quarter more, so that clients that
-/// were given the same time do not come back all at once. Other addresses are tried meanwhile, with
-/// the usual pauses. If these attempts are used up first, the address is still tried once in its
-/// time.
+/// were given the same time do not come back all at once.
 ///
 /// With alternatives (ConnectOptions::alternatives, SessionOptions::alternatives), an attempt at an
 /// address that fails is followed at once by one at the next address, until a round has tried all.

@@ -64,7 +64,7 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
   const bool interrupted = a.setup.was_ready;
   const std::uint64_t now = ctx.clock.now();
   if (a.cause.goodbye.retry_after.count() != 0)
-    state.plan.hold_off(end_of(a), now, a.cause.goodbye.retry_after);
+    state.plan.hold_off(now, a.cause.goodbye.retry_after);
   state.next_attempt = now + state.plan.next(end_of(a), now);
   state.last = std::move(a.cause);
   if (state.first.status == Status::ok || !is_retryable(state.first)) state.first = state.last;

@@ -79,59 +79,26 @@ std::uint32_t ReconnectPlan::rounds_after(const AttemptEnd& end, std::uint64_t n
 }
 
 bool ReconnectPlan::has_next(const AttemptEnd& end, std::uint64_t now) const noexcept {
-  if (!end.was_ready && left_ != 0 && !is_past_rounds()) return true;
+  if (!end.was_ready && left_ != 0) return true;
   const bool no_other = end.was_ready ? targets_.size() == 1 : all_final_;
   if (end.is_final && no_other) return false;
-  return rounds_after(end, now) < options_.attempts || is_any_awaited();
-}
-
-bool ReconnectPlan::is_any_awaited() const noexcept {
-  return std::any_of(addresses_.begin(), addresses_.end(),
-                     [](const PeerAddress& each) { return each.is_awaited; });
+  return rounds_after(end, now) < options_.attempts;
 }
 
 std::uint64_t ReconnectPlan::next(const AttemptEnd& end, std::uint64_t now) noexcept {
-  rounds_ = rounds_after(end, now);
-  const std::uint64_t pause = next_pause();
-  all_final_ = all_final_ && end.is_final;
-  const bool is_round_left = !end.was_ready && left_ != 0 && !is_past_rounds();
-  if (is_round_left && !is_rest_left_out(now + pause)) {
+  std::uint64_t pause = 0;
+  if (!end.was_ready && left_ != 0) {
     --left_;
-    return go_on(now) - now;
+    all_final_ = all_final_ && end.is_final;
+  } else {
+    rounds_ = rounds_after(end, now);
+    pause = next_pause();
+    ++rounds_;
+    left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
+    all_final_ = true;
   }
-  ++rounds_;
-  left_ = static_cast<std::uint32_t>(targets_.size()) - 1;
-  all_final_ = true;
-  return go_on(now + pause) - now;
-}
-
-void ReconnectPlan::hold_off(const AttemptEnd& end, std::uint64_t now, Nanoseconds least) noexcept {
-  const std::uint64_t ticks = clock_.ticks(least);
-  PeerAddress& of = addresses_[targets_[place_].address];
-  of.not_before = now + ticks + random_.below(ticks / 4 + 1);
-  of.is_awaited = rounds_after(end, now) < options_.attempts;
-}
-
-/// Whether another round, which may begin at `when`, comes before the rest of this one: those
-/// addresses have asked for more time than others. A round that has only met final ends goes on.
-bool ReconnectPlan::is_rest_left_out(std::uint64_t when) const noexcept {
-  if (all_final_ || rounds_ >= options_.attempts) return false;
-  const auto all = static_cast<std::uint32_t>(targets_.size());
-  return std::max(when, earliest_of_next(all)) < earliest_of_next(left_);
-}
-
-/// The first tick at which one of the next `count` attempts may be made.
-std::uint64_t ReconnectPlan::earliest_of_next(std::uint32_t count) const noexcept {
-  std::uint64_t earliest = ~std::uint64_t{0};
-  for (std::uint32_t i = 1; i <= count; ++i)
-    earliest = std::min(earliest, not_before((place_ + i) % targets_.size()));
-  return earliest;
-}
-
-/// Behind the rounds, only the addresses are tried that asked for time within them.
-std::uint64_t ReconnectPlan::not_before(std::size_t target) const noexcept {
-  const PeerAddress& of = addresses_[targets_[target].address];
-  return is_past_rounds() && !of.is_awaited ? ~std::uint64_t{0} : of.not_before;
+  if (++place_ == targets_.size()) place_ = 0;
+  return std::max(pause, skip_held_off(now + pause) - now);
 }
 
 /// Doubles with each round up to the maximum. A random part of up to a half keeps clients of one
@@ -146,24 +113,22 @@ std::uint64_t ReconnectPlan::next_pause() noexcept {
       Nanoseconds(static_cast<std::int64_t>(longest - random_.below(longest / 2 + 1))));
 }
 
-/// Goes on to the next attempt of this round whose address may be tried at `when`, or else to the
+/// Goes on to the first attempt of this round whose address may be tried at `when`, or else to the
 /// one that may be made soonest. Returns the tick from which it may be tried.
-std::uint64_t ReconnectPlan::go_on(std::uint64_t when) noexcept {
+std::uint64_t ReconnectPlan::skip_held_off(std::uint64_t when) noexcept {
   const auto count = static_cast<std::uint32_t>(targets_.size());
-  const std::uint32_t first = (place_ + 1) % count;
   std::uint32_t best = 0;
   for (std::uint32_t i = 0; i <= left_; ++i) {
-    const std::uint64_t from = not_before((first + i) % count);
-    if (from < not_before((first + best) % count)) best = i;
+    const std::uint64_t from = not_before((place_ + i) % count);
+    if (from < not_before((place_ + best) % count)) best = i;
     if (from > when) continue;
     best = i;
     break;
   }
-  place_ = (first + best) % count;
-  addresses_[targets_[place_].address].is_awaited = false;
+  place_ = (place_ + best) % count;
   left_ -= best;
   if (best != 0) all_final_ = false;  // those that were left out may take us later
-  return std::max(when, addresses_[targets_[place_].address].not_before);
+  return std::max(when, not_before(place_));
 }
 
 }  // namespace spinwire::agent

@@ -59,31 +59,29 @@ class ReconnectPlan {
   /// ticks.
   std::uint64_t next(const AttemptEnd& end, std::uint64_t now) noexcept;
   /// The peer at the present address asks for no attempt there before `least` has passed. Other
-  /// addresses are tried meanwhile: if the rest of a round has to wait, the next round begins
-  /// behind its usual pause. The address is tried once more even if the rounds are used up by then.
-  /// A random part of up to a quarter is added, so that clients that were given the same time do
-  /// not come all at once.
-  void hold_off(const AttemptEnd& end, std::uint64_t now, Nanoseconds least) noexcept;
+  /// addresses are tried meanwhile. A random part of up to a quarter is added, so that clients that
+  /// were given the same time do not come all at once.
+  void hold_off(std::uint64_t now, Nanoseconds least) noexcept {
+    const std::uint64_t ticks = clock_.ticks(least);
+    addresses_[targets_[place_].address].not_before = now + ticks + random_.below(ticks / 4 + 1);
+  }
 
  private:
   struct PeerAddress {
     control::Address address;
     std::uint64_t not_before = 0;  ///< tick
-    bool is_awaited = false;       ///< not tried since it asked for time
   };
   /// An attempt of each round.
   struct Target {
     std::uint32_t address = 0;  ///< in `addresses_`
     std::uint32_t path = 0;     ///< in `paths_`
   };
-  [[nodiscard]] std::uint64_t not_before(std::size_t target) const noexcept;
-  [[nodiscard]] bool is_past_rounds() const noexcept { return rounds_ > options_.attempts; }
-  [[nodiscard]] bool is_any_awaited() const noexcept;
+  [[nodiscard]] std::uint64_t not_before(std::uint32_t target) const noexcept {
+    return addresses_[targets_[target].address].not_before;
+  }
   [[nodiscard]] std::uint32_t rounds_after(const AttemptEnd& end, std::uint64_t now) const noexcept;
   std::uint64_t next_pause() noexcept;
-  std::uint64_t go_on(std::uint64_t when) noexcept;
-  [[nodiscard]] bool is_rest_left_out(std::uint64_t when) const noexcept;
-  [[nodiscard]] std::uint64_t earliest_of_next(std::uint32_t count) const noexcept;
+  std::uint64_t skip_held_off(std::uint64_t when) noexcept;
 
   Reconnect options_;
   Clock clock_;

@@ -44,8 +44,7 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   const bool was_ready = c.state == SessionState::ready;
   const std::uint64_t now = r.context.clock.now();
   if (!was_ready) r.dialogues.drop(c);
-  if (why.goodbye.retry_after.count() != 0)
-    again.plan.hold_off(end_of(c, why), now, why.goodbye.retry_after);
+  if (why.goodbye.retry_after.count() != 0) again.plan.hold_off(now, why.goodbye.retry_after);
   c.deadline = now + again.plan.next(end_of(c, why), now);
   if (again.first.status == Status::ok || !is_retryable(again.first)) again.first = why;
   again.backing_off = true;

@@ -104,7 +104,7 @@ TEST_F(ReconnectPlans, WithoutAttemptsTheFirstRoundIsAll) {
 
 TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasIt) {
   ReconnectPlan one = plan({9, 10ms, 20ms}, 1);
-  one.hold_off(kFailed, now_, 500ms);
+  one.hold_off(now_, 500ms);
   const std::uint64_t pause = next(one);
   EXPECT_GE(pause, 500 * kMillisecond);
   EXPECT_LE(pause, 625 * kMillisecond);
@@ -112,68 +112,16 @@ TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasIt) {
   EXPECT_LE(next(one), 20 * kMillisecond);
   // Others are tried meanwhile.
   ReconnectPlan p = plan({99, 10ms, 10ms}, 3);
-  p.hold_off(kFailed, now_, 500ms);
+  p.hold_off(now_, 500ms);
   for (const int expected : {2, 3, 2, 3, 2, 3}) {
     now_ += next(p);
     EXPECT_EQ(place(p), expected);
   }
-  p.hold_off(kFailed, now_, 100ms);
+  p.hold_off(now_, 100ms);
   now_ += next(p);
-  p.hold_off(kFailed, now_, 100ms);
+  p.hold_off(now_, 100ms);
   now_ += next(p);
   EXPECT_EQ(place(p), 3) << "the one whose time ends first";
-}
-
-TEST_F(ReconnectPlans, TheLastAddressOfARoundDelaysNoOther) {
-  ReconnectPlan p = plan({99, 10ms, 10ms}, 2);
-  (void)next(p);
-  ASSERT_EQ(place(p), 2);
-  p.hold_off(kFailed, now_, 500ms);
-  const std::uint64_t due = now_ + 500 * kMillisecond;
-  while (now_ < due - 10 * kMillisecond) {
-    const std::uint64_t pause = next(p);
-    ASSERT_EQ(place(p), 1);
-    ASSERT_LE(pause, 10 * kMillisecond);
-    ASSERT_GE(pause, 5 * kMillisecond);
-    now_ += pause;
-  }
-  for (int i = 0; i < 30 && place(p) == 1; ++i) now_ += next(p);
-  EXPECT_EQ(place(p), 2);
-  EXPECT_GE(now_, due);
-}
-
-TEST_F(ReconnectPlans, TheRestOfARoundIsNotLeftOutForALongerPause) {
-  ReconnectPlan p = plan({99, 400ms, 400ms}, 2);
-  (void)next(p);
-  p.hold_off(kFailed, now_, 210ms);  // and up to 262 ms
-  now_ += next(p);                   // at least 200 ms
-  ASSERT_EQ(place(p), 1);
-  EXPECT_LE(next(p), 63 * kMillisecond);
-  EXPECT_EQ(place(p), 2);
-}
-
-TEST_F(ReconnectPlans, AnAddressThatAsksForTimeIsTriedBehindTheRounds) {
-  ReconnectPlan p = plan({2, 10ms, 10ms}, 3);
-  (void)next(p);
-  p.hold_off(kFailed, now_, 500ms);
-  const std::uint64_t begin = now_;
-  std::vector<int> places;
-  while (p.has_next(kFailed, now_)) {
-    now_ += next(p);
-    places.push_back(place(p));
-    if (place(p) == 2) p.hold_off(kFailed, now_, 500ms);  // which behind the rounds counts no more
-    ASSERT_LE(places.size(), 10u);
-  }
-  EXPECT_EQ(places, (std::vector<int>{3, 1, 3, 1, 3, 2}));
-  EXPECT_GE(now_ - begin, 500 * kMillisecond);
-}
-
-TEST_F(ReconnectPlans, WithoutAttemptsARoundWaitsForItsRest) {
-  ReconnectPlan p = plan({}, 2);
-  p.hold_off(kFailed, now_, 500ms);
-  EXPECT_EQ(next(p), 0u);
-  p.hold_off(kFailed, now_, 500ms);
-  EXPECT_FALSE(p.has_next(kFailed, now_));
 }
 
 TEST_F(ReconnectPlans, ARoundTriesEachAddressThroughEachPathAndStepsBothAtOnce) {
@@ -215,7 +163,7 @@ TEST_F(ReconnectPlans, APathIsAChoiceOfItsOwn) {
 
 TEST_F(ReconnectPlans, AnAddressThatAsksForTimeHasItOnAllPaths) {
   ReconnectPlan p = plan({99, 10ms, 10ms}, 2, {{1}, {2}});
-  p.hold_off(kFailed, now_, 1s);
+  p.hold_off(now_, 1s);
   for (int i = 0; i < 2; ++i) {
     (void)next(p);
     EXPECT_EQ(place(p), 2) << i;
@@ -228,7 +176,7 @@ TEST_F(ReconnectPlans, ClientsWithTheSameTimeComeBackApart) {
   std::vector<int> came(kParts);
   for (int i = 0; i < kClients; ++i) {
     ReconnectPlan p = plan({9, 10ms, 20ms}, 1);
-    p.hold_off(kFailed, now_, 10s);
+    p.hold_off(now_, 10s);
     const std::uint64_t late = next(p) - kTime;
     ASSERT_LE(late, kTime / 4);
     ++came[std::min<std::uint64_t>(late / (kTime / 4 / kParts), kParts - 1)];
@@ -240,7 +188,7 @@ TEST_F(ReconnectPlans, ClientsWithTheSameTimeComeBackApart) {
 
 TEST_F(ReconnectPlans, AShortTimeDoesNotReplaceThePause) {
   ReconnectPlan p = plan({9, 10ms, 20ms}, 1);
-  p.hold_off(kFailed, now_, 1ms);
+  p.hold_off(now_, 1ms);
   EXPECT_GE(next(p), 5 * kMillisecond);
 }
 
