@@ -13,10 +13,6 @@
 //     unanswered for connections.peer_timeout ends the connection in the same way.
 //   - Only operations notice that the peer is gone. An idle connection stays `ready`. rdma_cm is
 //     an exception: it reports the peer's end.
-//   - A listener without a key cannot tell an idle client from a stranger without a device. In an
-//     engine that has connections.maximum, a client from which no message has come, and to which
-//     no operation has completed, for connections.peer_timeout gives way to a new peer: it ends
-//     with limit. A first message, or a key, prevents that.
 //   - close() lets the outstanding operations end, for up to connections.close_timeout, and then
 //     flushes the receives.
 #pragma once

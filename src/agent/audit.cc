@@ -7,7 +7,6 @@
 
 #include "agent/agent.h"
 #include "agent/gathered.h"
-#include "agent/unheard_peers.h"
 #include "base/auditor.h"
 
 namespace spinwire::agent {
@@ -403,7 +402,7 @@ class AgentAuditor : public base::Auditor {
       s.own_queues += a.own_queue != kNone ? 1 : 0;
       s.offers += a.rendezvous.send_count;
       s.reads += a.rendezvous.reads_outstanding;
-      s.unheard_count += a.setup.is_unheard && a.raw == nullptr ? 1 : 0;
+      s.unheard_count += a.setup.is_unheard ? 1 : 0;
       s.giving_way += a.setup.gives_way ? 1 : 0;
       for (const LeaseGranted& each : a.leases.granted) {
         if (each.origin != LeaseGranted::Origin::requested) continue;
@@ -423,9 +422,8 @@ class AgentAuditor : public base::Auditor {
                  account->unheard_count == s.unheard_count && account->giving_way == s.giving_way,
              "the account of a source with {} connections is wrong", s.connections);
     }
-    for (const Agent& a : ctx_.agents) unheard += a.setup.is_unheard && a.raw != nullptr ? 1 : 0;
-    expect(unheard == unheard_count(ctx_), "{} peers were never heard, {} counted", unheard,
-           unheard_count(ctx_));
+    expect(unheard == ctx_.sources.unheard_count, "{} peers were never heard, {} counted", unheard,
+           ctx_.sources.unheard_count);
   }
 
   /// Reserved receives of an agent that its held messages use.

@@ -62,7 +62,6 @@ struct SourceAccount {
   Waiting<next_in_rendezvous> readers;
   base::IntrusiveList<unheard_of_source_links> unheard;  ///< see unheard_peers.h; oldest first
   std::uint32_t unheard_count = 0;
-  base::IntrusiveList<unheard_of_source_links> unheard_raw;  ///< raw connections, oldest first
   std::uint32_t giving_way = 0;  ///< connections that end because their peers were never heard
   base::IntrusiveLinks<SourceAccount> heavy;
 };
@@ -82,8 +81,6 @@ struct SourceLedger {
   base::IntrusiveQueue<next_for_setup> setup_turns;  ///< sources with agents that have a step to do
   base::IntrusiveList<unheard_links> unheard;        ///< see unheard_peers.h; oldest first
   std::uint32_t unheard_count = 0;
-  base::IntrusiveList<unheard_links> unheard_raw;  ///< raw connections, oldest first
-  std::uint32_t unheard_raw_count = 0;
   /// Sources with more peers than this that were never heard.
   base::IntrusiveList<&SourceAccount::heavy> heavy;
   std::uint32_t heavy_above;

@@ -69,54 +69,20 @@ UnheardPeers find_oldest(EngineContext& ctx, List& list, std::uint64_t grace) no
   return {!list.empty(), nullptr};
 }
 
-/// The same for raw connections, of which nobody waits for one that is not due.
-template <typename List>
-UnheardPeers find_oldest_raw(EngineContext& ctx, List& list) noexcept {
-  const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
-  constexpr int kMostPerSearch = 32;
-  for (int i = 0; i < kMostPerSearch && !list.empty(); ++i) {
-    Agent& a = *list.front();
-    if (was_heard(a) || a.liveness.last_completion != 0) {
-      stop_awaiting_peer(ctx, a);
-      continue;
-    }
-    const std::uint64_t now = ctx.clock.now();
-    if (now - std::min(a.activity.last_heard, now) < timeout) return {};
-    return {true, &a};
-  }
-  return {};
-}
-
-SourceAccount* account_of(EngineContext& ctx, const control::Address& source) noexcept {
+UnheardPeers find_unheard_of(EngineContext& ctx, const control::Address& source) noexcept {
   const auto found = ctx.sources.hosts.find(source.source());
-  return source.is_loopback() || found == ctx.sources.hosts.end() ? nullptr : found->second;
-}
-
-UnheardPeers find_unheard_of(EngineContext& ctx, SourceAccount& s) noexcept {
+  if (source.is_loopback() || found == ctx.sources.hosts.end()) return {};
+  SourceAccount& s = *found->second;
   const UnheardPeers oldest = find_oldest(ctx, s.unheard, ctx.clock.ticks(Grace::kShortest));
-  if (oldest.any || s.giving_way != 0) return {true, oldest.due};
-  return find_oldest_raw(ctx, s.unheard_raw);
-}
-
-void list_raw(SourceLedger& all, Agent& a) noexcept {
-  all.unheard_raw.push_back(a);
-  ++all.unheard_raw_count;
-  a.source->unheard_raw.push_back(a);
-}
-
-void unlist_raw(SourceLedger& all, Agent& a) noexcept {
-  all.unheard_raw.erase(a);
-  --all.unheard_raw_count;
-  a.source->unheard_raw.erase(a);
+  return {oldest.any || s.giving_way != 0, oldest.due};
 }
 
 }  // namespace
 
 void await_peer(EngineContext& ctx, Agent& a) noexcept {
-  if (a.setup.outbound || a.setup.out_of_band || !a.peer.key.empty()) return;
+  if (a.setup.outbound || a.setup.out_of_band || !a.peer.key.empty() || a.raw != nullptr) return;
   SourceLedger& all = ctx.sources;
   a.setup.is_unheard = true;
-  if (a.raw != nullptr) return list_raw(all, a);
   all.unheard.push_back(a);
   ++all.unheard_count;
   a.source->unheard.push_back(a);
@@ -127,7 +93,6 @@ void stop_awaiting_peer(EngineContext& ctx, Agent& a) noexcept {
   if (!a.setup.is_unheard) return;
   a.setup.is_unheard = false;
   SourceLedger& all = ctx.sources;
-  if (a.raw != nullptr) return unlist_raw(all, a);
   all.unheard.erase(a);
   --all.unheard_count;
   a.source->unheard.erase(a);
@@ -140,9 +105,7 @@ bool was_peer_heard(const Agent& a) noexcept {
   return word != a.liveness.cell_word && wire::is_genuine(word, a.credit.token);
 }
 
-std::uint32_t unheard_count(const EngineContext& ctx) noexcept {
-  return ctx.sources.unheard_count + ctx.sources.unheard_raw_count;
-}
+std::uint32_t unheard_count(const EngineContext& ctx) noexcept { return ctx.sources.unheard_count; }
 void await_peer_anew(EngineContext& ctx, Agent& a) noexcept {
   if (!a.setup.is_unheard) return;
   stop_awaiting_peer(ctx, a);
@@ -151,10 +114,7 @@ void await_peer_anew(EngineContext& ctx, Agent& a) noexcept {
 }
 
 UnheardPeers find_unheard(EngineContext& ctx, const control::Address* source) noexcept {
-  if (source != nullptr) {
-    SourceAccount* const account = account_of(ctx, *source);
-    return account != nullptr ? find_unheard_of(ctx, *account) : UnheardPeers{};
-  }
+  if (source != nullptr) return find_unheard_of(ctx, *source);
   // While a source has so many, only its peers give way.
   if (SourceAccount* const s = heaviest(ctx)) {
     const std::uint32_t before = s->unheard_count;
@@ -162,22 +122,17 @@ UnheardPeers find_unheard(EngineContext& ctx, const control::Address* source) no
     if (s->unheard_count == before) return oldest;
     return {ctx.sources.unheard_count != 0, nullptr};  // the next search chooses again
   }
-  const UnheardPeers oldest =
-      find_oldest(ctx, ctx.sources.unheard, ctx.sources.grace.at(ctx.clock.now()));
-  return oldest.any ? oldest : find_oldest_raw(ctx, ctx.sources.unheard_raw);
+  return find_oldest(ctx, ctx.sources.unheard, ctx.sources.grace.at(ctx.clock.now()));
 }
 
 void give_way(EngineContext& ctx, Agent& a) noexcept {
-  if (a.raw == nullptr && a.source->unheard_count <= ctx.sources.heavy_above)
+  if (a.source->unheard_count <= ctx.sources.heavy_above)
     ctx.sources.grace.shorten(ctx.clock.now());
   a.setup.gives_way = true;
   ++a.source->giving_way;
   Error why{Status::limit, base::format("stay connected to {}", a.peer.name.data()),
             "its process was never heard, and a new peer needs the connection",
-            a.raw == nullptr
-                ? "see whether the peer's device works, or raise connections.maximum"
-                : "let the peer send a message once it is ready, or raise connections.maximum"};
-  if (a.raw != nullptr) return fail(ctx, a, std::move(why));
+            "see whether the peer's device works, or raise connections.maximum"};
   record(ctx, a, why);
   a.cause = std::move(why);
   a.goodbyes.ours = wire::encode(Goodbye{GoodbyeReason::overloaded, kComeBackAfter});

@@ -6,12 +6,8 @@
 // connections so, it is its oldest.
 //
 // An honest peer is heard at once, since its engine writes a word when it is ready. This engine
-// need not poll for that: the word is in memory. A peer that the application or a key speaks for is
-// no stranger: it does not give way.
-//
-// A raw connection has no such word. Its peer is heard when a message comes, or when an operation
-// of ours completes. One that was not heard for connections.peer_timeout gives way when the engine
-// is full and nobody else will: without that, strangers could hold all connections for ever. Cold.
+// need not poll for that: the word is in memory. A raw connection has no such word, and a peer that
+// the application or a key speaks for is no stranger: they do not give way. Cold.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +29,6 @@ void await_peer_anew(EngineContext& ctx, Agent& a) noexcept;
 /// Whether the peer's device was heard: a message or a word has come. Needs no poll.
 [[nodiscard]] bool was_peer_heard(const Agent& a) noexcept;
 
-/// With those of raw connections.
 std::uint32_t unheard_count(const EngineContext& ctx) noexcept;
 
 struct UnheardPeers {
@@ -42,8 +37,7 @@ struct UnheardPeers {
 };
 /// What a new peer without room may wait for. `source` not null: only peers of that source.
 UnheardPeers find_unheard(EngineContext& ctx, const control::Address* source) noexcept;
-/// Ends the connection of find_unheard(). Its peer, if there is one, is told to come back, unless
-/// the connection is raw.
+/// Ends the connection of find_unheard(). Its peer, if there is one, is told to come back.
 void give_way(EngineContext& ctx, Agent& a) noexcept;
 
 }  // namespace spinwire::agent

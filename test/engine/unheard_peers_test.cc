@@ -12,7 +12,6 @@
 
 #include "agent/agent.h"
 #include "agent/connecting.h"
-#include "agent/raw_queue.h"
 #include "base/internals.h"
 #include "base/owner_guard.h"
 #include "base/unique_fd.h"
@@ -52,10 +51,8 @@ bool awaits_any(Node& node) { return spinwire::agent::find_unheard(context_of(no
 /// An endpoint of a device that is there, but belongs to no connection.
 class Strangers {
  public:
-  explicit Strangers(bool are_raw = false) {
-    spinwire::PrepareOptions options;
-    if (are_raw) options.settings.raw.emplace();
-    auto made = node_.engine.prepare(options);
+  Strangers() {
+    auto made = node_.engine.prepare({});
     EXPECT_TRUE(made) << made.error().message();
     EXPECT_TRUE(until({&node_}, [&] { return made->endpoint().has_value(); }));
     endpoint_ = *made->endpoint();
@@ -192,43 +189,6 @@ TEST(EngineUnheardPeers, OneThatGivesWayIsToldToComeBack) {
   EXPECT_EQ(pair.server.closed[0].status, Status::limit);
 }
 
-// Strangers without a device hold all connections of an engine that listens for raw ones.
-TEST(EngineUnheardPeers, AnIdleRawPeerGivesWayToANewOneAfterThePeerTimeout) {
-  std::uint64_t now = 1'000'000'000;
-  Config config = server_config();
-  config.connections.keepalive_interval = 5s;
-  config.connections.peer_timeout = 10s;
-  Node server(config, &now), client(quiet_config());
-  spinwire::ListenOptions listen;
-  listen.handlers = server.handlers();
-  listen.settings.raw.emplace();
-  server.listener = std::move(*server.engine.listen("127.0.0.1:0", listen));
-  const Strangers strangers(true);
-  std::vector<spinwire::base::UniqueFd> silent;
-  for (std::uint32_t i = 0; i < kMaximum; ++i) {
-    silent.push_back(strangers.begin(server));
-    ASSERT_NO_FATAL_FAILURE(Strangers::confirm(server, silent.back()));
-  }
-  spinwire::ConnectOptions options;
-  options.handlers = client.handlers();
-  options.settings.raw.emplace();
-  const auto connect = [&] {
-    client.closed.clear();
-    Connection c = *client.engine.connect(server.listener.address(), options);
-    EXPECT_TRUE(until({&client, &server}, [&] { return c.ready() || !client.closed.empty(); }));
-    return c;
-  };
-  EXPECT_FALSE(connect().ready()) << "they have had no time yet";
-  EXPECT_EQ(client.closed.at(0).status, Status::limit) << client.closed[0].message();
-  EXPECT_TRUE(server.closed.empty());
-  now += 10'000'000'000;
-  const Connection late = connect();
-  ASSERT_TRUE(late.ready()) << client.closed.at(0).message();
-  ASSERT_EQ(server.closed.size(), 1u) << "no more than are needed";
-  EXPECT_EQ(server.closed[0].status, Status::limit);
-  EXPECT_NE(server.closed[0].found.find("never heard"), std::string::npos);
-}
-
 /// An engine with connections of several hosts, none of which says anything.
 class EngineUnheardChoice : public testing::Test {
  protected:
@@ -304,41 +264,6 @@ TEST_F(EngineUnheardChoice, ASourceThatHasItsShareMakesRoomItself) {
   EXPECT_EQ(due(&source), &own);
   own.activity.messages_received = 1;
   EXPECT_FALSE(spinwire::agent::find_unheard(core_.context, &source).any);
-}
-
-TEST_F(EngineUnheardChoice, OfRawPeersTheOldestThatWasNotHeardForThePeerTimeout) {
-  spinwire::agent::RawShared all;
-  spinwire::verbs::QueuePairOptions sizes;
-  sizes.receive_depth = 1;
-  const auto raw = [&](const char* host) -> Agent& {
-    Agent& a = add(host);
-    spinwire::agent::stop_awaiting_peer(core_.context, a);
-    a.raw = std::make_unique<spinwire::agent::RawQueue>(all, sizes);
-    spinwire::agent::await_peer(core_.context, a);
-    return a;
-  };
-  Agent& sends = raw("10.0.0.1:7");
-  Agent& answers = raw("10.0.0.1:7");
-  Agent& idle = raw("10.0.0.2:7");
-  Agent& later = raw("10.0.0.2:7");
-  sends.activity.messages_received = 1;
-  answers.liveness.last_completion = ticks_;
-  ticks_ += static_cast<std::uint64_t>(config().connections.peer_timeout.count()) - 1;
-  EXPECT_FALSE(spinwire::agent::find_unheard(core_.context, nullptr).any) << "nobody waits";
-  ++ticks_;
-  EXPECT_EQ(due(), &idle);
-  const auto first = address("10.0.0.1:9"), second = address("10.0.0.2:9");
-  EXPECT_EQ(due(&first), nullptr);
-  EXPECT_EQ(due(&second), &idle);
-  Agent& stranger = add("10.0.0.3:7");
-  EXPECT_EQ(due(), nullptr) << "one that is no raw connection will give way";
-  spinwire::agent::stop_awaiting_peer(core_.context, stranger);
-  spinwire::agent::stop_awaiting_peer(core_.context, idle);
-  EXPECT_EQ(due(), &later);
-  for (Agent* const a : {&sends, &answers, &idle, &later}) {
-    spinwire::agent::stop_awaiting_peer(core_.context, *a);
-    a->raw.reset();
-  }
 }
 
 TEST_F(EngineUnheardChoice, InAFloodPeersHaveLessTime) {
