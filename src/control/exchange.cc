@@ -125,11 +125,8 @@ Progress Exchange::finish_connecting() {
 
 Progress Exchange::pump() {
   // If the peer refuses and closes, our write fails while its refusal waits to be read. So read
-  // before reporting the write error. The answer to a frame that leaves now cannot be here: epoll
-  // reports what is.
-  const bool had_frames = !queue_is_empty();
+  // before reporting the write error.
   const int write_error = write_out();
-  if (had_frames && write_error == 0 && queue_is_empty()) return Progress::waiting;
   const bool reads = !expected_.empty() || !channel_.is_open();
   const Progress progress = reads ? read_frame() : read_surplus();
   if (write_error == 0 || progress == Progress::frame || progress == Progress::failed) {

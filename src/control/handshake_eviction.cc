@@ -95,16 +95,22 @@ Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible)
   return found != nullptr && has_had_its_time(*found, limit) ? found : nullptr;
 }
 
-/// The handshake that gives way to a new peer. Null: none has had its time.
+/// The handshake that gives way to a new peer: of a peer that has proved the key only if no other's
+/// is due. Null: none has had its time.
 Handshake* ControlPort::find_victim() noexcept {
   const std::uint32_t limit = inbound_limit();
   const bool many_wait = held_for_connections_ > limit / 2;
+  const auto find = [&](bool proved) {
+    return find_silent(limit, [&](const Handshake& h) {
+      const bool keeps_its_place = h.held_for == HeldFor::connection && !many_wait;
+      const bool waits_for_us = h.address == AddressState::pending && proved;
+      return h.is_authenticated == proved && !waits_for_us &&
+             (!keeps_its_place || is_of_heavy_source(h, limit));
+    });
+  };
+  Handshake* const stranger = find(false);
   const bool many_are_proved = proved_ > limit - std::max(limit / 4, 1u);
-  return find_silent(limit, [&](const Handshake& h) {
-    const bool keeps_its_place = h.held_for == HeldFor::connection && !many_wait;
-    return (!h.is_authenticated || many_are_proved) &&
-           (!keeps_its_place || is_of_heavy_source(h, limit));
-  });
+  return stranger == nullptr && many_are_proved ? find(true) : stranger;
 }
 
 /// There was no descriptor, or no memory, for a peer, which was dropped or waits.

@@ -196,8 +196,8 @@ bool receive_send(InLane& lane, Qp& qp, Arrival& a) noexcept {
     return refuse(lane, qp, Nak::operational, wr, IBV_WC_LOC_PROT_ERR);
   ScatterCursor to(sges, wr.sge_count);
   if (reference) {
-    if (!fetched(lane, qp, parts, to)) return false;
     a.length = length;
+    if (!fetched(lane, qp, parts, to)) return false;
   } else {
     scatter_bytes(to, from.at, length);
   }
@@ -235,8 +235,8 @@ bool receive_write(InLane& lane, Qp& qp, Arrival& a) noexcept {
     return refuse(lane, qp, Nak::access);
   if (reference) {
     ScatterCursor to(&target, 1);
-    if (!fetched(lane, qp, parts, to)) return false;
     a.length = length;
+    if (!fetched(lane, qp, parts, to)) return false;
   } else if (length != 0) {  // else the address may be null
     from.read(pointer(target.addr), length);
   }
@@ -280,15 +280,14 @@ bool receive(InLane& lane, Qp& qp, Arrival& a) noexcept {
               packet_bytes(lane, *line, length)};
     if (receive(lane, *qp, a)) {
       qp->expected = next_word(word);
-      if ((a.flags & (line_flag::kSolicited | line_flag::kReference)) != 0) {
-        if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
-        ends_turn = (a.flags & line_flag::kReference) != 0 && a.length >= kEndsTurn;
-      }
+      if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
     } else {
       lane.waits_to_map = std::exchange(c.waits_to_map, false);
       if (lane.waits_to_map) [[unlikely]]
         return false;
     }
+    // Also if the copy has failed: a peer could have that happen again and again.
+    ends_turn = (a.flags & line_flag::kReference) != 0 && a.length >= kEndsTurn;
   }
   lane.waits_to_map = false;
   advance(lane, 1);
