@@ -130,9 +130,9 @@ TEST_P(AttackByUnheardJoins, TheirSessionsGiveWay) {
   for (std::uint32_t i = 0; i < 2 * kSessions; ++i)
     ASSERT_NO_FATAL_FAILURE(join_and_leave(i % 2 == 0 ? at_victim_ : here_)) << i;
   // A process gets its whole share, and keeps it.
+  std::string why;  // used by the client's callbacks to its end
   Node client(rpc_test::over(GetParam(), rpc_test::rpc_config()));
   std::vector<spinwire::Session> open;
-  std::string why;
   for (std::uint32_t i = 0; i < kSessions * 3 / 4; ++i) {
     spinwire::SessionOptions options;
     options.on_closed = [&why](spinwire::Session, const spinwire::Error& e) { why = e.message(); };
