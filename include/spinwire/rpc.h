@@ -345,7 +345,11 @@ class SPINWIRE_API Request {
   [[nodiscard]] ServedSession session() const noexcept { return call_.session(); }
   /// Who the client is.
   [[nodiscard]] PeerIdentity peer() const noexcept { return call_.peer(); }
-  /// Answers the handle to answer the call with, after the handler has returned.
+  /// Answers the handle to answer the call with, after the handler has returned. The window bounds
+  /// the calls that a client waits for, not those that a handler has deferred: a client that gives
+  /// calls up, or only says so, makes new ones at once, and sessions end and are opened again.
+  /// Bound what you keep, and refuse more; PendingCall::max_reply() of a call that nobody waits for
+  /// is 0.
   [[nodiscard]] PendingCall defer() noexcept {
     answered_ = true;
     return call_;
