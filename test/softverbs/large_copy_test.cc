@@ -79,6 +79,44 @@ TEST(SoftverbsTurn, EndsWithAMessageThatTakesLongToCopy) {
   }
 }
 
+// The second element's key ends while the message is under way, so that its receiver copies the
+// first and then fails. A peer could otherwise have one poll copy that for each of its queue pairs.
+TEST(SoftverbsTurn, EndsWithAMessageWhoseCopyFails) {
+  for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND}) {
+    constexpr std::size_t kMessages = 3;
+    Link link({}, {.srq_depth = 0});
+    link.batch = 64;
+    for (std::size_t i = 1; i < kMessages; ++i)
+      connect(link.a, link.a.make_qp(), link.b, link.b.make_qp());
+    link.control();
+    const std::span<std::byte> second = link.a.bytes(2 * kMiB, 4096);
+    ibv_mr* const ended =
+        sv::reg_mr(link.a.pd, second.data(), second.size(), IBV_ACCESS_LOCAL_WRITE);
+    ASSERT_NE(ended, nullptr);
+    fill(link.a.bytes(0, kMiB), 5);
+    ibv_sge parts[] = {
+        link.a.sge(0, kMiB),
+        {link.a.address(2 * kMiB), static_cast<std::uint32_t>(second.size()), ended->lkey}};
+    const std::size_t whole = kMiB + second.size();
+    for (std::size_t i = 0; i < kMessages; ++i) {
+      ASSERT_EQ(link.b.post_recv(i, i * kMiB, static_cast<std::uint32_t>(whole), link.b.qps[i]), 0);
+      Send send(i, {}, opcode);
+      send.wr.sg_list = parts;
+      send.wr.num_sge = 2;
+      send.to(link.b.address(i * kMiB), link.b.mr->rkey);
+      ASSERT_EQ(send.post(link.a.qps[i]), 0);
+    }
+    ASSERT_EQ(sv::dereg_mr(ended), 0);
+    for (std::size_t copied = 1; copied <= kMessages; ++copied) {
+      link.poll_b();
+      EXPECT_TRUE(holds(link.b.bytes((copied - 1) * kMiB, kMiB), 5)) << copied;
+      EXPECT_TRUE(all_are(link.b.bytes(copied * kMiB, kMiB), 0)) << "one in each poll";
+    }
+    ASSERT_TRUE(link.run(kMessages, 0));
+    for (const ibv_wc& wc : link.at_a) EXPECT_EQ(wc.status, IBV_WC_REM_OP_ERR);
+  }
+}
+
 TEST(SoftverbsTurn, TakesAllShorterMessages) {
   constexpr std::uint32_t kMessages = 16, kBytes = 32u << 10;
   Link link;
