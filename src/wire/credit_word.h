@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "base/secret_word.h"
+
 namespace spinwire::wire {
 
 struct CreditWord {
@@ -31,7 +33,7 @@ constexpr std::uint64_t encode(const CreditWord& w, std::uint32_t token) noexcep
 }
 /// Whether a peer wrote the word that knows the token.
 constexpr bool is_genuine(std::uint64_t word, std::uint32_t token) noexcept {
-  return word >> 32 == credit_proof(static_cast<std::uint32_t>(word), token);
+  return base::is_same_secret(word >> 32, credit_proof(static_cast<std::uint32_t>(word), token));
 }
 /// The word's content. Says nothing unless the word is genuine.
 constexpr CreditWord decode_credit_word(std::uint64_t word) noexcept {

@@ -21,8 +21,15 @@ comparisons_of() {
   local equal="(std::)?(ranges::)?(equal|mismatch)\\(([^;]*[^A-Za-z:])?$path$secret(\\.c?(begin|end)\\(\\))?[,)]"
   printf '%s' "$left|$right|$equal"
 }
+# The pattern of comparisons of what a function with one of these names returns, such as session_proof(token) or
+# proof_of(header). Functions that say whether something is there return no secret.
+results_of() {
+  local result="(?!(?:has|is|decode|set|on)_)(?:[a-z]+_)*(?:$1)(?:_of)?(\\((?:[^()]|(?-1))*\\))"
+  printf '%s' "(^|[^A-Za-z_0-9])$result *(==|!=) *+(?!$constant)|(?<!nullptr) (==|!=) *([A-Za-z_]+::|$path)$result"
+}
 in_control="$functions|$(comparisons_of 'code|codes|tag|tags|proof|proofs|secret|secrets|psk|mac|hmac|digest|token|tokens')"
-elsewhere=$(comparisons_of 'secret|secrets|psk|token|tokens')
+in_control+="|$(results_of 'code|tag|proof|secret|mac|hmac|digest|token')"
+elsewhere="$(comparisons_of 'secret|secrets|psk|token|tokens')|$(results_of 'proof|secret|token')"
 
 # Code without comments and texts, each line behind its number. Brackets that are open go on in the same line.
 code_of() {
@@ -86,7 +93,17 @@ self_test() {
   expect bad '  if (token != ours) return;' src/rpc/planted.cc
   expect bad '  const bool fits = s != nullptr && s->token == join.token &&' src/rpc/planted.cc
   expect bad '  return std::ranges::equal(join.token, ours);' src/rpc/planted.cc
+  expect bad '  if (wire::proof_of(header) != wire::session_proof(s->token)) {' src/rpc/planted.cc
+  expect bad '  if (theirs != wire::session_proof(s->token)) {' src/rpc/planted.cc
+  expect bad '  return wire::session_proof(secret_of(*s, (1 + 2))) == theirs;' src/rpc/planted.cc
+  expect bad '  return word >> 32 == credit_proof(static_cast<std::uint32_t>(word), token);' src/wire/planted.h
+  expect bad '  if (code_of(*key, peer, proof) != ours) return;'
+  expect bad '  if (ours == code_of(*key, peer, proof)) return;'
+  expect bad '  if (*ours == port_.secret_of(key)) return;'
   expect good '  if (error.code == other.code) return;' src/rpc/planted.cc
+  expect good '  if (base::is_same_secret(wire::proof_of(header), wire::session_proof(t)) == false) {' src/rpc/planted.cc
+  expect good '  if (kind_of(token) != RpcKind::reply && has_token(header) == is_sent) return;' src/rpc/planted.cc
+  expect good '  if (decode_cm_proof(data) == std::nullopt) return;'
   expect good '  return std::memcmp(a, b, 16) == 0;' src/rpc/planted.cc
   expect good '  checks.field(join.token != 0, "token");' src/wire/planted.cc
   expect good '  return kind_of(token) == TokenKind::handshake;'
