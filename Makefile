@@ -148,7 +148,7 @@ TOOL_SIM_SRC := $(wildcard tools/sim/*.cc)
 TOOL_DOCTOR_SRC := $(wildcard tools/doctor/*.cc)
 PRELOAD_SRC := $(wildcard tools/preload/*.cc)
 PROBE_SRC := $(wildcard test/preload/programs/*.cc)
-SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
+SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc test/attack/programs/*.cc)
 # Programs that tests of the tools start.
 TARGET_SRC := $(wildcard test/tools/programs/*.cc)
 BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)

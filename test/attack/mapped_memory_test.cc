@@ -1,5 +1,7 @@
-// An engine is destroyed while another thread of its process is descheduled during a copy from or
-// to its memory.
+// An engine is destroyed while the thread of a peer in its own process is in the midst of a copy
+// from or to its memory, and is kept off its processor.
+#include "base/mapped_memory.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,14 +15,13 @@
 #include <thread>
 #include <vector>
 
-#include "base/mapped_memory.h"
 #include "own_process.h"
 #include "rpc/bare_engine.h"
 #include "softverbs/context_gid.h"
 #include "softverbs/memory/access_tracking.h"
 #include "verbs/providers.h"
 
-namespace local_accesses_test {
+namespace mapped_memory_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
@@ -37,7 +38,7 @@ std::uint64_t sleeps_of(pid_t thread) {
       .value();
 }
 
-class EngineLocalAccesses : public testing::Test {
+class AttackOnMappedMemory : public testing::Test {
  protected:
   void SetUp() override {
     if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "threads that copy";
@@ -65,7 +66,7 @@ class EngineLocalAccesses : public testing::Test {
   Connection connection_;
 };
 
-TEST_F(EngineLocalAccesses, MemoryStaysUntilTheCopyHasEnded) {
+TEST_F(AttackOnMappedMemory, MemoryStaysUntilTheCopyHasEnded) {
   std::atomic<std::uint64_t>& word = access_serial();
   const volatile std::byte* const memory = owner_->core->context.arena->slab().data();
   // Between its looks at the word. Nothing else sleeps so often.
@@ -87,7 +88,7 @@ TEST_F(EngineLocalAccesses, MemoryStaysUntilTheCopyHasEnded) {
   copier.join();
 }
 
-TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
+TEST_F(AttackOnMappedMemory, TheWaitIsBounded) {
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
   access_serial().fetch_add(1);
   EXPECT_FALSE(sv::wait_for_local_accesses(device(), 1ms));
@@ -95,7 +96,7 @@ TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
   EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
 }
 
-TEST_F(EngineLocalAccesses, MemoryStaysForACopyThatTakesTooLong) {
+TEST_F(AttackOnMappedMemory, MemoryStaysForACopyThatTakesTooLong) {
   spinwire::verbs::Provider slow = spinwire::verbs::softverbs_provider();
   slow.wait_for_local_accesses = [](ibv_context*, spinwire::Nanoseconds) { return false; };
   auto engine = std::make_unique<Bare>(rpc_config(), nullptr, &slow);
@@ -115,7 +116,7 @@ TEST_F(EngineLocalAccesses, MemoryStaysForACopyThatTakesTooLong) {
   spinwire::memory::ArenaPtr(arena).reset();  // the copy has ended
 }
 
-TEST_F(EngineLocalAccesses, AQueuePairThatTheyDelayGoesWithoutAnother) {
+TEST_F(AttackOnMappedMemory, AQueuePairThatTheyDelayGoesWithoutAnother) {
   const auto connected = [&] {
     int count = 0;
     sv::for_each_queue_pair(sv::context_of(device()), [&count](const sv::Qp& qp) {
@@ -140,4 +141,4 @@ TEST_F(EngineLocalAccesses, AQueuePairThatTheyDelayGoesWithoutAnother) {
 }
 
 }  // namespace
-}  // namespace local_accesses_test
+}  // namespace mapped_memory_test
