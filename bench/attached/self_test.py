@@ -5,6 +5,7 @@ import os
 import random
 import tempfile
 import unittest
+import unittest.mock
 
 import run
 
@@ -34,6 +35,13 @@ class VerdictTest(unittest.TestCase):
             self.assertFalse(too_much)
             self.assertFalse(is_known)
 
+    def test_few_slices_show_nothing(self):
+        for count in (1, run.FEWEST_PAIRS - 1):
+            for ratio in (1, 0.5):
+                text, too_much, is_known = run.verdict(slices(ratio, count=count), 0.01)
+                self.assertIn("not known", text)
+                self.assertFalse(too_much or is_known)
+
     def test_the_interval_has_the_ratio(self):
         low, high = run.confidence_interval(slices(0.95))
         self.assertLess(low, 0.95)
@@ -46,24 +54,59 @@ class VerdictTest(unittest.TestCase):
         self.assertAlmostEqual(run.ratio_of_medians(pairs), run.ratio_of_medians(slices(1)), 3)
 
 
+class ScreensTest(unittest.TestCase):
+    def test_screens_are_counted_wherever_a_read_ends(self):
+        text = b"one" + run.SCREEN + b"two" + run.SCREEN + run.SCREEN
+        for size in range(1, len(text) + 1):
+            rest, count = b"", 0
+            for at in range(0, len(text), size):
+                shown, rest = run.count_screens(rest, text[at:at + size])
+                count += shown
+            self.assertEqual(count, 3, size)
+
+    def test_a_tool_that_draws_too_seldom_is_not_attached(self):
+        run.check_screens(10, 2)
+        with self.assertRaises(SystemExit):
+            run.check_screens(9, 2)
+
+
+class ProgramsTest(unittest.TestCase):
+    def test_missing_programs_are_named(self):
+        with self.assertRaisesRegex(SystemExit, "spinwire-perf is missing"):
+            run.check_programs(run.parse(["--bin=/nonexistent", "--operations=0"]))
+
+
 class RecordTest(unittest.TestCase):
+    @staticmethod
+    def is_recorded(path, commit, arguments, is_known):
+        args = run.parse(["--record", path, *arguments])
+        with unittest.mock.patch.object(run, "commit", lambda: commit):
+            try:
+                run.check_recordable(args)
+                run.record(args, ["figure"], is_known)
+            except SystemExit:
+                return False
+        return os.path.exists(path)
+
     def test_it_says_what_was_measured_and_how(self):
-        args = run.parse(["--slices=30", "--secs=2", "--size=64", "--operations=1000"])
+        args = run.parse(["--slices=30", "--secs=2", "--size=64", "--operations=1000",
+                          "--cpu=0", "--tool-cpu=1"])
         text = run.record_text(args, ["first figure", "second figure"])
-        self.assertIn("command: bench/attached/run.py --slices=30 --secs=2 --size=64 --operations=1000\n",
-                      text)
+        self.assertIn("command: bench/attached/run.py --slices=30 --secs=2 --size=64 --operations=1000 "
+                      "--limit=0.01 --cpu=0 --tool-cpu=1\n", text)
         for part in ("commit:  ", "machine: ", "\nfirst figure\nsecond figure\n"):
             self.assertIn(part, text)
 
     def test_what_shows_nothing_is_not_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "attached.txt")
-            for slices, is_known in ((30, False), (29, True)):
-                args = run.parse([f"--slices={slices}", "--record", path])
-                with self.assertRaises(SystemExit):
-                    run.record(args, ["figure"], is_known)
-                self.assertFalse(os.path.exists(path))
-            run.record(run.parse(["--record", path]), ["figure"], True)
+            good = ["--cpu=0", "--tool-cpu=1"]
+            for arguments, commit, is_known in (
+                    (good, "abc", False), ([*good, "--slices=29"], "abc", True),
+                    (good, "abc-dirty", True), (["--cpu=1", "--tool-cpu=1"], "abc", True),
+                    ([*good, "--operations=0"], "abc", True)):
+                self.assertFalse(self.is_recorded(path, commit, arguments, is_known), arguments)
+            self.assertTrue(self.is_recorded(path, "abc", good, True))
             with open(path, encoding="utf-8") as file:
                 self.assertTrue(file.read().endswith("\nfigure\n"))
 
