@@ -1,6 +1,8 @@
 // Parts of leases that the owner and the holder share. Cold.
 #include "agent/lease_table.h"
 
+#include <algorithm>
+
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
 #include "base/error.h"
@@ -53,10 +55,10 @@ const char* name_of(LeaseHeld::State state) noexcept {
   return "unknown";
 }
 
-/// "1.250 s left", or that there is no end.
+/// "1.250 s left", or that there is no end. The engine may not have polled for long.
 std::string time_left_text(const EngineContext& ctx, bool ends, std::uint64_t tick) {
   if (!ends) return "no end";
-  const auto left = ctx.clock.duration(tick > ctx.now ? tick - ctx.now : 0);
+  const auto left = ctx.clock.duration(tick - std::min(ctx.clock.now(), tick));
   return base::format("{:.3f} s left", std::chrono::duration<double>(left).count());
 }
 

@@ -64,6 +64,26 @@ TEST(EngineDescription, HasLeasesOfBothEnds) {
   EXPECT_TRUE(has(granted, "leases granted 1 (4096 bytes), held 0")) << granted;
 }
 
+/// The seconds that are left of the only lease.
+double time_left(const std::string& text) {
+  const std::size_t end = text.find(" s left");
+  EXPECT_NE(end, std::string::npos) << text;
+  return end != std::string::npos ? std::stod(text.substr(text.rfind(' ', end - 1))) : -1;
+}
+
+/// Nobody polls meanwhile: a debugger may look at an engine that hangs.
+TEST(EngineDescription, TellsTheTimeThatIsLeftOfLeasesNow) {
+  std::uint64_t ticks = 1'000'000'000;
+  leases::Leases t(leases::lease_config(), &ticks);
+  const spinwire::RemoteMemory memory = t.request(4096, {.duration = 10s});
+  ASSERT_TRUE(memory);
+  for (Node* const node : {&t.client, &t.server}) {
+    const double before = time_left(node->engine.describe());
+    ticks += 4'000'000'000;
+    EXPECT_NEAR(time_left(node->engine.describe()), before - 4, 0.0015);
+  }
+}
+
 TEST(EngineDescription, HasSixtyFourLinesOfEachKindAndTheBlockedOnesFirst) {
   if (engine_test::device_name() != "softverbs")
     GTEST_SKIP() << engine_test::kSoftverbsOnly
