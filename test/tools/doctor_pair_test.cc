@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tools/doctor_host.h"
+#include "tools/doctor_link.h"
 #include "tools/programs.h"
 
 namespace tools_test {
@@ -39,24 +40,6 @@ class Serving {
   Program program_;
   std::string address_;
 };
-
-Outcome compare(const DoctorHost& here, const std::string& address) {
-  Outcome o = run("spinwire-doctor", {address, "--root", here.root(), "--json"});
-  for (const nlohmann::json& f : parse_object(o.out).value("findings", nlohmann::json::array())) {
-    if (f.at("severity") == "warning" || f.at("severity") == "error") {
-      EXPECT_TRUE(is_line_for_a_shell(f.at("remedy")));
-    }
-  }
-  return o;
-}
-
-/// The beginning of a finding, as --json prints it.
-std::string finding(const std::string& check, const std::string& severity) {
-  return "{\"check\":\"" + check + "\",\"severity\":\"" + severity + '"';
-}
-bool has(const Outcome& o, const std::string& check, const std::string& severity) {
-  return o.out.find(finding(check, severity)) != std::string::npos;
-}
 
 // ---- what two hosts find ----------------------------------------------------------------------
 
@@ -167,28 +150,11 @@ TEST_F(Tools, DoctorSaysThatNobodyServes) {
 
 // ---- what is no doctor ------------------------------------------------------------------------
 
-std::string frame(const std::string& text, std::uint16_t version = 1, std::uint16_t kind = 1,
-                  std::uint32_t length = 0) {
-  if (length == 0) length = static_cast<std::uint32_t>(text.size());
-  std::string bytes = "SWDR";
-  bytes.append(reinterpret_cast<const char*>(&version), sizeof version);
-  bytes.append(reinterpret_cast<const char*>(&kind), sizeof kind);
-  bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
-  return bytes + text;
-}
-
 /// A frame of another protocol.
 std::string foreign_frame() {
   std::string bytes = frame("a=b\n");
   bytes.front() = 'X';
   return bytes;
-}
-
-int tcp_socket(sockaddr_in& address, int port) {
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 }
 
 /// What the server answers to these bytes, until it closes.

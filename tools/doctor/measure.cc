@@ -75,9 +75,11 @@ class MeasuredConnection {
   /// Sends these bytes, and waits until they have come back; false: the connection ended.
   bool echo(std::span<const std::byte> bytes) {
     const std::uint32_t before = echoes_;
-    return submit([&] { return connection_.send_copy(bytes); }) &&
-           tools::spin_until(engine_, kLastLimit, [&] { return echoes_ != before || error_; }) &&
-           !error_;
+    const bool came =
+        submit([&] { return connection_.send_copy(bytes); }) &&
+        tools::spin_until(engine_, kLastLimit, [&] { return echoes_ != before || error_; });
+    if (!came && !error_) error_ = Error{Status::timed_out, "echo", "no echo came", ""};
+    return !error_;
   }
 
   /// Median of `round_trips()` round trips of 64 bytes, in microseconds; none if the connection
@@ -98,44 +100,67 @@ class MeasuredConnection {
   }
   [[nodiscard]] std::size_t round_trips() const noexcept { return round_trips_; }
 
-  /// Rate of large writes, in Gbit/s; none if the connection ended.
+  /// Rate of large writes, in Gbit/s; none if they stall or fail.
   std::optional<double> rate() {
     const BufferSlice from = engine_.allocate(kRegionBytes);
-    if (!from) return std::nullopt;
-    std::uint32_t begun = 0;
-    std::uint32_t done = 0;
-    bool failed = false;
-    const auto on_done = [&](const Completion& completion) {
-      ++done;
-      failed = failed || completion.status != Status::ok;
-    };
+    if (!from) return fail_write(Status::no_buffer);
+    Writes w;
     const std::uint64_t start = engine_.clock().now();
     const tools::Deadline end(engine_.clock(), kRateLimit);
     const bool in_time = tools::spin_until(engine_, kRateLimit + kLastLimit, [&] {
-      const bool is_over = error_ || (begun != 0 && end.passed());
-      while (begun < kWrites && begun - done < kWritesAtOnce && !is_over &&
-             connection_.write(from, region_->slice(0, kRegionBytes), on_done) == Status::ok)
-        ++begun;
-      return done == begun && (done == kWrites || is_over);
+      const bool is_over = error_ || w.failure || (w.begun != 0 && end.passed());
+      while (!is_over && w.begun < kWrites && w.begun - w.done < kWritesAtOnce && begin(w, from)) {
+      }
+      return w.done == w.begun && (w.done == kWrites || is_over);
     });
     const auto time = engine_.clock().duration(engine_.clock().now() - start).count();
-    if (!in_time && !error_)
+    is_stalled_ = !in_time && !error_ && !w.failure;
+    if (is_stalled_)
       error_ = Error{Status::timed_out, "write",
-                     fmt::format("of {} writes {} ended in {} s: packets are lost on the way",
-                                 begun, done, (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
+                     fmt::format("of {} writes {} ended in {} s", w.begun, w.done,
+                                 (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
                      ""};
-    // Completions that are under way refer to the variables above.
+    // Completions that are under way refer to `w`.
     if (!in_time) (void)connection_.close();
-    while (done != begun && tools::drive(engine_) >= 0) {
+    while (w.done != w.begun && tools::drive(engine_) >= 0) {
     }
-    if (!in_time || failed || error_ || time <= 0) return std::nullopt;
-    writes_ = done;
-    return 8.0 * static_cast<double>(done) * static_cast<double>(kRegionBytes) /
+    if (w.failure) return fail_write(*w.failure);
+    if (!in_time || error_ || time <= 0) return std::nullopt;
+    writes_ = w.done;
+    return 8.0 * static_cast<double>(w.done) * static_cast<double>(kRegionBytes) /
            static_cast<double>(time);
   }
   [[nodiscard]] std::uint32_t writes() const noexcept { return writes_; }
+  /// Whether the writes ended too late, although the connection did not fail.
+  [[nodiscard]] bool is_stalled() const noexcept { return is_stalled_; }
 
  private:
+  struct Writes {
+    std::uint32_t begun = 0;
+    std::uint32_t done = 0;
+    std::optional<Status> failure;  ///< of the first that failed, or was refused for good
+  };
+  /// Begins a write; false: it has to wait, or fails.
+  bool begin(Writes& w, const BufferSlice& from) {
+    const Status status =
+        connection_.write(from, region_->slice(0, kRegionBytes), [&w](const Completion& c) {
+          ++w.done;
+          if (c.status != Status::ok && !w.failure) w.failure = c.status;
+        });
+    if (status == Status::ok) {
+      ++w.begun;
+    } else if (status != Status::would_block && status != Status::no_buffer) {
+      w.failure = status;
+    }
+    return status == Status::ok;
+  }
+  /// A write failed. If that ends the connection, its error says more.
+  std::nullopt_t fail_write(Status status) {
+    constexpr Nanoseconds kEndLimit = std::chrono::seconds(1);
+    (void)tools::spin_until(engine_, kEndLimit, [this] { return error_.has_value(); });
+    if (!error_) error_ = Error{status, "write", std::string(to_string(status)), ""};
+    return std::nullopt;
+  }
   void take(Message& message) {
     if (region_) {
       ++echoes_;
@@ -160,6 +185,7 @@ class MeasuredConnection {
   std::uint32_t echoes_ = 0;
   std::size_t round_trips_ = 0;
   std::uint32_t writes_ = 0;
+  bool is_stalled_ = false;
 };
 
 /// A session with the other doctor's engine. It must stay where it is.
@@ -251,7 +277,13 @@ void judge_bandwidth(const Port* adapter, const MeasuredConnection& measured, do
              : "");
 }
 
-void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs,
+/// What the network loses, as far as calls over datagrams show it.
+enum class Loss : std::uint8_t { unknown, none, some, many };
+
+constexpr const char* kLossRemedy =
+    "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and configure PFC or ECN";
+
+void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs, Loss loss,
                      Findings& findings) {
   const auto port = number_fact(theirs, "cm.port", kMostPort);
   if (engine.device_name() == "softverbs") {
@@ -265,45 +297,73 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
   }
   const std::string address = fmt::format("{}:{}", host, *port);
   const MeasuredConnection connection(engine, address, Via::rdma_cm);
-  findings.add("rdma_cm", connection.is_ready() ? Severity::ok : Severity::warning,
-               connection.is_ready() ? "a connection by rdma_cm works" : "no connection by rdma_cm",
-               connection.is_ready() ? fmt::format("connect({})", address) : connection.why(),
-               connection.is_ready() ? "" : "modprobe rdma_ucm  # on both hosts");
+  if (connection.is_ready())
+    return findings.add("rdma_cm", Severity::ok, "a connection by rdma_cm works",
+                        fmt::format("connect({})", address));
+  // The connection manager sends datagrams, too.
+  const bool is_lossy = loss == Loss::some || loss == Loss::many;
+  findings.add("rdma_cm", Severity::warning, "no connection by rdma_cm", connection.why(),
+               is_lossy ? kLossRemedy : "modprobe rdma_ucm  # on both hosts");
 }
 
-enum class Loss : std::uint8_t { none, some, many };
+Loss judge_loss(std::uint64_t lost, std::uint32_t calls, Findings& findings) {
+  const std::string evidence =
+      fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, calls);
+  if (lost == 0) {
+    findings.add("loss", Severity::ok, "no datagram was lost", evidence);
+    return Loss::none;
+  }
+  const bool many = lost * 100 > calls;
+  findings.add("loss", many ? Severity::warning : Severity::note,
+               fmt::format("{} datagrams were lost", lost), evidence, kLossRemedy);
+  return many ? Loss::many : Loss::some;
+}
 
-/// Returns what the network loses.
 Loss measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
   if (!engine.device().datagrams) {
     findings.add("datagrams", Severity::note, "the device has no datagrams; calls use connections",
                  "DeviceInfo::datagrams");
-    return Loss::none;
+    return Loss::unknown;
   }
   MeasuredSession session(engine, address);
-  if (!session.is_ready() || !session.call()) {
+  const bool works = session.is_ready() && session.call();
+  if (works) {
+    findings.add("datagrams", Severity::ok, "calls over datagrams work",
+                 fmt::format("{} calls were answered", session.answered()));
+  } else {
     findings.add("datagrams", Severity::error, "calls over datagrams are not answered",
-                 session.is_ready() ? fmt::format("{} of {} calls were answered",
-                                                  session.answered(), session.calls())
-                                    : session.why(),
+                 session.calls() != 0 ? fmt::format("{} of {} calls were answered",
+                                                    session.answered(), session.calls())
+                                      : session.why(),
                  "export SPINWIRE_RPC_TRANSPORT=connection  # does without datagrams");
-    return Loss::none;
   }
-  findings.add("datagrams", Severity::ok, "calls over datagrams work",
-               fmt::format("{} calls were answered", session.answered()));
-  const std::uint64_t lost = engine.rpc_stats().retransmitted_requests;
-  const bool many = lost * 100 > session.calls();
-  findings.add(
-      "loss",
-      many        ? Severity::warning
-      : lost != 0 ? Severity::note
-                  : Severity::ok,
-      lost == 0 ? "no datagram was lost" : fmt::format("{} datagrams were lost", lost),
-      fmt::format("RpcStats::retransmitted_requests: {} of {} calls", lost, session.calls()),
-      lost == 0 ? ""
-                : "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and "
-                  "configure PFC or ECN");
-  return many ? Loss::many : lost != 0 ? Loss::some : Loss::none;
+  if (session.calls() == 0) return Loss::unknown;
+  return judge_loss(engine.rpc_stats().retransmitted_requests, session.calls(), findings);
+}
+
+/// Writes whose packets are lost stall, because devices send all packets behind a lost one again.
+/// Without a loss of datagrams, which are short, only long packets are lost.
+void judge_stall(const MeasuredConnection& measured, Loss loss, Findings& findings) {
+  if (loss == Loss::some)
+    return findings.add("bandwidth", Severity::warning, "long writes stall: packets are lost",
+                        measured.why(), kLossRemedy);
+  findings.add("bandwidth", Severity::error, "long writes stall, while short messages arrive",
+               measured.why(),
+               "ip link set dev INTERFACE mtu MTU  # on both hosts: one that each hop between them "
+               "carries");
+}
+
+void measure_rate(const Port* adapter, MeasuredConnection& connection, Loss loss,
+                  Findings& findings) {
+  // Long writes would stall, and seem to be another fault.
+  if (loss == Loss::many)
+    return findings.add("bandwidth", Severity::note, "not measured: the network loses packets",
+                        "RpcStats::retransmitted_requests, above");
+  const auto rate = connection.rate();
+  if (rate) return judge_bandwidth(adapter, connection, *rate, findings);
+  if (connection.is_stalled()) return judge_stall(connection, loss, findings);
+  findings.add("connection", Severity::error, "the connection fails under long writes",
+               connection.why(), "spinwire-doctor  # on both hosts");
 }
 
 /// Connects after a handshake over TCP, and measures. `measure_others` runs before that: on a lossy
@@ -327,20 +387,14 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   const Loss loss = measure_others();
   const Port* const adapter = adapter_port(subject, engine.device_name());
   const auto time = is_known ? connection.round_trip() : std::nullopt;
-  if (time) judge_latency(adapter, engine.device_name(), connection, *time, findings);
-  // Devices send all packets behind a lost one again. So long writes stall, and would seem to be
-  // another fault.
-  if (time && loss == Loss::many)
-    return findings.add("bandwidth", Severity::note, "not measured: the network loses packets",
-                        "RpcStats::retransmitted_requests, above");
-  const auto rate = time ? connection.rate() : std::nullopt;
-  if (rate) return judge_bandwidth(adapter, connection, *rate, findings);
-  if (time && loss == Loss::some)
-    return findings.add("bandwidth", Severity::warning, "long writes stall: packets are lost",
-                        connection.why(),
-                        "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts");
+  if (time) {
+    judge_latency(adapter, engine.device_name(), connection, *time, findings);
+    return measure_rate(adapter, connection, loss, findings);
+  }
   findings.add("connection", Severity::error, "the connection fails while it is measured",
                connection.why(), "spinwire-doctor  # on both hosts");
+  findings.add("bandwidth", Severity::note, "not measured: the connection has failed",
+               connection.why());
 }
 
 /// Connects our engine to the other doctor's in each way that both have, and measures.
@@ -371,7 +425,7 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
   const std::string address = fmt::format("{}:{}", host, *port);
   const auto measure_others = [&] {
     const Loss loss = measure_datagrams(*engine, address, findings);
-    measure_rdma_cm(*engine, host, theirs, findings);
+    measure_rdma_cm(*engine, host, theirs, loss, findings);
     return loss;
   };
   measure_connection(subject, *engine, address, nonce, measure_others, findings);
