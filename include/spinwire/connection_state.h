@@ -70,9 +70,9 @@ SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 struct ConnectionSnapshot {
   ConnectionState state = ConnectionState::closed;  ///< where the connection stands
   Blocker blocked_by = Blocker::not_ready;          ///< why the next send() would not be accepted
-  /// Time from the last sign of life of the peer's process to the last poll(). Messages are signs
-  /// of life, and so are keepalives, which each end sends at least every
-  /// connections.keepalive_interval while it polls. Completions by the peer's device are not.
+  /// Time from the last sign of life of the peer's process to the last poll(): a message, or a
+  /// keepalive, which each end that polls sends at least every connections.keepalive_interval; not
+  /// completions by the peer's device. Raw connections have no keepalives.
   Nanoseconds since_last_heard{0};
   // Outstanding operations by kind, including cancelled ones that the device still has.
   std::uint32_t messages = 0;  ///< sent ones that have not ended

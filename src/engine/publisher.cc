@@ -243,8 +243,9 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     const Nanoseconds blocked = blocked_for(
         core.context, *subject, observe::EventSubject::connection, agent::event_ring_of(a),
         static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
-    const observe::Subject shown{id.view(), agent::peer_name(a), peer.key,
-                                 clock.duration(now - subject->seen_at), blocked};
+    const observe::Subject shown{id.view(), agent::peer_name(a),
+                                 peer.key,  clock.duration(now - subject->seen_at),
+                                 blocked,   clock.duration(a.liveness.silent_ticks)};
     file_.write(Table::connection, connections_.row_of(*subject), row_,
                 observe::fill_connection_row(row_, shown, snapshot));
   };
@@ -265,8 +266,12 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, observe::EventSubject::session, observe::EventRing::all,
                     static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
-    const observe::Subject shown{id.view(), c.address, rpc::identity_of(c.peer).key,
-                                 clock.duration(now - subject->seen_at), blocked};
+    const observe::Subject shown{id.view(),
+                                 c.address,
+                                 rpc::identity_of(c.peer).key,
+                                 clock.duration(now - subject->seen_at),
+                                 blocked,
+                                 clock.duration(c.liveness.silent_ticks)};
     file_.write(Table::session, sessions_.row_of(*subject), row_,
                 observe::fill_session_row(row_, shown, snapshot));
   };
@@ -286,7 +291,7 @@ void Publisher::scan_served_sessions(const EngineCore& core) noexcept {
     const Id id(index, generation);
     const PeerIdentity peer = rpc::identity_of(s.peer);
     const observe::Subject shown{id.view(), peer.address, peer.key,
-                                 clock.duration(now - subject->seen_at), Nanoseconds(0)};
+                                 clock.duration(now - subject->seen_at)};
     const std::uint64_t heard = std::min(rpc::last_heard_from(s), now);
     const observe::ServedSessionLevels levels{rpc::calls_in_progress(s), s.window,
                                               clock.duration(now - heard), rpc::is_leaving(s)};

@@ -114,6 +114,7 @@ constexpr ColumnOf<Subject> kConnectionSubject[] = {
     text<&Subject::key>(MetricKind::label, "key", "name of the key that the peer has proved", kKeyBytes),
     gauge<&Subject::age>("spinwire_connection_age_seconds", "time since the connection was first seen"),
     gauge<&Subject::blocked_for>("spinwire_connection_blocked_seconds", "time since the cause that blocks it was first seen; 0: it is not blocked"),
+    gauge<&Subject::silent_for>("spinwire_connection_silent_seconds", "time for which the peer gave no sign of life that was due"),
 };
 constexpr ColumnOf<ConnectionSnapshot> kConnectionSnapshot[] = {
     text<&ConnectionSnapshot::state>(MetricKind::state, "spinwire_connection_state", "state of the connection", kStateBytes),
@@ -151,6 +152,7 @@ constexpr ColumnOf<Subject> kSessionSubject[] = {
     text<&Subject::key>(MetricKind::label, "key", "name of the key that the server has proved", kKeyBytes),
     gauge<&Subject::age>("spinwire_session_age_seconds", "time since the session was first seen"),
     gauge<&Subject::blocked_for>("spinwire_session_blocked_seconds", "time since the cause that blocks it was first seen; 0: it is not blocked"),
+    gauge<&Subject::silent_for>("spinwire_session_silent_seconds", "time for which the server answered no ping; 0 if its connection checks that"),
 };
 constexpr ColumnOf<SessionSnapshot> kSession[] = {
     text<&SessionSnapshot::state>(MetricKind::state, "spinwire_session_state", "state of the session", kStateBytes),

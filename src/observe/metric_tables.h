@@ -50,6 +50,7 @@ struct Subject {
   std::string_view key;  ///< name of the key that the peer has proved
   Nanoseconds age{0};
   Nanoseconds blocked_for{0};
+  Nanoseconds silent_for{0};  ///< while a sign of life was due
 };
 struct PoolName {
   std::string_view pool;

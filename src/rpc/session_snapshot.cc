@@ -35,6 +35,13 @@ SessionBlocker blocker_of(const Rpc& r, const ClientSession& c) noexcept {
   return lacks_receives(r) ? SessionBlocker::receives : SessionBlocker::nothing;
 }
 
+/// Tick at which the server's process was last heard, by datagrams or over the connection.
+std::uint64_t last_heard(const Rpc& r, const ClientSession& c) noexcept {
+  const std::uint64_t heard = last_heard_from(c);
+  const agent::Agent* const agent = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
+  return agent != nullptr ? std::max(heard, agent->activity.last_heard) : heard;
+}
+
 }  // namespace
 
 SessionSnapshot snapshot(const Rpc& r, const ClientSession& c) noexcept {
@@ -42,7 +49,7 @@ SessionSnapshot snapshot(const Rpc& r, const ClientSession& c) noexcept {
   SessionSnapshot now;
   now.state = state_of(c);
   now.blocked_by = blocker_of(r, c);
-  const std::uint64_t heard = last_heard_from(c);
+  const std::uint64_t heard = last_heard(r, c);
   if (heard != 0 && heard < r.context.now)
     now.since_last_heard = clock.duration(r.context.now - heard);
   now.calls = c.last_call_id;

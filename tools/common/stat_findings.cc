@@ -12,7 +12,7 @@
 namespace spinwire::tools {
 namespace {
 
-/// A peer that has missed two keepalives is silent.
+/// A peer that has given no sign of life for two keepalives, although one was due, is silent.
 constexpr double kMissedKeepalives = 2;
 /// An application that has not polled for so long hangs, or sleeps in something else than wait().
 constexpr double kNoPollSeconds = 1;
@@ -166,7 +166,7 @@ class SubjectCheck {
     if (s.number(column("backlog_full")) != 0 && state == "ready")
       add(s, {.cause = "backlog full",
               .advice = "Calls answer would_block: make fewer at a time, or raise rpc.backlog."});
-    const double silence = s.number(column("last_heard_seconds"));
+    const double silence = s.number(column("silent_seconds"));
     if (state == "ready" && keepalive_ > 0 && silence > kMissedKeepalives * keepalive_)
       add(s, {.severity = Severity::silent,
               .cause = "the peer is silent",
