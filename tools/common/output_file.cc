@@ -2,15 +2,81 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
 namespace spinwire::tools {
+namespace {
+
+/// What a path names, itself and not what it leads to.
+struct Node {
+  mode_t mode = 0;       ///< 0: there is none
+  bool is_ours = false;  ///< belongs to this user or to root
+  bool is_in_proc = false;
+  std::string link;  ///< where a link leads
+
+  /// A link of /proc, such as /proc/self/fd/1, is opened as it is: its text may be no path.
+  [[nodiscard]] bool is_followed() const { return S_ISLNK(mode) && is_ours && !is_in_proc; }
+  /// Devices, and what a user of this process or root has put there. Any user can make links, pipes
+  /// and sockets in a folder of their own; these are replaced, as a file would be.
+  [[nodiscard]] bool is_written_in_place() const {
+    const bool is_anyones = S_ISLNK(mode) || S_ISFIFO(mode) || S_ISSOCK(mode);
+    return mode != 0 && !S_ISREG(mode) && (is_ours || !is_anyones);
+  }
+};
+
+Node look_at(const std::string& path) {
+  Node node;
+  const int fd = ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return node;
+  struct stat about {};
+  struct statfs system {};
+  if (::fstat(fd, &about) == 0 && ::fstatfs(fd, &system) == 0) {
+    node.mode = about.st_mode;
+    node.is_ours = about.st_uid == ::geteuid() || about.st_uid == 0;
+    node.is_in_proc = system.f_type == PROC_SUPER_MAGIC;
+  }
+  std::array<char, PATH_MAX> text{};
+  const ssize_t size = node.is_followed() ? ::readlinkat(fd, "", text.data(), text.size()) : 0;
+  if (size > 0) node.link.assign(text.data(), static_cast<std::size_t>(size));
+  ::close(fd);
+  return node;
+}
+
+/// The path that a link leads to.
+std::string follow(const std::string& path, const std::string& link) {
+  return link.starts_with('/') ? link : path.substr(0, path.rfind('/') + 1) + link;
+}
+
+/// Opens what is not to be replaced. Does not wait for the reader of a pipe.
+int open_in_place(const std::string& path, const Node& node) {
+  const int how = node.is_in_proc ? O_TRUNC : O_NOFOLLOW;
+  const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | how);
+  if (fd >= 0) (void)::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd;
+}
+
+const char* remedy_of(int error) {
+  switch (error) {
+    case ENOSPC:
+      return "free space, or give another path";
+    case ENXIO:
+      return "open the pipe for reading first, or give another path";
+    default:
+      return "give a writable path";
+  }
+}
+
+}  // namespace
 
 OutputFile::OutputFile(std::string path, std::string partial, int fd)
     : path_(std::move(path)), partial_(std::move(partial)), fd_(fd) {}
@@ -33,18 +99,25 @@ void OutputFile::remove_partial() const {
 tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
   return tl::unexpected(
       Error{Status::system, fmt::format("write {}", path_),
-            fmt::format("{}: {}", call, std::strerror(code)),
-            code == ENOSPC ? "free space, or give another path" : "give a writable path"});
+            fmt::format("{}: {}", call, std::strerror(code)), remedy_of(code)});
 }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
-  struct stat there {};
-  const bool in_place = ::lstat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode);
+  constexpr int kMostLinks = 40;  // as many as the kernel follows
+  std::string target = path;
+  Node node = look_at(target);
+  for (int links = 0; node.is_followed(); ++links) {
+    if (links == kMostLinks) return OutputFile(path, {}, -1).error("open", ELOOP);
+    target = follow(target, node.link);
+    node = look_at(target);
+  }
+  const bool in_place = node.is_written_in_place();
   const std::string partial =
-      in_place ? std::string() : fmt::format("{}.partial-{}", path, ::getpid());
-  OutputFile file(path, partial, -1);
-  const int how = in_place ? O_TRUNC : O_CREAT | O_EXCL;
-  file.fd_ = ::open(in_place ? path.c_str() : partial.c_str(), O_WRONLY | O_CLOEXEC | how, 0666);
+      in_place ? std::string() : fmt::format("{}.partial-{}", target, ::getpid());
+  OutputFile file(target, partial, -1);
+  file.fd_ = in_place
+                 ? open_in_place(target, node)
+                 : ::open(partial.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
   if (file.fd_ < 0) return file.error("open", errno);
   return file;
 }

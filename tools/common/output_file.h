@@ -10,8 +10,9 @@
 
 namespace spinwire::tools {
 
-/// Written as NAME.partial-PID and renamed by commit(); without commit() it is removed. An existing
-/// path that is no regular file (a device, a pipe, a link) is written to, never replaced. All
+/// Written as NAME.partial-PID and renamed by commit(); without commit() it is removed. A link of
+/// this user or of root is followed, and stays. Devices, and pipes of this user or of root, are
+/// written to in place; a pipe needs a reader. Links and pipes of other users are replaced. All
 /// errors are `system` and name the file.
 class OutputFile {
  public:
