@@ -2,6 +2,10 @@
 // functions, calls them, and breaks what the planted defect says.
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string_view>
 
 #include "conformance/object_records.h"
 
@@ -46,6 +50,10 @@ Scratch& scratch_of(ibv_pd* pd) {
         reinterpret_cast<std::uint64_t>(scratch.bytes.data()), kAllRights);
   }
   return scratch;
+}
+
+bool is_of_device(const char* path) {
+  return std::string_view(path).starts_with("/dev/infiniband/");
 }
 
 /// Returns EBUSY, or success if the planted defect hides it.
@@ -268,6 +276,22 @@ int ibv_close_device(ibv_context* context) {
 }
 __be64 ibv_get_device_guid(ibv_device* device) {
   return broken("guid") ? 0 : CONFORMANCE_NEXT(ibv_get_device_guid)(device);
+}
+
+ibv_context* ibv_import_device(int cmd_fd) {
+  static ibv_context of_nothing{};
+  if (broken("import-nothing") && cmd_fd < 0) return &of_nothing;
+  ibv_context* const context = CONFORMANCE_NEXT(ibv_import_device)(cmd_fd);
+  if (broken("import")) errno = 0;
+  return broken("import") ? nullptr : context;
+}
+int stat(const char* path, struct stat* file) noexcept {
+  if (broken("no-file") && layer::is_of_device(path)) return errno = ENOENT, -1;
+  return CONFORMANCE_NEXT(stat)(path, file);
+}
+int access(const char* path, int mode) noexcept {
+  if (broken("closed-file") && layer::is_of_device(path)) return errno = EACCES, -1;
+  return CONFORMANCE_NEXT(access)(path, mode);
 }
 
 int ibv_query_device(ibv_context* context, ibv_device_attr* attr) {

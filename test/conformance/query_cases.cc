@@ -1,4 +1,5 @@
 // The device's reports about itself, and their consistency.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "conformance/conformance_ends.h"
@@ -37,6 +38,32 @@ TEST_F(Queries, DeviceIsNamed) {
 }
 
 TEST_F(Queries, VendorIsTold) { EXPECT_NE(device.vendor_id, 0u); }
+
+// Some programs use a device only if they may read and write its file; UCX is one.
+TEST_F(Queries, DeviceHasAFile) {
+  const std::string path = std::string("/dev/infiniband/") + context->device->dev_name;
+  struct stat file {};
+  ASSERT_EQ(::stat(path.c_str(), &file), 0) << path;
+  EXPECT_TRUE(S_ISCHR(file.st_mode)) << path;
+  EXPECT_EQ(::access(path.c_str(), R_OK | W_OK), 0) << path;
+}
+
+// Few providers can share a context with another process. The others must say so.
+TEST_F(Queries, ContextIsImportedOrRefused) {
+  const int duplicate = ::dup(context->cmd_fd);
+  ASSERT_GE(duplicate, 0);
+  ibv_context* const imported = ibv_import_device(duplicate);
+  if (imported == nullptr) {
+    EXPECT_EQ(errno, EOPNOTSUPP);
+    ::close(duplicate);
+  } else {
+    EXPECT_STREQ(ibv_get_device_name(imported->device), ibv_get_device_name(context->device));
+    EXPECT_EQ(ibv_close_device(imported), 0);
+  }
+  errno = 0;
+  EXPECT_EQ(ibv_import_device(-1), nullptr);
+  EXPECT_NE(errno, 0);
+}
 
 TEST_F(Queries, ExtendedAgrees) {
   ibv_device_attr_ex ex{};
