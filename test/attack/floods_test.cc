@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "attack/latencies.h"
 #include "attack/victim.h"
 #include "base/internals.h"
 #include "rpc/raw_datagrams.h"
@@ -57,71 +58,6 @@ Config few_connections() {
   c.connections.maximum = c.connections.handshakes = slowness() == 1 ? 64 : 32;
   return c;
 }
-
-/// How long something took, each time. On a busy machine either of the two ends may have no
-/// processor, and no time of a clock says anything of the library then. So what counts is the time
-/// in which both ran: each time that the victim shows how long it has run, the lesser of what both
-/// have run since. On a machine with a processor for each, that is the time that passes.
-class Latencies {
- public:
-  Latencies(const Victim& victim, Node& client) : victim_(victim), client_(client) {}
-  /// From `begin()` until `is_over()`. Begins once strangers have all that `is_under_attack()`
-  /// wants; fails if they never have.
-  template <typename IsUnderAttack, typename Begin, typename IsOver>
-  void measure(IsUnderAttack&& is_under_attack, Begin&& begin, IsOver&& is_over) {
-    const std::uint64_t next = victim_.control_steps() + kStepsBetween;
-    ASSERT_TRUE(
-        until({&client_}, [&] { return victim_.control_steps() >= next && is_under_attack(); }))
-        << "strangers have " << victim_.handshakes() << " handshakes, " << victim_.sessions()
-        << " sessions and " << victim_.connections() << " connections only";
-    const auto begun = std::chrono::steady_clock::now();
-    Ran seen = now();
-    std::chrono::nanoseconds both{0};
-    begin();
-    (void)until({&client_}, [&] {
-      const Ran after = now();
-      if (after.victim != seen.victim) {
-        both += std::min(after.victim - seen.victim, after.client - seen.client);
-        seen = after;
-      }
-      return is_over();
-    });
-    both_ms_.push_back(std::chrono::duration<double, std::milli>(both).count());
-    passed_ms_.push_back(
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun)
-            .count());
-  }
-  /// Prints a line, and returns the 99th percentile of the milliseconds in which both ends ran.
-  double print(const char* what) {
-    std::sort(both_ms_.begin(), both_ms_.end());
-    std::sort(passed_ms_.begin(), passed_ms_.end());
-    const std::size_t middle = both_ms_.size() / 2, at = (both_ms_.size() - 1) * 99 / 100;
-    std::printf(
-        "%zu %s under attack: both ends ran for %.2f ms, p99 %.2f ms, longest %.2f ms; passed: "
-        "%.2f ms, p99 %.2f ms\n",
-        both_ms_.size(), what, both_ms_[middle], both_ms_[at], both_ms_.back(), passed_ms_[middle],
-        passed_ms_[at]);
-    std::fflush(stdout);
-    return both_ms_[at];
-  }
-
- private:
-  struct Ran {
-    std::chrono::nanoseconds client, victim;
-  };
-  /// Control steps before each measurement. Strangers take the places of the peers that gave way to
-  /// the last connect.
-  static constexpr std::uint64_t kStepsBetween = 32;
-  [[nodiscard]] Ran now() const { return {thread_time(), victim_.processor_time()}; }
-
-  const Victim& victim_;
-  Node& client_;
-  std::vector<double> passed_ms_, both_ms_;
-};
-
-/// The bound on the 99th percentile. It also holds if the TCP backlog is full when the honest
-/// client begins.
-const double kMostMs = 100.0 * slowness();
 
 /// What the honest client does, and what strangers must hold each time that it begins.
 enum class Order : char {
@@ -174,24 +110,16 @@ class HonestClient {
     }
     return 0;
   }
-  /// A round that the machine has disturbed, for example by stolen processor time, is no proof of a
-  /// slow library. So the test fails only if two rounds in a row are too slow.
   void follow(Node& client, Order order) {
     const bool connects =
         order == Order::connect_without_handshakes || order == Order::connect_without_connections ||
         order == Order::connect_among_few_connections || order == Order::connect_at_last;
-    double p99 = kMostMs;
-    for (int round = 0; round < 2 && p99 >= kMostMs; ++round) {
-      Latencies latencies(victim_, client);
+    expect_soon(victim_, client, connects ? "connects" : "sessions", [&](Latencies& latencies) {
       connects ? connect(client, order, latencies) : open_sessions(client, order, latencies);
-      if (testing::Test::HasFailure()) return;
-      p99 = std::min(p99, latencies.print(connects ? "connects" : "sessions"));
-      if (is_at_last(order)) {
-        std::printf("%u attempts gave way\n", gave_way_);
-        std::fflush(stdout);
-      }
-    }
-    EXPECT_LT(p99, kMostMs) << "in the better of two rounds";
+    });
+    if (!is_at_last(order)) return;
+    std::printf("%u attempts gave way\n", gave_way_);
+    std::fflush(stdout);
   }
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
   /// source may have, the quarter of all connections that may be half-open, all connections but
