@@ -19,8 +19,8 @@ TEST(AttackByAStaleLease, NamesNoneOfSeventyThousandLater) {
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   const LeaseId ended = t.returned[0].lease;
   Buffer bytes = t.client.filled(64, 2);
-  const std::uint32_t count = amount(70'000);
-  for (std::uint32_t i = 0; i < count; ++i) {
+  constexpr std::uint32_t kMore = 70'000;
+  for (std::uint32_t i = 0; i < kMore; ++i) {
     t.returned.clear();
     RemoteMemory now = t.request(64);
     ASSERT_TRUE(now) << i;

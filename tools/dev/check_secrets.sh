@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that nothing secret is compared in a time that depends on the bytes: in src/control codes, tags, proofs and
-# secrets by sodium_memcmp() alone; everywhere in src tokens of sessions by base::is_same_secret(). Names of a message,
-# a key's identity and public keys are no secrets.
+# secrets by sodium_memcmp() alone; everywhere in src tokens, and proofs that functions make of them, by
+# base::is_same_secret(). Names of a message, a key's identity and public keys are no secrets.
 #
 #   tools/dev/check_secrets.sh [ROOT]        checks ROOT/src (default: this tree)
 #   tools/dev/check_secrets.sh --self-test   plants violations and checks that each is found
