@@ -119,7 +119,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
   // neighbour behind.
   if (h.inbound && !is_of_peer_or_ours(h, gid) && !answered_.contains(gid)) {
     auto charged = base::no_throw("resolve an address", [&]() -> Result<bool> {
-      return resolution_limits_.try_begin(h.source->first);
+      return resolution_limits_.try_begin(h.source);
     });
     if (!charged) return charged;
     if (!*charged) {
@@ -136,6 +136,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 1
     return begun;
   }
   h.address = AddressState::pending;
+  update_eviction(h);
   h.resolving = gid;
   // The frame stays in the exchange: nothing is read meanwhile. An inbound peer's end is noticed. A
   // server may end with a refusal, which is read once its address is known.
@@ -162,13 +163,14 @@ Result<bool> ControlPort::resolve(std::uint64_t subject, const Endpoint& peer) {
 }
 
 void ControlPort::end_resolution(Handshake& h, bool answered) noexcept {
-  if (std::exchange(h.is_charged, false)) resolution_limits_.end(h.source->first, answered);
+  if (std::exchange(h.is_charged, false)) resolution_limits_.end(h.source, answered);
 }
 
 void ControlPort::stop_resolving(Handshake& h) noexcept {
   end_resolution(h, false);
   if (h.address != AddressState::pending) return;
   h.address = AddressState::unknown;
+  update_eviction(h);
   if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
 }
 
@@ -179,9 +181,10 @@ void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcom
     Handshake* const h = find(what.handshake);
     if (h == nullptr || h->address != AddressState::pending) return;
     h->address = AddressState::resolved;
+    update_eviction(*h);
     end_resolution(*h, outcome.has_value());
     if (!outcome) answered_.remove(h->resolving);
-    if (outcome && h->inbound) answered_.add(h->source->first, h->resolving);
+    if (outcome && h->inbound) answered_.add(h->source, h->resolving);
     watch(*h);
     std::visit(
         [&](auto& dialogue) {

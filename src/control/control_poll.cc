@@ -59,7 +59,7 @@ void ControlPort::collect_events() noexcept {
   if (event_count_ <= kFramesPerPoll) return;
   struct Turn {
     std::size_t turn = 0;  ///< 0: ours
-    const void* source = nullptr;
+    const Source* source = nullptr;
     Event event;
   };
   std::array<Turn, EpollSet::kEventsMax> turns;
@@ -67,8 +67,8 @@ void ControlPort::collect_events() noexcept {
     turns[i].event = events_[i];
     const Handshake* const h = find_named(events_[i].token);
     if (h == nullptr || !h->inbound) continue;
-    turns[i].source = &*h->source;
-    const auto same = [&](const Turn& t) { return t.source == turns[i].source; };
+    turns[i].source = &h->source;
+    const auto same = [&](const Turn& t) { return t.source != nullptr && *t.source == h->source; };
     turns[i].turn =
         1 + static_cast<std::size_t>(std::count_if(turns.data(), turns.data() + i, same));
   }

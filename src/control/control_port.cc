@@ -27,6 +27,7 @@ ControlPort::ControlPort(const ControlOptions& options, const Clock& clock,
       timers_(timers),
       cm_proofs_(keys_, authentication_, clock, options.handshakes, options.handshake_timeout),
       handshakes_(2 * options.handshakes),
+      eviction_order_(2 * options.handshakes, options.handshakes),
       resolution_limits_(clock),
       challenge_limits_(clock, ResolutionLimits::kChallengesOfSource,
                         ResolutionLimits::kChallengesOfAll),
@@ -156,26 +157,25 @@ void ControlPort::look_for_room() noexcept {
   listeners_.watch(Interest::read);
 }
 
-Handshake* ControlPort::begin_inbound(const Address& peer) noexcept {
-  const auto source = base::no_throw("accept a peer", [&]() -> Result<SourceCounts::iterator> {
-    return sources_.try_emplace(peer.source(), 0).first;
-  });
-  if (!source) return nullptr;
+Handshake* ControlPort::begin_inbound(const Address& peer, const Dialogue& dialogue) noexcept {
   Handshake* const h = begin_handshake(true);
-  if (h == nullptr) {
-    if ((*source)->second == 0) sources_.erase(*source);
-    return nullptr;
-  }
-  h->source = *source;
-  ++h->source->second;
-  return h;
+  if (h == nullptr) return nullptr;
+  h->dialogue = dialogue;
+  h->source = peer.source();
+  const auto added = base::no_throw("accept a peer", [&]() -> Result<void> {
+    eviction_order_.add(h->id.index, h->source, group_of(*h), h->waits_since);
+    return {};
+  });
+  if (added) return h;
+  --inbound_;
+  handshakes_.release(h->id.index);
+  return nullptr;
 }
 
 void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
   spend();
-  Handshake* const h = begin_inbound(accepted.peer);
+  Handshake* const h = begin_inbound(accepted.peer, Incoming{listener});
   if (h == nullptr) return;  // closes the socket; the peer may try again
-  h->dialogue = Incoming{listener};
   h->exchange.adopt(std::move(accepted.fd), accepted.peer,
                     wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
                                 FrameKind::ready),
@@ -289,7 +289,7 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   if (dialogue == nullptr || dialogue->answered) return;
   dialogue->answered = true;
   Handshake& h = *find(id);
-  h.waits_since = heard_time_;
+  restart_wait(h);
   h.exchange.expect(Accept::expected());
   wire::Accept accept{endpoint};
   if (!h.takes_application_fields) accept.endpoint.private_data = {};
@@ -301,7 +301,7 @@ void ControlPort::on_cm_answered(HandshakeId id) noexcept {
   CmAccept* const dialogue = find<CmAccept>(id);
   if (dialogue == nullptr) return;
   dialogue->answered = true;
-  find(id)->waits_since = heard_time_;
+  restart_wait(*find(id));
 }
 
 void ControlPort::respond(HandshakeId id, std::uint64_t path_token) noexcept {
@@ -362,7 +362,7 @@ void ControlPort::drop(Handshake& h) noexcept {
   if (h.watched) epoll_.remove(h.exchange.fd());
   h.exchange.reset();
   timers_.cancel(h.timer);
-  if (h.inbound && --h.source->second == 0) sources_.erase(h.source);
+  if (h.inbound) eviction_order_.remove(h.id.index);
   if (h.inbound && h.is_authenticated) --proved_;
   --(h.inbound ? inbound_ : outbound_);
   handshakes_.release(h.id.index);
@@ -377,7 +377,7 @@ void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept
   if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
     h.is_authenticated = true;
     if (h.inbound) ++proved_;
-    h.waits_since = heard_time_;
+    restart_wait(h);
     ++authentication_.authenticated;
   }
   if (progress == Progress::failed) {
@@ -423,10 +423,10 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
 bool ControlPort::may_challenge(Handshake& h, const Gid& client) {
   h.resolving = client;
   if (h.is_challenged || !reaches_other_hosts_ || is_of_peer_or_ours(h, client) ||
-      validated_.contains(h.source->first, client))
+      validated_.contains(h.source, client))
     return true;
   const auto charged = base::no_throw("challenge a client", [&]() -> Result<bool> {
-    return challenge_limits_.try_begin(h.source->first);
+    return challenge_limits_.try_begin(h.source);
   });
   if (!charged) return refuse(h, charged.error()), false;
   h.is_challenged = *charged;
@@ -435,20 +435,20 @@ bool ControlPort::may_challenge(Handshake& h, const Gid& client) {
 }
 
 void ControlPort::end_challenge(Handshake& h, bool answered) noexcept {
-  if (std::exchange(h.is_challenged, false)) challenge_limits_.end(h.source->first, answered);
+  if (std::exchange(h.is_challenged, false)) challenge_limits_.end(h.source, answered);
 }
 
 void ControlPort::on_path_validated(const Handshake& h) noexcept {
   if (!h.is_challenged) return;
   // Without memory the client's next session counts again.
   (void)base::no_throw("remember a client's address", [&]() -> Result<void> {
-    validated_.add(h.source->first, h.resolving);
+    validated_.add(h.source, h.resolving);
     return {};
   });
 }
 
 void ControlPort::on_path_not_validated(const Handshake& h) noexcept {
-  validated_.remove(h.source->first, h.resolving);
+  validated_.remove(h.source, h.resolving);
 }
 
 void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {

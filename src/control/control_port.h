@@ -19,6 +19,7 @@
 #include "control/dialogues.h"
 #include "control/endpoint_proof.h"
 #include "control/epoll_set.h"
+#include "control/eviction_order.h"
 #include "control/grace.h"
 #include "control/key_ring.h"
 #include "control/listeners.h"
@@ -210,6 +211,9 @@ class ControlPort {
     return authentication_;
   }
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return options_.incarnation; }
+  /// Checks the port's counts and lists against its handshakes, and which of them would give way
+  /// against a search of all. Errors: system (with what is wrong), no_memory.
+  [[nodiscard]] Result<void> audit() noexcept;
 
  private:
   friend struct Incoming;
@@ -224,11 +228,17 @@ class ControlPort {
   friend struct ServeSession;
   friend struct ProbePeer;
   friend struct Refusing;
+  friend class PortAuditor;
 
   // Functions for dialogues.
   void begin(Handshake& h, const Dialogue& next) noexcept {
     h.dialogue = next;
+    restart_wait(h);
+  }
+  /// The peer has taken its last step now.
+  void restart_wait(Handshake& h) noexcept {
     h.waits_since = heard_time_;
+    update_eviction(h);
   }
   /// The peer has confirmed our answer.
   void on_confirmed(const Handshake& h) noexcept {
@@ -312,19 +322,24 @@ class ControlPort {
   Result<void> open_cm_channel();
   Handshake* begin_handshake(bool inbound) noexcept;
   /// Null: no memory, or no room.
-  Handshake* begin_inbound(const Address& peer) noexcept;
+  Handshake* begin_inbound(const Address& peer, const Dialogue& dialogue) noexcept;
   Result<HandshakeId> dial_connection(const Address& to, const Connect& dialogue);
   Result<Handshake*> dial(const Address& to, wire::KindSet expected, const Dialogue& dialogue);
 
   // Eviction: handshake_eviction.cc.
   [[nodiscard]] static bool waits_for_peer(const Handshake& h) noexcept;
-  [[nodiscard]] static bool is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept;
+  [[nodiscard]] static HandshakeGroup group_of(const Handshake& h) noexcept;
+  /// To be called when group_of() an inbound handshake, or its waits_since, may have changed.
+  void update_eviction(const Handshake& h) noexcept {
+    if (h.inbound) eviction_order_.move(h.id.index, group_of(h), h.waits_since);
+  }
+  [[nodiscard]] bool is_of_heavy_source(const Handshake& h, std::uint32_t limit) const noexcept;
+  [[nodiscard]] std::uint64_t time_of_source(bool is_heavy) const noexcept;
   [[nodiscard]] bool has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept;
   [[nodiscard]] bool is_of_many(const Handshake& h) const noexcept;
-  template <typename Eligible>
-  [[nodiscard]] Handshake* find_heaviest(Eligible&& is_eligible) noexcept;
-  template <typename Eligible>
-  [[nodiscard]] Handshake* find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept;
+  template <typename IsEligible, typename KeepsItsPlace>
+  [[nodiscard]] Handshake* find_silent(std::uint32_t limit, IsEligible&& is_eligible,
+                                       KeepsItsPlace&& keeps_its_place) noexcept;
   [[nodiscard]] Handshake* find_victim() noexcept;
   /// How many inbound handshakes there may be now.
   [[nodiscard]] std::uint32_t inbound_limit() const noexcept {
@@ -388,7 +403,7 @@ class ControlPort {
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
   std::uint32_t proved_ = 0;                ///< inbound ones whose peer has proved a key
-  SourceCounts sources_;                    ///< of the inbound ones
+  EvictionOrder eviction_order_;            ///< of the inbound ones
   std::vector<std::uint32_t> held_;         ///< inbound ones that wait for room
   std::uint32_t held_for_connections_ = 0;  ///< of these
   std::vector<std::unique_ptr<CmRequest>>

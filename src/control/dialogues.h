@@ -223,9 +223,9 @@ struct Handshake {
   Dialogue dialogue;
   HandshakeId id;
   bool inbound = false;
-  SourceCounts::iterator source;  ///< inbound: the peer's count
-  Source counted_for{};           ///< Admission::source
-  bool watched = false;           ///< in the epoll set
+  Source source{};       ///< inbound: the peer's
+  Source counted_for{};  ///< Admission::source
+  bool watched = false;  ///< in the epoll set
   Interest interest = Interest::none;
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;

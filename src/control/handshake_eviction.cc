@@ -40,6 +40,10 @@ bool is_connection(const Handshake& h) noexcept {
   return std::holds_alternative<Accept>(h.dialogue) || std::holds_alternative<CmAccept>(h.dialogue);
 }
 
+/// Whether a source with so many handshakes is heavy: it holds more than a quarter of `limit`.
+/// Honest peers that come in a crowd come from many sources, or are near.
+bool holds_much(std::uint32_t count, std::uint32_t limit) noexcept { return count > limit / 4; }
+
 }  // namespace
 
 /// Whether the handshake waits for its peer.
@@ -52,47 +56,49 @@ bool ControlPort::waits_for_peer(const Handshake& h) noexcept {
       h.dialogue);
 }
 
-/// Whether the source holds more than a quarter of `limit`. Honest peers that come in a crowd come
-/// from many sources, or are near.
-bool ControlPort::is_of_heavy_source(const Handshake& h, std::uint32_t limit) noexcept {
-  return h.source->second > limit / 4;
+/// What the rules depend on, beside the source and the time.
+HandshakeGroup ControlPort::group_of(const Handshake& h) noexcept {
+  const bool waits_for_us =
+      !waits_for_peer(h) || (h.address == AddressState::pending && h.is_authenticated);
+  return {.waits_for = waits_for_us                        ? WaitsFor::us
+                       : h.held_for == HeldFor::connection ? WaitsFor::room
+                       : is_connection(h)                  ? WaitsFor::confirmation
+                                                           : WaitsFor::peer,
+          .is_proved = h.is_authenticated,
+          .is_request = h.request != nullptr};
 }
 
-/// Whether the peer has had its time, which is shorter at a heavy source.
+bool ControlPort::is_of_heavy_source(const Handshake& h, std::uint32_t limit) const noexcept {
+  return holds_much(eviction_order_.count_beside(h.id.index), limit);
+}
+
+/// The time that a silent peer has, which is shorter at a heavy source.
+std::uint64_t ControlPort::time_of_source(bool is_heavy) const noexcept {
+  return std::min(clock_.ticks(options_.handshake_timeout / 8),
+                  is_heavy ? clock_.ticks(Grace::kShortest) : grace_.at(heard_time_));
+}
+
 bool ControlPort::has_had_its_time(const Handshake& h, std::uint32_t limit) const noexcept {
-  const std::uint64_t grace =
-      is_of_heavy_source(h, limit) ? clock_.ticks(Grace::kShortest) : grace_.at(heard_time_);
-  return heard_time_ - h.waits_since >=
-         std::min(clock_.ticks(options_.handshake_timeout / 8), grace);
+  return heard_time_ - h.waits_since >= time_of_source(is_of_heavy_source(h, limit));
 }
 
-/// Chooses among the eligible inbound handshakes: first the source with the most handshakes, then
-/// the handshake whose peer has been silent longest. Null: none is eligible.
-template <typename Eligible>
-Handshake* ControlPort::find_heaviest(Eligible&& is_eligible) noexcept {
-  Handshake* found = nullptr;
-  for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
-    if (!handshakes_.in_use(i)) continue;
-    Handshake& h = handshakes_.at(i);
-    if (!h.inbound || !is_eligible(h)) continue;
-    const auto ahead = [&] {
-      const std::uint32_t most = found->source->second;
-      return h.source->second != most ? h.source->second > most
-                                      : h.waits_since < found->waits_since;
-    };
-    if (found == nullptr || ahead()) found = &h;
+/// The waiting peer that gives way, of the groups that `is_eligible` names. Null: none has had its
+/// time. Those that `keeps_its_place` names do so unless their source is heavy.
+template <typename IsEligible, typename KeepsItsPlace>
+Handshake* ControlPort::find_silent(std::uint32_t limit, IsEligible&& is_eligible,
+                                    KeepsItsPlace&& keeps_its_place) noexcept {
+  const auto heaviest = eviction_order_.first(is_eligible);
+  if (!heaviest) return nullptr;
+  if (holds_much(heaviest->count, limit)) {
+    const bool is_due = heard_time_ - heaviest->since >= time_of_source(true);
+    return is_due ? &handshakes_.at(heaviest->name) : nullptr;
   }
-  return found;
-}
-
-/// The waiting peer that gives way, of those that `is_eligible` names. Null: none has had its time.
-template <typename Eligible>
-Handshake* ControlPort::find_silent(std::uint32_t limit, Eligible&& is_eligible) noexcept {
-  Handshake* const found = find_heaviest([&](const Handshake& h) {
-    return is_eligible(h) && waits_for_peer(h) &&
-           (is_of_heavy_source(h, limit) || has_had_its_time(h, limit));
-  });
-  return found != nullptr && has_had_its_time(*found, limit) ? found : nullptr;
+  const std::uint64_t time = time_of_source(false);
+  if (heard_time_ < time) return nullptr;
+  const auto found = eviction_order_.first(
+      [&](HandshakeGroup group) { return is_eligible(group) && !keeps_its_place(group); },
+      heard_time_ - time);
+  return found ? &handshakes_.at(found->name) : nullptr;
 }
 
 /// The handshake that gives way to a new peer: of a peer that has proved the key only if no other's
@@ -101,12 +107,12 @@ Handshake* ControlPort::find_victim() noexcept {
   const std::uint32_t limit = inbound_limit();
   const bool many_wait = held_for_connections_ > limit / 2;
   const auto find = [&](bool proved) {
-    return find_silent(limit, [&](const Handshake& h) {
-      const bool keeps_its_place = h.held_for == HeldFor::connection && !many_wait;
-      const bool waits_for_us = h.address == AddressState::pending && proved;
-      return h.is_authenticated == proved && !waits_for_us &&
-             (!keeps_its_place || is_of_heavy_source(h, limit));
-    });
+    return find_silent(
+        limit,
+        [&](HandshakeGroup group) {
+          return group.is_proved == proved && group.waits_for != WaitsFor::us;
+        },
+        [&](HandshakeGroup group) { return group.waits_for == WaitsFor::room && !many_wait; });
   };
   Handshake* const stranger = find(false);
   const bool many_are_proved = proved_ > limit - std::max(limit / 4, 1u);
@@ -122,7 +128,10 @@ void ControlPort::on_accept_failed(const Error& why) noexcept {
 
 /// The half-open connection that gives way to a new one. Null: none has had its time.
 Handshake* ControlPort::find_half_open_victim() noexcept {
-  return find_silent(options_.half_open, is_connection);
+  return find_silent(
+      options_.half_open,
+      [](HandshakeGroup group) { return group.waits_for == WaitsFor::confirmation; },
+      [](HandshakeGroup) { return false; });
 }
 
 /// The same for a newcomer whose source has its share: the oldest that counts for that source,
@@ -141,10 +150,9 @@ Handshake* ControlPort::find_half_open_of_own(const Handshake& newcomer) noexcep
 /// A request through rdma_cm that gives way before it has had its time, even while it waits for our
 /// own verbs, because its source has more handshakes than the newcomer's will have.
 Handshake* ControlPort::find_request_victim(const Address& newcomer) noexcept {
-  const auto source = sources_.find(newcomer.source());
-  const std::uint32_t will_have = source != sources_.end() ? source->second + 1 : 1;
-  return find_heaviest(
-      [&](const Handshake& h) { return h.request != nullptr && h.source->second > will_have; });
+  const std::uint32_t will_have = eviction_order_.count_of(newcomer.source()) + 1;
+  const auto found = eviction_order_.first([](HandshakeGroup group) { return group.is_request; });
+  return found && found->count > will_have ? &handshakes_.at(found->name) : nullptr;
 }
 
 /// Whether a peer that gives way is one of many that hold no more than their share each. One that

@@ -15,6 +15,7 @@ void ControlPort::hold(Handshake& h, HeldFor what) noexcept {
   if (h.held_for == HeldFor::nothing) held_.push_back(h.id.index);  // has capacity for all
   h.held_for = what;
   if (what == HeldFor::connection) ++held_for_connections_;
+  update_eviction(h);
   watch(h);
 }
 
@@ -22,6 +23,7 @@ void ControlPort::unhold(Handshake& h) noexcept {
   if (h.held_for == HeldFor::nothing) return;
   if (h.held_for == HeldFor::connection) --held_for_connections_;
   h.held_for = HeldFor::nothing;
+  update_eviction(h);
   std::erase(held_, h.id.index);
 }
 
@@ -59,16 +61,16 @@ Handshake* ControlPort::next_held(bool with_connections) noexcept {
   for (const std::uint32_t index : held_) {
     Handshake& h = handshakes_.at(index);
     if (h.was_asked) continue;
-    const bool can_go_on = h.held_for == HeldFor::connection ? with_connections
-                           : h.held_for == HeldFor::challenge
-                               ? validated_.contains(h.source->first, h.resolving) ||
-                                     challenge_limits_.may_begin(h.source->first)
-                               : resolution_limits_.may_begin(h.source->first);
+    const bool can_go_on =
+        h.held_for == HeldFor::connection ? with_connections
+        : h.held_for == HeldFor::challenge
+            ? validated_.contains(h.source, h.resolving) || challenge_limits_.may_begin(h.source)
+            : resolution_limits_.may_begin(h.source);
     if (!can_go_on) continue;
     const auto ahead = [&] {
-      const std::uint32_t fewest = found->source->second;
-      return h.source->second != fewest ? h.source->second < fewest
-                                        : h.waits_since < found->waits_since;
+      const std::uint32_t fewest = eviction_order_.count_beside(found->id.index);
+      const std::uint32_t count = eviction_order_.count_beside(index);
+      return count != fewest ? count < fewest : h.waits_since < found->waits_since;
     };
     if (found == nullptr || ahead()) found = &h;
   }
@@ -162,12 +164,12 @@ std::unique_ptr<CmServerProof> ControlPort::take_cm_proof(HandshakeId id) noexce
 
 /// False: there is no handshake for it.
 bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
-  Handshake* const h = begin_inbound(request->peer);
+  Handshake* const h = begin_inbound(request->peer, CmIncoming{request->listener});
   if (h == nullptr) return false;
-  h->dialogue = CmIncoming{request->listener};
   h->is_authenticated = request->key != nullptr;
   if (h->is_authenticated) ++proved_;
   h->request = std::move(request);
+  update_eviction(*h);
   schedule_timeout(*h);
   resume(*h);
   return true;
@@ -185,8 +187,7 @@ void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
 /// handshakes, the oldest. Rejects those that have waited for too long.
 void ControlPort::begin_kept_requests() noexcept {
   const auto handshakes_of = [this](const std::unique_ptr<CmRequest>& request) {
-    const auto source = sources_.find(request->peer.source());
-    return source != sources_.end() ? source->second : 0;
+    return eviction_order_.count_of(request->peer.source());
   };
   const std::uint64_t timeout = clock_.ticks(options_.handshake_timeout);
   while (!kept_requests_.empty() && clock_.now() - kept_requests_.front()->came_at >= timeout) {

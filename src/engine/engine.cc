@@ -201,7 +201,8 @@ Result<void> EngineCore::audit() {
   return agent::audit(context)
       .and_then([&] { return context.registrations->audit(); })
       .and_then([&] { return calls != nullptr ? rpc::audit(*calls) : Result<void>(); })
-      .and_then([&] { return context.arena->audit(); });
+      .and_then([&] { return context.arena->audit(); })
+      .and_then([&] { return control.audit(); });
 }
 
 Result<void> EngineCore::check_access(Access asked) const {

@@ -195,6 +195,8 @@ struct Port {
       EXPECT_EQ(timer.kind, control::kHandshakeTimer);
       port.on_timer(timer);
     });
+    const auto clean = port.audit();
+    EXPECT_TRUE(clean) << clean.error().message();
   }
 
   /// A pause of the whole process, without a poll.

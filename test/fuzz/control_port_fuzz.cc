@@ -84,6 +84,7 @@ class World {
     if (resolver_ != nullptr)
       expect(resolver_->pending.size() <= port_.handshakes(), "so does a resolution");
     expect(owner_.cm_requests <= requests_, "a request is passed on once");
+    expect(port_.audit().has_value(), "counts and lists agree with the handshakes");
   }
 
   /// Ends everything as an engine does, and expects that nothing is left.
