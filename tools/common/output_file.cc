@@ -34,7 +34,7 @@ struct Node {
   }
 };
 
-Node look_at(const std::string& path) {
+Node examine(const std::string& path) {
   Node node;
   const int fd = ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return node;
@@ -97,27 +97,25 @@ void OutputFile::remove_partial() const {
 }
 
 tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
-  return tl::unexpected(
-      Error{Status::system, fmt::format("write {}", path_),
-            fmt::format("{}: {}", call, std::strerror(code)), remedy_of(code)});
+  return tl::unexpected(Error{Status::system, fmt::format("write {}", path_),
+                              fmt::format("{}: {}", call, std::strerror(code)), remedy_of(code)});
 }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
   constexpr int kMostLinks = 40;  // as many as the kernel follows
   std::string target = path;
-  Node node = look_at(target);
+  Node node = examine(target);
   for (int links = 0; node.is_followed(); ++links) {
     if (links == kMostLinks) return OutputFile(path, {}, -1).error("open", ELOOP);
     target = follow(target, node.link);
-    node = look_at(target);
+    node = examine(target);
   }
   const bool in_place = node.is_written_in_place();
   const std::string partial =
       in_place ? std::string() : fmt::format("{}.partial-{}", target, ::getpid());
   OutputFile file(target, partial, -1);
-  file.fd_ = in_place
-                 ? open_in_place(target, node)
-                 : ::open(partial.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
+  file.fd_ = in_place ? open_in_place(target, node)
+                      : ::open(partial.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
   if (file.fd_ < 0) return file.error("open", errno);
   return file;
 }
