@@ -68,6 +68,8 @@ if "--bind" in words:
     words.remove(words[words.index("--bind") + 1])
 if "localhost" in words or "127.0.0.1" in words:
     socket.create_connection(at)
+    if "FAKE_FAULT" in os.environ:
+        sys.exit(os.environ["FAKE_FAULT"])
     if name == "spinwire-perf":
         print('{"p50_ns": %s, "rate_mops": %s}' % (os.environ.get("FAKE_P50", "9000"),
                                                    os.environ.get("FAKE_RATE", "2.1")))

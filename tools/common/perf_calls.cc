@@ -243,7 +243,8 @@ void PerfCaller::on_reply(std::uint32_t slot, const Reply& reply) {
   if (reply.status() != Status::ok) [[unlikely]] {
     if (reply.status() != Status::flushed) {
       fail(fmt::format("{}: call {} ended with: {}{}{}", address_, number,
-                       to_string(reply.status()), reply.text().empty() ? "" : ", ", reply.text()));
+                       to_string(reply.status()), reply.text().empty() ? "" : ", ",
+                       perf_shown(reply.text())));
     }
   } else if (reply.bytes().size() != shape_.reply_size ||
              !perf_is_stamped(reply.bytes().data(), shape_.reply_size, expected) ||

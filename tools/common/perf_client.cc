@@ -276,7 +276,7 @@ void PerfClient::on_message(Message& message) {
 }
 
 void PerfClient::on_offer(const PerfOffer& offer) {
-  if (offer.slots == 0) return break_off(std::string(perf_text(offer.why)));
+  if (offer.slots == 0) return break_off(perf_text(offer.why));
   const bool one_sided = op_ != PerfOp::send;
   if (!one_sided && size_ > server_.max_message()) {
     return break_off(

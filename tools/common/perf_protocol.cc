@@ -30,6 +30,18 @@ std::string_view to_string(PerfOp op) noexcept {
   return kNames[static_cast<std::size_t>(op)];
 }
 
+std::string perf_shown(std::string_view text) {
+  std::string shown(text);
+  for (char& c : shown) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return shown;
+}
+
+std::string perf_text(const std::array<char, 172>& text) {
+  return perf_shown({text.data(), ::strnlen(text.data(), text.size())});
+}
+
 void perf_set_text(std::array<char, 172>& out, std::string_view text) noexcept {
   out.fill('\0');
   std::copy_n(text.data(), std::min(text.size(), out.size() - 1), out.data());

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "spinwire/buffer.h"
@@ -100,10 +101,10 @@ template <typename T>
 std::span<const std::byte> perf_encode(const T& message) noexcept {
   return std::as_bytes(std::span(&message, 1));
 }
-/// A text of the peer, which may lack its terminator.
-inline std::string_view perf_text(const std::array<char, 172>& text) noexcept {
-  return {text.data(), ::strnlen(text.data(), text.size())};
-}
+/// A text of the peer as users see it: '?' for each byte that is not printable.
+std::string perf_shown(std::string_view text);
+/// As perf_shown(); the text may lack its terminator.
+std::string perf_text(const std::array<char, 172>& text);
 void perf_set_text(std::array<char, 172>& out, std::string_view text) noexcept;
 
 // ---- the bytes --------------------------------------------------------------------------------

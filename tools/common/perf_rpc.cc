@@ -140,7 +140,7 @@ void RpcPerfClient::ask() {
     }
     if (reply.status() != Status::ok) {
       return give_up(fmt::format("{}: {}{}{}", address_, to_string(reply.status()),
-                                 reply.text().empty() ? "" : ": ", reply.text()));
+                                 reply.text().empty() ? "" : ": ", perf_shown(reply.text())));
     }
     if (!perf_decode(reply.bytes(), admission_))
       return give_up("the server sent an unknown message; is it of the same version?");
@@ -185,7 +185,7 @@ std::string RpcPerfClient::find_fault(const CallTally& tally) const {
     return fmt::format("{} calls were made, and {} others served", caller_.finished_calls(),
                        tally.served.calls);
   }
-  if (!perf_text(tally.fault).empty()) return std::string(perf_text(tally.fault));
+  if (std::string fault = perf_text(tally.fault); !fault.empty()) return fault;
   const CallBooks& ours = answerer_.books();
   if (ours.wrong != 0 || differ(ours, tally.called, tally.called_sum)) {
     return fmt::format("the server made {} calls; {} were served here, {} of them wrong",
@@ -280,7 +280,7 @@ void ServedCaller::begin(Request& request, const CallAsk& ask) {
   }
   waiting_ = request.defer();
   caller_ = std::make_unique<PerfCaller>(engine_);
-  caller_->open(shape_back(shape_), std::string(perf_text(ask.caller)));
+  caller_->open(shape_back(shape_), perf_text(ask.caller));
   state_ = State::calling_back;
 }
 
@@ -340,7 +340,7 @@ void ServedCaller::report_counts() {
   const std::uint64_t wrong = tally.served.wrong;
   end(wrong != 0
           ? fmt::format("{} of {} calls differ from what was sent", wrong, tally.served.calls)
-          : std::string(perf_text(tally.fault)));
+          : perf_text(tally.fault));
 }
 
 void ServedCaller::end(const std::string& how) {

@@ -23,6 +23,7 @@ struct Finding {
 
 class Findings {
  public:
+  /// In text and evidence, bytes that are not printable become '?'; line ends stay.
   void add(std::string_view check, Severity severity, std::string text, std::string evidence,
            std::string remedy = {});
   /// What cannot be read: a note.
