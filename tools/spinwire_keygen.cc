@@ -151,20 +151,44 @@ int append(int fd, const Options& options, const Text& text, std::string& line) 
   return fail_call(options.file, "write", error);
 }
 
-int add(const Options& options, std::string& line) {
-  const int fd = ::open(options.file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return fail_call(options.file, "open", errno);
+/// What keeps an open file from being this user's key file; empty: nothing.
+std::string find_fault(int fd) {
   struct stat about {};
+  if (::fstat(fd, &about) != 0) return fmt::format("fstat: {}", std::strerror(errno));
+  if (!S_ISREG(about.st_mode)) return "it is no regular file; name a key file";
+  if (about.st_uid != ::geteuid())
+    return fmt::format("it belongs to user {}; run spinwire-keygen as that user", about.st_uid);
+  if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+    return "others than its owner have access to it; chmod 600";
+  return {};
+}
+
+/// Other runs of this program hold the lock until their line is there. False: an error, in errno.
+bool lock(int fd) {
+  constexpr int kTries = 100;
+  constexpr timespec kPause{0, 50'000'000};
+  for (int i = 0; i < kTries; ++i) {
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+    if (errno != EWOULDBLOCK && errno != EINTR) return false;
+    (void)::nanosleep(&kPause, nullptr);
+  }
+  return errno = EWOULDBLOCK, false;
+}
+
+int add(const Options& options, std::string& line) {
+  const int fd =
+      ::open(options.file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+  if (fd < 0 && errno == ELOOP)
+    return fail(fmt::format("{}: it is a link; name the key file itself", options.file));
+  if (fd < 0) return fail_call(options.file, "open", errno);
   Text text;
   int code = tools::kDone;
-  // Others of this program wait until the line is there.
-  if (::flock(fd, LOCK_EX) != 0) {
-    code = fail_call(options.file, "lock", errno);
-  } else if (::fstat(fd, &about) != 0) {
-    code = fail_call(options.file, "read", errno);
-  } else if (!S_ISREG(about.st_mode) || (about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    code = fail(fmt::format("{}: it is no regular file that its owner alone can use; chmod 600",
-                            options.file));
+  if (const std::string fault = find_fault(fd); !fault.empty()) {
+    code = fail(fmt::format("{}: {}", options.file, fault));
+  } else if (!lock(fd)) {
+    code = errno == EWOULDBLOCK
+               ? fail(fmt::format("{}: another program has locked it; try again", options.file))
+               : fail_call(options.file, "lock", errno);
   } else if (!read_all(fd, text)) {
     code = fail_call(options.file, "read", errno);
   } else {

@@ -1,6 +1,7 @@
 // spinwire-keygen, as a user runs it.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -118,6 +119,41 @@ TEST_F(Tools, KeygenAddsAWholeLineOrNothing) {
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(added.code, 1);
   EXPECT_EQ(text_of(file), before);
+}
+
+// In a folder of another user, that user could lead root to another file, or lock it for ever.
+TEST_F(Tools, KeygenAddsToNoFileOfAnotherUserAndFollowsNoLink) {
+  const Folder folder;
+  const std::string file = folder / "keys", link = folder / "link";
+  ASSERT_EQ(run("spinwire-keygen", {file}).code, 0);
+  const std::string before = text_of(file);
+  ASSERT_EQ(::symlink(file.c_str(), link.c_str()), 0);
+  const Outcome linked = run("spinwire-keygen", {link, "--name", "new", "--add"});
+  EXPECT_EQ(linked.code, 1);
+  EXPECT_NE(linked.err.find("it is a link"), std::string::npos) << linked.err;
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(file.c_str(), 65534, 65534), 0);
+    const Outcome foreign = run("spinwire-keygen", {file, "--name", "new", "--add"});
+    EXPECT_EQ(foreign.code, 1);
+    EXPECT_NE(foreign.err.find("it belongs to user 65534"), std::string::npos) << foreign.err;
+  }
+  EXPECT_EQ(text_of(file), before);
+}
+
+TEST_F(Tools, KeygenWaitsForALockOnlyForAWhile) {
+  const Folder folder;
+  const std::string file = folder / "keys";
+  ASSERT_EQ(run("spinwire-keygen", {file}).code, 0);
+  const std::string before = text_of(file);
+  const int held = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  const Outcome late = run("spinwire-keygen", {file, "--name", "new", "--add"});
+  EXPECT_EQ(late.code, 1);
+  EXPECT_NE(late.err.find("has locked it"), std::string::npos) << late.err;
+  EXPECT_EQ(text_of(file), before);
+  Program waiting({bin() + "/spinwire-keygen", file, "--name", "new", "--add"});
+  ::close(held);
+  EXPECT_EQ(waiting.wait(), 0) << waiting.err();
 }
 
 TEST_F(Tools, KeygenExplainsItself) {
