@@ -63,11 +63,12 @@ std::string text_of(const std::array<char, N>& text) {
   return printable(text.data(), N);
 }
 
-/// A name that exporters can use as it is.
+/// A name that exporters can use as it is. Prometheus reserves those that begin with "__".
 bool is_name(std::string_view name) noexcept {
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz_";
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyz_0123456789";
-  return !name.empty() && kLetters.find(name.front()) != std::string_view::npos &&
+  return !name.empty() && !name.starts_with("__") &&
+         kLetters.find(name.front()) != std::string_view::npos &&
          name.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
@@ -145,6 +146,7 @@ Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& head
   values -= count;
   rows.row_bytes = d.row_bytes;
   rows.bytes_to_read = kBytesOfACall + d.row_bytes;
+  std::uint64_t column_bytes = 0;
   for (std::uint32_t i = 0; i < d.column_count; ++i) {
     const auto column =
         load<ColumnDescriptor>(file, d.columns_offset + std::uint64_t{i} * header.column_bytes);
@@ -152,8 +154,12 @@ Result<MetricTable> decode_table(Bytes file, Bytes later, const FileHeader& head
     if (!decoded) return tl::unexpected(decoded.error());
     table.columns.push_back(std::move(*decoded));
     rows.columns.push_back({column.offset, column.bytes});
-    rows.bytes_to_read += column.bytes;
+    column_bytes += column.bytes;
   }
+  rows.bytes_to_read += column_bytes;
+  // Columns that share bytes would make the texts of a small file take far more memory than it.
+  if (column_bytes > d.row_bytes - sizeof(RowHeader))
+    return damaged("a table's columns are longer than its rows");
   for (std::uint32_t i = 0; i < d.row_count; ++i) {
     const std::uint64_t at = d.rows_offset + std::uint64_t{i} * d.row_bytes;
     const auto row = load<RowHeader>(file, at);
@@ -452,6 +458,11 @@ Result<EngineReading> read_engine(const EngineFile& file) {
     });
     if (!reading) return reading;
     reading->file.path = file.path;
+    // The name is this user's; the contents may be anything.
+    if (file.pid != 0) {
+      reading->file.pid = file.pid;
+      reading->file.engine = file.engine;
+    }
     reading->file.is_alive = observe::is_locked(fd.get());
     observe::set_times(*reading);
     return reading;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -94,6 +95,32 @@ TEST_F(ObserveHostilePage, NumbersOutOfBoundsAreRefused) {
   refused(column + offsetof(ColumnDescriptor, bytes), kMany);
   refused(column + offsetof(ColumnDescriptor, bytes), 0u);
   EXPECT_EQ(status_of(page.with(offsetof(FileHeader, layout_version), 99u)), Status::unsupported);
+}
+
+// Each text lies within its row, but all of them would take many times the file's length.
+TEST_F(ObserveHostilePage, ColumnsThatOverlapAreRefused) {
+  const Page page;
+  auto table = page.get<TableDescriptor>(page.table());
+  auto column = page.get<ColumnDescriptor>(page.column() + sizeof(ColumnDescriptor));
+  column.offset = sizeof(observe::RowHeader);
+  column.bytes = 256;
+  column.kind = static_cast<std::uint32_t>(MetricKind::label);
+  ASSERT_GT(table.row_bytes, sizeof(observe::RowHeader) + column.bytes);
+  auto changed = page.bytes();
+  for (std::uint32_t i = 0; i < table.column_count; ++i) {
+    std::snprintf(column.name.data(), column.name.size(), "label_%u", i);
+    std::memcpy(changed.data() + page.column() + i * sizeof column, &column, sizeof column);
+  }
+  EXPECT_EQ(status_of(changed), Status::invalid_argument);
+}
+
+TEST_F(ObserveHostilePage, NamesThatPrometheusReservesAreRefused) {
+  const Page page;
+  const std::array<char, 9> name{"__name__"};
+  EXPECT_EQ(status_of(page.with(page.column() + offsetof(ColumnDescriptor, name), name)),
+            Status::invalid_argument);
+  EXPECT_EQ(status_of(page.with(page.table() + offsetof(TableDescriptor, name), name)),
+            Status::invalid_argument);
 }
 
 TEST_F(ObserveHostilePage, EveryLengthIsRead) {

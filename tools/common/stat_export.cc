@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "common/cli.h"
 #include "common/json.h"
 #include "common/stat_findings.h"
 #include "common/stat_report.h"
@@ -93,10 +96,46 @@ std::string escaped(std::string_view text, bool quotes) {
   return out;
 }
 
+/// Bytes of all texts of a row, its labels and states. No engine of this project has as many.
+constexpr std::uint64_t kRowTextsMax = 8192;
+/// Bytes of all samples. Each repeats its row's labels, so a small file could claim far more.
+constexpr std::uint64_t kSamplesMax = std::uint64_t{512} << 20;
+
+/// The bytes of an engine's samples, about; above kSamplesMax for a row with too many texts.
+std::uint64_t estimate_samples(const EngineReading& reading) {
+  constexpr std::uint64_t kOthers = 160;  // of a sample: labels of the engine, and the value
+  std::uint64_t bytes = 0;
+  for (const MetricTable& table : reading.tables) {
+    std::uint64_t names = 0;
+    std::uint64_t samples = 0;
+    for (const MetricColumn& column : table.columns) {
+      names += column.name.size();
+      samples += column.kind != MetricKind::label ? 1 : 0;
+    }
+    for (const MetricRow& row : table.rows) {
+      std::uint64_t texts = 0;
+      for (const MetricValue& value : row.values) texts += value.text.size();
+      if (texts > kRowTextsMax) return kSamplesMax + 1;
+      bytes += samples * (texts + names + kOthers);
+      if (bytes > kSamplesMax) return bytes;
+    }
+  }
+  return bytes;
+}
+
 /// The samples of all engines, with those of a metric together, as the format demands.
 class Prometheus {
  public:
   void add_engine(const EngineReading& reading) {
+    const std::uint64_t bytes = reading.file.is_alive ? estimate_samples(reading) : 0;
+    if (bytes > kSamplesMax - bytes_) {
+      (void)fail(
+          fmt::format("{}: left out: its labels and samples are too many; lower "
+                      "observability.rows, or remove the file if no engine made it",
+                      reading.file.path));
+      return;
+    }
+    bytes_ += bytes;
     engine_ = fmt::format("pid=\"{}\",engine=\"{}\",program=\"{}\"", reading.file.pid,
                           reading.file.engine, escaped(reading.program, true));
     const std::string up(kUpMetric.name);
@@ -116,21 +155,15 @@ class Prometheus {
 
  private:
   struct Family {
-    std::string name;
-    std::string type;
     std::string head;
     std::string samples;
   };
 
   std::string& family(const std::string& name, std::string_view type, std::string_view help) {
-    const auto found = std::find_if(families_.begin(), families_.end(),
-                                    [&](const Family& each) { return each.name == name; });
-    if (found != families_.end()) return found->samples;
+    const auto [found, is_new] = places_.try_emplace(name, families_.size());
+    if (!is_new) return families_[found->second].samples;
     families_.push_back(
-        {name,
-         std::string(type),
-         fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name, escaped(help, false), type),
-         {}});
+        {fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name, escaped(help, false), type), {}});
     return families_.back().samples;
   }
   [[nodiscard]] std::string sample(const std::string& name, std::string_view labels,
@@ -183,6 +216,8 @@ class Prometheus {
 
   std::string engine_;  ///< labels of the engine that is being added
   std::vector<Family> families_;
+  std::unordered_map<std::string, std::size_t> places_;  ///< of families_, by name
+  std::uint64_t bytes_ = 0;                              ///< of samples so far, about
 };
 
 }  // namespace

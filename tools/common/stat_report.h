@@ -32,7 +32,8 @@ std::string list_text(std::span<const EngineReading> readings);
 /// {"engines":[...]}, with all tables and the findings.
 std::string json_text(std::span<const EngineReading> readings);
 /// Version 0.0.4 of the format. Of dead engines it only has spinwire_up; rows that are not
-/// consistent are left out.
+/// consistent are left out. An engine whose samples would take too much memory is left out, with a
+/// message on stderr.
 std::string prometheus_text(std::span<const EngineReading> readings);
 /// All metrics of this release.
 std::string metrics_text();
