@@ -112,11 +112,18 @@ Result<std::vector<EngineFile>> list_engines(const std::string& directory) {
                               "give the folder that observability.directory names");
     }
     const uid_t user = ::geteuid();
+    const int folder = ::dirfd(open.get());
     std::vector<EngineFile> files;
     // NOLINTNEXTLINE(concurrency-mt-unsafe): the stream is ours alone
     while (const dirent* const entry = ::readdir(open.get())) {
       auto file = observe::parse_file_name(static_cast<const char*>(entry->d_name), user);
       if (!file) continue;
+      // Other users may have made any number of files with such names: they are not opened.
+      struct stat about {};
+      if (::fstatat(folder, static_cast<const char*>(entry->d_name), &about, AT_SYMLINK_NOFOLLOW) !=
+              0 ||
+          !S_ISREG(about.st_mode) || about.st_uid != user)
+        continue;
       file->path = directory + '/' + static_cast<const char*>(entry->d_name);
       const base::UniqueFd fd(observe::open_file(file->path));
       if (!fd) continue;

@@ -4,6 +4,7 @@
 #include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -103,10 +104,13 @@ Result<base::UniqueFd> make_file(const std::string& directory, std::size_t size)
 /// Stores the number of the engine, by which the name differs, in the header first.
 Result<std::string> name_file(int fd, const std::string& directory, FileHeader& header) {
   static std::atomic<std::uint32_t> next_engine{0};
-  constexpr int kTries = 1000;  // files of dead processes with our number
+  constexpr int kTries = 1000;
+  constexpr int kTriesInOrder = 8;  // files of dead processes with our number
   const std::string from = fmt::format("/proc/self/fd/{}", fd);
   for (int i = 0; i < kTries; ++i) {
     header.engine = next_engine.fetch_add(1, std::memory_order_relaxed);
+    // In a folder that all users write to, another one may have taken the names that come next.
+    if (i >= kTriesInOrder && ::getrandom(&header.engine, sizeof header.engine, 0) < 0) break;
     std::string path = directory + '/' + file_name(::geteuid(), header.pid, header.engine);
     if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0)
       return path;

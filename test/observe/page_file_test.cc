@@ -1,21 +1,26 @@
 // The file of an engine: how it appears, what readers find, and that it goes.
 #include "observe/page_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "base/unique_fd.h"
 #include "observe/engine_folder.h"
 #include "observe/engine_paths.h"
+#include "observe/page_layout.h"
 
 namespace observe_test {
 namespace {
@@ -115,6 +120,62 @@ TEST_F(ObservePageFile, ReplacesNoFileAndFollowsNoLink) {
   EXPECT_EQ(read_engine(link).error().status, Status::invalid_argument);
   link.path = folder.path() + "/none";
   EXPECT_EQ(read_engine(link).error().status, Status::not_connected);
+}
+
+TEST_F(ObservePageFile, TakenNamesKeepNoEngineFromItsFile) {
+  const EngineFolder folder;
+  const auto first = PageFile::create(options_in(folder));
+  ASSERT_TRUE(first) << first.error().message();
+  const std::uint32_t number = folder.engines()[0].engine;
+  const auto pid = static_cast<std::uint32_t>(::getpid());
+  for (std::uint32_t i = 1; i <= 1000; ++i) {
+    const std::string path = folder.path() + '/' + observe::file_name(::geteuid(), pid, number + i);
+    ASSERT_EQ(::mkdir(path.c_str(), 0700), 0);
+  }
+  const auto second = PageFile::create(options_in(folder));
+  ASSERT_TRUE(second) << second.error().message();
+  const auto engines = folder.engines();
+  ASSERT_EQ(engines.size(), 2u);
+  for (const EngineFile& file : engines) {
+    const auto reading = read_engine(file);
+    ASSERT_TRUE(reading) << reading.error().message();
+    EXPECT_EQ(reading->file.engine, file.engine);
+  }
+}
+
+TEST_F(ObservePageFile, FilesOfOtherUsersAreNotOpened) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to give a file away";
+  const EngineFolder folder;
+  const std::string path = folder.path() + '/' + observe::file_name(0, 1, 1);
+  std::ofstream(path) << "foreign";
+  ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+  const base::UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  ASSERT_GE(::inotify_add_watch(watch.get(), path.c_str(), IN_OPEN), 0);
+  EXPECT_TRUE(folder.engines().empty());
+  std::array<char, 256> event{};
+  EXPECT_EQ(::read(watch.get(), event.data(), event.size()), -1) << "it was opened";
+  EXPECT_GE(base::UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)).get(), 0);
+  EXPECT_GT(::read(watch.get(), event.data(), event.size()), 0) << "the watch works";
+}
+
+// Else one file could pass for those of several processes.
+TEST_F(ObservePageFile, ItsNameSaysWhichEngineItIs) {
+  const EngineFolder folder;
+  const auto file = PageFile::create(options_in(folder));
+  ASSERT_TRUE(file) << file.error().message();
+  ASSERT_EQ(::chmod(file->path().c_str(), 0600), 0);
+  const std::array<std::uint32_t, 2> other{1, 99};
+  std::fstream(file->path(), std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(offsetof(observe::FileHeader, pid))
+      .write(reinterpret_cast<const char*>(other.data()), sizeof other);
+  const EngineFile listed = folder.engines().at(0);
+  const auto reading = read_engine(listed);
+  ASSERT_TRUE(reading) << reading.error().message();
+  EXPECT_EQ(reading->file.pid, static_cast<std::uint32_t>(::getpid()));
+  EXPECT_EQ(reading->file.engine, listed.engine);
+  EngineFile unnamed;
+  unnamed.path = file->path();
+  EXPECT_EQ(read_engine(unnamed).value().file.pid, 1u);
 }
 
 TEST_F(ObservePageFile, SaysWhyThereIsNone) {
