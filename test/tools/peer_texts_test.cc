@@ -69,7 +69,7 @@ TEST_F(Tools, PerfPrintsNoControlCharactersOfItsServer) {
   const RefusingServer server;
   for (const char* const test : {"rpc", "lat"}) {
     const Outcome o =
-        run("spinwire-perf", {test, "127.0.0.1", "--port", server.port(), "--wait", "0"});
+        run("spinwire-perf", {test, "127.0.0.1", "--port", server.port(), "--wait", "10"});
     EXPECT_EQ(o.code, 1) << test;
     EXPECT_NE(o.err.find(kShown), std::string::npos) << test << o.err;
     EXPECT_EQ(o.err.find('\x1b'), std::string::npos) << test;
