@@ -1,6 +1,7 @@
 // A client of spinwire-stat --serve, and a search in what spinwire-stat writes.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -28,9 +29,20 @@ inline int connect_to(std::uint16_t port) {
   return fd;
 }
 
-/// What a server on loopback answers.
-inline std::string ask(std::uint16_t port, const std::string& request) {
-  const int fd = connect_to(port);
+/// As connect_to(), without waiting for the connection.
+inline int begin_to_connect(std::uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  (void)!::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+  EXPECT_EQ(::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK), 0);
+  return fd;
+}
+
+/// What a server answers on a connection, which this closes.
+inline std::string answer_on(int fd, const std::string& request) {
   EXPECT_EQ(::write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
   std::string answer;
   std::array<char, 4096> bytes{};
@@ -38,6 +50,11 @@ inline std::string ask(std::uint16_t port, const std::string& request) {
     answer.append(bytes.data(), static_cast<std::size_t>(got));
   ::close(fd);
   return answer;
+}
+
+/// What a server on loopback answers.
+inline std::string ask(std::uint16_t port, const std::string& request) {
+  return answer_on(connect_to(port), request);
 }
 
 }  // namespace stat_test

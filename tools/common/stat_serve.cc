@@ -28,6 +28,11 @@ using Time = std::chrono::steady_clock;
 constexpr std::chrono::seconds kClientLimit{30};  ///< for a request, and for its answer
 constexpr int kTurnMs = 100;                      ///< between looks for a stop signal
 constexpr std::size_t kMostClients = 32;
+/// In a turn. A client then has several turns for its request before newer ones make it give way.
+constexpr std::size_t kMostAccepted = 8;
+/// Clients that ask within that time get the same metrics, so that many of them cost no more than
+/// one.
+constexpr std::chrono::milliseconds kTextAge{200};
 
 tl::unexpected<Error> fail_serving(Status status, const std::string& address,
                                    std::string_view found, const char* remedy) {
@@ -133,7 +138,10 @@ class Client {
   [[nodiscard]] short events() const { return answer_.empty() ? POLLIN : POLLOUT; }
   [[nodiscard]] bool is_late() const { return Time::now() >= end_; }
   /// Goes on after an event. Returns false when the connection is to be closed.
-  bool go_on(const MetricsText& text) { return answer_.empty() ? receive(text) : send(); }
+  bool go_on(const MetricsText& text) {
+    if (answer_.empty() && !receive(text)) return false;
+    return answer_.empty() || send();
+  }
 
  private:
   bool receive(const MetricsText& text) {
@@ -183,16 +191,37 @@ class Clients {
   }
 
  private:
-  /// The oldest client gives way to a new one.
+  /// The oldest clients give way to new ones.
   void accept() {
-    const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) return;
-    if (clients_.size() == kMostClients) clients_.erase(clients_.begin());
-    clients_.push_back(std::make_unique<Client>(fd));
+    for (std::size_t i = 0; i < kMostAccepted; ++i) {
+      const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd < 0) return;
+      if (clients_.size() == kMostClients) clients_.erase(clients_.begin());
+      clients_.push_back(std::make_unique<Client>(fd));
+    }
   }
 
   int listener_;
   std::vector<std::unique_ptr<Client>> clients_;  ///< the oldest first
+};
+
+/// Makes the metrics, once for all clients that ask within kTextAge.
+class RecentText {
+ public:
+  explicit RecentText(const MetricsText& make) : make_(make) {}
+  Result<std::string> get() {
+    const Time::time_point now = Time::now();
+    if (!text_ || !*text_ || now - made_at_ >= kTextAge) {
+      text_ = make_();
+      made_at_ = Time::now();
+    }
+    return *text_;
+  }
+
+ private:
+  const MetricsText& make_;
+  std::optional<Result<std::string>> text_;
+  Time::time_point made_at_;
 };
 
 /// Where the socket listens, after port 0 too.
@@ -219,15 +248,17 @@ Result<void> serve_metrics(const std::string& address, const MetricsText& text) 
   (void)::setsockopt(listener.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.fd(), reinterpret_cast<const sockaddr*>(&loopback->address),
              loopback->size) != 0 ||
-      ::listen(listener.fd(), 16) != 0) {
+      ::listen(listener.fd(), SOMAXCONN) != 0) {
     const int error = errno;
     return fail_serving(error == EADDRINUSE ? Status::in_use : Status::system, address,
                         std::strerror(error), "choose another port");
   }
   fmt::print("serving http://{}/metrics\n", address_of(listener.fd(), address));
   std::fflush(stdout);
+  RecentText recent(text);
+  const MetricsText get = [&] { return recent.get(); };
   Clients clients(listener.fd());
-  while (!stop_requested()) clients.turn(text);
+  while (!stop_requested()) clients.turn(get);
   return {};
 }
 
