@@ -207,7 +207,7 @@ TEST_F(SlowTools, DoctorDoesNotWaitForASilentClient) {
 /// Each question comes in time, but all of them take too long.
 TEST_F(Tools, DoctorDoesNotWaitForAClientThatAsksSlowly) {
   DoctorHost host;
-  host.put("probe/clock_limit_ms", "100");
+  host.put("probe/first_limit_ms", "1000");
   Serving server(host);
   sockaddr_in address{};
   const int slow = tcp_socket(address, server.port());
@@ -221,12 +221,38 @@ TEST_F(Tools, DoctorDoesNotWaitForAClientThatAsksSlowly) {
   int answered = 0;
   while (answered < 64 && ask(frame("", 1, 3))) {
     ++answered;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(40));
   }
-  EXPECT_LT(answered, 64) << "64 questions take more than a second";
+  EXPECT_LT(answered, 64) << "64 questions take more than two seconds";
   ::close(slow);
   EXPECT_EQ(server.stop(), 0);
   EXPECT_NE(server.err().find("it does not answer in time"), std::string::npos) << server.err();
+}
+
+// The time until the engine connects is a part of the client's time, not one more.
+TEST_F(Tools, DoctorGivesAClientWhoseEngineDoesNotConnectNoTimeOfItsOwn) {
+  DoctorHost host;
+  host.put("probe/first_limit_ms", "1000");
+  const Serving server(host);
+  const auto begin = Clock::now();
+  EXPECT_NE(answer_of(server.port(), frame("a=b\n")), "");
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(15));
+}
+
+// The client may be anyone, and the error names a file of this host.
+TEST_F(Tools, DoctorTellsAClientOnlyTheStatusOfAnError) {
+  const DoctorHost host;
+  Program server({"/usr/bin/env", "SPINWIRE_SECURITY_KEY_FILE=/secret/place",
+                  bin() + "/spinwire-doctor", "--serve", "127.0.0.1:0", "--root", host.root()});
+  const std::string address = server.wait_for("listening on ");
+  ASSERT_NE(address, "") << server.err();
+  const std::string answer =
+      answer_of(std::stoi(address.substr(address.rfind(':') + 1)), frame("a=b\n"));
+  EXPECT_NE(answer.find("engine.error=bad_config\n"), std::string::npos) << answer;
+  EXPECT_EQ(answer.find("/secret/place"), std::string::npos) << answer;
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+  EXPECT_NE(server.err().find("/secret/place"), std::string::npos) << server.err();
 }
 
 /// What the doctor says of a server that answers with these bytes.

@@ -292,9 +292,9 @@ Findings certify_pair(const Certification& what, const Subject& subject, const C
 }
 
 Result<void> serve_certification(const Certification& what, const std::string& address,
-                                 bool is_known, Link& client) {
+                                 bool is_known, SteadyTime deadline, Link& client) {
   if (is_known) return Service(what, address, client).run();
-  const auto asked = client.receive(LinkKind::facts, kRequestLimit);
+  const auto asked = client.receive(LinkKind::facts, std::min(until(deadline), kRequestLimit));
   if (!asked) return tl::unexpected(asked.error());
   const Facts refusal{{"error", "it has seen no connection of this doctor's engine"},
                       {"id", fact(decode_facts(*asked), "id")}};

@@ -30,10 +30,10 @@ namespace spinwire::doctor {
                                     const Config& config, const std::string& host, int port);
 
 /// Does what the client requests until it ends or `what.minutes` are over. `is_known`: its engine
-/// has said the client's nonce; else it is refused. `address`: to serve at. Errors: those of
-/// Link::receive().
+/// has said the client's nonce; else it is refused, if it asks before `deadline`. `address`: to
+/// serve at. Errors: those of Link::receive().
 [[nodiscard]] Result<void> serve_certification(const Certification& what,
                                                const std::string& address, bool is_known,
-                                               Link& client);
+                                               SteadyTime deadline, Link& client);
 
 }  // namespace spinwire::doctor

@@ -150,8 +150,8 @@ std::int64_t Host::unix_ns() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() + ahead;
 }
 
-std::int64_t Host::clock_limit_ms(std::int64_t usual) const {
-  return is_real_ ? usual : number("/probe/clock_limit_ms").value_or(usual);
+std::int64_t Host::first_limit_ms(std::int64_t usual) const {
+  return is_real_ ? usual : number("/probe/first_limit_ms").value_or(usual);
 }
 
 int Host::probe(std::string_view call) const {

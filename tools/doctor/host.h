@@ -43,9 +43,9 @@ class Host {
   /// The time since the Unix epoch. Below another root, later by the nanoseconds in
   /// /probe/ahead_ns.
   [[nodiscard]] std::int64_t unix_ns() const;
-  /// How long one client may ask for the time. Below another root, the number in
-  /// /probe/clock_limit_ms.
-  [[nodiscard]] std::int64_t clock_limit_ms(std::int64_t usual) const;
+  /// How long one client may take until its engine has connected. Below another root, the number in
+  /// /probe/first_limit_ms.
+  [[nodiscard]] std::int64_t first_limit_ms(std::int64_t usual) const;
   /// Makes a harmless system call that the library needs: memfd_create, membarrier, pidfd_open or
   /// process_vm_readv. Returns 0 or its error. Below another root, the number in /probe/NAME.
   [[nodiscard]] int probe(std::string_view call) const;

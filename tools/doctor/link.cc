@@ -187,7 +187,7 @@ Result<Link> Link::listen(const std::string& address, int port) {
   const int yes = 1;
   if (link.fd_ >= 0) ::setsockopt(link.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (link.fd_ >= 0 && ::bind(link.fd_, at.ai_addr, at.ai_addrlen) == 0 &&
-      ::listen(link.fd_, 4) == 0)
+      ::listen(link.fd_, SOMAXCONN) == 0)
     return link;
   const int error = errno;
   return tl::unexpected(Error{error == EADDRINUSE ? Status::in_use : Status::system,

@@ -1,5 +1,7 @@
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -21,11 +23,25 @@ namespace {
 
 constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
-/// Longest times for one client while others wait: for all its questions for the time; from then
-/// on, until its engine has connected, and until it is done.
-constexpr Link::Limit kClockLimit{20000};
-constexpr Nanoseconds kFirstLimit = std::chrono::seconds(20);
-constexpr Nanoseconds kServeLimit = std::chrono::seconds(60);
+/// Longest times for one client while others wait, both from when it was accepted: until its engine
+/// has connected, with all questions before, and until it is done.
+constexpr Link::Limit kFirstLimit{20000};
+constexpr Link::Limit kServeLimit{60000};
+
+/// The two ends of a client's time.
+struct ClientTime {
+  SteadyTime to_connect;
+  SteadyTime end;
+
+  explicit ClientTime(const Host& host)
+      : to_connect(now() + Link::Limit(host.first_limit_ms(kFirstLimit.count()))),
+        end(now() + kServeLimit) {}
+};
+
+Link::Limit until(SteadyTime end, Link::Limit most) {
+  const auto left = std::chrono::duration_cast<Link::Limit>(end - now());
+  return std::clamp(left, Link::Limit(0), most);
+}
 
 /// The engine that a client measures: it gives its region, echoes messages, and answers calls.
 class MeasuredEngine {
@@ -36,7 +52,7 @@ class MeasuredEngine {
       : nonce_(std::move(nonce)) {
     auto opened = Engine::open(config);
     if (!opened) {
-      set_error(facts, opened.error());
+      set_error(facts, "engine.error", opened.error());
       return;
     }
     engine_.emplace(std::move(*opened));
@@ -44,14 +60,14 @@ class MeasuredEngine {
     buffer_ = engine_->allocate(kRegionBytes, {.pool = Pool::lease});
     auto region = engine_->expose(buffer_, Access::remote_write);
     if (!region) {
-      set_error(facts, region.error());
+      set_error(facts, "engine.error", region.error());
       return;
     }
     region_ = *region;
     if (auto served = engine_->serve(
             kEchoMethod, [](Request& request) { (void)request.reply(request.bytes()); });
         !served)
-      facts["engine.calls"] = served.error().message();
+      set_error(facts, "engine.calls", served.error());
     listen(host, Via::tcp, "engine", facts, listener_);
     if (facts["engine.device"] != "softverbs")
       listen(host, Via::rdma_cm, "cm", facts, cm_listener_);
@@ -59,15 +75,16 @@ class MeasuredEngine {
   MeasuredEngine(const MeasuredEngine&) = delete;
   MeasuredEngine& operator=(const MeasuredEngine&) = delete;
 
+  [[nodiscard]] bool is_connected() const noexcept { return connected_; }
   /// Whether an engine that was admitted has said the nonce.
   [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
   /// Drives the engine until the client is done, or its time is over. With a key, only a client
   /// that has proved it connects.
-  void run(const Link& client) {
+  void run(const Link& client, const ClientTime& time) {
     if (!engine_) return;
-    const tools::Deadline to_connect(engine_->clock(), kFirstLimit);
-    const tools::Deadline end(engine_->clock(), kServeLimit);
+    const tools::Deadline to_connect(engine_->clock(), until(time.to_connect, kFirstLimit));
+    const tools::Deadline end(engine_->clock(), until(time.end, kServeLimit));
     Idler idler(IdleStrategy::yield);
     while (!client.is_readable() && !end.passed() && (connected_ || !to_connect.passed()) &&
            !tools::stop_requested()) {
@@ -76,8 +93,11 @@ class MeasuredEngine {
   }
 
  private:
-  static void set_error(Facts& facts, const Error& error) {
-    facts["engine.error"] = error.message();
+  /// Tells our user the error, and the client, which may be anyone, its status alone: the rest may
+  /// name files of this host.
+  static void set_error(Facts& facts, const std::string& name, const Error& error) {
+    facts[name] = std::string(to_string(error.status));
+    (void)tools::fail(error);
   }
 
   /// A client awaits each echo, so one at most waits for room.
@@ -107,10 +127,7 @@ class MeasuredEngine {
       if (!bytes.empty()) echo(c, bytes);
     };
     auto listening = engine_->listen(host + ":0", options);
-    if (!listening) {
-      facts[name + ".error"] = listening.error().message();
-      return;
-    }
+    if (!listening) return set_error(facts, name + ".error", listening.error());
     listener = std::move(*listening);
     const std::string address = listener.address();
     facts[name + ".port"] = address.substr(address.rfind(':') + 1);
@@ -130,7 +147,8 @@ class MeasuredEngine {
 /// Answers one client. A frame that is no doctor's ends it.
 Result<void> serve_client(const Subject& subject, const Config& config, const std::string& host,
                           const Certification* certification, Link client) {
-  const auto theirs = client.receive(LinkKind::facts, kAnswerLimit);
+  const ClientTime time(subject.host);
+  const auto theirs = client.receive(LinkKind::facts, until(time.to_connect, kAnswerLimit));
   Facts facts = facts_of(subject);
   if (!theirs) {
     // A doctor of another version learns ours from the header.
@@ -143,18 +161,22 @@ Result<void> serve_client(const Subject& subject, const Config& config, const st
   const bool certifies = certification != nullptr && is_nonce(nonce);
   if (certifies) facts["certify"] = certification->device;
   bool is_known = false;
+  bool is_connected = false;
   {
     MeasuredEngine engine(config, host, nonce, facts);
     const auto answered =
-        client.send(LinkKind::facts, encode_facts(facts), kAnswerLimit).and_then([&] {
-          const std::int64_t limit = subject.host.clock_limit_ms(kClockLimit.count());
-          return answer_clock(subject.host, client, said, Link::Limit(limit));
-        });
+        client.send(LinkKind::facts, encode_facts(facts), until(time.to_connect, kAnswerLimit))
+            .and_then([&] {
+              return answer_clock(subject.host, client, said, until(time.to_connect, kFirstLimit));
+            });
     if (!answered) return answered;
-    engine.run(client);
+    engine.run(client, time);
     is_known = engine.is_known();
+    is_connected = engine.is_connected();
   }
-  return certifies ? serve_certification(*certification, host, is_known, client) : Result<void>{};
+  if (!certifies) return {};
+  return serve_certification(*certification, host, is_known,
+                             is_connected ? time.end : time.to_connect, client);
 }
 
 }  // namespace

@@ -43,10 +43,10 @@ void compare_hosts(const Subject& subject, const Config& config, Encounter& enco
 [[nodiscard]] Findings examine_pair(const Subject& subject, const Config& config,
                                     const std::string& host, int port);
 
-/// Answers one doctor after the other until a signal, each for a minute at most. Prints the
-/// address. A peer on the link proves no key, so `config` should be small. With `certification`
-/// also certifies, for clients that the configuration's security admits. Errors: those of
-/// Link::listen().
+/// Answers one doctor after the other until a signal. Each has 20 s, from when it is accepted,
+/// until its engine has connected, and a minute in all. Prints the address. A peer on the link
+/// proves no key, so `config` should be small. With `certification` also certifies, for clients
+/// that the configuration's security admits. Errors: those of Link::listen().
 [[nodiscard]] Result<void> serve(const Subject& subject, const Config& config,
                                  const std::string& address, int port,
                                  const Certification* certification = nullptr);
