@@ -26,12 +26,16 @@ bool is_filled(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
 
 void PerfAnswerer::expect(const CallShape& shape) {
   shape_ = shape;
-  replies_.clear();
-  next_reply_ = 0;
+  release();
   reply_.clear();
   if (shape.reply_size <= kPerfShort) reply_.resize(shape.reply_size);
   perf_fill(reply_, ~shape.seed);
   books_ = {};
+}
+
+void PerfAnswerer::release() noexcept {
+  replies_.clear();
+  next_reply_ = 0;
 }
 
 /// A reply buffer that is not in use by an earlier reply; null if there is no memory for another.

@@ -67,6 +67,8 @@ class PerfAnswerer {
   explicit PerfAnswerer(Engine& engine) noexcept : engine_(engine) {}
   /// Sets the shape of the calls to come and clears the counts.
   void expect(const CallShape& shape);
+  /// Frees the reply buffers: no more calls are expected.
+  void release() noexcept;
   /// Hot.
   void take(Request& request) noexcept;
   [[nodiscard]] const CallBooks& books() const noexcept { return books_; }

@@ -214,6 +214,22 @@ void RpcPerfClient::give_up(std::string why) {
 
 // ---- the server -------------------------------------------------------------------------------
 
+namespace {
+
+std::string_view host_of(std::string_view address) { return address.substr(0, address.rfind(':')); }
+
+/// Why the server does not call the address that a client gives; empty: it does, or is to call
+/// none. Only the client's own host: no client makes the server connect to others.
+std::string find_wrong_caller(const Request& request, const CallAsk& ask) {
+  const std::string caller = perf_text(ask.caller);
+  const std::string_view host = host_of(request.peer().address);
+  if (caller.empty() || host_of(caller) == host) return {};
+  return fmt::format(
+      "the server calls back at {} only, where the client comes from; give --bind {}", host, host);
+}
+
+}  // namespace
+
 Result<void> RpcPerfServer::serve(std::uint32_t places, std::function<bool()> has_room) {
   has_room_ = std::move(has_room);
   auto served = engine_.serve(kPerfAsk, [this](Request& r) { on_ask(r); });
@@ -238,6 +254,8 @@ void RpcPerfServer::on_ask(Request& request) {
     (void)request.refuse(kBusy);
     return;
   }
+  if (const std::string wrong = find_wrong_caller(request, ask); !wrong.empty())
+    return static_cast<void>(request.refuse(wrong));
   running_.push_back(free->get());
   running_.back()->begin(request, ask);
 }
@@ -269,6 +287,7 @@ void RpcPerfServer::go_on() {
 
 void ServedCaller::begin(Request& request, const CallAsk& ask) {
   shape_ = ask.shape;
+  client_ = request.session();
   answerer_.expect(shape_);
   step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
   seen_ = 0;
@@ -285,7 +304,7 @@ void ServedCaller::begin(Request& request, const CallAsk& ask) {
 }
 
 void ServedCaller::finish(Request& request) {
-  if (state_ != State::running)
+  if (state_ != State::running || !(request.session() == client_))
     return static_cast<void>(request.refuse("no measurement was begun"));
   waiting_ = request.defer();
   state_ = State::stopping;
@@ -347,6 +366,7 @@ void ServedCaller::end(const std::string& how) {
   news_.push_back(fmt::format("rpc, {} bytes, window {}, {} calls: {}", shape_.size, shape_.window,
                               answerer_.books().calls, how.empty() ? "all data as sent" : how));
   failed_ = !how.empty();
+  answerer_.release();
   if (caller_ != nullptr) {
     caller_->close();
     state_ = State::closing;

@@ -168,7 +168,8 @@ class ServedCaller {
   PerfAnswerer answerer_;
   std::unique_ptr<PerfCaller> caller_;
   CallShape shape_;
-  PendingCall waiting_;  ///< the client's request, answered once we can call back
+  ServedSession client_;  ///< that has begun the measurement, and alone may end it
+  PendingCall waiting_;   ///< the client's request, answered once we can call back
   std::uint32_t turns_ = 0;
   std::uint64_t seen_ = 0;  ///< calls at the last check for progress
   Deadline step_deadline_;

@@ -36,6 +36,17 @@ void ServedClient::cold_turn() {
   }
 }
 
+void ServedClient::check_progress() {
+  if (state_ != State::running || (expected_ == 0 && !pong_)) return;
+  const std::uint64_t seen = received_ + answers_posted_;
+  if (seen != seen_) {
+    seen_ = seen;
+    step_deadline_ = Deadline(clock_, kProgressTimeout);
+  } else if (step_deadline_.passed()) {
+    break_off("the client stopped sending");
+  }
+}
+
 // ---- arrivals: hot ----------------------------------------------------------------------------
 
 void ServedClient::on_message(Message& message) {
@@ -111,7 +122,7 @@ void ServedClient::send_pending() {
 
 void ServedClient::enter(State state) {
   state_ = state;
-  step_deadline_ = Deadline(clock_, kTimeout);
+  step_deadline_ = Deadline(clock_, state == State::running ? kProgressTimeout : kTimeout);
 }
 
 void ServedClient::on_request(const PerfRequest& request) {
@@ -125,6 +136,7 @@ void ServedClient::on_request(const PerfRequest& request) {
     offer.slots = 0;
   }
   pong_ = request.op == PerfOp::pong && offer.slots != 0;
+  seen_ = 0;
   received_ = wrong_ = 0;
   expected_ = request.op == PerfOp::send ? request.total : 0;
   echo_ = request.op == PerfOp::send && request.test == PerfTest::lat;

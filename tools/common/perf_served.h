@@ -31,6 +31,9 @@ class ServedClient {
     if (state_ != State::running || !said_.empty()) [[unlikely]]
       cold_turn();
   }
+  /// Call it now and then. A client that measures by messages or answered writes, and stops to
+  /// send, keeps its place only for a while. The server sees nothing of other writes and of reads.
+  void check_progress();
   /// Whether the client is being measured, so that every turn counts.
   [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
   /// The client has gone, and no callback of it is to come.
@@ -82,6 +85,7 @@ class ServedClient {
   std::size_t pending_count_ = 0;
   // Cold.
   Deadline step_deadline_;  ///< for the client's next step
+  std::uint64_t seen_ = 0;  ///< messages and answered writes at the last check for progress
   Buffer memory_;           ///< memory that the client writes or reads
   RemoteRegion exposed_;
   Buffer answers_;                     ///< pong: two places, used in turn as the source of writes

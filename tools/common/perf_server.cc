@@ -29,6 +29,7 @@ int PerfServer::turn() {
   calls_.turn();
   for (const auto& client : clients_) {
     client->turn();
+    if (!is_hot) client->check_progress();
     is_measuring |= client->measuring();
     is_any_over |= client->over();
   }
