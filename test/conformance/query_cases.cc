@@ -40,7 +40,7 @@ TEST_F(Queries, DeviceIsNamed) {
 TEST_F(Queries, VendorIsTold) { EXPECT_NE(device.vendor_id, 0u); }
 
 // Some programs use a device only if they may read and write its file; UCX is one.
-TEST_F(Queries, DeviceHasAFile) {
+TEST_F(Queries, FileMayBeReadAndWritten) {
   const std::string path = std::string("/dev/infiniband/") + context->device->dev_name;
   struct stat file {};
   ASSERT_EQ(::stat(path.c_str(), &file), 0) << path;
