@@ -104,7 +104,7 @@ TEST_F(AttackByForgedAddress, OfManyAtOnceDelaysNoClient) {
   ASSERT_TRUE(until({}, is_under_attack));
   Node client(rpc_test::rpc_config());
   expect_soon(victim_, client, "sessions", [&](Latencies& latencies) {
-    for (std::uint32_t i = 0; i < std::max(amount(100), 5u); ++i) {
+    for (std::uint32_t i = 0; i < std::max(amount(50), 5u); ++i) {
       spinwire::Session session;
       latencies.measure(
           is_under_attack,

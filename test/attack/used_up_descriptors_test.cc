@@ -41,7 +41,7 @@ TEST(AttackOnDescriptors, SilentStrangersKeepNoConnectionOut) {
   // The victim drops a peer for want of a descriptor now and then, and one that does not run for
   // some milliseconds gives way. Either may be the client, which then tries again.
   expect_soon(victim, client, "connects", [&](Latencies& latencies) {
-    for (std::uint32_t i = 0; i < std::max(amount(100), 5u); ++i) {
+    for (std::uint32_t i = 0; i < std::max(amount(50), 5u); ++i) {
       Connection c;
       const auto begin = [&] {
         client.closed.clear();
