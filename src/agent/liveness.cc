@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/peer_silence.h"
 #include "agent/recording.h"
 #include "agent/unheard_peers.h"
 #include "base/error.h"
@@ -145,6 +146,10 @@ void return_unused_credit(EngineContext& ctx, Agent& a) noexcept {
 }
 
 }  // namespace
+
+Nanoseconds silent_for(const EngineContext& ctx, const Agent& a) noexcept {
+  return ctx.clock.duration(a.liveness.silent_ticks);
+}
 
 std::uint32_t peer_timeout_ms(const EngineContext& ctx) noexcept {
   const auto ms =

@@ -1,5 +1,3 @@
-#include "engine/publisher.h"
-
 #include <time.h>
 
 #include <algorithm>
@@ -11,10 +9,12 @@
 
 #include "agent/agent.h"
 #include "agent/connecting.h"
+#include "agent/peer_silence.h"
 #include "agent/recording.h"
 #include "base/log_message.h"
 #include "engine/engine_core.h"
 #include "engine/engine_snapshot.h"
+#include "engine/publisher.h"
 #include "observe/recorder.h"
 #include "rpc/client_session.h"
 #include "rpc/session_goodbye.h"
@@ -245,7 +245,7 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
         static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), agent::peer_name(a),
                                  peer.key,  clock.duration(now - subject->seen_at),
-                                 blocked,   clock.duration(a.liveness.silent_ticks)};
+                                 blocked,   agent::silent_for(core.context, a)};
     file_.write(Table::connection, connections_.row_of(*subject), row_,
                 observe::fill_connection_row(row_, shown, snapshot));
   };

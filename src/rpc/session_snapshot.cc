@@ -35,11 +35,14 @@ SessionBlocker blocker_of(const Rpc& r, const ClientSession& c) noexcept {
   return lacks_receives(r) ? SessionBlocker::receives : SessionBlocker::nothing;
 }
 
-/// Tick at which the server's process was last heard, by datagrams or over the connection.
-std::uint64_t last_heard(const Rpc& r, const ClientSession& c) noexcept {
+/// Time since the server's process was heard, by datagrams or over the connection.
+Nanoseconds since_last_heard(const Rpc& r, const ClientSession& c) noexcept {
+  const std::uint64_t now = r.context.now;
   const std::uint64_t heard = last_heard_from(c);
+  const Nanoseconds since = r.context.clock.duration(heard != 0 && heard < now ? now - heard : 0);
   const agent::Agent* const agent = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
-  return agent != nullptr ? std::max(heard, agent->activity.last_heard) : heard;
+  if (agent == nullptr) return since;
+  return std::min(since, agent::snapshot(r.context, *agent).since_last_heard);
 }
 
 }  // namespace
@@ -49,9 +52,7 @@ SessionSnapshot snapshot(const Rpc& r, const ClientSession& c) noexcept {
   SessionSnapshot now;
   now.state = state_of(c);
   now.blocked_by = blocker_of(r, c);
-  const std::uint64_t heard = last_heard(r, c);
-  if (heard != 0 && heard < r.context.now)
-    now.since_last_heard = clock.duration(r.context.now - heard);
+  now.since_last_heard = since_last_heard(r, c);
   now.calls = c.last_call_id;
   now.in_flight = c.in_flight;
   now.backlog = c.backlog_count;
