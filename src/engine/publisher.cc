@@ -1,3 +1,5 @@
+#include "engine/publisher.h"
+
 #include <time.h>
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 #include "base/log_message.h"
 #include "engine/engine_core.h"
 #include "engine/engine_snapshot.h"
-#include "engine/publisher.h"
 #include "observe/recorder.h"
 #include "rpc/client_session.h"
 #include "rpc/session_goodbye.h"
@@ -205,8 +206,18 @@ void Publisher::write_engine(const EngineCore& core) noexcept {
   levels.lacking_operations = blocked_by(Blocker::operations);
   levels.lacking_credit = blocked_by(Blocker::credit);
   levels.lacking_windows = blocked_by(Blocker::windows);
+  levels.sessions = session_levels();
   file_.write(Table::engine, 0, row_,
               observe::fill_engine_row(row_, levels, stats_at_a_glance(core), call_stats(core)));
+}
+
+observe::SessionLevels Publisher::session_levels() const noexcept {
+  const auto by = [&](SessionBlocker why) {
+    return sessions_by_blocker_[static_cast<std::size_t>(why)];
+  };
+  using enum SessionBlocker;
+  return {by(not_ready), by(window),     by(server_window), by(congestion),
+          by(receives),  by(send_queue), by(connection)};
 }
 
 void Publisher::write_pool(const EngineCore& core) noexcept {
@@ -257,11 +268,16 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
   const rpc::Rpc& r = *core.calls;
   const Clock& clock = core.context.clock;
   const std::uint64_t now = core.context.now;
+  const auto begin_round = [&](std::uint32_t index) {
+    if (index == 0) sessions_by_blocker_ = std::exchange(round_by_blocker_, {});
+  };
   const auto visit = [&](std::uint32_t index) {
+    begin_round(index);
     const rpc::ClientSession& c = r.clients.at(index);
+    const SessionSnapshot snapshot = rpc::snapshot(r, c);
+    ++round_by_blocker_[static_cast<std::size_t>(snapshot.blocked_by)];
     SubjectRows::Subject* const subject = sessions_.claim(index, c.generation, now);
     if (subject == nullptr) return;
-    const SessionSnapshot snapshot = rpc::snapshot(r, c);
     const Id id(index, c.generation);
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, observe::EventSubject::session, observe::EventRing::all,
@@ -275,8 +291,10 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
     file_.write(Table::session, sessions_.row_of(*subject), row_,
                 observe::fill_session_row(row_, shown, snapshot));
   };
-  visit_some(r.clients, next_session_, visit,
-             [&](std::uint32_t index) { drop_row(Table::session, sessions_, index); });
+  visit_some(r.clients, next_session_, visit, [&](std::uint32_t index) {
+    begin_round(index);
+    drop_row(Table::session, sessions_, index);
+  });
 }
 
 void Publisher::scan_served_sessions(const EngineCore& core) noexcept {

@@ -2,6 +2,7 @@
 // the engine's file (observe/page_file.h). Cold. Nothing is read back.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -61,6 +62,7 @@ class Publisher {
 
  private:
   void write_engine(const detail::EngineCore& core) noexcept;
+  [[nodiscard]] observe::SessionLevels session_levels() const noexcept;
   void write_pool(const detail::EngineCore& core) noexcept;
   /// Writes a histogram that has changed.
   void write_latency(agent::EngineContext& context) noexcept;
@@ -84,6 +86,9 @@ class Publisher {
   std::uint32_t next_connection_ = 0;
   std::uint32_t next_session_ = 0;
   std::uint32_t next_served_ = 0;
+  // Sessions by what blocks them (SessionBlocker): of the round that goes on, and of the last one.
+  std::array<std::uint32_t, 8> round_by_blocker_{};
+  std::array<std::uint32_t, 8> sessions_by_blocker_{};
   SubjectRows connections_;
   SubjectRows sessions_;
   SubjectRows served_;

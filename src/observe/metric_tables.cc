@@ -23,6 +23,16 @@ constexpr ColumnOf<EngineLevels> kLevels[] = {
     gauge<&EngineLevels::lacking_windows>("spinwire_connections_lacking_windows", "connections that can offer no long message now"),
 };
 
+constexpr ColumnOf<SessionLevels> kSessionLevels[] = {
+    gauge<&SessionLevels::not_ready>("spinwire_rpc_sessions_not_ready", "sessions in another state than ready"),
+    gauge<&SessionLevels::window_full>("spinwire_rpc_sessions_window_full", "sessions whose window is full"),
+    gauge<&SessionLevels::server_window_full>("spinwire_rpc_sessions_server_window_full", "sessions whose servers have receives for no further call"),
+    gauge<&SessionLevels::congestion_window_full>("spinwire_rpc_sessions_congestion_window_full", "sessions whose congestion window is full"),
+    gauge<&SessionLevels::lacking_receives>("spinwire_rpc_sessions_lacking_receives", "sessions that lack receives of the engine for replies"),
+    gauge<&SessionLevels::send_queue_full>("spinwire_rpc_sessions_send_queue_full", "sessions that the datagram send queue has no room for"),
+    gauge<&SessionLevels::connection_blocked>("spinwire_rpc_sessions_connection_blocked", "sessions whose connection is blocked or not ready"),
+};
+
 // A text of what ran, such as "method 7 of served session 3-1".
 constexpr std::uint32_t kRanBytes = 64;
 constexpr ColumnOf<StallLevels> kStalls[] = {
@@ -196,7 +206,8 @@ constexpr auto join(const Parts&... parts) noexcept {
   (append(parts), ...);
   return all;
 }
-constexpr auto kEngineColumns = join(kLevels, kStalls, kEngine, kAuthentication, kCalls);
+constexpr auto kEngineColumns =
+    join(kLevels, kSessionLevels, kStalls, kEngine, kAuthentication, kCalls);
 constexpr auto kPoolColumns = join(kPoolName, kMemory);
 constexpr auto kConnectionColumns = join(kConnectionSubject, kConnectionSnapshot, kConnection);
 constexpr auto kSessionColumns = join(kSessionSubject, kSession);
@@ -228,6 +239,7 @@ const TableColumns& table_columns(Table table) noexcept {
 std::size_t fill_engine_row(RowWords& row, const EngineLevels& levels, const EngineStats& stats,
                             const RpcStats& calls) noexcept {
   std::uint64_t* at = fill(row.data(), kLevels, levels);
+  at = fill(at, kSessionLevels, levels.sessions);
   at = fill(at, kStalls, levels.stalls);
   at = fill(at, kEngine, stats);
   at = fill(at, kAuthentication, stats.authentication);

@@ -27,6 +27,17 @@ struct StallLevels {
   Nanoseconds longest_pause{0};
 };
 
+/// Sessions that were blocked in the last round over all of them.
+struct SessionLevels {
+  std::uint32_t not_ready = 0;
+  std::uint32_t window_full = 0;
+  std::uint32_t server_window_full = 0;
+  std::uint32_t congestion_window_full = 0;
+  std::uint32_t lacking_receives = 0;
+  std::uint32_t send_queue_full = 0;
+  std::uint32_t connection_blocked = 0;
+};
+
 /// What the engine's row has besides its statistics.
 struct EngineLevels {
   Nanoseconds written_at{0};      ///< since the Unix epoch
@@ -40,6 +51,7 @@ struct EngineLevels {
   std::uint32_t lacking_operations = 0;
   std::uint32_t lacking_credit = 0;
   std::uint32_t lacking_windows = 0;
+  SessionLevels sessions;
   StallLevels stalls;
 };
 

@@ -1,4 +1,4 @@
-// Which peers spinwire-stat calls silent. The tests move the time.
+// Which peers spinwire-stat calls silent, and which sessions blocked. The tests move the time.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -19,6 +19,7 @@ namespace {
 using namespace rpc_test;  // NOLINT: the names of a test namespace
 
 using observe_test::EngineFolder;
+using spinwire::SessionBlocker;
 using stat_test::has;
 
 constexpr Nanoseconds kKeepalive = 20ms;
@@ -95,6 +96,26 @@ TEST_F(ToolsStatSilence, AServerThatAnswersNoPingsIsSilent) {
   EXPECT_FALSE(has(report(), "the peer is silent")) << report();
   pass(50 * kKeepalive, {&c.client});
   EXPECT_TRUE(has(report(), "the peer is silent: session ")) << report();
+}
+
+class ToolsStatWithoutRow : public ToolsStatSilence {};
+
+/// The only row is that of the first session.
+TEST_F(ToolsStatWithoutRow, ABlockedSessionWithoutARowIsFound) {
+  Config config = watchful(over(RpcTransport::datagram));
+  config.observability.rows = 1;
+  Calls c(config, &ticks_);
+  const Session first = c.session;
+  c.session = c.open(1);
+  ASSERT_TRUE(c.until([&] { return c.session.ready(); }));
+  ASSERT_EQ(c.begin(kLater, filled(8, 1)), Status::ok);
+  pass(5 * kKeepalive, {&c.client, &c.server});
+  EXPECT_EQ(first.snapshot().blocked_by, SessionBlocker::nothing);
+  EXPECT_TRUE(has(report(), "window full: 1 sessions without a row (observability.rows)"))
+      << report();
+  ASSERT_EQ(c.later.at(0).call.reply(std::span<const std::byte>()), Status::ok);
+  pass(5 * kKeepalive, {&c.client, &c.server});
+  EXPECT_FALSE(has(report(), "without a row")) << report();
 }
 
 }  // namespace

@@ -201,33 +201,46 @@ void find_blocked(const EngineReading& reading, std::string_view name, std::stri
     check.check(s, cause_of(causes, s.text(blocked_by)));
 }
 
-/// Blocked connections beyond those that have rows.
-void find_blocked_without_row(const EngineReading& reading, Findings& found) {
-  const MetricTable* const table = reading.find("connection");
-  if (table == nullptr) return;
-  struct Count {
-    std::string_view column;
-    std::string_view blocker;
-  };
-  constexpr std::array kCounts = {
-      Count{"spinwire_connections_lacking_credit", "credit"},
-      Count{"spinwire_connections_send_queue_full", "send_queue"},
-      Count{"spinwire_connections_lacking_operations", "operations"},
-      Count{"spinwire_connections_lacking_windows", "windows"},
-  };
-  if (engine_number(reading, "spinwire_connections") <= static_cast<double>(table->rows.size()))
+/// The engine's metric of how many subjects are blocked by something.
+struct BlockedCount {
+  std::string_view metric;
+  std::string_view blocker;
+};
+constexpr std::array kBlockedConnections = {
+    BlockedCount{"spinwire_connections_lacking_credit", "credit"},
+    BlockedCount{"spinwire_connections_send_queue_full", "send_queue"},
+    BlockedCount{"spinwire_connections_lacking_operations", "operations"},
+    BlockedCount{"spinwire_connections_lacking_windows", "windows"},
+};
+constexpr std::array kBlockedSessions = {
+    BlockedCount{"spinwire_rpc_sessions_window_full", "window"},
+    BlockedCount{"spinwire_rpc_sessions_server_window_full", "server_window"},
+    BlockedCount{"spinwire_rpc_sessions_congestion_window_full", "congestion"},
+    BlockedCount{"spinwire_rpc_sessions_lacking_receives", "receives"},
+    BlockedCount{"spinwire_rpc_sessions_send_queue_full", "send_queue"},
+    BlockedCount{"spinwire_rpc_sessions_connection_blocked", "connection"},
+};
+
+/// Blocked connections or sessions beyond those that have rows. `all` is the engine's metric of how
+/// many there are.
+template <std::size_t N, std::size_t M>
+void find_blocked_without_row(const EngineReading& reading, std::string_view name,
+                              std::string_view all, const std::array<BlockedCount, N>& counts,
+                              const std::array<Cause, M>& causes, Findings& found) {
+  const MetricTable* const table = reading.find(name);
+  if (table == nullptr || engine_number(reading, all) <= static_cast<double>(table->rows.size()))
     return;
-  for (const Count& count : kCounts) {
-    const double all = engine_number(reading, count.column);
+  const std::string blocked_by = fmt::format("spinwire_{}_blocked_by", name);
+  for (const BlockedCount& count : counts) {
     const auto shown = std::count_if(table->rows.begin(), table->rows.end(), [&](const auto& row) {
-      return table->text(row, "spinwire_connection_blocked_by") == count.blocker;
+      return table->text(row, blocked_by) == count.blocker;
     });
-    const double without = all - static_cast<double>(shown);
-    const Cause* const cause = cause_of(kConnectionCauses, count.blocker);
+    const double without = engine_number(reading, count.metric) - static_cast<double>(shown);
+    const Cause* const cause = cause_of(causes, count.blocker);
     if (without <= 0 || cause == nullptr) continue;
     found.add(
         {.cause = std::string(cause->text),
-         .subject = fmt::format("{:.0f} connections without a row (observability.rows)", without),
+         .subject = fmt::format("{:.0f} {}s without a row (observability.rows)", without, name),
          .advice = std::string(cause->advice),
          .count = static_cast<std::size_t>(without)});
   }
@@ -328,7 +341,10 @@ std::vector<Finding> findings(const EngineReading& reading, const Earlier& earli
   find_empty_pools(reading, earlier, found);
   find_blocked(reading, "connection", peer, kConnectionCauses, found);
   find_blocked(reading, "session", peer, kSessionCauses, found);
-  find_blocked_without_row(reading, found);
+  find_blocked_without_row(reading, "connection", "spinwire_connections", kBlockedConnections,
+                           kConnectionCauses, found);
+  find_blocked_without_row(reading, "session", "spinwire_rpc_sessions", kBlockedSessions,
+                           kSessionCauses, found);
   find_events(reading, earlier, found);
   return found.take();
 }
