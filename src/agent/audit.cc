@@ -248,8 +248,21 @@ class AgentAuditor : public base::Auditor {
                                               outstanding(tally(a, OperationKind::lease_unbind)),
            "{} requests for windows are counted, others are outstanding",
            leases.bindings_outstanding);
+    std::uint32_t blocked = 0;
+    for (const LeaseGranted& each : ctx_.leases->binding_waiters[a.index]) {
+      if (!expect(blocked++ < granted_count && is_unfinished(each) && each.agent == &a,
+                  "the list of leases that wait for a request for a window is broken"))
+        return;
+    }
+    expect(blocked == 0 || a.stage != Stage::up || leases.bindings_outstanding == kLeaseRequests,
+           "{} leases wait for a request for a window, and {} are outstanding", blocked,
+           leases.bindings_outstanding);
     leases_granted_ += granted_count;
     leases_held_ += held_count;
+  }
+  static bool is_unfinished(const LeaseGranted& lease) {
+    return lease.state == LeaseGranted::State::waiting ||
+           lease.state == LeaseGranted::State::closing;
   }
 
   /// Each lease record belongs to a connection.
@@ -258,6 +271,15 @@ class AgentAuditor : public base::Auditor {
         leases_granted_ == ctx_.leases->granted.size() && leases_held_ == ctx_.leases->held.size(),
         "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
         leases_granted_, leases_held_, ctx_.leases->granted.size(), ctx_.leases->held.size());
+    std::uint64_t listed = 0;
+    for (const SourceAccount& s : ctx_.sources.lease_turns) {
+      if (!expect(!s.lease_work.empty(), "a source has a turn, and no lease to advance")) return;
+      for (const LeaseGranted& each : s.lease_work) {
+        if (!expect(listed++ < leases_granted_ && is_unfinished(each) && each.agent->source == &s,
+                    "the list of leases to zero, open or close is broken"))
+          return;
+      }
+    }
   }
 
   /// Each operation record is in use or free.

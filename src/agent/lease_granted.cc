@@ -156,11 +156,11 @@ void count_requested(EngineContext& ctx, Agent& a, const LeaseGranted& lease,
   a.source->leases += begins ? 1u : ~0u;
 }
 
-/// Opens the lease now, or leaves it to the control step.
+/// Opens the lease now, or lists it. Other leases of its source come first.
 void prepare_or_queue(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most_zeroed) noexcept {
-  if (!ctx.leases->work_queue.empty() ||
-      prepare_lease(ctx, lease, most_zeroed, false) == KeyStep::later)
-    ctx.leases->work_queue.push_back(lease);
+  const bool others_wait = !lease.agent->source->lease_work.empty();
+  list_lease(ctx, lease,
+             others_wait ? KeyStep::later : prepare_lease(ctx, lease, most_zeroed, false));
 }
 
 /// The holder's answer to a push.
@@ -285,7 +285,7 @@ void close_lease(EngineContext& ctx, LeaseGranted& lease, ReturnedBy how,
     memory::on_window_unbound(ctx.keys(), lease.key);
     return finish_lease(ctx, lease);
   }
-  if (close_lease_key(ctx, lease, false) == KeyStep::later) ctx.leases->work_queue.push_back(lease);
+  list_lease(ctx, lease, close_lease_key(ctx, lease, false));
 }
 
 void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
@@ -331,7 +331,7 @@ void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r)
   lease->request = r.id;
   lease->tag = tag;
   lease->time = duration_of(r.time);
-  if (r.bytes > kZeroedAtOnce) return ctx.leases->work_queue.push_back(*lease);
+  if (r.bytes > kZeroedAtOnce) return list_lease(ctx, *lease, KeyStep::later);
   prepare_or_queue(ctx, *lease, kZeroedAtOnce);
 }
 
@@ -388,7 +388,10 @@ Status recall_lease(EngineContext& ctx, Agent& a, LeaseId id) noexcept {
   if (lease == nullptr || lease->origin == Origin::exposed || lease->recalled || is_ending(*lease))
     return Status::invalid_argument;
   lease->recalled = true;
-  if (lease->state == State::waiting) return Status::ok;  // advance_leases() ends it
+  if (lease->state == State::waiting) {
+    list_recalled(ctx, *lease);
+    return Status::ok;
+  }
   wire::LeaseCall call;
   call.lease = lease->id;
   call.action = LeaseAction::recall;

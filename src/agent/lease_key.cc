@@ -31,12 +31,16 @@ bool zero(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most) noexcept 
   return lease.zeroed == lease.target.bytes;
 }
 
+/// Whether another binding has to end before the connection can have one.
+bool lacks_binding(const Agent& a) noexcept {
+  return a.stage != Stage::up || a.leases.bindings_outstanding >= kLeaseRequests;
+}
+
 /// A work request for the lease's window; null if none is available now.
 Operation* begin_window_request(EngineContext& ctx, OperationKind kind,
                                 const LeaseGranted& lease) noexcept {
   Agent& a = *lease.agent;
-  if (a.stage != Stage::up || a.leases.bindings_outstanding >= kLeaseRequests) return nullptr;
-  Operation* const op = ctx.operations.acquire_for_agent();
+  Operation* const op = lacks_binding(a) ? nullptr : ctx.operations.acquire_for_agent();
   if (op == nullptr) return nullptr;
   begin_internal(a, *op, kind, lease.id);
   ++a.leases.bindings_outstanding;
@@ -48,14 +52,14 @@ void post_window_request(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   queue_flush(ctx, a);
 }
 
-/// Opens the lease's key, or answers `later`. Errors: those of memory::open_key().
+/// Opens the lease's key, or answers `later` or `blocked`. Errors: those of memory::open_key().
 Result<KeyStep> open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
   Agent& a = *lease.agent;
   const memory::KeySource keys = ctx.keys();
   if (a.domain == nullptr && a.raw == nullptr && keys.can_bind(*lease.target.block) &&
       keys.windows.free() != 0) {
     Operation* const op = begin_window_request(ctx, OperationKind::lease_bind, lease);
-    if (op == nullptr) return KeyStep::later;
+    if (op == nullptr) return lacks_binding(a) ? KeyStep::blocked : KeyStep::later;
     memory::bind_window(keys, lease.target, lease.key, op->wr);
     post_window_request(ctx, a, *op);
     return KeyStep::done;
@@ -74,13 +78,62 @@ LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
   return nullptr;
 }
 
-void remove_from_work_queue(EngineContext& ctx, LeaseGranted& lease) noexcept {
-  for (LeaseGranted& each : ctx.leases->work_queue) {
-    if (&each == &lease) return ctx.leases->work_queue.erase(lease);
+auto& binding_waiters(EngineContext& ctx, const Agent& a) noexcept {
+  return ctx.leases->binding_waiters[a.index];
+}
+
+/// Returns whether the lease was in the queue.
+template <typename Queue>
+bool remove_from(Queue& queue, LeaseGranted& lease) noexcept {
+  for (const LeaseGranted& each : queue) {
+    if (&each != &lease) continue;
+    queue.erase(lease);
+    return true;
   }
+  return false;
+}
+
+void queue_for_control_step(EngineContext& ctx, LeaseGranted& lease) noexcept {
+  SourceAccount& s = *lease.agent->source;
+  if (s.lease_work.empty()) ctx.sources.lease_turns.push_back(s);
+  s.lease_work.push_back(lease);
+}
+
+LeaseGranted& pop_for_control_step(EngineContext& ctx) noexcept {
+  SourceAccount& s = ctx.sources.lease_turns.pop_front();
+  LeaseGranted& lease = s.lease_work.pop_front();
+  if (!s.lease_work.empty()) ctx.sources.lease_turns.push_back(s);
+  return lease;
+}
+
+/// Undoes list_lease().
+void unlist(EngineContext& ctx, LeaseGranted& lease) noexcept {
+  Agent& a = *lease.agent;
+  SourceAccount& s = *a.source;
+  if (remove_from(binding_waiters(ctx, a), lease) || !remove_from(s.lease_work, lease)) return;
+  if (s.lease_work.empty()) ctx.sources.lease_turns.erase(s);
+}
+
+/// From its first call on, the time for a window's unbinding is limited: a peer that blocks the
+/// send queue must not keep the memory.
+void limit_unbinding(EngineContext& ctx, LeaseGranted& lease) noexcept {
+  if (lease.timer.scheduled()) return;
+  ctx.timers.reschedule(lease.timer,
+                        ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.close_timeout));
 }
 
 }  // namespace
+
+LeaseGranted*& next_in_lease_work(LeaseGranted& lease) noexcept { return lease.next_work; }
+
+void list_lease(EngineContext& ctx, LeaseGranted& lease, KeyStep step) noexcept {
+  if (step == KeyStep::blocked) binding_waiters(ctx, *lease.agent).push_back(lease);
+  if (step == KeyStep::later) queue_for_control_step(ctx, lease);
+}
+
+void list_recalled(EngineContext& ctx, LeaseGranted& lease) noexcept {
+  if (remove_from(binding_waiters(ctx, *lease.agent), lease)) queue_for_control_step(ctx, lease);
+}
 
 KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
                       bool verb_allowed) noexcept {
@@ -91,20 +144,19 @@ KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t mos
     refuse_lease(ctx, lease);
     return KeyStep::failed;
   }
-  if (*step != KeyStep::later) announce_lease(ctx, lease);
+  if (*step == KeyStep::done || *step == KeyStep::used_verb) announce_lease(ctx, lease);
   return *step;
 }
 
 KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
   if (lease.key.is_window()) {
     Operation* const op = begin_window_request(ctx, OperationKind::lease_unbind, lease);
-    if (op == nullptr) return KeyStep::later;
+    if (op == nullptr && !lacks_binding(*lease.agent)) return KeyStep::later;
+    limit_unbinding(ctx, lease);
+    if (op == nullptr) return KeyStep::blocked;
     memory::unbind_window(lease.key, op->wr);
     post_window_request(ctx, *lease.agent, *op);
     lease.state = State::unbinding;
-    // The timer bounds the time: a peer that blocks the send queue must not keep the memory.
-    ctx.timers.reschedule(lease.timer,
-                          ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.close_timeout));
     return KeyStep::done;
   }
   const bool was_open = lease.key.state == KeyState::open;
@@ -113,16 +165,17 @@ KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allow
   if (lease.key.state == KeyState::closed) {
     finish_lease(ctx, lease);
   } else if (was_open) {
-    ctx.leases->work_queue.push_back(lease);
+    queue_for_control_step(ctx, lease);
   } else {
     return KeyStep::later;
   }
   return was_open ? KeyStep::used_verb : KeyStep::done;
 }
 
-LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
-  if (ctx.leases->work_queue.empty()) return LeaseWork::none;
-  LeaseGranted& lease = ctx.leases->work_queue.pop_front();
+namespace {
+
+/// Takes the next step of a lease that is not listed any more.
+LeaseWork advance_lease(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
   if (lease.agent->stage != Stage::up) return LeaseWork::some;  // end_leases() ends it
   const bool waits = lease.state == State::waiting;
   if (waits && lease.recalled) {
@@ -132,17 +185,24 @@ LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
   const std::uint64_t zeroed = lease.zeroed;
   const KeyStep step = waits ? prepare_lease(ctx, lease, kZeroedInStep, verb_allowed)
                              : close_lease_key(ctx, lease, verb_allowed);
+  list_lease(ctx, lease, step);
   if (step != KeyStep::later) return step == KeyStep::used_verb ? LeaseWork::verb : LeaseWork::some;
-  ctx.leases->work_queue.push_back(lease);
   return waits && lease.zeroed != zeroed ? LeaseWork::some : LeaseWork::none;
 }
 
-bool has_lease_work(const EngineContext& ctx) noexcept { return !ctx.leases->work_queue.empty(); }
+}  // namespace
+
+LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
+  if (!has_lease_work(ctx)) return LeaseWork::none;
+  return advance_lease(ctx, pop_for_control_step(ctx), verb_allowed);
+}
+
+bool has_lease_work(const EngineContext& ctx) noexcept { return !ctx.sources.lease_turns.empty(); }
 
 bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
   LeaseGranted* const lease = a.leases.granted.front();
   if (lease == nullptr) return true;
-  remove_from_work_queue(ctx, *lease);
+  unlist(ctx, *lease);
   if (lease->state != State::closing && lease->state != State::unbinding)
     lease->how = ReturnedBy::end;
   const bool uses_verb = lease->key.state == KeyState::open;
@@ -154,7 +214,9 @@ bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
 
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
   --a.leases.bindings_outstanding;
-  (void)advance_leases(ctx, false);  // another lease may wait for the work request
+  auto& waiters = binding_waiters(ctx, a);
+  while (!waiters.empty() && !lacks_binding(a))
+    (void)advance_lease(ctx, waiters.pop_front(), false);
 }
 
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
@@ -173,7 +235,7 @@ Result<RemoteRegion> open_key(EngineContext& ctx, Agent& a, const BufferSlice& m
                          LeaseGranted::Origin::exposed);
   if (lease == nullptr) return blocked();
   auto step = open(ctx, *lease, true);
-  if (!step || *step == KeyStep::later) {
+  if (!step || *step == KeyStep::later || *step == KeyStep::blocked) {
     drop_lease_granted(ctx, *lease);
     if (step) return blocked();
     return tl::unexpected(std::move(step.error()));

@@ -11,11 +11,15 @@
 // memory.lease_bytes and is zeroed, long leases in several control steps. The owner gets the memory
 // back when the device reports that no access is possible.
 //
+// Control steps advance one lease each, and the sources of peers take turns. A lease that only
+// lacks a work request is not among them: it waits with its connection until a binding has ended.
+// So a peer that lets no binding end delays its own leases only.
+//
 // The holder returns a lease by a SEND that is fenced behind its READs and invalidates the window.
 // If the lease may have expired by then, the SEND invalidates nothing, because invalidating a
 // closed key would end the connection. The holder's engine releases a recalled lease in its next
-// poll. If the peer delays the unbinding of a window, the window ends with the connection, after
-// connections.close_timeout.
+// poll. If the peer delays the unbinding of a window, or the bindings before it, the window ends
+// with the connection, after connections.close_timeout.
 //
 // An automatic renewal is a call like any other. Between calls, the record's timer is that of the
 // next one, which is due when half of the rest is over.
@@ -30,6 +34,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
@@ -51,10 +56,10 @@ inline constexpr std::uint32_t kLeaseRequests = 2;
 /// Memory of this engine that the peer may use.
 struct LeaseGranted {
   enum class State : std::uint8_t {
-    waiting,   ///< in LeasePool::work_queue, for zeroing and opening
+    waiting,   ///< listed (see list_lease()) for zeroing and opening
     offered,   ///< pushed to the peer, which has not answered
     open,      ///< usable until the peer returns it or it expires
-    closing,   ///< in LeasePool::work_queue, for closing its key
+    closing,   ///< listed for closing its key
     unbinding  ///< the device unbinds its window
   };
   enum class Origin : std::uint8_t {
@@ -78,7 +83,7 @@ struct LeaseGranted {
   std::optional<std::uint32_t> reply_to;  ///< id of the peer's give_back, which waits for a reply
   Agent* agent = nullptr;
   base::IntrusiveLinks<LeaseGranted> links;  ///< in LeaseTable::granted
-  LeaseGranted* next_work = nullptr;         ///< in LeasePool::work_queue
+  LeaseGranted* next_work = nullptr;         ///< see list_lease()
   base::Timer timer;  ///< until the peer answers; then until no access can be under way
   LeaseCallback done;
 };
@@ -176,11 +181,12 @@ class LeaseRecords {
 /// The records of all leases of an engine.
 struct LeasePool {
   /// May throw std::bad_alloc.
-  explicit LeasePool(std::uint32_t limit) : granted(limit), held(limit) {}
+  LeasePool(std::uint32_t limit, std::uint32_t connections)
+      : granted(limit), held(limit), binding_waiters(connections) {}
   LeaseRecords<LeaseGranted> granted;
   LeaseRecords<LeaseHeld> held;
-  /// Leases that a control step has to zero, open or close.
-  base::IntrusiveQueue<&LeaseGranted::next_work> work_queue;
+  /// By Agent::index: leases that are blocked, the oldest first.
+  std::vector<base::IntrusiveQueue<&LeaseGranted::next_work>> binding_waiters;
 };
 
 /// Kinds of timers of leases; see Timer::kind.
@@ -255,24 +261,35 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
 // Keys of granted leases: lease_key.cc.
 
 /// The outcome of a step towards opening or closing a lease's key.
-enum class KeyStep : std::uint8_t { done, later, used_verb, failed };
+enum class KeyStep : std::uint8_t {
+  done,
+  later,    ///< a control step goes on
+  blocked,  ///< on_lease_bound() goes on: all of the connection's kLeaseRequests are in use
+  used_verb,
+  failed
+};
 /// Zeroes up to `most` bytes of a requested lease; opens the key once all are zeroed.
 KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
                       bool verb_allowed) noexcept;
 KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept;
+/// Lists a lease that is not done: for a control step, where sources take turns, or with its
+/// connection if it is blocked.
+void list_lease(EngineContext& ctx, LeaseGranted& lease, KeyStep step) noexcept;
+/// Lets a control step end a waiting lease that is recalled, whether it is blocked or not.
+void list_recalled(EngineContext& ctx, LeaseGranted& lease) noexcept;
 enum class LeaseWork : std::uint8_t {
   none,  ///< nothing could be done now
   some,  ///< something was done
   verb,  ///< something was done with a control verb
 };
-/// Takes the next step of the first lease in the work queue: at most one control verb, and none
-/// unless `verb_allowed`.
+/// Takes the next step of a lease of the source whose turn it is: at most one control verb, and
+/// none unless `verb_allowed`.
 LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept;
 /// Whether a lease waits for advance_leases().
 bool has_lease_work(const EngineContext& ctx) noexcept;
 /// Ends one granted lease. Returns false if that took a control verb.
 bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept;
-/// The device has bound a window.
+/// The device has bound a window: the next lease that is blocked goes on.
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept;
 /// The device has unbound a window.
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;

@@ -99,7 +99,7 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
                                                   max_rendezvous_receives(settings))),
       control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +
                        4 * settings.leases.maximum),
-      leases(std::make_unique<LeasePool>(settings.leases.maximum)),
+      leases(std::make_unique<LeasePool>(settings.leases.maximum, settings.connections.maximum)),
       receive_waiters(settings.connections.maximum, receive_waiter_count) {}
 
 void prepare_timers(Agent& a) noexcept {

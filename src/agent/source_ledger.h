@@ -8,7 +8,7 @@
 // source may have all. Nothing is set aside, and nobody has to know how many sources there will be.
 //
 // Sources also take turns: at set-up steps, so that a host with many half-open connections does not
-// delay others, and at READs of rendezvous messages.
+// delay others, at READs of rendezvous messages, and at steps of leases.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@ namespace spinwire::agent {
 
 struct Agent;
 struct EngineContext;
+struct LeaseGranted;
 
 /// Whether a source that holds `held` may take `more`, with `free` left for all.
 constexpr bool has_share(std::uint64_t held, std::uint64_t free, std::uint64_t more = 1) noexcept {
@@ -35,6 +36,7 @@ constexpr bool has_share(std::uint64_t held, std::uint64_t free, std::uint64_t m
 
 Agent*& next_in_setup_queue(Agent& a) noexcept;
 Agent*& next_in_rendezvous(Agent& a) noexcept;
+LeaseGranted*& next_in_lease_work(LeaseGranted& lease) noexcept;
 base::IntrusiveLinks<Agent>& unheard_links(Agent& a) noexcept;
 base::IntrusiveLinks<Agent>& unheard_of_source_links(Agent& a) noexcept;
 
@@ -60,6 +62,8 @@ struct SourceAccount {
   control::Source host{};
   Waiting<next_in_setup_queue> setup;
   Waiting<next_in_rendezvous> readers;
+  base::IntrusiveQueue<next_in_lease_work> lease_work;  ///< to be zeroed, opened or closed
+  SourceAccount* next_for_leases = nullptr;  ///< in lease_turns, while it has such leases
   base::IntrusiveList<unheard_of_source_links> unheard;  ///< see unheard_peers.h; oldest first
   std::uint32_t unheard_count = 0;
   std::uint32_t giving_way = 0;  ///< connections that end because their peers were never heard
@@ -79,7 +83,8 @@ struct SourceLedger {
   std::map<control::Source, SourceAccount*> hosts;
   std::uint64_t lease_bytes = 0;                     ///< lease_charge() of all
   base::IntrusiveQueue<next_for_setup> setup_turns;  ///< sources with agents that have a step to do
-  base::IntrusiveList<unheard_links> unheard;        ///< see unheard_peers.h; oldest first
+  base::IntrusiveQueue<&SourceAccount::next_for_leases> lease_turns;  ///< those with lease_work
+  base::IntrusiveList<unheard_links> unheard;  ///< see unheard_peers.h; oldest first
   std::uint32_t unheard_count = 0;
   /// Sources with more peers than this that were never heard.
   base::IntrusiveList<&SourceAccount::heavy> heavy;
