@@ -424,6 +424,7 @@ class AgentAuditor : public base::Auditor {
       s.own_queues += a.own_queue != kNone ? 1 : 0;
       s.offers += a.rendezvous.send_count;
       s.reads += a.rendezvous.reads_outstanding;
+      s.answers += a.control_queue.waiting;
       s.unheard_count += a.setup.is_unheard ? 1 : 0;
       s.giving_way += a.setup.gives_way ? 1 : 0;
       for (const LeaseGranted& each : a.leases.granted) {
@@ -439,7 +440,8 @@ class AgentAuditor : public base::Auditor {
       unheard += s.unheard_count;
       expect(account->connections == s.connections && account->receives == s.receives &&
                  account->own_queues == s.own_queues && account->offers == s.offers &&
-                 account->reads == s.reads && account->leases == s.leases &&
+                 account->reads == s.reads && account->answers == s.answers &&
+                 account->leases == s.leases &&
                  account->lease_bytes == s.lease_bytes &&
                  account->unheard_count == s.unheard_count && account->giving_way == s.giving_way,
              "the account of a source with {} connections is wrong", s.connections);

@@ -1,6 +1,7 @@
 #include "agent/control_messages.h"
 
 #include <string>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/submit.h"
@@ -58,11 +59,14 @@ bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) n
   return true;
 }
 
-/// The connection with the most waiting messages.
+/// The connection with the most waiting messages, of the source with the most.
 Agent& find_longest_queue(EngineContext& ctx, Agent& first) noexcept {
+  const auto key = [](const Agent& a) {
+    return std::pair(a.source->answers, a.control_queue.waiting);
+  };
   Agent* found = &first;
   for (Agent& a : ctx.agents) {
-    if (a.control_queue.waiting > found->control_queue.waiting) found = &a;
+    if (key(a) > key(*found)) found = &a;
   }
   return *found;
 }
@@ -76,7 +80,7 @@ void fail_stuck(EngineContext& ctx, Agent& a) noexcept {
                  base::kProtocolRemedy});
 }
 
-/// A record for the agent's message. If all are in use, the connection with the most of them ends.
+/// A record for the agent's message. If all are in use, a connection ends: find_longest_queue().
 /// kNone: that is the agent's.
 std::uint32_t acquire_record(EngineContext& ctx, Agent& a) noexcept {
   const std::uint32_t index = ctx.control_messages.acquire();
@@ -103,6 +107,7 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   const std::uint32_t index = queue.waiting < limit ? acquire_record(ctx, a) : kNone;
   if (index == kNone) return fail_stuck(ctx, a);
   ++queue.waiting;
+  ++a.source->answers;
   ControlMessage& message = ctx.control_messages.at(index);
   message = what;
   message.index = index;
@@ -122,6 +127,7 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
     }
     ctx.control_messages.release(a.control_to_send.pop_front().index);
     --queue.waiting;
+    --a.source->answers;
     a.liveness.stalls.answers.on_progress();
   }
   block_application(ctx, a, false);
@@ -142,7 +148,7 @@ void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
   while (!a.control_to_send.empty())
     ctx.control_messages.release(a.control_to_send.pop_front().index);
-  queue.waiting = 0;
+  a.source->answers -= std::exchange(queue.waiting, 0u);
 }
 
 }  // namespace spinwire::agent

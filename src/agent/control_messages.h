@@ -4,7 +4,8 @@
 //
 // A peer that grants no credit makes them wait, and all connections share their records. So a peer
 // has connections.peer_timeout to let one go (Stalls). When the records are used up, the
-// connection with the most waiting messages ends, not the one that needs a record.
+// connection with the most waiting messages ends, of the source that has the most of them, and not
+// the one that needs a record.
 #pragma once
 
 #include <algorithm>

@@ -58,6 +58,7 @@ struct SourceAccount {
   std::uint32_t leases = 0;       ///< requested by its peers
   std::uint64_t lease_bytes = 0;  ///< lease_charge() of each
   std::uint32_t reads = 0;        ///< outstanding, of its rendezvous messages
+  std::uint32_t answers = 0;      ///< control messages that wait
   bool is_host = false;           ///< in SourceLedger::hosts
   control::Source host{};
   Waiting<next_in_setup_queue> setup;
