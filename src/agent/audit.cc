@@ -249,7 +249,7 @@ class AgentAuditor : public base::Auditor {
            "{} requests for windows are counted, others are outstanding",
            leases.bindings_outstanding);
     std::uint32_t blocked = 0;
-    for (const LeaseGranted& each : ctx_.leases->binding_waiters[a.index]) {
+    for (const LeaseGranted& each : ctx_.leases->bindings[a.index].waiters) {
       if (!expect(blocked++ < granted_count && is_unfinished(each) && each.agent == &a,
                   "the list of leases that wait for a request for a window is broken"))
         return;

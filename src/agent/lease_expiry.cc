@@ -29,6 +29,12 @@ void on_granted_timer(EngineContext& ctx, LeaseGranted& lease) noexcept {
   using State = LeaseGranted::State;
   if (lease.state == State::open)
     return close_lease(ctx, lease, lease.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
+  if (lease.state != State::offered) {
+    // Many leases may end at once, and their windows are unbound one after the other.
+    const std::uint64_t due = ctx.leases->bindings[lease.agent->index].last_ended +
+                              ctx.clock.ticks(ctx.config.connections.close_timeout);
+    if (due > ctx.clock.now()) return ctx.timers.reschedule(lease.timer, due);
+  }
   fail(ctx, *lease.agent,
        {Status::peer_lost, "lease memory to the peer",
         lease.state == State::offered ? "no answer came in time"

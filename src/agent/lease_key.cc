@@ -79,7 +79,7 @@ LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
 }
 
 auto& binding_waiters(EngineContext& ctx, const Agent& a) noexcept {
-  return ctx.leases->binding_waiters[a.index];
+  return ctx.leases->bindings[a.index].waiters;
 }
 
 /// Returns whether the lease was in the queue.
@@ -114,8 +114,8 @@ void unlist(EngineContext& ctx, LeaseGranted& lease) noexcept {
   if (s.lease_work.empty()) ctx.sources.lease_turns.erase(s);
 }
 
-/// From its first call on, the time for a window's unbinding is limited: a peer that blocks the
-/// send queue must not keep the memory.
+/// From its first call on, the time for a window's unbinding is limited, see on_granted_timer(): a
+/// peer that blocks the send queue must not keep the memory.
 void limit_unbinding(EngineContext& ctx, LeaseGranted& lease) noexcept {
   if (lease.timer.scheduled()) return;
   ctx.timers.reschedule(lease.timer,
@@ -214,6 +214,7 @@ bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
 
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
   --a.leases.bindings_outstanding;
+  ctx.leases->bindings[a.index].last_ended = ctx.clock.now();
   auto& waiters = binding_waiters(ctx, a);
   while (!waiters.empty() && !lacks_binding(a))
     (void)advance_lease(ctx, waiters.pop_front(), false);

@@ -18,8 +18,8 @@
 // The holder returns a lease by a SEND that is fenced behind its READs and invalidates the window.
 // If the lease may have expired by then, the SEND invalidates nothing, because invalidating a
 // closed key would end the connection. The holder's engine releases a recalled lease in its next
-// poll. If the peer delays the unbinding of a window, or the bindings before it, the window ends
-// with the connection, after connections.close_timeout.
+// poll. If the peer lets no binding or unbinding end for connections.close_timeout while a window
+// is to be unbound, the window ends with the connection.
 //
 // An automatic renewal is a call like any other. Between calls, the record's timer is that of the
 // next one, which is due when half of the rest is over.
@@ -182,11 +182,15 @@ class LeaseRecords {
 struct LeasePool {
   /// May throw std::bad_alloc.
   LeasePool(std::uint32_t limit, std::uint32_t connections)
-      : granted(limit), held(limit), binding_waiters(connections) {}
+      : granted(limit), held(limit), bindings(connections) {}
+  /// Of a connection.
+  struct Bindings {
+    base::IntrusiveQueue<&LeaseGranted::next_work> waiters;  ///< blocked leases, the oldest first
+    std::uint64_t last_ended = 0;  ///< tick at which a binding or unbinding ended
+  };
   LeaseRecords<LeaseGranted> granted;
   LeaseRecords<LeaseHeld> held;
-  /// By Agent::index: leases that are blocked, the oldest first.
-  std::vector<base::IntrusiveQueue<&LeaseGranted::next_work>> binding_waiters;
+  std::vector<Bindings> bindings;  ///< by Agent::index
 };
 
 /// Kinds of timers of leases; see Timer::kind.

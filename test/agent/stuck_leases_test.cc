@@ -219,6 +219,37 @@ TEST_F(StuckLeases, EndWithTheConnectionWhenTheirKeysCannotBeClosed) {
   t.leave();
 }
 
+/// Windows of a connection are unbound two at a time.
+TEST_F(StuckLeases, ManyThatEndAtOnceHaveTimeAsLongAsOneAfterTheOtherDoes) {
+  constexpr std::chrono::milliseconds kTimeout = 300ms;
+  constexpr std::chrono::milliseconds kBetweenPolls = kTimeout / 4;
+  Config c = lender_config();
+  c.connections.close_timeout = kTimeout;
+  Lender t(c);
+  Borrower& b = t.add();
+  for (std::uint32_t i = 0; i < kRequests; ++i) Lender::ask(b, 64);
+  ASSERT_TRUE(t.until([&] { return t.count(b, State::open) == kRequests; }));
+  const auto left = [&] { return t.count(b, State::closing) + t.count(b, State::unbinding); };
+  std::vector<spinwire::agent::LeaseGranted*> all;
+  for (auto& lease : t.agent_of(b).leases.granted) all.push_back(&lease);
+  for (auto* lease : all) spinwire::agent::close_lease(t.context(), *lease, ReturnedBy::expiry);
+  const auto began = std::chrono::steady_clock::now();
+  auto due = began;
+  while (b.victim.ready() && left() != 0) {
+    b.peer.poll();
+    (void)t.node.engine.poll();
+    (void)t.node.engine.poll_control();
+    for (due += kBetweenPolls; std::chrono::steady_clock::now() < due;) {
+    }
+  }
+  if (!b.victim.ready()) {
+    ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
+    FAIL() << t.node.closed[0].message();
+  }
+  EXPECT_GT(std::chrono::steady_clock::now() - began, kTimeout) << "too fast to show anything";
+  t.leave();
+}
+
 TEST_F(StuckLeases, MemoryThatOneHostAsksForDelaysOthersByHalf) {
   Lender t;
   const std::uint32_t alone = t.steps_to_borrow(2 * kMiB);
