@@ -3,9 +3,12 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <span>
 #include <string>
@@ -74,9 +77,13 @@ class PlayedDoctor {
     tools_test::Program doctor({tools_test::bin() + "/spinwire-doctor",
                                 "127.0.0.1:" + std::to_string(port_), "--root", here.root(),
                                 "--json"});
-    const int client = ::accept(fd_, nullptr, nullptr);
+    const int client = is_readable(fd_) ? ::accept(fd_, nullptr, nullptr) : -1;
     std::array<char, 65536> some{};
-    EXPECT_GT(::recv(client, some.data(), some.size(), 0), 0);
+    if (client < 0 || !is_readable(client) || ::recv(client, some.data(), some.size(), 0) <= 0) {
+      ADD_FAILURE() << "the doctor has sent no facts";
+      if (client >= 0) ::close(client);
+      return {-1, doctor.out(), doctor.err()};
+    }
     const std::string& address = node_.listener.address();
     const std::string facts = tools_test::frame(
         "engine.port=" + address.substr(address.rfind(':') + 1) + "\nengine.device=softverbs\n");
@@ -92,6 +99,12 @@ class PlayedDoctor {
   }
 
  private:
+  /// Waits no longer than a run of a program may last.
+  static bool is_readable(int fd) {
+    pollfd polled{fd, POLLIN, 0};
+    constexpr std::chrono::milliseconds kMost = tools_test::kLimit;
+    return ::poll(&polled, 1, static_cast<int>(kMost.count())) > 0;
+  }
   static constexpr std::size_t kRegionBytes = std::size_t{256} << 10;
   static constexpr spinwire::Method kEchoMethod = 1;
 
@@ -151,7 +164,7 @@ TEST_F(ToolsDoctorMeasures, LossIsFoundAlsoIfACallIsNotAnswered) {
 
 TEST_F(ToolsDoctorMeasures, SaysThatTheRateIsNotMeasured) {
   const Outcome o = PlayedDoctor({.closes = true}).examine();
-  EXPECT_TRUE(has(o, "loss", "ok")) << o.out << o.err;
+  EXPECT_TRUE(has(o, "datagrams", "ok")) << o.out << o.err;
   EXPECT_TRUE(has(o, "connection", "error")) << o.out;
   EXPECT_TRUE(has(o, "bandwidth", "note")) << o.out;
   EXPECT_NE(o.out.find("not measured"), std::string::npos) << o.out;

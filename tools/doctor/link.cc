@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -36,10 +37,11 @@ constexpr std::size_t kMostFacts = 200;
 
 using LinkClock = std::chrono::steady_clock;
 
+/// After `end` it only looks, so that a limit of 0 means without waiting.
 bool wait_for(int fd, short events, LinkClock::time_point end) {
   const auto left = std::chrono::duration_cast<Link::Limit>(end - LinkClock::now());
   pollfd polled{fd, events, 0};
-  return left.count() >= 0 && ::poll(&polled, 1, static_cast<int>(left.count())) > 0;
+  return ::poll(&polled, 1, std::max(static_cast<int>(left.count()), 0)) > 0;
 }
 
 tl::unexpected<Error> link_error(Status status, std::string found) {
