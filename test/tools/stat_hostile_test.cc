@@ -28,6 +28,7 @@ struct Claim {
   std::uint32_t labels;
   std::uint32_t label_bytes;
   std::uint32_t counters;
+  bool is_torn = false;  ///< as if all rows were being written
 };
 
 template <typename T>
@@ -72,11 +73,37 @@ std::string file_of(const Claim& claim) {
     append(file, column);
   }
   for (std::uint32_t i = 0; i < claim.rows; ++i) {
-    append(file, RowHeader{2, 1});
+    append(file, RowHeader{claim.is_torn ? 3u : 2u, 1});
     file.append(claim.labels * claim.label_bytes, 'x');
     file.append(claim.counters * std::size_t{8}, '\1');
   }
   return file;
+}
+
+/// A file of such a table, of an engine that counts as alive.
+class HostileFile {
+ public:
+  HostileFile(const EngineFolder& folder, std::uint32_t pid, const Claim& claim)
+      : path_(folder.path() + '/' + file_name(::geteuid(), pid, 0)) {
+    std::ofstream(path_, std::ios::binary) << file_of(claim);
+    locked_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    EXPECT_EQ(::flock(locked_, LOCK_EX), 0);
+  }
+  HostileFile(const HostileFile&) = delete;
+  HostileFile& operator=(const HostileFile&) = delete;
+  ~HostileFile() { ::close(locked_); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int locked_ = -1;
+};
+
+tools_test::Outcome read_all(const EngineFolder& folder) {
+  tools_test::Outcome o =
+      tools_test::run("spinwire-stat", {"--prometheus", "--directory", folder.path()});
+  EXPECT_EQ(o.code, 0) << o.err.substr(0, 500);
+  return o;
 }
 
 class ToolsStatHostile : public observe_test::WithEngineFolder {};
@@ -87,30 +114,40 @@ TEST_F(ToolsStatHostile, EnginesWithTooLargeAnAnswerAreLeftOut) {
     const EngineFolder folder;
     const auto good = observe_test::PageFile::create(observe_test::options_in(folder));
     ASSERT_TRUE(good) << good.error().message();
-    constexpr std::uint32_t kPid = 1;
-    const std::string path = folder.path() + '/' + file_name(::geteuid(), kPid, 0);
-    std::ofstream(path, std::ios::binary) << file_of(claim);
-    const int locked = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    ASSERT_EQ(::flock(locked, LOCK_EX), 0) << "so that its engine counts as alive";
-    const auto o = tools_test::run("spinwire-stat", {"--prometheus", "--directory", folder.path()});
-    ::close(locked);
-    EXPECT_EQ(o.code, 0);
-    EXPECT_TRUE(has(o.err, path + ": left out")) << o.err.substr(0, 500);
-    EXPECT_FALSE(has(o.out, "pid=\"1\""));
+    const HostileFile hostile(folder, 1, claim);
+    const auto o = read_all(folder);
+    EXPECT_TRUE(has(o.err, hostile.path() + ": left out")) << o.err.substr(0, 500);
+    EXPECT_TRUE(has(o.out, "spinwire_up{pid=\"1\"")) << "also of the one that is left out";
+    EXPECT_FALSE(has(o.out, "counter_"));
     EXPECT_TRUE(has(o.out, fmt::format("spinwire_up{{pid=\"{}\"", ::getpid())));
   }
+}
+
+// The names of a row's metrics do not count once for each of its samples.
+TEST_F(ToolsStatHostile, EnginesWithManyMetricsAreShown) {
+  const EngineFolder folder;
+  const HostileFile file(folder, 1, {1300, 3, 24, 200});
+  const auto o = read_all(folder);
+  EXPECT_EQ(o.err, "");
+  EXPECT_TRUE(has(o.out, "counter_202{pid=\"1\""));
+}
+
+// Their rows are being written, so they have no samples, but count as if they had.
+TEST_F(ToolsStatHostile, LargeEnginesKeepNoOthersOut) {
+  const EngineFolder folder;
+  const Claim large{500, 31, 256, 100, true};
+  const HostileFile first(folder, 1, large), second(folder, 2, large),
+      small(folder, 3, {2, 3, 16, 2});
+  const auto o = read_all(folder);
+  EXPECT_EQ(o.err, "");
+  EXPECT_TRUE(has(o.out, "counter_3{pid=\"3\""));
 }
 
 // Such a file is read and shown if its answer is small.
 TEST_F(ToolsStatHostile, OthersAreShown) {
   const EngineFolder folder;
-  const std::string path = folder.path() + '/' + file_name(::geteuid(), 1, 0);
-  std::ofstream(path, std::ios::binary) << file_of({2, 3, 16, 2});
-  const int locked = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  ASSERT_EQ(::flock(locked, LOCK_EX), 0);
-  const auto o = tools_test::run("spinwire-stat", {"--prometheus", "--directory", folder.path()});
-  ::close(locked);
-  EXPECT_EQ(o.code, 0) << o.err;
+  const HostileFile file(folder, 1, {2, 3, 16, 2});
+  const auto o = read_all(folder);
   EXPECT_TRUE(has(o.out, "counter_3{pid=\"1\",engine=\"0\"")) << o.out << o.err;
 }
 

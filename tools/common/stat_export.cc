@@ -98,25 +98,29 @@ std::string escaped(std::string_view text, bool quotes) {
 
 /// Bytes of all texts of a row, its labels and states. No engine of this project has as many.
 constexpr std::uint64_t kRowTextsMax = 8192;
-/// Bytes of all samples. Each repeats its row's labels, so a small file could claim far more.
+/// Bytes of an engine's samples. Each repeats its row's labels, so a small file could claim far
+/// more.
 constexpr std::uint64_t kSamplesMax = std::uint64_t{512} << 20;
 
 /// The bytes of an engine's samples, about; above kSamplesMax for a row with too many texts.
 std::uint64_t estimate_samples(const EngineReading& reading) {
   constexpr std::uint64_t kOthers = 160;  // of a sample: labels of the engine, and the value
+  constexpr std::uint64_t kMarks = 4;     // of a label: a comma, an equals sign and quotes
   std::uint64_t bytes = 0;
   for (const MetricTable& table : reading.tables) {
-    std::uint64_t names = 0;
-    std::uint64_t samples = 0;
+    std::uint64_t labels = 0;   // bytes that each sample has for the names of labels
+    std::uint64_t names = 0;    // bytes of the names of all samples of a row
+    std::uint64_t samples = 0;  // of a row
     for (const MetricColumn& column : table.columns) {
-      names += column.name.size();
-      samples += column.kind != MetricKind::label ? 1 : 0;
+      const bool is_label = column.kind == MetricKind::label;
+      (is_label ? labels : names) += column.name.size() + (is_label ? kMarks : 0);
+      samples += is_label ? 0 : 1;
     }
     for (const MetricRow& row : table.rows) {
       std::uint64_t texts = 0;
       for (const MetricValue& value : row.values) texts += value.text.size();
       if (texts > kRowTextsMax) return kSamplesMax + 1;
-      bytes += samples * (texts + names + kOthers);
+      bytes += samples * (labels + texts + kOthers) + names;
       if (bytes > kSamplesMax) return bytes;
     }
   }
@@ -127,21 +131,19 @@ std::uint64_t estimate_samples(const EngineReading& reading) {
 class Prometheus {
  public:
   void add_engine(const EngineReading& reading) {
-    const std::uint64_t bytes = reading.file.is_alive ? estimate_samples(reading) : 0;
-    if (bytes > kSamplesMax - bytes_) {
-      (void)fail(
-          fmt::format("{}: left out: its labels and samples are too many; lower "
-                      "observability.rows, or remove the file if no engine made it",
-                      reading.file.path));
-      return;
-    }
-    bytes_ += bytes;
     engine_ = fmt::format("pid=\"{}\",engine=\"{}\",program=\"{}\"", reading.file.pid,
                           reading.file.engine, escaped(reading.program, true));
     const std::string up(kUpMetric.name);
     family(up, to_string(kUpMetric.kind), kUpMetric.help)
         .append(sample(up, {}, reading.file.is_alive ? "1" : "0"));
     if (!reading.file.is_alive) return;
+    if (estimate_samples(reading) > kSamplesMax) {
+      (void)fail(
+          fmt::format("{}: left out, except {}: its labels and samples are too many; lower "
+                      "observability.rows, or remove the file if no engine made it",
+                      reading.file.path, kUpMetric.name));
+      return;
+    }
     for (const MetricTable& table : reading.tables) {
       for (const MetricRow& row : table.rows) add_row(table, row);
     }
@@ -217,7 +219,6 @@ class Prometheus {
   std::string engine_;  ///< labels of the engine that is being added
   std::vector<Family> families_;
   std::unordered_map<std::string, std::size_t> places_;  ///< of families_, by name
-  std::uint64_t bytes_ = 0;                              ///< of samples so far, about
 };
 
 }  // namespace
