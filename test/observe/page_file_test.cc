@@ -144,11 +144,11 @@ TEST_F(ObservePageFile, TakenNamesKeepNoEngineFromItsFile) {
 }
 
 TEST_F(ObservePageFile, FilesOfOtherUsersAreNotOpened) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to give a file away";
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to read a file of another user";
   const EngineFolder folder;
   const std::string path = folder.path() + '/' + observe::file_name(0, 1, 1);
   std::ofstream(path) << "foreign";
-  ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+  if (::chown(path.c_str(), 65534, 65534) != 0) GTEST_SKIP() << "may not give a file away";
   const base::UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   ASSERT_GE(::inotify_add_watch(watch.get(), path.c_str(), IN_OPEN), 0);
   EXPECT_TRUE(folder.engines().empty());
