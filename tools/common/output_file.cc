@@ -19,7 +19,9 @@ namespace {
 
 /// What a path names, itself and not what it leads to.
 struct Node {
-  mode_t mode = 0;       ///< 0: there is none
+  mode_t mode = 0;  ///< 0: there is none
+  dev_t device = 0;
+  ino_t inode = 0;
   bool is_ours = false;  ///< belongs to this user or to root
   bool is_in_proc = false;
   std::string link;  ///< where a link leads
@@ -42,6 +44,8 @@ Node examine(const std::string& path) {
   struct statfs system {};
   if (::fstat(fd, &about) == 0 && ::fstatfs(fd, &system) == 0) {
     node.mode = about.st_mode;
+    node.device = about.st_dev;
+    node.inode = about.st_ino;
     node.is_ours = about.st_uid == ::geteuid() || about.st_uid == 0;
     node.is_in_proc = system.f_type == PROC_SUPER_MAGIC;
   }
@@ -57,11 +61,26 @@ std::string follow(const std::string& path, const std::string& link) {
   return link.starts_with('/') ? link : path.substr(0, path.rfind('/') + 1) + link;
 }
 
-/// Opens what is not to be replaced. Does not wait for the reader of a pipe.
+/// Whether an open file is the one that was examined. A link of /proc is opened as where it leads.
+bool is_examined(int fd, const Node& node) {
+  struct stat about {};
+  return node.is_in_proc ||
+         (::fstat(fd, &about) == 0 && about.st_dev == node.device && about.st_ino == node.inode);
+}
+
+/// Opens what is not to be replaced. Does not wait for the reader of a pipe. -1: an error, in
+/// errno.
 int open_in_place(const std::string& path, const Node& node) {
   const int how = node.is_in_proc ? O_TRUNC : O_NOFOLLOW;
   const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | how);
-  if (fd >= 0) (void)::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  // The kernel answers ENXIO for sockets, too.
+  if (fd < 0 && errno == ENXIO && S_ISSOCK(node.mode)) errno = EOPNOTSUPP;
+  if (fd < 0) return fd;
+  if (!is_examined(fd, node)) {
+    ::close(fd);
+    return errno = ESTALE, -1;
+  }
+  (void)::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd;
 }
 
@@ -71,6 +90,8 @@ const char* remedy_of(int error) {
       return "free space, or give another path";
     case ENXIO:
       return "open the pipe for reading first, or give another path";
+    case ESTALE:
+      return "another file took this path a moment ago: give one that no other program changes";
     default:
       return "give a writable path";
   }
