@@ -97,7 +97,7 @@ TEST_F(ToolsStatServe, ReadsTheEnginesOnceForManyClients) {
   const int watch = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
   ASSERT_GE(::inotify_add_watch(watch, folder.path().c_str(), IN_OPEN | IN_ONLYDIR), 0);
   constexpr std::size_t kClients = 8;
-  std::size_t listings = kClients;
+  std::size_t listings = kClients, all_listings = 0;
   // On a busy machine the requests may be too far apart.
   for (int tries = 0; listings == kClients && tries < 20; ++tries) {
     listings = 0;
@@ -105,8 +105,9 @@ TEST_F(ToolsStatServe, ReadsTheEnginesOnceForManyClients) {
       EXPECT_TRUE(server.metrics().starts_with("HTTP/1.1 200 "));
       listings += was_listed(watch) ? 1 : 0;
     }
+    all_listings += listings;
   }
-  EXPECT_GE(listings, 1u);
+  EXPECT_GE(all_listings, 1u);
   EXPECT_LT(listings, kClients);
   ::close(watch);
 }
