@@ -202,7 +202,9 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.add_option("-p,--port", o.port, "TCP port; 0: a server chooses a free one")
       ->default_val(kDefaultPort)
       ->check(CLI::Range(0, 65535));
-  app.add_option("--bind", o.bind, "address to serve on, also for --symmetric")
+  app.add_option(
+         "--bind", o.bind,
+         "address to serve on; for --symmetric the one that the server sees the client come from")
       ->default_val(std::string(kDefaultBind));
   app.add_option("--wait", a.wait, "how long to wait for the server to come up")
       ->default_str("10s")

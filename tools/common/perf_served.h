@@ -31,8 +31,9 @@ class ServedClient {
     if (state_ != State::running || !said_.empty()) [[unlikely]]
       cold_turn();
   }
-  /// Call it now and then. A client that measures by messages or answered writes, and stops to
-  /// send, keeps its place only for a while. The server sees nothing of other writes and of reads.
+  /// Call it now and then. A client that measures by messages or answered writes, and stops
+  /// sending, keeps its place only for a while. The server sees nothing of other writes and of
+  /// reads.
   void check_progress();
   /// Whether the client is being measured, so that every turn counts.
   [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
