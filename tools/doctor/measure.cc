@@ -75,8 +75,10 @@ class MeasuredConnection {
   /// Sends these bytes, and waits until they have come back; false: the connection ended.
   bool echo(std::span<const std::byte> bytes) {
     const std::uint32_t before = echoes_;
+    const Status sent = submit([&] { return connection_.send_copy(bytes); });
+    if (sent != Status::ok && !error_)
+      error_ = Error{sent, "send", std::string(to_string(sent)), ""};
     const bool came =
-        submit([&] { return connection_.send_copy(bytes); }) &&
         tools::spin_until(engine_, kLastLimit, [&] { return echoes_ != before || error_; });
     if (!came && !error_) error_ = Error{Status::timed_out, "echo", "no echo came", ""};
     return !error_;
@@ -114,6 +116,7 @@ class MeasuredConnection {
       return w.done == w.begun && (w.done == kWrites || is_over);
     });
     const auto time = engine_.clock().duration(engine_.clock().now() - start).count();
+    if (w.begun == 0 && !w.failure) w.failure = w.refusal;
     is_stalled_ = !in_time && !error_ && !w.failure;
     if (is_stalled_)
       error_ = Error{Status::timed_out, "write",
@@ -121,7 +124,7 @@ class MeasuredConnection {
                                  (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
                      ""};
     // Completions that are under way refer to `w`.
-    if (!in_time) (void)connection_.close();
+    if (w.begun != w.done) (void)connection_.close();
     while (w.done != w.begun && tools::drive(engine_) >= 0) {
     }
     if (w.failure) return fail_write(*w.failure);
@@ -139,6 +142,7 @@ class MeasuredConnection {
     std::uint32_t begun = 0;
     std::uint32_t done = 0;
     std::optional<Status> failure;  ///< of the first that failed, or was refused for good
+    std::optional<Status> refusal;  ///< of the last one that has to wait
   };
   /// Begins a write; false: it has to wait, or fails.
   bool begin(Writes& w, const BufferSlice& from) {
@@ -151,6 +155,8 @@ class MeasuredConnection {
       ++w.begun;
     } else if (status != Status::would_block && status != Status::no_buffer) {
       w.failure = status;
+    } else {
+      w.refusal = status;
     }
     return status == Status::ok;
   }
@@ -168,14 +174,16 @@ class MeasuredConnection {
       std::memcpy(&region_.emplace(), message.data(), sizeof(RemoteRegion));
     }
   }
+  /// Tries until the library accepts it, refuses it for good, or kMeasureLimit is over. Returns the
+  /// last answer.
   template <typename Submit>
-  bool submit(Submit&& submit) {
+  Status submit(Submit&& submit) {
     Status status = Status::would_block;
     (void)tools::spin_until(engine_, kMeasureLimit, [&] {
       status = submit();
       return status != Status::would_block && status != Status::no_buffer;
     });
-    return status == Status::ok;
+    return status;
   }
 
   Engine& engine_;
