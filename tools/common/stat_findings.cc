@@ -238,11 +238,11 @@ void find_blocked_without_row(const EngineReading& reading, std::string_view nam
     const double without = engine_number(reading, count.metric) - static_cast<double>(shown);
     const Cause* const cause = cause_of(causes, count.blocker);
     if (without <= 0 || cause == nullptr) continue;
-    found.add(
-        {.cause = std::string(cause->text),
-         .subject = fmt::format("{:.0f} {}s without a row (observability.rows)", without, name),
-         .advice = std::string(cause->advice),
-         .count = static_cast<std::size_t>(without)});
+    found.add({.cause = std::string(cause->text),
+               .subject = fmt::format("{:.0f} {}{} without a row (observability.rows)", without,
+                                      name, without == 1 ? "" : "s"),
+               .advice = std::string(cause->advice),
+               .count = static_cast<std::size_t>(without)});
   }
 }
 

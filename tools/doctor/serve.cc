@@ -23,12 +23,12 @@ namespace {
 
 constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
-/// Longest times for one client while others wait, both from when it was accepted: until its engine
-/// has connected, with all questions before, and until it is done.
+/// Limits for one client while others wait. Both run from its accept: the first until its engine
+/// has connected, with all questions before, the second until the client is done.
 constexpr Link::Limit kFirstLimit{20000};
 constexpr Link::Limit kServeLimit{60000};
 
-/// The two ends of a client's time.
+/// The two deadlines of a client.
 struct ClientTime {
   SteadyTime to_connect;
   SteadyTime end;
