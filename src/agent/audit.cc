@@ -441,8 +441,7 @@ class AgentAuditor : public base::Auditor {
       expect(account->connections == s.connections && account->receives == s.receives &&
                  account->own_queues == s.own_queues && account->offers == s.offers &&
                  account->reads == s.reads && account->answers == s.answers &&
-                 account->leases == s.leases &&
-                 account->lease_bytes == s.lease_bytes &&
+                 account->leases == s.leases && account->lease_bytes == s.lease_bytes &&
                  account->unheard_count == s.unheard_count && account->giving_way == s.giving_way,
              "the account of a source with {} connections is wrong", s.connections);
     }

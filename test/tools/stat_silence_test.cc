@@ -111,7 +111,7 @@ TEST_F(ToolsStatWithoutRow, ABlockedSessionWithoutARowIsFound) {
   ASSERT_EQ(c.begin(kLater, filled(8, 1)), Status::ok);
   pass(5 * kKeepalive, {&c.client, &c.server});
   EXPECT_EQ(first.snapshot().blocked_by, SessionBlocker::nothing);
-  EXPECT_TRUE(has(report(), "window full: 1 sessions without a row (observability.rows)"))
+  EXPECT_TRUE(has(report(), "window full: 1 session without a row (observability.rows)"))
       << report();
   ASSERT_EQ(c.later.at(0).call.reply(std::span<const std::byte>()), Status::ok);
   pass(5 * kKeepalive, {&c.client, &c.server});
