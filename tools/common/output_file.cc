@@ -99,11 +99,12 @@ const char* remedy_of(int error) {
 
 }  // namespace
 
-OutputFile::OutputFile(std::string path, std::string partial, int fd)
-    : path_(std::move(path)), partial_(std::move(partial)), fd_(fd) {}
+OutputFile::OutputFile(std::string name, std::string path, std::string partial, int fd)
+    : name_(std::move(name)), path_(std::move(path)), partial_(std::move(partial)), fd_(fd) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : path_(std::move(other.path_)),
+    : name_(std::move(other.name_)),
+      path_(std::move(other.path_)),
       partial_(std::move(other.partial_)),
       fd_(std::exchange(other.fd_, -1)) {}
 
@@ -118,7 +119,7 @@ void OutputFile::remove_partial() const {
 }
 
 tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
-  return tl::unexpected(Error{Status::system, fmt::format("write {}", path_),
+  return tl::unexpected(Error{Status::system, fmt::format("write {}", name_),
                               fmt::format("{}: {}", call, std::strerror(code)), remedy_of(code)});
 }
 
@@ -127,14 +128,14 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   std::string target = path;
   Node node = examine(target);
   for (int links = 0; node.is_followed(); ++links) {
-    if (links == kMostLinks) return OutputFile(path, {}, -1).error("open", ELOOP);
+    if (links == kMostLinks) return OutputFile(path, target, {}, -1).error("open", ELOOP);
     target = follow(target, node.link);
     node = examine(target);
   }
   const bool in_place = node.is_written_in_place();
   const std::string partial =
       in_place ? std::string() : fmt::format("{}.partial-{}", target, ::getpid());
-  OutputFile file(target, partial, -1);
+  OutputFile file(path, target, partial, -1);
   file.fd_ = in_place ? open_in_place(target, node)
                       : ::open(partial.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
   if (file.fd_ < 0) return file.error("open", errno);

@@ -28,11 +28,12 @@ class OutputFile {
   Result<void> commit();
 
  private:
-  OutputFile(std::string path, std::string partial, int fd);
+  OutputFile(std::string name, std::string path, std::string partial, int fd);
   void remove_partial() const;
   [[nodiscard]] tl::unexpected<Error> error(const char* call, int code) const;
 
-  std::string path_;
+  std::string name_;     ///< as it was given, for errors
+  std::string path_;     ///< where its links lead
   std::string partial_;  ///< empty: written in place
   int fd_;
 };
