@@ -399,7 +399,9 @@ TEST_F(EngineLongDirectMessages, ThoseThatArriveWhileAConnectionClosesAreDropped
 
 // The sender need not know yet that its peer closes, and has refused the message before.
 TEST_F(EngineLongDirectMessages, OneBehindARefusedMessageDoesNotEndAnOrderlyClose) {
-  Nodes t;
+  Config config = long_config();
+  config.connections.close_timeout = 20s * slowness();  // the server waits a second for memory
+  Nodes t(config);
   ASSERT_NO_FATAL_FAILURE(t.send_all(std::vector<std::size_t>(50, 32)));  // for more credit
   ASSERT_TRUE(t.until([&] { return t.came.size() == 50; }));
   std::vector<Buffer> used;  // so that the server has no memory for the first message
