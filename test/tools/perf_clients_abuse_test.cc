@@ -43,10 +43,10 @@ template <typename T>
 Answer call(const std::string& address, Method method, const T& request) {
   Config c;
   c.memory.hugepages = HugepagePolicy::off;
+  Answer answer;  // the callbacks use these until the engine ends
+  bool is_over = false;
   auto engine = Engine::open(c);
   EXPECT_TRUE(engine) << engine.error().message();
-  Answer answer;
-  bool is_over = false;
   SessionOptions options;
   options.on_ready = [&](Session session) {
     const Status status =
