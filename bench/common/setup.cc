@@ -52,10 +52,12 @@ bool WaitLimit::over() const noexcept { return clock_.now() > end_; }
 Pair::Pair(const Config& config, std::uint32_t count)
     : near(open_engine(config)), far(open_engine(config)) {
   ListenOptions listening;
+  listening.handlers.on_ready = [this](Connection accepted) { accepted_ = accepted; };
   listening.handlers.on_message = [this](Connection, Message&) { ++arrived; };
   listener_ = must(far.listen("127.0.0.1:0", listening));
   ConnectOptions options;
   options.handlers.on_ready = [this](Connection) { ++ready_; };
+  options.handlers.on_message = [this](Connection, Message&) { ++answered_; };
   options.handlers.on_closed = [](Connection, const Error& why) {
     if (why.status != Status::ok) give_up(why.message());
   };
@@ -73,6 +75,19 @@ Pair::Pair(const Config& config, std::uint32_t count)
   run_until("connections are being made", step,
             [&] { return ready_ == count && far.stats().accepted == count; });
   for (int i = 0; i < 1000; ++i) step();  // lets work after the handshakes finish
+}
+
+void Pair::send_back() {
+  Buffer buffer = far.allocate(8);
+  const std::uint64_t before = answered_;
+  if (const Status status = accepted_.send(buffer.slice(), {}); status != Status::ok)
+    give_up(to_string(status));
+  const auto step = [this] {
+    drive(near);
+    drive(far);
+  };
+  run_until("a message goes from far to near", step, [&] { return answered_ != before; });
+  for (int i = 0; i < 1000; ++i) step();  // lets its acknowledgement come back
 }
 
 std::uint64_t operations_asked(int argc, char** argv) {

@@ -60,6 +60,10 @@ class Pair {
   Pair(const Pair&) = delete;
   Pair& operator=(const Pair&) = delete;
 
+  /// Sends a message from `far` to `near`, on the last connection. The lane of `near` that has
+  /// slept is awake then, as in an engine that has never slept.
+  void send_back();
+
   Engine near;
   Engine far;
   std::vector<Connection> connections;
@@ -67,6 +71,8 @@ class Pair {
 
  private:
   Listener listener_;
+  Connection accepted_;
+  std::uint64_t answered_ = 0;
   std::uint32_t ready_ = 0;
 };
 
