@@ -447,7 +447,8 @@ class SPINWIRE_API Connection {
   /// if the connection ends first. Errors:
   ///   invalid_argument  no bytes, no valid rights, or a duration not above leases.guard or above
   ///                     1 h
-  ///   would_block       leases.maximum is reached, or too many control messages wait
+  ///   would_block       leases.maximum is reached, or too many control messages wait (see
+  ///                     on_writable)
   ///   unsupported       a raw connection; or a tag, which the peer's release does not know
   ///   not_connected     not ready
   Status request_memory(std::size_t bytes, const LeaseOptions& options, const LeaseCallback& done);
@@ -459,7 +460,8 @@ class SPINWIRE_API Connection {
   ///   out_of_bounds     no bytes
   ///   invalid_argument  no valid rights, rights that the settings leave out, a duration not above
   ///                     leases.guard or above 1 h, or memory of another engine
-  ///   would_block       leases.maximum is reached, or too many control messages wait
+  ///   would_block       leases.maximum is reached, or too many control messages wait (see
+  ///                     on_writable)
   ///   unsupported       a raw connection; or a tag, which the peer's release does not know
   ///   not_connected     not ready
   Status lease(const BufferSlice& memory, const LeaseOptions& options,

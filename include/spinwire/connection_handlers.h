@@ -48,10 +48,12 @@ struct ConnectionHandlers {
   /// goodbye, the error's status is `ok`. on_ready or on_closed runs next.
   Callback<void(Connection, const Error&)> on_interrupted;
   /// An operation (send() to fetch_add(), send_raw()) answered would_block, or one that copies
-  /// (send_copy(), send() of several parts, write_and_send()) no_buffer, and may succeed now. Runs
-  /// once, in a poll(), for all such answers since the last time; send until would_block comes
-  /// again. Not if the connection has ended, or was interrupted, since. While an engine waits for
-  /// this, its sleeps are brief.
+  /// (send_copy(), send() of several parts, write_and_send()) no_buffer, and may succeed now. Also
+  /// after a call about a lease (request_memory(), lease(), RemoteMemory::renew(), give_back())
+  /// that found too many control messages; but not after one that leases.maximum or a renewal
+  /// under way refused. Runs once, in a poll(), for all such answers since the last time; send
+  /// until would_block comes again. Not if the connection has ended, or was interrupted, since.
+  /// While an engine waits for this, its sleeps are brief.
   Callback<void(Connection)> on_writable{};
 };
 

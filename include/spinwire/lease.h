@@ -146,7 +146,8 @@ class SPINWIRE_API RemoteMemory {
   /// or lease_expired. Errors:
   ///   invalid_argument  a duration not above leases.guard, or above 1 h
   ///   lease_expired     time_left() is 0
-  ///   would_block       another renewal is under way, or too many control messages wait
+  ///   would_block       another renewal is under way, or too many control messages wait (see
+  ///                     ConnectionHandlers::on_writable)
   ///   not_connected     no lease, or the connection is not ready
   Status renew(Nanoseconds duration, const LeaseCallback& done = {});
   /// Renews the lease from now on: whenever half of time_left() is over, the engine asks for
@@ -168,7 +169,8 @@ class SPINWIRE_API RemoteMemory {
   /// Gives the memory back to the owner's application, whose on_returned runs after all our writes
   /// have arrived. Empties the handle if it answers ok. Errors:
   ///   lease_expired  time_left() is 0
-  ///   would_block    a renewal is under way, or too many control messages wait
+  ///   would_block    a renewal is under way, or too many control messages wait (see
+  ///                  ConnectionHandlers::on_writable)
   ///   not_connected  no lease, or the connection is not ready
   Status give_back(const LeaseCallback& done = {});
   /// Releases the memory, as dropping the handle does. Does nothing if empty. Runs no callback.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/control_messages.h"
 #include "agent/credit.h"
 #include "agent/long_messages.h"
 #include "agent/rendezvous.h"
@@ -30,7 +31,9 @@ bool has_block(EngineContext& ctx, std::size_t size) noexcept {
 
 /// Whether an operation of the kind that was refused would be accepted.
 bool has_room(EngineContext& ctx, Agent& a) noexcept {
-  if (a.state != ConnectionState::ready || ctx.operations.empty()) return false;
+  if (a.state != ConnectionState::ready) return false;
+  if (a.room.needed == Room::control) return can_queue_control(a);
+  if (ctx.operations.empty()) return false;
   // A rendezvous message may need two places.
   const std::uint32_t places = a.room.needed >= Room::notice ? 2 : 1;
   if (a.send_queue.used + places > send_limit_of(a)) return false;
@@ -55,7 +58,7 @@ Status refuse_for_block(EngineContext& ctx, Agent& a, std::size_t size) noexcept
   // That this message lacked credit, too, does not concern the next one.
   if (a.rendezvous.direct_pause == kLacksCredit) a.rendezvous.direct_pause = 0;
   if (!a.handlers.on_writable) return Status::no_buffer;
-  if (!a.room.is_waiting) a.room.needed = Room::message;
+  a.room.needed = a.room.is_waiting ? std::max(a.room.needed, Room::message) : Room::message;
   a.room.block_bytes = std::max(a.room.block_bytes, size);
   wait_for_room(ctx, a);
   return Status::no_buffer;

@@ -9,9 +9,10 @@
 
 namespace spinwire::agent {
 
-/// What an operation needs besides a place in the send queue and a record.
+/// What a refused operation needs: a place in the send queue, a record, and more.
 enum class Room : std::uint8_t {
-  operation,   ///< nothing
+  control,     ///< neither: fewer control messages that wait; refused was a call about a lease
+  operation,   ///< no more
   message,     ///< credit
   notice,      ///< credit, and twice a place and a record
   rendezvous,  ///< credit, and a window or record of rendezvous messages

@@ -138,6 +138,60 @@ TEST(EngineWritable, ACopyWaitsForABlock) {
   t.finish();
 }
 
+/// Asks for memory until too many control messages wait. `take` gets what the peer grants.
+Status request_all(Writing& t, const spinwire::LeaseCallback& take) {
+  Status status = Status::ok;
+  while (status == Status::ok) status = t.connection.request_memory(64, {}, take);
+  return status;
+}
+
+TEST(EngineWritable, CallsAboutLeasesWaitForControlMessages) {
+  std::vector<spinwire::RemoteMemory> leases;
+  Writing t;
+  const auto take = [&leases](spinwire::LeaseReply& reply) {
+    if (reply.status == Status::ok) leases.push_back(std::move(reply.memory));
+  };
+  ASSERT_EQ(t.connection.request_memory(64, {}, take), Status::ok);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return leases.size() == 1; }));
+  ASSERT_EQ(request_all(t, take), Status::would_block);
+  Buffer ours = t.client.buffer(64, Pool::lease);
+  EXPECT_EQ(t.connection.lease(ours.slice(), {}), Status::would_block);
+  for (int i = 0; i < 100; ++i) (void)t.client.poll();
+  EXPECT_EQ(t.writable, 0);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.writable == 1; }));
+  EXPECT_EQ(t.connection.lease(ours.slice(), {}), Status::ok);
+  ASSERT_EQ(request_all(t, take), Status::would_block);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.writable == 2; }));
+  // A renewal and a return are refused for the same reason. The first refusal is forgotten.
+  ASSERT_EQ(request_all(t, take), Status::would_block);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.writable == 3; }));
+  ASSERT_EQ(request_all(t, take), Status::would_block);
+  EXPECT_EQ(leases.front().renew(std::chrono::seconds(2)), Status::would_block);
+  EXPECT_EQ(leases.front().give_back(), Status::would_block);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return t.writable == 4; }));
+  EXPECT_EQ(leases.front().give_back(), Status::ok);
+  leases.clear();
+  ours = {};
+  t.finish();
+}
+
+TEST(EngineWritable, AFullTableOfLeasesIsNoReasonToWait) {
+  std::vector<spinwire::RemoteMemory> leases;
+  Config config = small_config();
+  config.leases.maximum = 1;
+  Writing t(config);
+  const auto take = [&leases](spinwire::LeaseReply& reply) {
+    leases.push_back(std::move(reply.memory));
+  };
+  ASSERT_EQ(t.connection.request_memory(64, {}, take), Status::ok);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] { return leases.size() == 1; }));
+  EXPECT_EQ(t.connection.request_memory(64, {}, take), Status::would_block);
+  for (int i = 0; i < 1000; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(t.writable, 0);
+  leases.clear();
+  t.finish();
+}
+
 TEST(EngineWritable, AConnectionThatEndsFirstIsNotWritable) {
   Writing t;
   ASSERT_EQ(t.fill(), Status::would_block);

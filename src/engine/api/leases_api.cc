@@ -4,7 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "agent/control_messages.h"
 #include "agent/lease_table.h"
+#include "agent/room_waiters.h"
 #include "base/error.h"
 #include "base/internals.h"
 #include "engine/api/operate.h"
@@ -25,11 +27,14 @@ LeaseHeld* find(const detail::EngineSlot* slot, std::uint32_t lease) noexcept {
   return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
 }
 
-/// Posts the control messages of an accepted call outside of poll() at once, like operations.
-/// Answers `status`.
+/// Posts the control messages of an accepted call outside of poll() at once, like operations. A
+/// call that found too many of them is told by on_writable. Answers `status`.
 Status post_control(EngineCore& core, Agent& a, Status status = Status::ok) noexcept {
-  const bool accepted = status == Status::ok || status == Status::would_block;
-  if (accepted && !core.guard.polling()) agent::flush_control_messages(core.context, a);
+  const bool is_refused = status == Status::would_block;
+  if (is_refused && !agent::can_queue_control(a))
+    (void)agent::refuse_for_room(core.context, a, agent::Room::control);
+  if ((status == Status::ok || is_refused) && !core.guard.polling())
+    agent::flush_control_messages(core.context, a);
   return status;
 }
 
@@ -92,9 +97,9 @@ Status RemoteMemory::give_back(const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
   EngineCore& core = *detail::core_at(slot_);
-  const Status status = agent::give_back_lease(core.context, *h, done);
+  Agent& a = agent::holder_of(*h);
+  const Status status = post_control(core, a, agent::give_back_lease(core.context, *h, done));
   if (status != Status::ok) return status;
-  (void)post_control(core, agent::holder_of(*h));
   slot_ = nullptr;
   lease_ = 0;
   return status;
