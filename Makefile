@@ -800,6 +800,6 @@ check-metrics: $(BIN)/spinwire-stat
 ## metrics-record: record the metrics of this tree
 metrics-record: $(BIN)/spinwire-stat
 	@tools/dev/check_metrics.sh --record $<
-## abi-record: record the symbols and layouts of this tree
+## abi-record: add new symbols and layouts to the record
 abi-record: $(SHARED)
 	@tools/dev/check_abi.sh --record $(SHARED)
