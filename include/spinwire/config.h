@@ -150,11 +150,14 @@ struct Config {
     Nanoseconds guard = std::chrono::milliseconds(1);
   } leases;
 
-  /// Attributes of queue pairs.
+  /// Attributes of queue pairs. "IB specification" is the InfiniBand Architecture Specification,
+  /// Volume 1.
   struct QueuePair {
-    std::uint32_t ack_timeout = 14;  ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
-    std::uint32_t retry_count = 7;   ///< 0 … 7
-    std::uint32_t rnr_retry = 7;     ///< 0 … 7; 7: retry without end
+    /// How long the device waits for an acknowledgement before it sends again: 4.096 us * 2^n, the
+    /// Local ACK Timeout of the IB specification (9.7.6.1.3). 1 … 31
+    std::uint32_t ack_timeout = 14;
+    std::uint32_t retry_count = 7;  ///< 0 … 7
+    std::uint32_t rnr_retry = 7;    ///< 0 … 7; 7: retry without end
     /// Least time before the peer repeats a message for which there was no receive, in the encoding
     /// of the IB specification (9.7.5.2.8, table 45): 12 = 0.64 ms. 1 … 31; its 0 means 655 ms
     std::uint32_t min_rnr_timer = 12;
@@ -205,7 +208,8 @@ struct Config {
     Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls that name none; 1us … 1h
     /// Target round trip of congestion control, without the server's time. A session shrinks its
     /// congestion window while round trips exceed this and twice the shortest round trip seen, by
-    /// the rule of Swift (Kumar et al., SIGCOMM 2020). 0 disables congestion control; at most 1s
+    /// the rule of Swift (Kumar et al., SIGCOMM 2020). The default is Spinwire's choice, not the
+    /// paper's: set what your network takes. 0 disables congestion control; at most 1s
     Nanoseconds target_rtt = std::chrono::microseconds(50);
   } rpc;
 

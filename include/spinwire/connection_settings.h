@@ -27,11 +27,13 @@ struct ConnectionSettings {
   std::optional<std::uint32_t> mtu;  ///< 256, 512, 1024, 2048 or 4096 bytes; the smaller end's
   std::optional<std::uint32_t> initiator_depth;  ///< our READs and atomics at once; 1 … 128
   std::optional<std::uint32_t> responder_depth;  ///< the peer's; 1 … 128
-  // Retries.
-  std::optional<std::uint32_t> ack_timeout;    ///< 4.096 us * 2^n; 1 … 31
-  std::optional<std::uint32_t> retry_count;    ///< 0 … 7
-  std::optional<std::uint32_t> rnr_retry;      ///< 0 … 7; 7: retry without end
-  std::optional<std::uint32_t> min_rnr_timer;  ///< IB encoding; 1 … 31
+  // Retries. "IB specification" is the InfiniBand Architecture Specification, Volume 1.
+  /// 4.096 us * 2^n, the Local ACK Timeout of the IB specification (9.7.6.1.3). 1 … 31
+  std::optional<std::uint32_t> ack_timeout;
+  std::optional<std::uint32_t> retry_count;  ///< 0 … 7
+  std::optional<std::uint32_t> rnr_retry;    ///< 0 … 7; 7: retry without end
+  /// In the encoding of the IB specification (9.7.5.2.8, table 45). 1 … 31
+  std::optional<std::uint32_t> min_rnr_timer;
   std::optional<std::uint32_t> psn;  ///< first packet sequence number, 24 bits; else random
   // The path. rdma_cm finds the path itself; there, only values other than the defaults apply.
   std::optional<std::uint32_t> service_level;  ///< 0 … 15
@@ -39,7 +41,7 @@ struct ConnectionSettings {
   std::optional<std::uint32_t> flow_label;     ///< 20 bits
   std::optional<std::uint32_t> hop_limit;      ///< 1 … 255
   std::optional<std::uint32_t> src_path_bits;  ///< 0 … 127
-  std::optional<std::uint32_t> static_rate;    ///< IB encoding; 0, 2 … 24
+  std::optional<std::uint32_t> static_rate;    ///< as in enum ibv_rate; 0, 2 … 24
   // The place. Not with rdma_cm, which finds the place by the addresses.
   std::optional<std::uint32_t> port;        ///< of the engine's device; 1 … 255
   std::optional<std::uint32_t> gid_index;   ///< in the port's table; 0 … 255

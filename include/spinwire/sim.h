@@ -153,11 +153,11 @@ class SPINWIRE_API Simulation {
   /// Cuts or heals the link between two nodes. On a cut link datagrams are lost, connections retry
   /// until they fail, and handshakes wait. Errors: invalid_argument (no such node, or on one host).
   [[nodiscard]] Result<void> cut(NodeId a, NodeId b);
-  /// Heals the link between two nodes.
+  /// Heals the link between two nodes. Errors: invalid_argument (no such node, or on one host).
   [[nodiscard]] Result<void> heal(NodeId a, NodeId b);
   /// Cuts all links of a node. Errors: invalid_argument (no such node).
   [[nodiscard]] Result<void> isolate(NodeId node);
-  /// Heals all links.
+  /// Heals all links. Errors: no_memory.
   [[nodiscard]] Result<void> heal();
   /// Makes the n-th work request that the node posts from now on (counted from 1) fail at its
   /// device: its connection ends, or the datagram is lost. Errors: invalid_argument (dead, or n is

@@ -1,19 +1,28 @@
 #!/usr/bin/env python3
-"""Checks that each public type, enumerator, function, variable and member has a comment of its own in the headers.
+"""Checks that each public type, enumerator, function, variable and member has a comment of its own in the headers,
+and that the comment of a function that answers a Status or a Result lists its errors.
 
 check_documented.py HEADER...
 check_documented.py --enumerators HEADER...   lists the enumerators instead, as spinwire::Status::ok
+check_documented.py --self-test               checks planted headers
 
 A comment is `///` above the declaration, or `///<` behind it. Not asked for: the namespace spinwire::detail, what is
 private, a friend, defaulted or deleted, and functions that only copy, move, destroy, compare or test an object.
+
+A list of errors begins with "Errors:" or "Answers:", perhaps with words before the colon. "see the overload" stands for
+the list of another function of that name. Functions named status() and ..._status() report how something else ended.
 """
 import dataclasses
+import os
 import re
 import sys
+import tempfile
 
 NO_COMMENT_NEEDED = re.compile(
     r'=\s*(default|delete)$|^friend\b|~\w+\(|\boperator(=|==|!=)\s*\(|\boperator bool\(|'
     r'(?<!\w)(?P<name>\w+)\((const )?(?P=name)&&?')
+CAN_FAIL = re.compile(r'((static|virtual|inline|constexpr) )*(Status|Result) (?!(\w+_)?status\()')
+ERRORS = re.compile(r'\b(Errors|Answers)\b[^.:]*:')
 
 
 @dataclasses.dataclass
@@ -160,6 +169,68 @@ class Header:
             if not self.is_described(declaration):
                 yield declaration
 
+    def comment_of(self, declaration):
+        """The comment above, on one line."""
+        first = declaration.line
+        while self.lines[first - 1].strip().startswith('///'):
+            first -= 1
+        return ' '.join(line.strip().removeprefix('///').strip() for line in self.lines[first:declaration.line])
+
+    def without_errors(self):
+        """The functions that can fail and list no errors."""
+        comments = [(d, self.comment_of(d)) for d in self.found
+                    if 'detail' not in d.scope.split('::') and CAN_FAIL.match(d.text)
+                    and not NO_COMMENT_NEEDED.search(d.text)]
+        listed = {(d.scope, d.name) for d, comment in comments if ERRORS.search(comment)}
+        for declaration, comment in comments:
+            refers = 'see the overload' in comment and (declaration.scope, declaration.name) in listed
+            if declaration.kind == 'function' and not refers and not ERRORS.search(comment):
+                yield declaration
+
+
+def faults_of(path):
+    """What is wrong with the comments of a header, a line each."""
+    header = Header(path)
+    for declaration in header.undescribed():
+        yield (f'{path}:{declaration.line + 1}: {declaration.kind} {declaration.scope}::{declaration.name} '
+               'has no comment')
+    for declaration in header.without_errors():
+        yield f'{path}:{declaration.line + 1}: {declaration.scope}::{declaration.name} lists no errors: write "Errors:"'
+
+
+# The body of a class, and what is wrong with it.
+PLANTED = [
+    ('/// Opens. Errors: limit.\nResult<int> open();', ''),
+    ('/// Opens.\n/// Errors, which change nothing:\n///   limit  many\n[[nodiscard]] static Result<int> open();', ''),
+    ('/// Opens.\nResult<int> open();', 'lists no errors'),
+    ('/// Errors count. It says no more: nothing.\nStatus open();', 'lists no errors'),
+    ('Result<int> open();', 'has no comment'),
+    ('/// Ends. Answers ok, or closed: it has ended.\nStatus end() noexcept { return end_(1); }', ''),
+    ('/// Ends.\nStatus end() noexcept { return end_(1); }', 'lists no errors'),
+    ('/// Ends. Errors: limit.\nStatus end(int);\n/// Ends; see the overload.\nStatus end();', ''),
+    ('/// Stops. Errors: limit.\nStatus stop();\n/// Ends; see the overload.\nStatus end();', 'end lists no errors'),
+    ('/// How it ended.\nStatus status() const;\n/// How it ended.\nStatus end_status() const;', ''),
+    ('/// How many.\nint count() const;\n/// The last.\nStatus last = Status::ok;', ''),
+    ('/// How many.\nint count() const;\nint last = 0;', 'has no comment'),
+    (' private:\n  Status end();', ''),
+]
+
+
+def self_test():
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'planted.h')
+        for body, wanted in PLANTED:
+            with open(path, 'w', encoding='utf-8') as file:
+                file.write(f'namespace spinwire {{\n/// A class.\nclass Planted {{\n public:\n{body}\n}};\n}}\n')
+            found = '\n'.join(faults_of(path))
+            if (wanted not in found) if wanted else found:
+                failed = True
+                print(f'check_documented: self-test: {body}\n  want "{wanted}", got "{found}"', file=sys.stderr)
+    if not failed:
+        print('check_documented: self-test passed')
+    return failed
+
 
 def main():
     if sys.argv[1:2] == ['--enumerators']:
@@ -168,12 +239,13 @@ def main():
                 if declaration.kind == 'enumerator' and 'detail' not in declaration.scope.split('::'):
                     print(f'{declaration.scope}::{declaration.name}')
         return False
+    if sys.argv[1:2] == ['--self-test']:
+        return self_test()
     bad = False
     for path in sys.argv[1:]:
-        for declaration in Header(path).undescribed():
+        for fault in faults_of(path):
             bad = True
-            print(f'{path}:{declaration.line + 1}: {declaration.kind} {declaration.scope}::{declaration.name} '
-                  'has no comment', file=sys.stderr)
+            print(fault, file=sys.stderr)
     return bad
 
 

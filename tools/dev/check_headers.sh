@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that each public header stands alone. It must compile as the only include of a file, twice in a
 # row, with both compilers and all warnings, and include nothing that is not installed. Each public type,
-# enumerator, function, variable and member has a comment.
+# enumerator, function, variable and member has a comment, which lists the errors of a function that can fail.
 #
 #   tools/dev/check_headers.sh [WARNING FLAGS...]
 set -euo pipefail

@@ -83,6 +83,7 @@ stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage secrets-self-test tools/dev/check_secrets.sh --self-test
+stage documented-self-test tools/dev/check_documented.py --self-test
 stage abi-self-test tools/dev/check_abi.sh --self-test
 stage tidy "${make[@]}" tidy
 stage documentation "${make[@]}" check-man docs check-abi check-metrics
