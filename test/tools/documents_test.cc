@@ -1,9 +1,11 @@
-// The tests that the threat model and the table of features name exist.
+// The tests that the threat model and the table of features name exist. Examples say how to copy
+// them.
 #include <fnmatch.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -118,6 +120,33 @@ TEST(Documents, TheThreatModelNamesTestsThatExist) {
     ++patterns;
   }
   EXPECT_GT(patterns, 30);
+}
+
+/// The comments before the first include of the source whose head has the command to build it.
+std::string head_of_example(const std::filesystem::path& folder) {
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string text = read_file(file.path());
+    const std::string head = text.substr(0, text.find("\n#include"));
+    if (head.find("//   g++ ") != std::string::npos) return head;
+  }
+  return "";
+}
+
+/// cp -r copies relative links, which lead nowhere in another folder.
+TEST(Documents, AnExampleWithLinksSaysHowToCopyIt) {
+  namespace fs = std::filesystem;
+  int linked = 0;
+  for (const auto& folder : fs::directory_iterator("tools/examples")) {
+    if (!folder.is_directory()) continue;
+    const std::string head = head_of_example(folder.path());
+    EXPECT_NE(head, "") << folder.path() << " has no command in a head";
+    const bool has_links = std::any_of(fs::directory_iterator(folder), fs::directory_iterator(),
+                                       [](const auto& file) { return file.is_symlink(); });
+    if (!has_links) continue;
+    EXPECT_NE(head.find("`cp -rL`"), std::string::npos) << folder.path();
+    ++linked;
+  }
+  EXPECT_GE(linked, 8) << "run this in the source tree";
 }
 
 }  // namespace

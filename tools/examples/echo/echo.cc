@@ -8,7 +8,7 @@
 // Note that an Engine does nothing by itself. Both ends have a loop that calls poll(), and every
 // event arrives in a callback inside poll().
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o echo $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>

@@ -19,7 +19,7 @@
 //
 // Either end may send `abort` with a reason instead.
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o file-push $(pkg-config --cflags --libs spinwire fmt CLI11 libxxhash)
 #include <fcntl.h>

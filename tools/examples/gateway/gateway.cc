@@ -25,7 +25,7 @@
 // Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
 // that wait for room (on_writable), a wait for a gateway (WhenNotReady), a sleep (Idler, timers).
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o gateway $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>

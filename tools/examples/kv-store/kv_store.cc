@@ -12,7 +12,7 @@
 // version and a checksum in each slot: read kv_table.h first. The server replies to a
 // put after the slot is whole, so a client with the reply reads that value or a later one.
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o kv-store $(pkg-config --cflags --libs spinwire fmt CLI11 libxxhash)
 #include <fmt/core.h>

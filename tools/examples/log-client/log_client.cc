@@ -9,7 +9,7 @@
 // goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile.
 // Any other refusal ends the program.
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o log-client $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>

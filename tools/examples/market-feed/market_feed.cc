@@ -18,7 +18,7 @@
 // (--cpu). Ticks come at fixed times (--interval), whether or not the strategy has responded to the
 // last.
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o market-feed $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>

@@ -39,7 +39,7 @@
 // Note that this program has no loop that connects, no queue of things to send, and no sleep: see
 // Reconnect, on_writable, Idler and drain.
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o replicated-log $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include "replicated_log.h"

@@ -6,7 +6,7 @@
 // An Engine does nothing by itself. This thread polls both engines in turn (Tour::until below), and
 // every event arrives in a callback inside poll().
 //
-// CMake builds it, and so does this command:
+// CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
 //   g++ -std=c++20 -O2 *.cc -o tour $(pkg-config --cflags --libs spinwire fmt CLI11)
 #include <fmt/core.h>
