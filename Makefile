@@ -783,7 +783,7 @@ install: libs tools preload man
 	  install -m 644 tools/examples/$$e/* $(DESTDIR)$(DOCDIR)/examples/$$e; done
 	$(Q)install -m 644 tools/examples/README.md $(DESTDIR)$(DOCDIR)/examples
 	$(Q)install -m 644 tools/completion.bash $(DESTDIR)$(COMPLETIONDIR)/spinwire-perf
-	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS) $(NEW_PROJECT))); do \
+	$(Q)for t in $(filter-out spinwire-perf,$(notdir $(TOOLS) $(NEW_PROJECT) $(PRELOAD_RUN))); do \
 	  ln -sf spinwire-perf $(DESTDIR)$(COMPLETIONDIR)/$$t; done
 
 ## deb: Debian packages, into build/deb (tools/install-deps.sh --packages)

@@ -1,5 +1,5 @@
 # Completes the command lines of Spinwire's tools in bash. The options are those of the program's --help,
-# or of its subcommand's.
+# or of its subcommand's. softverbs-preload completes the command that it runs.
 
 # Prints the option (or positional) of a help text that has one of these names, with its type.
 _spinwire_entry() {
@@ -39,6 +39,19 @@ _spinwire() {
   fi
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }
+
+# Its first argument is a command; that command's own completion has the others.
+_softverbs_preload() {
+  if ((COMP_CWORD > 1)); then
+    ! declare -F _command_offset >/dev/null || _command_offset 1 # of the package bash-completion
+  elif [[ $2 == -* ]]; then
+    mapfile -t COMPREPLY < <(compgen -W '-h --help' -- "$2")
+  else
+    mapfile -t COMPREPLY < <(compgen -c -- "$2" | sort -u)
+  fi
+}
+
+complete -o bashdefault -o default -F _softverbs_preload softverbs-preload
 complete -o bashdefault -o default -F _spinwire \
   spinwire-devices spinwire-doctor spinwire-keygen spinwire-new-project spinwire-perf spinwire-sim \
   spinwire-stat

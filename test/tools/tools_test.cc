@@ -109,7 +109,8 @@ TEST_F(Tools, AProjectIsMadeInANewOrEmptyFolderOnly) {
 std::string completed(const std::string& line) {
   Words words{"/bin/bash", "-c",
               "source tools/completion.bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); "
-              "_spinwire \"$1\" \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; "
+              "rule=$(complete -p \"${1##*/}\") || exit; rule=${rule##*-F }; "
+              "${rule%% *} \"$1\" \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; "
               "echo \"${COMPREPLY[*]}\"",
               "bash"};
   std::istringstream text(line);
@@ -127,6 +128,12 @@ TEST_F(Tools, BashCompletesOptionsValuesAndSubcommands) {
   EXPECT_EQ(completed("spinwire-doctor pl"), "plan\n");
   EXPECT_EQ(completed("spinwire-doctor plan --message"), "--message-size\n");
   EXPECT_EQ(completed("spinwire-perf --no-such"), "\n");
+}
+
+TEST_F(Tools, BashCompletesTheCommandThatRunsOnTheEmbeddedDevice) {
+  EXPECT_EQ(completed("softverbs-preload mkfif"), "mkfifo\n");
+  EXPECT_EQ(completed("softverbs-preload --h"), "--help\n");
+  EXPECT_EQ(completed("softverbs-preload mkfifo --no-such"), "\n");
 }
 
 TEST_F(Tools, BadConfNamesFileAndLine) {
