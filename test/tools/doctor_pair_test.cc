@@ -101,6 +101,66 @@ TEST_F(Tools, DoctorNamesWhatDiffersBetweenHosts) {
   }
 }
 
+/// A host whose device for the engine is an adapter, as far as its files say.
+void put_adapter(DoctorHost& h, const char* link_layer, const char* rate) {
+  const std::string device = "sys/class/infiniband/softverbs/";
+  h.put(device + "device/numa_node", "0");
+  h.put(device + "ports/1/state", "4: ACTIVE").put(device + "ports/1/link_layer", link_layer);
+  h.put(device + "ports/1/rate", rate);
+}
+
+/// Each link has a limit of its own, so that an adapter as slow as a kernel's network stack does
+/// not pass. The times are planted, just below each limit and just above.
+TEST_F(Tools, DoctorComparesTheRoundTripWithWhatTheLinkShouldGive) {
+  struct Link {
+    const char *link_layer, *rate, *rate_there;
+    int limit_us;
+    const char* limit;
+  };
+  const Link links[] = {
+      {"InfiniBand", "100 Gb/sec (4X EDR)", "100", 8, "InfiniBand from 25 Gbit/s on: 8 us"},
+      {"InfiniBand", "20 Gb/sec (4X DDR)", "100", 20, "InfiniBand below 25 Gbit/s: 20 us"},
+      {"Ethernet", "25 Gb/sec (1X EDR)", "25", 10, "Ethernet from 25 Gbit/s on: 10 us"},
+      {"Ethernet", "10 Gb/sec (1X QDR)", "100", 30, "Ethernet below 25 Gbit/s: 30 us"},
+      {"Ethernet", "100 Gb/sec (4X EDR)", "10", 30, "Ethernet below 25 Gbit/s: 30 us"},
+      {"", "100 Gb/sec (4X EDR)", "100", 30, "an unknown link layer: 30 us"},
+  };
+  for (const Link& link : links) {
+    SCOPED_TRACE(std::string(link.limit) + ", " + link.rate);
+    DoctorHost there;
+    there.put(kPort + "rate", link.rate_there);
+    const Serving server(there);
+    for (const int over_ns : {-100, 100}) {
+      DoctorHost here;
+      put_adapter(here, link.link_layer, link.rate);
+      here.put("probe/round_trip_ns", std::to_string(link.limit_us * 1000 + over_ns));
+      const Outcome o = compare(here, server.address());
+      EXPECT_TRUE(has(o, "latency", over_ns > 0 ? "warning" : "ok")) << o.out << o.err;
+      EXPECT_NE(o.out.find(std::string("limit for ") + link.limit), std::string::npos) << o.out;
+    }
+  }
+}
+
+/// Soft-RoCE has a `parent`; up to Linux 5.10 it also has the hardware of its interface.
+TEST_F(Tools, DoctorHasNoLimitForTheLatencyOfASoftwareDevice) {
+  const DoctorHost there;
+  const Serving server(there);
+  DoctorHost embedded;
+  DoctorHost software;
+  put_adapter(software, "Ethernet", "100 Gb/sec (4X EDR)");
+  software.remove("sys/class/infiniband/softverbs/device");
+  DoctorHost old_kernel;
+  put_adapter(old_kernel, "Ethernet", "100 Gb/sec (4X EDR)");
+  old_kernel.put("sys/class/infiniband/softverbs/parent", "eth0");
+  for (DoctorHost* here : {&embedded, &software, &old_kernel}) {
+    here->put("probe/round_trip_ns", "500000");
+    const Outcome o = compare(*here, server.address());
+    EXPECT_TRUE(has(o, "latency", "ok")) << o.out << o.err;
+    EXPECT_NE(o.out.find("takes 500.0 us"), std::string::npos) << o.out;
+    EXPECT_NE(o.out.find("no limit: it is no adapter"), std::string::npos) << o.out;
+  }
+}
+
 /// The difference that is planted lies within the uncertainty that is printed.
 TEST_F(Tools, DoctorMeasuresTheDifferenceBetweenTwoClocks) {
   const DoctorHost here;

@@ -154,6 +154,11 @@ std::int64_t Host::first_limit_ms(std::int64_t usual) const {
   return is_real_ ? usual : number("/probe/first_limit_ms").value_or(usual);
 }
 
+double Host::round_trip_us(double measured) const {
+  const auto planted = is_real_ ? std::nullopt : number("/probe/round_trip_ns");
+  return planted ? static_cast<double>(*planted) / 1e3 : measured;
+}
+
 int Host::probe(std::string_view call) const {
   if (!is_real_) return static_cast<int>(number(fmt::format("/probe/{}", call)).value_or(0));
   if (call == "memfd_create") return probe_memfd();

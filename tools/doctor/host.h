@@ -46,6 +46,8 @@ class Host {
   /// How long one client may take until its engine has connected. Below another root, the number in
   /// /probe/first_limit_ms.
   [[nodiscard]] std::int64_t first_limit_ms(std::int64_t usual) const;
+  /// A round trip that was measured. Below another root, the number in /probe/round_trip_ns.
+  [[nodiscard]] double round_trip_us(double measured) const;
   /// Makes a harmless system call that the library needs: memfd_create, membarrier, pidfd_open or
   /// process_vm_readv. Returns 0 or its error. Below another root, the number in /probe/NAME.
   [[nodiscard]] int probe(std::string_view call) const;

@@ -11,6 +11,7 @@
 
 #include "common/spin.h"
 #include "doctor/clocks.h"
+#include "doctor/latency.h"
 #include "doctor/measured_region.h"
 #include "doctor/two_hosts.h"
 #include "spinwire/spinwire.h"
@@ -32,8 +33,6 @@ constexpr Nanoseconds kLastLimit = std::chrono::seconds(5);
 constexpr std::uint32_t kCalls = 2000;
 constexpr std::uint32_t kWrites = 256;
 constexpr std::uint32_t kWritesAtOnce = 8;
-/// An adapter's round trip through a switch or two takes a few microseconds.
-constexpr double kMostRoundTripUs = 100;
 /// Part of a port's rate that large writes reach on a sound link.
 constexpr double kLeastShare = 0.5;
 
@@ -261,16 +260,6 @@ const Port* adapter_port(const Subject& subject, std::string_view device) {
   return port != subject.ports.end() && !port->is_software ? &*port : nullptr;
 }
 
-void judge_latency(const Port* adapter, std::string_view device, const MeasuredConnection& measured,
-                   double round_trip_us, Findings& findings) {
-  const bool slow = adapter != nullptr && round_trip_us > kMostRoundTripUs;
-  findings.add("latency", slow ? Severity::warning : Severity::ok,
-               fmt::format("{} takes {:.1f} us for a round trip of 64 bytes{}", device,
-                           round_trip_us, slow ? ", which is long for an adapter" : ""),
-               fmt::format("median of {} round trips", measured.round_trips()),
-               slow ? "spinwire-doctor  # on both hosts: governor, idle states and NUMA node" : "");
-}
-
 void judge_bandwidth(const Port* adapter, const MeasuredConnection& measured, double gigabits,
                      Findings& findings) {
   const bool narrow = adapter != nullptr && gigabits < kLeastShare * adapter->gigabits();
@@ -379,8 +368,8 @@ void measure_rate(const Port* adapter, MeasuredConnection& connection, Loss loss
 /// measure_datagrams() does.
 template <typename MeasureOthers>
 void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
-                        const std::string& nonce, MeasureOthers&& measure_others,
-                        Findings& findings) {
+                        const Facts& theirs, const std::string& nonce,
+                        MeasureOthers&& measure_others, Findings& findings) {
   MeasuredConnection connection(engine, address, Via::tcp);
   if (!connection.is_ready()) {
     findings.add("connection", Severity::error, "no connection after a handshake over TCP",
@@ -396,7 +385,8 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
   const Port* const adapter = adapter_port(subject, engine.device_name());
   const auto time = is_known ? connection.round_trip() : std::nullopt;
   if (time) {
-    judge_latency(adapter, engine.device_name(), connection, *time, findings);
+    judge_latency(adapter, engine.device_name(), theirs, subject.host.round_trip_us(*time),
+                  connection.round_trips(), findings);
     return measure_rate(adapter, connection, loss, findings);
   }
   findings.add("connection", Severity::error, "the connection fails while it is measured",
@@ -436,7 +426,7 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
     measure_rdma_cm(*engine, host, theirs, loss, findings);
     return loss;
   };
-  measure_connection(subject, *engine, address, nonce, measure_others, findings);
+  measure_connection(subject, *engine, address, theirs, nonce, measure_others, findings);
 }
 
 }  // namespace

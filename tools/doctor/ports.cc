@@ -49,14 +49,16 @@ Port read_port(const Host& host, const std::string& device, const std::string& n
   for (const Gid& gid : port.gids) {
     if (port.netdev.empty()) port.netdev = gid.netdev;
   }
-  // Soft-RoCE names its interface.
-  if (port.netdev.empty()) port.netdev = text_of(host, of_device + "/parent");
+  // Soft-RoCE names its interface in a file that no other driver makes. Up to Linux 5.10 it also
+  // has the `device` of that interface's hardware.
+  const Reading parent = host.read(of_device + "/parent");
+  if (port.netdev.empty()) port.netdev = parent.text.value_or("");
   if (!port.netdev.empty()) {
     const auto mtu = host.number("/sys/class/net/" + port.netdev + "/mtu");
     port.netdev_mtu = static_cast<std::uint32_t>(std::max<std::int64_t>(mtu.value_or(0), 0));
   }
   port.active_mtu = host.active_mtu(device, port.number);
-  port.is_software = !host.exists(of_device + "/device");
+  port.is_software = parent || !host.exists(of_device + "/device");
   auto node = host.number(of_device + "/device/numa_node");
   if (!node && !port.netdev.empty())
     node = host.number("/sys/class/net/" + port.netdev + "/device/numa_node");
