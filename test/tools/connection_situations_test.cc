@@ -125,6 +125,19 @@ void run_slow_callback(const Scene& scene) {
   });
 }
 
+/// A handler that takes 40 ms once, by a clock that it moves. No callback runs after it.
+void run_one_slow_callback(const Scene& scene) {
+  std::uint64_t ticks = 1'000'000'000;
+  Config config = scene.shown();
+  config.observability.longest_callback = 10ms;
+  config.observability.longest_poll = 10ms;
+  Pair p(Scene::hidden(), config, &ticks);
+  p.client.on_message = [&](Connection, Message&) { ticks += 40'000'000; };
+  const Buffer b = p.server.filled(8, 1);
+  ASSERT_EQ(p.ends.server.send(b), Status::ok);
+  play({&p.client, &p.server}, [&] { ticks += 1000; });
+}
+
 void let_lease_expire(const Scene& scene) {
   std::uint64_t ticks = 1'000'000'000;
   Config config = without_loss();
@@ -281,6 +294,7 @@ INSTANTIATE_TEST_SUITE_P(Connections, ToolsStatSituations,
                              {"wrong GID", give_wrong_gid},
                              {"MTU mismatch", drop_long_packets},
                              {"slow callback", run_slow_callback},
+                             {"one slow callback", run_one_slow_callback},
                              {"lease expired", let_lease_expire},
                              {"send queue full", fill_send_queue},
                              {"operations used up", use_up_operations},
