@@ -336,6 +336,30 @@ TEST(PainPoint22, ASnapshotNamesWhatBlocks) {
   EXPECT_GE(first.snapshot().since_last_heard, 5ms);
 }
 
+TEST(PainPoint22, ASnapshotNamesThatNoWindowIsFree) {
+  Config config = small_config();
+  config.memory.windows = 3;
+  config.memory.rendezvous_bytes = 4u << 20;
+  config.connections.max_message_bytes = 1u << 20;
+  config.queues.completion_depth = 4096;
+  Pair p(config);
+  if (!p.client.engine.device().memory_windows) GTEST_SKIP() << "the device has no windows";
+  const Buffer little = p.client.filled(8, 1), b = p.client.filled(20'000, 1);
+  Connection c = p.ends.client;
+  ASSERT_TRUE(p.until([&] {
+    (void)c.send(little);
+    return c.stats().send_credits >= 8;
+  }));
+  ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::nothing);
+  while (c.send(b, {}, Post::defer) == Status::ok) {
+  }
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::windows);
+  EXPECT_TRUE(has(p.client.engine.describe(), "blocked by windows")) << p.client.engine.describe();
+  ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::nothing);
+}
+
 TEST(PainPoint23, AForkedChildIsRefusedAndHarmsNothing) {
   Pair p;
   const Buffer b = p.client.filled(100, 1);

@@ -22,7 +22,8 @@
 //   17 the library aborts        process, Attack*.*
 //   18 processor use when idle   process, Waiting.*
 //   19 device limits differ      DeviceLimits.*, ConfigConnectionAttributes.*
-//   20 tests without hardware    process, and all tests of a machine without an adapter
+//   20 tests without hardware    process, and all tests of a machine without an adapter;
+//                                PainPoint20.IndexZeroIsNotAssumed, beside Gid.*
 //   21 async events              EngineDeviceEvents.*
 //   22 why did it stop?          process, EngineSnapshot.*, ToolsStatSituations.*
 //   23 fork                      process, EngineRefusals.ForkedChildTouchesNothingOfItsParents

@@ -61,6 +61,24 @@ Table usual() {
 
 TEST(Gid, TakesTheRoutableOneOfVersionTwoNotTheFirst) { EXPECT_EQ(taken(usual()), 3); }
 
+/// Index 0 of an Ethernet port serves in none of these tables, whatever it holds.
+TEST(PainPoint20, IndexZeroIsNotAssumed) {
+  const GidEntry routable = entry(3, "10.1.2.3", kV2);
+  const GidEntry zeroes[] = {
+      entry(0, "::", kV1),                        // empty
+      entry(0, "fe80::268a:7ff:fe12:3456", kV1),  // link-local, as on an adapter
+      entry(0, "fe80::268a:7ff:fe12:3456", kV2),  // link-local, as on Soft-RoCE
+      entry(0, "10.1.2.3", kV1),                  // the address, but of the other version
+      entry(0, "127.0.0.1", kV2),                 // reaches this host only
+      entry(0, "10.9.9.9", kV2, "eth1", false),   // of an interface that is down
+  };
+  for (const GidEntry& zero : zeroes) {
+    SCOPED_TRACE(gid_text(zero.gid));
+    EXPECT_EQ(taken({zero, routable}), 3);
+  }
+  EXPECT_EQ(taken({zeroes[0]}), -1) << "an empty entry is not taken because it is the only one";
+}
+
 TEST(Gid, FindsItWhereverALateAddressPutIt) {
   // The address was added after others were removed: 2 and 3 are empty; some drivers show zeroes.
   EXPECT_EQ(
