@@ -39,7 +39,7 @@ struct ListenOptions {
   /// go is the peer's own claim as yet.
   Callback<void(PeerRequest&)> on_session_request;
   /// Given to every peer that is accepted, for a connection or a session; up to kPrivateDataMax
-  /// bytes, which listen() copies. Not with Via::rdma_cm.
+  /// bytes, which listen() copies.
   std::span<const std::byte> private_data{};
 };
 
@@ -55,8 +55,8 @@ struct ConnectOptions {
   /// they are tried; see Reconnect. Connection::peer() is the address of the present attempt, and
   /// the one that is connected when the connection is ready.
   std::vector<std::string> alternatives{};
-  /// Given to the peer with each attempt; up to kPrivateDataMax bytes, which connect() copies. Not
-  /// with Via::rdma_cm.
+  /// Given to the peer with each attempt; up to kPrivateDataMax bytes, which connect() copies.
+  /// Through rdma_cm a peer of an older release takes none: the attempt fails as `unsupported`.
   std::span<const std::byte> private_data{};
   /// Ports and GIDs of this engine's device, in the order in which they are tried; see Reconnect
   /// and Connection::local_path(). The ports must exist and have the partition key `pkey_index`,

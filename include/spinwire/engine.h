@@ -235,8 +235,8 @@ class SPINWIRE_API Engine {
   ///   no_device         the device is gone, or a setting names a port or GID that does not exist
   ///   unauthenticated   other hosts reach the address, or any address through rdma_cm, and there
   ///                     is no key; see Config::Security
-  ///   unsupported       rdma_cm on this device, or with private data; this IP version on this
-  ///                     host; or atomics
+  ///   unsupported       rdma_cm on this device, this IP version on this host, or
+  ///                     atomics
   ///   system            the operating system refused
   [[nodiscard]] Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Listens on a socket that listens already: from another engine (Listener::release()), perhaps
@@ -268,8 +268,8 @@ class SPINWIRE_API Engine {
   ///                     does not exist
   ///   unauthenticated   the address is of another host, or is for rdma_cm, and there is no key;
   ///                     see Config::Security
-  ///   unsupported       rdma_cm on this device, or with private data; this IP version on this
-  ///                     host; or atomics
+  ///   unsupported       rdma_cm on this device, this IP version on this host, or
+  ///                     atomics
   ///   refused           the operating system knows at once that nothing listens there
   ///   timed_out         the operating system knows at once that the host does not answer
   ///   peer_lost         the operating system knows at once that the peer closed the connection

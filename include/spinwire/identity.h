@@ -73,7 +73,7 @@ class PeerRequest {
   void accept() noexcept { decision_ = Decision::accepted; }
   /// Accepts the peer, and gives it these bytes instead. Errors, which change nothing:
   ///   invalid_argument  more than kPrivateDataMax bytes
-  ///   unsupported       the connection is through rdma_cm, whose messages have no room for them
+  ///   unsupported       through rdma_cm, the peer is of an older release, which takes none there
   Status accept(std::span<const std::byte> private_data) noexcept {
     if (!carries_data_ && !private_data.empty()) return Status::unsupported;
     const Status assigned = ours_.assign(private_data);

@@ -24,8 +24,8 @@ void fail_cm(EngineContext& ctx, Agent& a, Status status, const CmEvent& event,
       {status, base::format("connect to {} through rdma_cm", peer_name(a)), event.found(), remedy});
 }
 
-/// With a key, the server rejects all requests but the last.
-void on_cm_answer(EngineContext& ctx, Agent& a, const control::CmClientProof::Rejection& answer) {
+/// The server rejects requests for good, or to ask for the next one.
+void on_cm_answer(EngineContext& ctx, Agent& a, const control::CmClient::Rejection& answer) {
   if (answer.goes_on)
     a.setup.cm->needs_id = true;
   else if (answer.refusal)
@@ -40,7 +40,7 @@ void on_rejected(EngineContext& ctx, Agent& a, const CmEvent& event) {
   if (was_ready(a)) return on_cm_disconnected(ctx, a);
   if (event.status == kByApplication && a.setup.cm->client != nullptr)
     return on_cm_answer(ctx, a, a.setup.cm->client->read_rejection(event.data()));
-  if (event.status == kByApplication)
+  if (event.status == kByApplication)  // inbound: the client gives up
     return on_refused(ctx, a, wire::decode_cm_refusal(event.data()));
   fail_cm(ctx, a, Status::refused, event, "see whether the peer listens there through rdma_cm");
 }
@@ -68,38 +68,47 @@ control::CmParameters offer_of(const EngineContext& ctx, const Agent& a,
   return offer;
 }
 
-/// The data of our request or answer.
-Result<control::CmData> data_of(const EngineContext& ctx, const Agent& a) {
-  CmLink& link = *a.setup.cm;
-  const control::CmData data = wire::encode_cm(endpoint(ctx, a));
-  if (link.client == nullptr) return data;
-  return link.client->next_request(data, control::ends_of(link.id, a.qp->qp_num, true));
+control::CmData data_of(const EngineContext& ctx, const Agent& a) noexcept {
+  return wire::encode_cm(endpoint(ctx, a), {.features = wire::feature::cm_private_data});
 }
 
-/// Sends the request that is due, or the answer.
-Result<void> send_offer(const EngineContext& ctx, const Agent& a, bool asks) {
+const PrivateData& private_data_of(const Agent& a) noexcept {
+  static constexpr PrivateData kNone;
+  return a.private_data != nullptr ? *a.private_data : kNone;
+}
+
+/// Sends the request that is due.
+Result<void> send_request(const EngineContext& ctx, const Agent& a) {
   CmLink& link = *a.setup.cm;
-  const auto data = data_of(ctx, a);
+  const auto data = link.client->next_request(data_of(ctx, a), private_data_of(a),
+                                              control::ends_of(link.id, a.qp->qp_num, true));
   if (!data) return tl::unexpected(data.error());
-  control::CmParameters offer = offer_of(ctx, a, *data);
-  if (asks) return link.id.connect(offer);
-  if (link.server == nullptr) return link.id.accept(offer);
-  const auto sealed = wire::encode(link.server->seal(*data, a.qp->qp_num));
-  offer.data = sealed;
-  return link.id.accept(offer);
+  return link.id.connect(offer_of(ctx, a, *data));
 }
 
-/// The peer's endpoint, from the answer to our last request.
+Result<void> send_answer(const EngineContext& ctx, const Agent& a) {
+  CmLink& link = *a.setup.cm;
+  const std::unique_ptr<control::CmServer> server = std::move(link.server);
+  const control::CmData data = data_of(ctx, a);
+  const control::CmMessage answer = server != nullptr
+                                        ? server->answer(data, private_data_of(a), a.qp->qp_num)
+                                        : control::clear_answer(data, private_data_of(a));
+  return link.id.accept(offer_of(ctx, a, answer.bytes()));
+}
+
+/// The peer's endpoint and private data, from the answer to our last request.
 Result<Endpoint> read_answer(const EngineContext& ctx, Agent& a, const CmEvent& event) {
   const CmLink& link = *a.setup.cm;
-  if (link.client == nullptr) return read_cm_endpoint(ctx, link.id, event);
   const auto opened = link.client->open_answer(event.data(), event.qp_num);
   if (!opened) return tl::unexpected(opened.error());
-  set_peer_key(a, link.client->key().name);
+  if (link.client->key() != nullptr) set_peer_key(a, link.client->key()->name);
   CmEvent plain = event;
-  std::copy(opened->begin(), opened->end(), plain.storage.begin());
-  plain.size = opened->size();
-  return read_cm_endpoint(ctx, link.id, plain);
+  std::copy(opened->endpoint.begin(), opened->endpoint.end(), plain.storage.begin());
+  plain.size = opened->size;
+  return read_cm_endpoint(ctx, link.id, plain).map([&](Endpoint peer) {
+    peer.private_data = opened->private_data;
+    return peer;
+  });
 }
 
 }  // namespace
@@ -153,11 +162,12 @@ void run_cm_step(EngineContext& ctx, Agent& a, HandshakeStep step) noexcept {
   Result<void> done;
   if (step == HandshakeStep::confirm) {
     done = link.id.establish();
+    if (done) link.client.reset();  // a rejection that still comes ends a connection that is ready
     if (done) advance(ctx, a, Event::peer_ready);
   } else {
     link.handshake_sent = true;
     const bool asks = step == HandshakeStep::ask;
-    done = send_offer(ctx, a, asks);
+    done = asks ? send_request(ctx, a) : send_answer(ctx, a);
     if (asks && done) on_asked(ctx, a);
   }
   if (!done) fail(ctx, a, done.error());

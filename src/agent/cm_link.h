@@ -18,12 +18,12 @@ enum class HandshakeStep : std::uint8_t;
 /// State of a connection that rdma_cm brings up.
 struct CmLink {
   control::CmId id;
-  bool resolved = false;        ///< device and route are known
-  bool handshake_sent = false;  ///< the first request or the answer is sent
-  bool needs_id = false;        ///< the next request is due, by a new identifier
-  // With a key, one of two:
-  std::unique_ptr<control::CmClientProof> client{};
-  std::unique_ptr<control::CmServerProof> server{};
+  bool resolved = false;                        ///< device and route are known
+  bool handshake_sent = false;                  ///< the first request or the answer is sent
+  bool needs_id = false;                        ///< the next request is due, by a new identifier
+  std::unique_ptr<control::CmClient> client{};  ///< outbound
+  /// Inbound, until the answer; null: the client has said all in one request, without a key.
+  std::unique_ptr<control::CmServer> server{};
 };
 
 /// Checks that the addresses belong to the open device. Errors: no_device.
@@ -35,7 +35,7 @@ Result<Endpoint> read_cm_endpoint(const EngineContext& ctx, const control::CmId&
 void use_cm(Agent& a, std::unique_ptr<CmLink> link) noexcept;
 /// Whether the identifier is the agent's.
 bool uses_cm(const Agent& a, const rdma_cm_id* id) noexcept;
-/// With a key, a connection asks three times, each time by a new identifier.
+/// With a key or private data a connection asks several times, each time by a new identifier.
 bool needs_cm_id(const Agent& a) noexcept;
 /// Begins to resolve the peer's address for the next request. `id`: new, without an address.
 /// Errors: those of CmId::resolve_address().

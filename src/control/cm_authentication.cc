@@ -1,78 +1,32 @@
+// The server's end of a handshake through rdma_cm, and what both ends share.
 #include "control/cm_authentication.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
-#include "wire/codec.h"
+#include "control/cm_sealing.h"
 
 namespace spinwire::control {
 namespace {
 
 using Bytes = std::span<const std::byte>;
-using CmHalfBytes = std::array<std::byte, wire::kCmHalfBytes>;
 
-constexpr std::string_view kCmContext = "spinwire rdma_cm";
-constexpr const char* kCmRemedy =
-    "give both ends the same key with the same name in security.key_file, and restart the end "
-    "whose file has changed";
-
-static_assert(sizeof(wire::CmProof::message) == kNoiseMessageBytes &&
-              wire::kSealTagBytes == kNoiseTagBytes);
-
-/// Room for the payload of an empty message.
-std::byte no_payload{};
-
-/// What a tag covers beside its text: the bytes of the struct that are in the clear, and the ends
-/// where they are known.
-struct CmAssociated {
-  std::array<std::byte, 48> storage{};
-  std::size_t size = 0;
-
-  explicit CmAssociated(Bytes clear) noexcept { put(clear); }
-  CmAssociated(Bytes clear, const CmEnds& ends) noexcept : CmAssociated(clear) {
-    put(std::as_bytes(std::span(ends.client_gid)));
-    put(std::as_bytes(std::span(ends.server_gid)));
-    put(ends.client_qp);
-  }
-  void put(Bytes bytes) noexcept {
-    std::memcpy(storage.data() + size, bytes.data(), bytes.size());
-    size += bytes.size();
-  }
-  void put(std::uint32_t number) noexcept {
-    wire::put_number(storage.data() + size, number);
-    size += sizeof number;
-  }
-  [[nodiscard]] Bytes bytes() const noexcept { return {storage.data(), size}; }
-};
-
-/// The bytes in the clear of a struct whose sealed ones are still to be filled in.
-template <std::size_t size, typename Struct>
-std::array<std::byte, size> clear_bytes_of(const Struct& s) noexcept {
-  std::array<std::byte, size> clear;
-  std::copy_n(wire::encode(s).begin(), size, clear.begin());
-  return clear;
+CmData data_of(Bytes bytes) noexcept {
+  CmData data{};
+  std::copy_n(bytes.begin(), data.size(), data.begin());
+  return data;
 }
 
-std::byte* room_in(auto& sealed) noexcept {
-  return std::as_writable_bytes(std::span(sealed)).data();
-}
-
-/// One half of the endpoint's data.
-CmHalfBytes half_of(const CmData& endpoint, bool is_first) noexcept {
-  CmHalfBytes half{};
-  const auto all = std::span(endpoint);
-  const auto part = is_first ? all.first(wire::kCmHalfBytes) : all.subspan(wire::kCmHalfBytes);
-  std::copy(part.begin(), part.end(), half.begin());
-  return half;
-}
-
-std::optional<std::string> text_of_refusal(Bytes data) {
-  const wire::Refuse refusal = wire::decode_cm_refusal(data);
-  if (refusal.length == 0) return std::nullopt;
-  return std::string(refusal.message());
+/// What an answer holds that has the last piece of private data.
+std::array<std::byte, wire::kCmLongAnswerBytes> long_answer(const CmData& endpoint,
+                                                            const PrivateData& ours,
+                                                            std::size_t from) noexcept {
+  std::array<std::byte, wire::kCmLongAnswerBytes> text;
+  const auto end = std::copy(endpoint.begin(), endpoint.end(), text.begin());
+  (void)wire::encode_cm_piece(ours, from, std::span(end, text.end()));
+  return text;
 }
 
 }  // namespace
@@ -87,143 +41,119 @@ CmEnds ends_of(const CmId& id, std::uint32_t client_qp, bool is_client) noexcept
   return ends;
 }
 
-// ---- client ----
+std::array<std::uint8_t, 4> clear_handshake_of(const CmData& endpoint) noexcept {
+  std::array<std::uint8_t, 4> name{};
+  const auto from = std::span(endpoint).subspan(wire::kCmIncarnationAt, name.size());
+  std::transform(from.begin(), from.end(), name.begin(),
+                 [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
+  return name;
+}
 
-Result<CmData> CmClientProof::next_request(const CmData& endpoint, const CmEnds& ends) {
-  is_sent_ = true;
+// ---- CmCipher ----
+
+bool CmCipher::encrypt(Bytes associated, Bytes text, std::byte* to) noexcept {
+  if (has_key_) return noise_.encrypt(associated, text, to);
+  std::byte* const end = std::copy(text.begin(), text.end(), to);
+  std::fill_n(end, wire::kSealTagBytes, std::byte{0});
+  wire::put_number(end, count_++);
+  return true;
+}
+
+bool CmCipher::decrypt(Bytes associated, Bytes sealed, std::byte* to) noexcept {
+  if (has_key_) return noise_.decrypt(associated, sealed, to);
+  const Bytes text = sealed.first(sealed.size() - wire::kSealTagBytes);
+  std::array<std::byte, wire::kSealTagBytes> due{};
+  wire::put_number(due.data(), count_);
+  const Bytes number = sealed.subspan(text.size());
+  if (!std::equal(number.begin(), number.end(), due.begin())) return false;
+  ++count_;
+  std::copy(text.begin(), text.end(), to);
+  return true;
+}
+
+// ---- CmServer ----
+
+CmServer::CmServer(const CmData& request, const Source& source, const CmEnds& ends) noexcept
+    : CmServer(nullptr, source) {
+  std::copy(request.begin(), request.end(), said_.begin());
+  request_ = request;
+  handshake_ = clear_handshake_of(request);
   ends_ = ends;
-  if (step_ == Step::proof) {
-    const auto ephemeral = make_ephemeral();
-    if (!ephemeral) return tl::unexpected(ephemeral.error());
-    wire::CmProof proof;
-    std::copy_n(key_.id.begin(), proof.key.size(), proof.key.begin());
-    begin_noise(noise_, key_, kCmContext, clear_bytes_of<wire::kCmHeaderBytes>(proof));
-    if (!noise_.write_first(*ephemeral, {}, room_in(proof.message)))
-      return tl::unexpected(
-          Error{Status::system, "authenticate", "the handshake cannot begin", ""});
-    return wire::encode(proof);
-  }
-  const bool is_first = step_ == Step::first_half;
-  wire::CmHalf half{handshake_, {}};
-  const auto clear = clear_bytes_of<wire::kCmHeaderBytes>(half);
+}
+
+CmData CmServer::endpoint() const noexcept { return data_of(said_); }
+
+void CmServer::decide(const PrivateData& ours, ListenerId listener) noexcept {
+  ours_ = ours;
+  listener_ = listener;
+}
+
+bool CmServer::is_of(const CmEnds& ends) const noexcept {
+  return key_ != nullptr ||
+         (ends_.client_qp == ends.client_qp && ends_.client_gid == ends.client_gid &&
+          ends_.server_gid == ends.server_gid);
+}
+
+bool CmServer::open(Bytes clear, const wire::CmPart& part, const CmEnds& ends,
+                    std::span<std::byte, wire::kCmPartBytes> to) noexcept {
+  const bool is_first = parts_ == 0 && !ours_;
   const CmAssociated with = is_first ? CmAssociated(clear) : CmAssociated(clear, ends);
-  (void)sending_.encrypt(with.bytes(), half_of(endpoint, is_first), room_in(half.sealed));
-  return wire::encode(half);
+  return receiving_.decrypt(with.bytes(), sealed_of(part), to.data());
 }
 
-bool CmClientProof::open_authenticated(Bytes data) noexcept {
-  const auto got = wire::decode_cm_authenticated(data);
-  if (!got) return false;
-  std::array<std::byte, wire::kHeaderBytes> said{};
-  const bool proves =
-      noise_.read_second(std::as_bytes(std::span(got->frame.message)), said.data()) &&
-      said == got->header;
-  if (proves) noise_.split(sending_, receiving_);
-  noise_.clear();
-  std::copy_n(got->frame.message.begin(), handshake_.size(), handshake_.begin());
-  return proves;
+bool CmServer::has_more() const noexcept {
+  return ours_->bytes().size() - told_ > wire::kCmAnswerData;
 }
 
-bool CmClientProof::open_continue(Bytes data) noexcept {
-  const auto got = wire::decode_cm_continue(data);
-  return got && receiving_.decrypt(clear_bytes_of<wire::kCmMagicBytes>(*got),
-                                   std::as_bytes(std::span(got->sealed)), &no_payload);
+CmMessage CmServer::more() noexcept {
+  std::array<std::byte, wire::kCmMoreBytes> piece;
+  told_ += wire::encode_cm_piece(*ours_, told_, piece);
+  wire::CmMore more;
+  (void)sending_.encrypt(clear_bytes_of<wire::kCmMagicBytes>(more), piece, room_in(more.sealed));
+  answer_ = CmMessage(wire::encode(more));
+  return answer_;
 }
 
-Error CmClientProof::fail(AuthenticationFailure why, std::string found) {
-  counts_.count(why);
-  is_sent_ = false;
-  return base::make_error(Status::unauthenticated, "authenticate a server through rdma_cm",
-                          std::move(found), kCmRemedy);
-}
-
-CmClientProof::Rejection CmClientProof::read_rejection(Bytes data) {
-  const bool is_due = std::exchange(is_sent_, false);
-  if (step_ == Step::proof) {
-    if (is_due && open_authenticated(data)) {
-      ++counts_.authenticated;
-      step_ = Step::first_half;
-      return {.goes_on = true};
-    }
-    const auto text = text_of_refusal(data);
-    return {.failure =
-                fail(AuthenticationFailure::unproven_server,
-                     base::format("it does not prove the key '{}'{}", key_.name,
-                                  text ? base::format(", and says '{}'", *text) : std::string()))};
-  }
-  if (is_due && step_ == Step::first_half && open_continue(data)) {
-    step_ = Step::second_half;
-    return {.goes_on = true};
-  }
-  const auto sealed = wire::decode_cm_sealed_refusal(data);
-  std::array<std::byte, wire::kCmRefusalBytes> opened;
-  if (is_due && sealed &&
-      receiving_.decrypt(clear_bytes_of<wire::kCmMagicBytes>(*sealed),
-                         std::as_bytes(std::span(sealed->sealed)), opened.data()))
-    return {.refusal = wire::decode_cm_refusal(opened)};
-  return {.failure = fail(AuthenticationFailure::altered_frame,
-                          "its rejection is altered, replayed or out of order, or somebody else "
-                          "sent it")};
-}
-
-Result<CmData> CmClientProof::open_answer(Bytes data, std::uint32_t server_qp) {
-  const bool is_due = std::exchange(is_sent_, false);
-  if (!is_due || step_ != Step::second_half) {
-    return tl::unexpected(
-        fail(AuthenticationFailure::unproven_server,
-             base::format("it accepts a request without having proved the key '{}'", key_.name)));
-  }
-  CmData endpoint;
-  if (const auto answer = wire::decode_cm_answer(data); answer) {
-    CmAssociated with(clear_bytes_of<wire::kCmMagicBytes>(*answer), ends_);
+CmMessage CmServer::answer(const CmData& endpoint, const PrivateData& ours,
+                           std::uint32_t server_qp) noexcept {
+  if (key_ == nullptr) return clear_answer(endpoint, ours, told_);
+  const auto seal = [&](auto answer, Bytes text) {
+    CmAssociated with(clear_bytes_of<wire::kCmMagicBytes>(answer), ends_);
     with.put(server_qp);
-    if (receiving_.decrypt(with.bytes(), std::as_bytes(std::span(answer->sealed)), endpoint.data()))
-      return endpoint;
-  }
-  return tl::unexpected(fail(AuthenticationFailure::altered_frame,
-                             "its answer is altered or replayed, or names another end than "
-                             "rdma_cm does"));
+    (void)sending_.encrypt(with.bytes(), text, room_in(answer.sealed));
+    return CmMessage(wire::encode(answer));
+  };
+  if (ours.empty()) return seal(wire::CmAnswer(), endpoint);
+  return seal(wire::CmLongAnswer(), long_answer(endpoint, ours, told_));
 }
 
-// ---- server ----
-
-wire::CmAnswer CmServerProof::seal(const CmData& endpoint, std::uint32_t server_qp) noexcept {
-  wire::CmAnswer answer;
-  CmAssociated with(clear_bytes_of<wire::kCmMagicBytes>(answer), ends_);
-  with.put(server_qp);
-  (void)sending_.encrypt(with.bytes(), endpoint, room_in(answer.sealed));
-  return answer;
-}
-
-wire::CmRefusal CmServerProof::seal(const wire::Refuse& refusal) noexcept {
+CmMessage CmServer::refuse(const wire::Refuse& refusal) noexcept {
+  if (key_ == nullptr) return CmMessage(wire::encode_cm_refusal(refusal).bytes());
   wire::CmRefusal sealed;
   std::array<std::byte, wire::kCmRefusalBytes> text{};
   const wire::Frame frame = wire::encode_cm_refusal(refusal, text.size());
   std::copy_n(frame.bytes().begin(), frame.size, text.begin());
   (void)sending_.encrypt(clear_bytes_of<wire::kCmMagicBytes>(sealed), text, room_in(sealed.sealed));
-  return sealed;
+  return CmMessage(wire::encode(sealed));
 }
 
-void reject(CmId& id, CmServerProof* proof, const wire::Refuse& refusal) noexcept {
+CmMessage clear_answer(const CmData& endpoint, const PrivateData& ours, std::size_t told) noexcept {
+  if (ours.empty()) return CmMessage(endpoint);
+  auto text = long_answer(endpoint, ours, told);
+  wire::announce_private_data(std::span(text).first<wire::kCmDataBytes>());
+  return CmMessage(text);
+}
+
+void reject(CmId& id, CmServer* server, const wire::Refuse& refusal) noexcept {
   if (!id) return;
-  if (proof != nullptr) return id.reject(wire::encode(proof->seal(refusal)));
+  if (server != nullptr) return id.reject(server->refuse(refusal).bytes());
   id.reject(wire::encode_cm_refusal(refusal).bytes());
 }
 
-namespace {
-
-/// The answer with the bytes of a struct.
-CmProofs::Answer answer_of(Bytes bytes) noexcept {
-  CmProofs::Answer answer;
-  std::copy(bytes.begin(), bytes.end(), answer.storage.begin());
-  answer.size = bytes.size();
-  return answer;
-}
-
-}  // namespace
+// ---- CmProofs ----
 
 CmProofs::Outcome CmProofs::refuse(AuthenticationFailure why, std::string found) {
-  counts_.count(why);
+  if (!keys_.empty()) counts_.count(why);
   Outcome outcome;
   outcome.refused = std::move(found);
   return outcome;
@@ -233,33 +163,36 @@ Result<CmProofs::Outcome> CmProofs::on_request(Bytes data, const Source& source,
                                                const CmEnds& ends) {
   expire();
   const auto proof = wire::decode_cm_proof(data);
-  const auto half = wire::decode_cm_half(data);
-  if (!proof && !half) {
+  const auto part = wire::decode_cm_part(data);
+  if (!keys_.empty() && !proof && !part) {
     return refuse(AuthenticationFailure::no_proof,
                   "its request through rdma_cm offers no proof of a key");
   }
-  CmData request;
-  std::copy_n(data.begin(), request.size(), request.begin());
+  CmData request{};
+  std::copy_n(data.begin(), std::min(data.size(), request.size()), request.begin());
   for (const auto& record : records_) {
-    if (record->request == request) return Outcome{.answer = record->answer};
+    if (record->request_ == request && record->is_of(ends))
+      return Outcome{.answer = record->answer_};
   }
+  if (keys_.empty())
+    return part ? on_clear_part(*part, request, source, ends) : Outcome{.is_plain = true};
   if (proof) return on_proof(*proof, request, source);
-  return on_half(*half, request, ends);
+  return on_part(*part, request, ends);
 }
 
 Result<CmProofs::Outcome> CmProofs::on_proof(const wire::CmProof& proof, const CmData& data,
                                              const Source& source) {
   const auto clear = Bytes(data).first(wire::kCmHeaderBytes);
   const auto message = std::as_bytes(std::span(proof.message));
-  auto record = std::make_unique<Record>();
+  const Key* proved = nullptr;
   NoiseHandshake noise;
   bool is_known = false;
   for (const Key& key : keys_.all()) {
     if (!std::equal(proof.key.begin(), proof.key.end(), key.id.begin())) continue;
     is_known = true;
     begin_noise(noise, key, kCmContext, clear);
-    if (noise.read_first(message, &no_payload)) record->key = &key;
-    if (record->key != nullptr) break;
+    if (noise.read_first(message, &no_payload)) proved = &key;
+    if (proved != nullptr) break;
   }
   const auto wrong = [&] {
     noise.clear();
@@ -269,95 +202,155 @@ Result<CmProofs::Outcome> CmProofs::on_proof(const wire::CmProof& proof, const C
   };
   if (!is_known)
     return refuse(AuthenticationFailure::unknown_key, "it has a key that is not in our key file");
-  if (record->key == nullptr) return wrong();
+  if (proved == nullptr) return wrong();
   const auto ephemeral = make_ephemeral();
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   wire::Authenticated ours;
-  const wire::Frame headed = wire::encode(ours);
+  const wire::Capabilities capabilities{.features = wire::feature::cm_private_data};
+  const wire::Frame headed = wire::encode(ours, capabilities);
   if (!noise.write_second(*ephemeral, headed.bytes().first(wire::kHeaderBytes),
                           room_in(ours.message)))
     return wrong();
-  noise.split(record->receiving, record->sending);
+  auto record = std::unique_ptr<CmServer>(new CmServer(proved, source));
+  noise.split(record->receiving_.keyed(), record->sending_.keyed());
   noise.clear();
-  record->source = source;
-  record->since = clock_.now();
-  record->request = data;
-  record->answer = answer_of(wire::encode(ours).bytes());
-  std::copy_n(ours.message.begin(), record->handshake.size(), record->handshake.begin());
-  if (records_.size() >= most_) make_room();
-  records_.reserve(records_.size() + 1);
-  ++counts_of_[source];
-  records_.push_back(std::move(record));
-  return Outcome{.answer = records_.back()->answer};
+  record->request_ = data;
+  record->answer_ = CmMessage(wire::encode(ours, capabilities).bytes());
+  std::copy_n(ours.message.begin(), record->handshake_.size(), record->handshake_.begin());
+  const CmMessage answer = record->answer_;
+  add(std::move(record));
+  return Outcome{.answer = answer};
 }
 
-CmProofs::Outcome CmProofs::on_half(const wire::CmHalf& half, const CmData& data,
+CmProofs::Outcome CmProofs::on_part(const wire::CmPart& part, const CmData& data,
                                     const CmEnds& ends) {
   const auto clear = Bytes(data).first(wire::kCmHeaderBytes);
-  const auto sealed = std::as_bytes(std::span(half.sealed));
-  Record* failed = nullptr;
+  CmServer* failed = nullptr;
   for (std::size_t i = 0; i < records_.size(); ++i) {
-    Record& record = *records_[i];
-    if (record.handshake != half.handshake) continue;
-    const CmAssociated with = record.has_half ? CmAssociated(clear, ends) : CmAssociated(clear);
-    CmHalfBytes opened;
-    if (!record.receiving.decrypt(with.bytes(), sealed, opened.data())) {
-      failed = &record;
-      continue;
-    }
-    if (record.has_half) return on_second_half(i, opened, ends);
-    record.half = opened;
-    on_first_half(record, data);
-    return Outcome{.answer = record.answer};
+    CmServer& record = *records_[i];
+    if (record.handshake_ != part.handshake) continue;
+    std::array<std::byte, wire::kCmPartBytes> opened;
+    if (record.open(clear, part, ends, opened)) return on_opened(i, opened, data, ends);
+    failed = &record;
   }
   if (failed == nullptr) {
     return refuse(AuthenticationFailure::no_proof,
                   "its request through rdma_cm belongs to no handshake");
   }
-  failed->is_failure_counted = true;
-  return refuse(failed->has_half ? AuthenticationFailure::altered_frame
-                                 : AuthenticationFailure::unconfirmed_proof,
+  failed->is_failure_counted_ = true;
+  return refuse(failed->has_proved() ? AuthenticationFailure::altered_frame
+                                     : AuthenticationFailure::unconfirmed_proof,
                 "its request is altered, replayed or out of order, names another end than rdma_cm "
                 "does, or somebody else sent it");
 }
 
-void CmProofs::on_first_half(Record& record, const CmData& data) noexcept {
-  ++counts_.authenticated;
-  wire::CmContinue next;
-  (void)record.sending.encrypt(clear_bytes_of<wire::kCmMagicBytes>(next), {}, room_in(next.sealed));
-  record.has_half = true;
-  record.request = data;
-  record.answer = answer_of(wire::encode(next));
+CmProofs::Outcome CmProofs::on_clear_part(const wire::CmPart& part, const CmData& data,
+                                          const Source& source, const CmEnds& ends) {
+  const auto clear = Bytes(data).first(wire::kCmHeaderBytes);
+  std::array<std::byte, wire::kCmPartBytes> opened;
+  std::size_t known = 0;
+  while (known < records_.size() &&
+         !(records_[known]->handshake_ == part.handshake && records_[known]->is_of(ends)))
+    ++known;
+  if (known < records_.size() && records_[known]->open(clear, part, ends, opened))
+    return on_opened(known, opened, data, ends);
+  // A first part begins a handshake, also in place of one that the client has given up.
+  auto record = std::unique_ptr<CmServer>(new CmServer(nullptr, source));
+  record->handshake_ = part.handshake;
+  const bool is_first =
+      record->open(clear, part, ends, opened) && wire::check_magic(opened).has_value();
+  if (!is_first) {
+    return refuse(AuthenticationFailure::none,
+                  "its request through rdma_cm belongs to no handshake, or is out of order");
+  }
+  if (known < records_.size()) (void)remove(known);
+  add(std::move(record));
+  return on_opened(records_.size() - 1, opened, data, ends);
 }
 
-CmProofs::Outcome CmProofs::on_second_half(std::size_t index, const CmHalfBytes& half,
-                                           const CmEnds& ends) {
-  const Record& record = *records_[index];
+/// The next part of what a client says, or its request for more of what we say.
+CmProofs::Outcome CmProofs::on_opened(std::size_t index, Part part, const CmData& data,
+                                      const CmEnds& ends) {
+  CmServer& record = *records_[index];
+  record.request_ = data;
+  record.ends_ = ends;
+  if (record.ours_) return on_request_for_more(index, part);
+  if (record.parts_ == 0 && record.key_ != nullptr) ++counts_.authenticated;
+  const auto at = static_cast<std::ptrdiff_t>(record.parts_ * wire::kCmPartBytes);
+  std::copy(part.begin(), part.end(), record.said_.begin() + at);
+  ++record.parts_;
+  if (record.parts_ < wire::cm_parts(0)) return go_on(record);
+  const auto length = wire::get_number<std::uint16_t>(record.said_.data() + wire::kCmDataBytes);
+  if (length > kPrivateDataMax) return find_malformed(index, "their length exceeds the limit");
+  if (record.parts_ < wire::cm_parts(length)) return go_on(record);
+  wire::CmPieces theirs;
+  const auto said = Bytes(record.said_).first(record.parts_ * wire::kCmPartBytes);
+  if (!theirs.add(said.subspan(wire::kCmDataBytes), true))
+    return find_malformed(index, "there are bytes behind them");
+  record.theirs_ = theirs.data();
+  return finish(index);
+}
+
+CmProofs::Outcome CmProofs::on_request_for_more(std::size_t index, Part part) {
+  CmServer& record = *records_[index];
+  if (std::any_of(part.begin(), part.end(), [](std::byte b) { return b != std::byte{0}; }))
+    return find_malformed(index, "a request for more of ours has bytes that are not zero");
+  if (record.has_more()) return {.answer = record.more()};
+  return finish(index);
+}
+
+CmProofs::Outcome CmProofs::go_on(CmServer& record) noexcept {
+  wire::CmContinue next;
+  (void)record.sending_.encrypt(clear_bytes_of<wire::kCmMagicBytes>(next), {},
+                                room_in(next.sealed));
+  record.answer_ = CmMessage(wire::encode(next));
+  return Outcome{.answer = record.answer_};
+}
+
+CmProofs::Outcome CmProofs::finish(std::size_t index) {
   Outcome outcome;
-  std::copy(record.half.begin(), record.half.end(), outcome.endpoint.begin());
-  std::copy_n(half.begin(), outcome.endpoint.size() - record.half.size(),
-              outcome.endpoint.begin() + record.half.size());
-  outcome.proof = std::make_unique<CmServerProof>(*record.key, ends, record.sending);
-  erase(index);
+  outcome.client = remove(index);
   return outcome;
 }
 
-void CmProofs::erase(std::size_t index) noexcept {
-  const auto count = counts_of_.find(records_[index]->source);
+CmProofs::Outcome CmProofs::find_malformed(std::size_t index, const char* what) {
+  Outcome outcome = finish(index);
+  outcome.malformed =
+      Error{Status::protocol, "take private data through rdma_cm", what, base::kProtocolRemedy};
+  return outcome;
+}
+
+CmMessage CmProofs::send_more(std::unique_ptr<CmServer> client) {
+  CmServer& record = *client;
+  add(std::move(client));
+  return record.more();
+}
+
+void CmProofs::add(std::unique_ptr<CmServer> record) {
+  record->since_ = clock_.now();
+  if (records_.size() >= most_) make_room();
+  records_.reserve(records_.size() + 1);
+  ++counts_of_[record->source_];
+  records_.push_back(std::move(record));
+}
+
+std::unique_ptr<CmServer> CmProofs::remove(std::size_t index) noexcept {
+  std::unique_ptr<CmServer> removed = std::move(records_[index]);
+  const auto count = counts_of_.find(removed->source_);
   if (--count->second == 0) counts_of_.erase(count);
   records_.erase(records_.begin() + static_cast<std::ptrdiff_t>(index));
+  return removed;
 }
 
 void CmProofs::drop(std::size_t index) noexcept {
-  const Record& record = *records_[index];
-  if (!record.has_half && !record.is_failure_counted)
+  const std::unique_ptr<CmServer> record = remove(index);
+  if (record->key_ != nullptr && !record->has_proved() && !record->is_failure_counted_)
     counts_.count(AuthenticationFailure::unconfirmed_proof);
-  erase(index);
 }
 
 void CmProofs::make_room() noexcept {
-  const auto rank = [this](const Record& record) {
-    return std::pair(counts_of_.find(record.source)->second, !record.has_half);
+  const auto rank = [this](const CmServer& record) {
+    return std::pair(counts_of_.find(record.source_)->second, !record.has_proved());
   };
   std::size_t victim = 0;
   for (std::size_t i = 1; i < records_.size(); ++i) {
@@ -368,7 +361,7 @@ void CmProofs::make_room() noexcept {
 
 void CmProofs::expire() noexcept {
   const std::uint64_t timeout = clock_.ticks(timeout_);
-  while (!records_.empty() && clock_.now() - records_.front()->since >= timeout) drop(0);
+  while (!records_.empty() && clock_.now() - records_.front()->since_ >= timeout) drop(0);
 }
 
 }  // namespace spinwire::control

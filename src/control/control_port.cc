@@ -489,7 +489,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   wire::Refuse refusal = wire::make_refuse(why, h.takes_application_fields);
   if (h.takes_goodbyes()) refusal.goodbye = why.goodbye;
   if (h.request != nullptr) {
-    control::reject(h.request->id, h.request->proof.get(), refusal);
+    control::reject(h.request->id, h.request->client.get(), refusal);
     return drop(h);
   }
   begin(h, Refusing{});

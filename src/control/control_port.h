@@ -166,16 +166,15 @@ class ControlPort {
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
-  /// What a connection through rdma_cm authenticates its server with. Null: no key. May throw
-  /// std::bad_alloc.
-  [[nodiscard]] std::unique_ptr<CmClientProof> make_cm_proof() {
-    return has_keys() ? std::make_unique<CmClientProof>(keys_, authentication_) : nullptr;
+  /// The client's end of a handshake through rdma_cm. May throw std::bad_alloc.
+  [[nodiscard]] std::unique_ptr<CmClient> make_cm_client() {
+    return std::make_unique<CmClient>(keys_, authentication_);
   }
   /// The clients through rdma_cm that have not sent their last request. For tests, which have no
   /// identifiers and so get no rejection.
   [[nodiscard]] CmProofs& cm_proofs() noexcept { return cm_proofs_; }
-  /// The proof of a request's peer, for its owner; null: no key.
-  [[nodiscard]] std::unique_ptr<CmServerProof> take_cm_proof(HandshakeId id) noexcept;
+  /// The end of a request, for its owner; null: all was said in one request, without a key.
+  [[nodiscard]] std::unique_ptr<CmServer> take_cm_server(HandshakeId id) noexcept;
   /// Makes an identifier. Errors: those of check_cm(), CmChannel::open() and CmId::create().
   Result<CmId> make_cm_id();
   /// Sets the subject that on_cm_event() gets with the identifier's events. Call it before poll().
@@ -259,8 +258,9 @@ class ControlPort {
   void count_unproved(Handshake& h, std::string_view found, std::string_view remedy) noexcept;
   void report_unproved(const Address& peer, std::string_view found,
                        std::string_view remedy) noexcept;
-  /// Whether a request is the last of a peer that has proved a key; else it is rejected.
-  bool authenticate(CmRequest& request);
+  /// Whether the peer has said all, and has proved the key if there is one. Otherwise the request
+  /// is answered.
+  bool collect(CmRequest& request);
   /// Whether an inbound peer should have proved a key, and has not.
   [[nodiscard]] bool is_unproved(const Handshake& h) const noexcept {
     return has_keys() && h.inbound && h.request == nullptr && !h.is_authenticated;
@@ -291,6 +291,7 @@ class ControlPort {
   void on_path_not_validated(const Handshake& h) noexcept;
   void end_challenge(Handshake& h, bool answered) noexcept;
   void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
+  void send_more(Handshake& h);
   void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
   [[nodiscard]] bool is_shared(ListenerId id) const noexcept { return listeners_.is_shared(id); }
@@ -364,6 +365,8 @@ class ControlPort {
   void reject_kept_request();
   void erase_kept(std::vector<std::unique_ptr<CmRequest>>::iterator request) noexcept;
   void reject(CmRequest& request, const Error& why) noexcept;
+  static void take_said(CmRequest& request, std::unique_ptr<CmServer> client);
+  [[nodiscard]] static std::optional<Error> check_listener(const CmRequest& request);
 
   void collect_events() noexcept;
   void handle_events() noexcept;

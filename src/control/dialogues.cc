@@ -221,6 +221,12 @@ void Accept::on_frame(ControlPort& port, Handshake& h) const {
              "the peer's confirmation names another incarnation of this engine", "reconnect"});
 }
 
+CmHello CmRequest::hello() const noexcept {
+  static const PrivateData kNone;
+  return {event, client != nullptr ? client->private_data() : kNone,
+          wire::takes_cm_private_data(event.data())};
+}
+
 void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   // The owner may stop its listener: this keeps it until it has answered.
   const std::shared_ptr<ListenerOwner> to = port.owner_of(listener);
@@ -231,8 +237,17 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   if (!resolved) return port.refuse(h, resolved.error());
   if (!*resolved || !port.admit(h, *to, nullptr)) return;
   const HandshakeId id = h.id;
-  const auto taken = to->on_cm_request(id, h.request->id, h.request->event);
-  if (port.find<CmIncoming>(id) == nullptr) return;  // the owner has ended it in the call
+  CmRequest& request = *h.request;
+  const CmHello hello = request.hello();
+  if (!request.ours) {
+    auto ours = to->on_cm_hello(id, request.id, hello);
+    if (port.find<CmIncoming>(id) == nullptr) return;  // the owner has ended it in the call
+    if (!ours) return port.refuse(h, ours.error());
+    request.ours = hello.takes_private_data ? *ours : PrivateData();
+    if (request.ours->bytes().size() > wire::kCmAnswerData) return port.send_more(h);
+  }
+  const auto taken = to->on_cm_request(id, request.id, hello, *request.ours);
+  if (port.find<CmIncoming>(id) == nullptr) return;
   if (!taken) return port.refuse(h, taken.error());
   port.begin(h, CmAccept{{taken->owner, taken->subject}});
   port.cancel_timeout(h);

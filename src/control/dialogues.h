@@ -196,14 +196,18 @@ using Dialogue = std::variant<Incoming, Connect, Accept, CmIncoming, CmAccept, O
 
 /// A request through rdma_cm.
 struct CmRequest {
-  CmId id;                               ///< until the listener's owner takes it
-  CmEvent event;                         ///< with a key: its data is what a request without one has
-  const Key* key = nullptr;              ///< that the peer has proved; null: none
-  std::unique_ptr<CmServerProof> proof;  ///< of the key, until the owner takes it
+  CmId id;                           ///< until the listener's owner takes it
+  CmEvent event;                     ///< with a key: its data is what a request without one has
+  const Key* key = nullptr;          ///< that the peer has proved; null: none
+  std::unique_ptr<CmServer> client;  ///< until the owner takes it; null: it has sent one request
+  std::optional<PrivateData> ours;   ///< what the owner gives to the client; none: not asked yet
   Address peer;
   std::array<std::uint8_t, 16> gid{};  ///< the address of the peer's queue pair
   ListenerId listener;
   std::uint64_t came_at = 0;  ///< tick
+
+  /// Refers to this request.
+  [[nodiscard]] CmHello hello() const noexcept;
 };
 
 /// Names the resource that an inbound request waits for at the port.

@@ -119,31 +119,68 @@ void uncount(SourceCounts& counts, const Source& source) noexcept {
 
 }  // namespace
 
-bool ControlPort::authenticate(CmRequest& request) {
-  CmEvent& event = request.event;
+bool ControlPort::collect(CmRequest& request) {
+  const CmEvent& event = request.event;
   auto outcome = cm_proofs_.on_request(event.data(), request.peer.source(),
                                        ends_of(request.id, event.qp_num, false));
-  if (outcome && outcome->proof != nullptr) {
-    request.proof = std::move(outcome->proof);
-    request.key = &request.proof->key();
-    event.size = outcome->endpoint.size();
-    std::copy(outcome->endpoint.begin(), outcome->endpoint.end(), event.storage.begin());
-    return true;
+  if (outcome && outcome->is_plain) return true;
+  if (outcome && outcome->client != nullptr) {
+    take_said(request, std::move(outcome->client));
+    if (!outcome->malformed) outcome->malformed = check_listener(request);
+    if (outcome->malformed) reject(request, *outcome->malformed);
+    return !outcome->malformed;
   }
   if (outcome && outcome->answer) {
     if (request.id) request.id.reject(outcome->answer->bytes());
     return false;
   }
-  count_refusal(request.peer, outcome ? outcome->refused : outcome.error().found);
-  report_unproved(request.peer, outcome ? outcome->refused : outcome.error().found, {});
+  const std::string& found = outcome ? outcome->refused : outcome.error().found;
+  count_refusal(request.peer, found);
+  if (has_keys()) report_unproved(request.peer, found, {});
   // Equal for every peer and every reason, as over TCP.
-  control::reject(request.id, nullptr,
-                  wire::make_refuse(Status::refused, "authentication required"));
+  control::reject(
+      request.id, nullptr,
+      wire::make_refuse(Status::refused,
+                        has_keys() ? std::string_view("authentication required") : found));
   return false;
 }
 
+void ControlPort::take_said(CmRequest& request, std::unique_ptr<CmServer> client) {
+  const CmData endpoint = client->endpoint();
+  request.event.size = endpoint.size();
+  std::copy(endpoint.begin(), endpoint.end(), request.event.storage.begin());
+  request.key = client->key();
+  if (const PrivateData* const ours = client->decision(); ours != nullptr) request.ours = *ours;
+  request.client = std::move(client);
+}
+
+/// Another listener may have other rules for its peers.
+std::optional<Error> ControlPort::check_listener(const CmRequest& request) {
+  if (request.client->decision() == nullptr) return std::nullopt;
+  const ListenerId asked = request.client->listener();
+  if (asked.index == request.listener.index && asked.generation == request.listener.generation)
+    return std::nullopt;
+  return Error{Status::protocol, "accept a connection through rdma_cm",
+               "another listener has accepted this client", base::kProtocolRemedy};
+}
+
+/// What the owner gives to a client exceeds an answer, which therefore waits for another request.
+void ControlPort::send_more(Handshake& h) {
+  CmRequest& request = *h.request;
+  if (request.client == nullptr) {
+    CmData said{};
+    std::copy_n(request.event.storage.begin(), said.size(), said.begin());
+    request.client = std::make_unique<CmServer>(said, request.peer.source(),
+                                                ends_of(request.id, request.event.qp_num, false));
+  }
+  request.client->decide(*request.ours, request.listener);
+  const CmMessage first = cm_proofs_.send_more(std::move(request.client));
+  if (request.id) request.id.reject(first.bytes());
+  drop(h);
+}
+
 void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
-  if (has_keys() && !authenticate(*request)) return;
+  if (!collect(*request)) return;
   request->came_at = clock_.now();
   if (inbound_ >= options_.handshakes) {
     Handshake* last = find_victim();
@@ -157,9 +194,9 @@ void ControlPort::take_request(std::unique_ptr<CmRequest> request) {
   if (kept_requests_.size() > kKeptRequests) reject_kept_request();
 }
 
-std::unique_ptr<CmServerProof> ControlPort::take_cm_proof(HandshakeId id) noexcept {
+std::unique_ptr<CmServer> ControlPort::take_cm_server(HandshakeId id) noexcept {
   Handshake* const h = find(id);
-  return h != nullptr && h->request != nullptr ? std::move(h->request->proof) : nullptr;
+  return h != nullptr && h->request != nullptr ? std::move(h->request->client) : nullptr;
 }
 
 /// False: there is no handshake for it.
@@ -180,7 +217,7 @@ void ControlPort::reject(CmRequest& request, const Error& why) noexcept {
   base::log(LogLevel::info, "{} is refused: {}", request.peer.text().view(), why.message());
   auto refusal = wire::make_refuse(why.status, why.message());
   if (wire::takes_goodbyes(request.event.data())) refusal.goodbye = why.goodbye;
-  control::reject(request.id, request.proof.get(), refusal);
+  control::reject(request.id, request.client.get(), refusal);
 }
 
 /// Goes on with the kept requests as long as there are handshakes: of the source with the fewest

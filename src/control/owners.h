@@ -126,13 +126,20 @@ struct AcceptedSession {
   std::uint64_t path_token = 0;  ///< random; 0: the client's address needs no validation
 };
 
+/// A client's request through rdma_cm.
+struct CmHello {
+  const CmEvent& request;           ///< its data is the endpoint's
+  const PrivateData& private_data;  ///< of the client's application
+  bool takes_private_data = false;  ///< a client of an older release takes none
+};
+
 /// Decides on the requests of a listener's peers. Each error is sent to the peer as a refusal; one
 /// with a code is an application's, and is sent with its text and code alone. Each function may
 /// stop the listener.
 class ListenerOwner {
  public:
   virtual ~ListenerOwner() = default;
-  /// Precedes on_hello(), on_join_session() and on_cm_request(). Without room now the port keeps
+  /// Precedes on_hello(), on_join_session() and on_cm_hello(). Without room now the port keeps
   /// the request, ends a half-open connection if that is due, and asks again. `endpoint`: the
   /// peer's; null: not known yet. Errors: limit.
   virtual Result<Admission> admit(const Address& peer, const Endpoint* endpoint) = 0;
@@ -143,10 +150,17 @@ class ListenerOwner {
                                                      const wire::JoinSession& join) = 0;
   virtual Result<AcceptedSession> on_open_session(HandshakeId handshake, const Address& peer,
                                                   const wire::SessionEnd& client) = 0;
-  /// A request through rdma_cm. The owner takes the identifier over and answers, or rejects, later.
-  /// After an error the port rejects with it, if the identifier is still there.
+  /// A client asks for a connection through rdma_cm. Answers the private data to give to it. The
+  /// identifier stays the port's.
+  virtual Result<PrivateData> on_cm_hello(HandshakeId handshake, CmId& id,
+                                          const CmHello& hello) = 0;
+  /// Follows on_cm_hello(), at once or when the client has what its answer has no room for; another
+  /// handshake then, and another identifier. The owner takes the identifier over and answers, or
+  /// rejects, later. After an error the port rejects with it, if the identifier is still there.
+  /// `ours`: what on_cm_hello() has answered; empty for a client that takes none.
   virtual Result<AcceptedConnection> on_cm_request(HandshakeId handshake, CmId& id,
-                                                   const CmEvent& request) = 0;
+                                                   const CmHello& hello,
+                                                   const PrivateData& ours) = 0;
 };
 
 /// Makes connections through rdma_cm.

@@ -5,20 +5,12 @@
 
 namespace spinwire::engine {
 
-Result<PrivateData> copy_private_data(const char* asked, std::span<const std::byte> bytes,
-                                      bool through_cm) {
+Result<PrivateData> copy_private_data(const char* asked, std::span<const std::byte> bytes) {
   PrivateData copy;
   if (copy.assign(bytes) != Status::ok) {
     return base::fail(Status::invalid_argument, asked,
                       base::format("private data of {} bytes", bytes.size()),
                       base::format("give up to {} bytes", kPrivateDataMax));
-  }
-  if (through_cm && !copy.empty()) {
-    return base::fail(Status::unsupported, asked,
-                      base::format("private data of {} bytes; a request of rdma_cm has 56 bytes, "
-                                   "which the endpoint takes",
-                                   bytes.size()),
-                      "use Via::tcp, or send the bytes as the first message");
   }
   return copy;
 }

@@ -10,10 +10,8 @@
 
 namespace spinwire::engine {
 
-/// Copies an application's private data. `through_cm`: it may give none. Errors: invalid_argument,
-/// unsupported.
-Result<PrivateData> copy_private_data(const char* asked, std::span<const std::byte> bytes,
-                                      bool through_cm = false);
+/// Copies an application's private data. Errors: invalid_argument.
+Result<PrivateData> copy_private_data(const char* asked, std::span<const std::byte> bytes);
 
 /// Asks the application whether to accept a peer, and answers the private data to give to it. An
 /// empty callback accepts every peer with `ours`. `carries_data`: the peer can be given some.

@@ -63,10 +63,15 @@ class ApplicationListener final : public control::ListenerOwner {
     if (auto open = connector_.check_accepting(); !open) return tl::unexpected(open.error());
     return rpc::on_open_session(*calls_, handshake, peer, client, *ours);
   }
+  Result<PrivateData> on_cm_hello(control::HandshakeId handshake, control::CmId& id,
+                                  const control::CmHello& hello) override {
+    return connector_.ask_about_cm(handshake, id, hello, terms_);
+  }
   Result<control::AcceptedConnection> on_cm_request(control::HandshakeId handshake,
                                                     control::CmId& id,
-                                                    const control::CmEvent& request) override {
-    return connector_.accept_cm(handshake, id, request, terms_);
+                                                    const control::CmHello& hello,
+                                                    const PrivateData& ours) override {
+    return connector_.accept_cm(handshake, id, hello, ours, terms_);
   }
 
  private:
@@ -84,7 +89,7 @@ Result<ListenTerms> Connector::terms_of(const char* asked, const ListenOptions& 
   const auto attributes =
       config::resolve(context_.config, *context_.device, options.settings, through_cm);
   if (!attributes) return tl::unexpected(attributes.error());
-  const auto ours = copy_private_data(asked, options.private_data, through_cm);
+  const auto ours = copy_private_data(asked, options.private_data);
   if (!ours) return tl::unexpected(ours.error());
   ListenTerms terms{options, *attributes, *ours};
   terms.options.private_data = {};  // may be gone after the call
@@ -172,7 +177,7 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
                                             through_cm, attributes->queue_pair.path.pkey_index);
       !good)
     return tl::unexpected(good.error());
-  const auto ours = copy_private_data("connect", options.private_data, through_cm);
+  const auto ours = copy_private_data("connect", options.private_data);
   if (!ours) return tl::unexpected(ours.error());
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
@@ -350,9 +355,9 @@ void Connector::count(std::uint64_t subject, const control::Address& source, boo
 }
 
 Result<PrivateData> Connector::ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
-                                              bool through_cm) const {
+                                              bool carries_data) const {
   if (aborted_) return terms.private_data;
-  return ask_to_accept(terms.options.on_connect_request, peer, terms.private_data, !through_cm);
+  return ask_to_accept(terms.options.on_connect_request, peer, terms.private_data, carries_data);
 }
 
 Result<PrivateData> Connector::accept_session(control::HandshakeId handshake,

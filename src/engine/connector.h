@@ -84,9 +84,13 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
                                              const control::Address& peer, const Endpoint& endpoint,
                                              const ListenTerms& terms);
+  /// Asks the application whether to accept a client through rdma_cm. Answers what to give to it.
+  Result<PrivateData> ask_about_cm(control::HandshakeId handshake, const control::CmId& id,
+                                   const control::CmHello& hello, const ListenTerms& terms) const;
+  /// Makes the connection of a client that the application accepts, and gives `ours` to it.
   Result<control::AcceptedConnection> accept_cm(control::HandshakeId handshake, control::CmId& id,
-                                                const control::CmEvent& request,
-                                                const ListenTerms& terms);
+                                                const control::CmHello& hello,
+                                                const PrivateData& ours, const ListenTerms& terms);
   /// What the application says to a peer that asks for a session. Errors: refused.
   Result<PrivateData> accept_session(control::HandshakeId handshake, const control::Address& peer,
                                      const wire::SessionEnd& client, const ListenTerms& terms);
@@ -127,11 +131,13 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   [[nodiscard]] Result<ListenTerms> terms_of(const char* asked, const ListenOptions& options,
                                              bool through_cm) const;
   Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,
-                                     bool through_cm = false) const;
+                                     bool carries_data = true) const;
   /// Whether this device may connect without TCP: see ControlPort::check_adapter(). Errors:
   /// unauthenticated.
   Result<void> check_adapter(const char* asked, const char* remedy) const;
   Result<void> check_cm() const;
+  /// The endpoint and private data of a client through rdma_cm, if we accept clients at all.
+  Result<Endpoint> read_cm_hello(const control::CmId& id, const control::CmHello& hello) const;
   Result<Attempt> begin_cm(const control::Address& to, Nanoseconds timeout);
   void renew_cm_id(agent::Agent& a) noexcept;
   void attach_cm(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;

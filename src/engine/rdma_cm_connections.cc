@@ -12,6 +12,15 @@ using agent::Agent;
 using control::CmEvent;
 using control::CmId;
 
+namespace {
+
+std::string name_of(const CmId& id) {
+  const auto from = id.peer_address();
+  return std::string(from ? from->text().view() : "a peer through rdma_cm");
+}
+
+}  // namespace
+
 Result<void> Connector::check_cm() const {
   if (context_.device->provider().reaches_other_hosts) return port_.check_cm();
   return base::fail(
@@ -26,7 +35,7 @@ Result<Connector::Attempt> Connector::begin_cm(const control::Address& to, Nanos
   if (auto begun = id->resolve_address(to, timeout); !begun) return tl::unexpected(begun.error());
   Attempt attempt{{}, std::make_unique<agent::CmLink>()};
   attempt.cm->id = std::move(*id);
-  attempt.cm->client = port_.make_cm_proof();
+  attempt.cm->client = port_.make_cm_client();
   return attempt;
 }
 
@@ -68,31 +77,45 @@ void Connector::renew_cm_id(Agent& a) noexcept {
   if (!begun) agent::fail(context_, a, begun.error());
 }
 
-Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,
-                                                         const CmEvent& request,
-                                                         const ListenTerms& terms) {
+Result<Endpoint> Connector::read_cm_hello(const CmId& id, const control::CmHello& hello) const {
   const auto good = check_accepting()
                         .and_then([&] { return device_.check_present("accept a connection"); })
                         .and_then([&] { return agent::check_cm_device(context_, id); });
   if (!good) return tl::unexpected(good.error());
-  const auto peer = agent::read_cm_endpoint(context_, id, request);
+  return agent::read_cm_endpoint(context_, id, hello.request).map([&](Endpoint peer) {
+    peer.private_data = hello.private_data;
+    return peer;
+  });
+}
+
+Result<PrivateData> Connector::ask_about_cm(control::HandshakeId handshake, const CmId& id,
+                                            const control::CmHello& hello,
+                                            const ListenTerms& terms) const {
+  if (auto peer = read_cm_hello(id, hello); !peer) return tl::unexpected(peer.error());
+  return ask_to_connect({name_of(id), port_.key_of(handshake), hello.private_data.bytes()}, terms,
+                        hello.takes_private_data);
+}
+
+Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,
+                                                         const control::CmHello& hello,
+                                                         const PrivateData& ours,
+                                                         const ListenTerms& terms) {
+  const auto peer = read_cm_hello(id, hello);  // the callback may have begun to drain the engine
   if (!peer) return tl::unexpected(peer.error());
   const auto from = id.peer_address();
-  const std::string name(from ? from->text().view() : "a peer through rdma_cm");
-  const std::string_view key = port_.key_of(handshake);
-  if (auto ours = ask_to_connect({name, key, {}}, terms, true); !ours)
-    return tl::unexpected(ours.error());
-  if (auto open = check_accepting(); !open) return tl::unexpected(open.error());  // still
   auto link = std::make_unique<agent::CmLink>();
   link->resolved = true;
-  const auto made =
-      agent::make(context_, {.peer = name, .attributes = terms.attributes, .handshake = handshake},
-                  "accept one more connection");
+  const auto made = agent::make(context_,
+                                {.peer = name_of(id),
+                                 .attributes = terms.attributes,
+                                 .handshake = handshake,
+                                 .private_data = &ours},
+                                "accept one more connection");
   if (!made) return tl::unexpected(made.error());
-  agent::set_peer_key(**made, key);
+  agent::set_peer_key(**made, port_.key_of(handshake));
   // From here on, ending the agent rejects the request.
   link->id = std::move(id);
-  link->server = port_.take_cm_proof(handshake);
+  link->server = port_.take_cm_server(handshake);
   attach_cm(std::move(link), **made);
   return introduce(**made, from ? *from : control::Address(), *peer, terms);
 }

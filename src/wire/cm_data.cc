@@ -22,7 +22,15 @@ using CmEndpointLayout =
 using CmLayout = Layout<constant<kMagic>,
                         part<&CmData::versions, Layout<&VersionRange::min, &VersionRange::max>>,
                         &CmData::features, part<&CmData::endpoint, CmEndpointLayout>>;
+static_assert(kCmIncarnationAt == kMagic.size() + sizeof(VersionRange) + sizeof(std::uint32_t) +
+                                      sizeof(Endpoint::max_message) + sizeof(Endpoint::credits));
 static_assert(CmLayout::kBytes == kCmDataBytes && kCmDataBytes <= kCmRequestMax);
+
+bool offers(std::span<const std::byte> data, std::uint32_t feature) noexcept {
+  CmData got;
+  return data.size() >= kCmDataBytes && CmLayout::get(data.data(), got) &&
+         (got.features & feature) != 0;
+}
 
 }  // namespace
 
@@ -47,15 +55,20 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
 }
 
 bool takes_application_fields(std::span<const std::byte> data) noexcept {
-  CmData got;
-  return data.size() >= kCmDataBytes && CmLayout::get(data.data(), got) &&
-         (got.features & feature::application_fields) != 0;
+  return offers(data, feature::application_fields);
 }
-
+bool takes_cm_private_data(std::span<const std::byte> data) noexcept {
+  return offers(data, feature::cm_private_data);
+}
+bool announces_private_data(std::span<const std::byte> data) noexcept {
+  return offers(data, feature::private_data);
+}
+void announce_private_data(std::span<std::byte, kCmDataBytes> data) noexcept {
+  std::byte* const at = data.data() + kMagic.size() + sizeof(VersionRange);
+  put_number(at, get_number<std::uint32_t>(at) | feature::private_data);
+}
 bool takes_goodbyes(std::span<const std::byte> data) noexcept {
-  CmData got;
-  return data.size() >= kCmDataBytes && CmLayout::get(data.data(), got) &&
-         (got.features & feature::goodbye) != 0;
+  return offers(data, feature::goodbye);
 }
 
 Frame encode_cm_refusal(const Refuse& refuse, std::size_t room) noexcept {

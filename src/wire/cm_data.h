@@ -14,9 +14,10 @@ namespace spinwire::wire {
 
 inline constexpr std::size_t kCmDataBytes = 56;
 inline constexpr std::size_t kCmRequestMax = 56;
-inline constexpr std::size_t kCmRejectMax = 148;  ///< bytes that a rejection may carry
+inline constexpr std::size_t kCmIncarnationAt = 20;  ///< where an engine's number is in the data
+inline constexpr std::size_t kCmRejectMax = 148;     ///< bytes that a rejection may carry
 
-/// `endpoint` must have passed check(). Its application's private data has no room.
+/// `endpoint` must have passed check(). Its application's private data has no room; see cm_proof.h.
 std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& endpoint,
                                               const Capabilities& capabilities = {}) noexcept;
 
@@ -28,6 +29,12 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& endpoint,
 
 /// Whether the sender of a request takes the code of a refusal. Any bytes.
 bool takes_application_fields(std::span<const std::byte> data) noexcept;
+/// Whether the sender of a request takes private data of the application through rdma_cm.
+bool takes_cm_private_data(std::span<const std::byte> data) noexcept;
+/// Whether private data of the application follows, in an answer. Any bytes.
+bool announces_private_data(std::span<const std::byte> data) noexcept;
+/// Announces it in what encode_cm() has made.
+void announce_private_data(std::span<std::byte, kCmDataBytes> data) noexcept;
 /// Whether the sender of a request's private data understands a refusal with a goodbye.
 bool takes_goodbyes(std::span<const std::byte> data) noexcept;
 

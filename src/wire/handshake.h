@@ -80,6 +80,8 @@ inline constexpr std::uint32_t application_fields = 64;
 inline constexpr std::uint32_t goodbye = 128;
 /// This end of a session takes the codes of refused calls; see kHasCode.
 inline constexpr std::uint32_t refusal_codes = 256;
+/// Through rdma_cm, this end takes private data of the application; see cm_proof.h.
+inline constexpr std::uint32_t cm_private_data = 512;
 }  // namespace feature
 
 enum class FrameKind : std::uint16_t {

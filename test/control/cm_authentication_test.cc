@@ -10,91 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "control/key_files.h"
-#include "wire/cm_data.h"
-#include "wire/endpoints.h"
+#include "control/cm_ends.h"
 
 namespace cm_authentication_test {
 namespace {
 
-namespace control = spinwire::control;
-namespace wire = spinwire::wire;
-using namespace std::chrono_literals;
-using control::AuthenticationFailure;
-using control::CmClientProof;
-using control::CmData;
-using control::CmEnds;
-using control::CmProofs;
-using control::KeyRing;
-using key_files::line;
-using spinwire::Status;
-using Bytes = std::vector<std::byte>;
-
-KeyRing ring(const std::string& text) { return std::move(*KeyRing::parse(text, "keys")); }
-Bytes copy(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
-std::uint64_t failures(const control::AuthenticationCounts& counts, AuthenticationFailure why) {
-  return counts.failures.at(static_cast<std::size_t>(why));
-}
-std::uint64_t all_failures(const control::AuthenticationCounts& counts) {
-  std::uint64_t sum = 0;
-  for (const std::uint64_t count : counts.failures) sum += count;
-  return sum;
-}
-
-CmEnds the_ends() {
-  CmEnds ends;
-  ends.client_gid.fill(0x11);
-  ends.server_gid.fill(0x22);
-  ends.client_qp = 0x333;
-  return ends;
-}
-constexpr std::uint32_t kServerQp = 0x444;
-
-struct Server {
-  explicit Server(const std::string& text, std::uint32_t most = 8)
-      : most_(most), keys(ring(text)) {}
-
-  CmProofs::Outcome take(std::span<const std::byte> request, const CmEnds& ends = the_ends(),
-                         std::uint8_t host = 1) {
-    control::Source source{};
-    source[0] = host;
-    auto outcome = proofs.on_request(request, source, ends);
-    EXPECT_TRUE(outcome);
-    return std::move(*outcome);
-  }
-  [[nodiscard]] std::uint64_t count(AuthenticationFailure why) const {
-    return failures(counts, why);
-  }
-
- private:
-  std::uint32_t most_;
-
- public:
-  std::uint64_t now = 1000;
-  spinwire::Clock clock = spinwire::Clock::manual(&now);
-  KeyRing keys;
-  control::AuthenticationCounts counts;
-  CmProofs proofs{keys, counts, clock, most_, 500ms};
-};
-
-struct Client {
-  explicit Client(const std::string& text) : keys(ring(text)) {}
-
-  Bytes request(const CmEnds& ends = the_ends()) {
-    const auto made = proof.next_request(wire::encode_cm(wire_test::valid_endpoint()), ends);
-    EXPECT_TRUE(made);
-    return copy(*made);
-  }
-  [[nodiscard]] std::uint64_t count(AuthenticationFailure why) const {
-    return failures(counts, why);
-  }
-
-  KeyRing keys;
-  control::AuthenticationCounts counts;
-  CmClientProof proof{keys, counts};
-};
-
-const std::string kKey = line("2026", 'a');
+using namespace cm_ends;  // the names of a test namespace
 
 /// What the two ends say when nobody disturbs them.
 struct Conversation {
@@ -112,12 +33,14 @@ Conversation converse(Client& client, Server& server) {
   EXPECT_TRUE(client.proof.read_rejection(said.next).goes_on);
   said.second_half = client.request();
   const auto outcome = server.take(said.second_half);
-  EXPECT_NE(outcome.proof, nullptr);
-  if (outcome.proof == nullptr) return said;
-  EXPECT_EQ(outcome.endpoint, wire::encode_cm(wire_test::valid_endpoint()));
-  EXPECT_EQ(outcome.proof->key().name, "2026");
-  said.answer = copy(wire::encode(
-      outcome.proof->seal(wire::encode_cm(wire_test::valid_endpoint(), {{1, 1}, 7}), kServerQp)));
+  EXPECT_NE(outcome.client, nullptr);
+  if (outcome.client == nullptr) return said;
+  EXPECT_EQ(outcome.client->endpoint(), wire::encode_cm(wire_test::valid_endpoint()));
+  EXPECT_EQ(outcome.client->key()->name, "2026");
+  said.answer =
+      copy(outcome.client
+               ->answer(wire::encode_cm(wire_test::valid_endpoint(), {{1, 1}, 7}), {}, kServerQp)
+               .bytes());
   return said;
 }
 
@@ -127,7 +50,7 @@ TEST(CmAuthentication, ThreeRequestsProveBothEndsAndBringTheEndpoints) {
   const Conversation said = converse(client, server);
   const auto opened = client.proof.open_answer(said.answer, kServerQp);
   ASSERT_TRUE(opened) << opened.error().message();
-  EXPECT_EQ(*opened, wire::encode_cm(wire_test::valid_endpoint(), {{1, 1}, 7}));
+  EXPECT_EQ(opened->endpoint, wire::encode_cm(wire_test::valid_endpoint(), {{1, 1}, 7}));
   EXPECT_EQ(client.counts.authenticated, 1u);
   EXPECT_EQ(server.counts.authenticated, 1u);
   EXPECT_EQ(all_failures(client.counts) + all_failures(server.counts), 0u);
@@ -211,7 +134,7 @@ bool succeeds(Client& client, Server& server, Alter&& alter) {
   for (int request = 0; request < 2; ++request) {
     alter(2 * request, message);
     const auto outcome = server.take(message);
-    if (!outcome.answer) return outcome.proof != nullptr;
+    if (!outcome.answer) return outcome.client != nullptr;
     message = copy(outcome.answer->bytes());
     alter(2 * request + 1, message);
     const auto rejection = client.proof.read_rejection(message);
@@ -221,9 +144,9 @@ bool succeeds(Client& client, Server& server, Alter&& alter) {
   }
   alter(4, message);
   const auto outcome = server.take(message);
-  if (outcome.proof == nullptr) return false;
+  if (outcome.client == nullptr) return false;
   message = copy(
-      wire::encode(outcome.proof->seal(wire::encode_cm(wire_test::valid_endpoint()), kServerQp)));
+      outcome.client->answer(wire::encode_cm(wire_test::valid_endpoint()), {}, kServerQp).bytes());
   alter(5, message);
   return client.proof.open_answer(message, kServerQp).has_value();
 }
@@ -361,7 +284,7 @@ TEST(CmAuthentication, HalvesOutOfOrderOrOfAnotherHandshakeAreRefused) {
   Bytes swapped = second;
   std::copy_n(theirs.begin(), 8, swapped.begin());
   EXPECT_FALSE(server.take(swapped).refused.empty());
-  EXPECT_NE(server.take(second).proof, nullptr);
+  EXPECT_NE(server.take(second).client, nullptr);
 }
 
 // The answer was lost on its way, and rdma_cm repeats the request.
@@ -374,7 +297,7 @@ TEST(CmAuthentication, ARepeatedRequestGetsTheSameAnswer) {
     EXPECT_EQ(copy(first.answer.value().bytes()), copy(again.answer.value().bytes()));
     EXPECT_TRUE(client.proof.read_rejection(again.answer->bytes()).goes_on);
   }
-  EXPECT_NE(server.take(client.request()).proof, nullptr);
+  EXPECT_NE(server.take(client.request()).client, nullptr);
   EXPECT_EQ(server.counts.authenticated, 1u);
 }
 
@@ -394,7 +317,7 @@ TEST(CmAuthentication, OtherEndsThanTheClientNamesAreRefused) {
     const Bytes request = client.request();
     EXPECT_FALSE(server.take(request, other).refused.empty()) << which;
     EXPECT_EQ(server.count(AuthenticationFailure::altered_frame), 1u);
-    EXPECT_NE(server.take(request).proof, nullptr) << which;
+    EXPECT_NE(server.take(request).client, nullptr) << which;
   }
 }
 
@@ -407,12 +330,12 @@ TEST(CmAuthentication, AnotherQueuePairThanTheServerNamesIsRefused) {
 }
 
 /// A client that has sent its last request, and what the server has to answer.
-std::unique_ptr<control::CmServerProof> asked(Client& client, Server& server) {
+std::unique_ptr<control::CmServer> asked(Client& client, Server& server) {
   for (int request = 0; request < 2; ++request) {
     const auto outcome = server.take(client.request());
     EXPECT_TRUE(client.proof.read_rejection(outcome.answer.value().bytes()).goes_on);
   }
-  return server.take(client.request()).proof;
+  return std::move(server.take(client.request()).client);
 }
 
 TEST(CmAuthentication, ARefusalOfAnAuthenticatedPeerIsSealedAndHasItsReason) {
@@ -421,8 +344,8 @@ TEST(CmAuthentication, ARefusalOfAnAuthenticatedPeerIsSealedAndHasItsReason) {
   const auto proof = asked(client, server);
   ASSERT_NE(proof, nullptr);
   const auto refusal =
-      wire::encode(proof->seal(wire::make_refuse(Status::refused, std::string(200, 'x'), 4711)));
-  const auto said = copy(refusal);
+      copy(proof->refuse(wire::make_refuse(Status::refused, std::string(200, 'x'), 4711)).bytes());
+  const auto& said = refusal;
   EXPECT_EQ(std::search_n(said.begin(), said.end(), 8, std::byte{'x'}), said.end());
   const auto rejection = client.proof.read_rejection(refusal);
   ASSERT_TRUE(rejection.refusal);
@@ -464,7 +387,7 @@ TEST(CmAuthentication, AClientThatHasProvedTheKeyGivesWayLast) {
   const Bytes next = copy(server.take(proved.request()).answer.value().bytes());
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(server.take(Client(kKey).request()).answer);
   ASSERT_TRUE(proved.proof.read_rejection(next).goes_on);
-  EXPECT_NE(server.take(proved.request()).proof, nullptr);
+  EXPECT_NE(server.take(proved.request()).client, nullptr);
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "control/authentication_fixture.h"
 #include "wire/cm_data.h"
@@ -25,10 +27,10 @@ class CmRequests : public Authentication {
     server_.port.take_request(std::move(made));
   }
   /// Sends the next request of a client, and reads the rejection, which equal bytes get again.
-  bool ask(control::CmClientProof& client) {
+  bool ask(control::CmClient& client) {
     control::CmEnds ends;
     ends.client_qp = 0x333;
-    const auto data = client.next_request(wire::encode_cm(endpoint(0x333, 9)), ends);
+    const auto data = client.next_request(wire::encode_cm(endpoint(0x333, 9)), {}, ends);
     EXPECT_TRUE(data);
     request(*data);
     if (server_.port.cm_proofs().size() == 0) return false;
@@ -42,7 +44,7 @@ TEST_F(CmRequests, AStrangersRequestReachesNobody) {
   request({});
   const KeyRing other = ring(line("2026", 'b'));
   control::AuthenticationCounts counts;
-  control::CmClientProof stranger(other, counts);
+  control::CmClient stranger(other, counts);
   EXPECT_FALSE(ask(stranger));
   EXPECT_FALSE(server_owner_was_asked());
   EXPECT_EQ(server_.port.handshakes(), 0u);
@@ -52,7 +54,7 @@ TEST_F(CmRequests, AStrangersRequestReachesNobody) {
 }
 
 TEST_F(CmRequests, TheLastRequestOfAPeerWithTheKeyReachesTheOwner) {
-  const auto client = client_.port.make_cm_proof();
+  const auto client = client_.port.make_cm_client();
   EXPECT_TRUE(ask(*client));
   EXPECT_TRUE(ask(*client));
   EXPECT_FALSE(server_owner_was_asked());
@@ -61,13 +63,13 @@ TEST_F(CmRequests, TheLastRequestOfAPeerWithTheKeyReachesTheOwner) {
   EXPECT_TRUE(server_owner_was_asked());
   EXPECT_EQ(server_.port.handshakes(), 1u);
   EXPECT_EQ(server_.port.key_of(listener_->handshake), "2026");
-  EXPECT_NE(server_.port.take_cm_proof(listener_->handshake), nullptr);
-  EXPECT_EQ(server_.port.take_cm_proof(listener_->handshake), nullptr);
+  EXPECT_NE(server_.port.take_cm_server(listener_->handshake), nullptr);
+  EXPECT_EQ(server_.port.take_cm_server(listener_->handshake), nullptr);
   EXPECT_EQ(server_.port.refusals(), 0u);
 }
 
 TEST_F(CmRequests, AProofThatNothingFollowsIsCountedInTime) {
-  const auto client = client_.port.make_cm_proof();
+  const auto client = client_.port.make_cm_client();
   EXPECT_TRUE(ask(*client));
   server_.pass(499ms);
   server_.step();
@@ -77,6 +79,139 @@ TEST_F(CmRequests, AProofThatNothingFollowsIsCountedInTime) {
   EXPECT_EQ(server_.port.cm_proofs().size(), 0u);
   EXPECT_EQ(failures(server_, AuthenticationFailure::unconfirmed_proof), 1u);
 }
+
+spinwire::PrivateData data_of(std::size_t size, char fill) {
+  const std::string bytes(size, fill);
+  spinwire::PrivateData data;
+  EXPECT_EQ(data.assign(std::as_bytes(std::span(bytes))), Status::ok);
+  return data;
+}
+
+/// With a key and without.
+class CmRequestsWithData : public Authentication, public testing::WithParamInterface<bool> {
+ protected:
+  CmRequestsWithData() {
+    if (GetParam()) use(kKey);
+    client_data_ = data_of(200, 'c');
+    ends_.client_qp = 0x333;
+  }
+  [[nodiscard]] std::vector<std::byte> next_request(control::CmClient& client) {
+    const auto data = client.next_request(
+        wire::encode_cm(endpoint(0x333, 9), {.features = features_}), client_data_, ends_);
+    EXPECT_TRUE(data);
+    return {data->begin(), data->end()};
+  }
+  void request(std::span<const std::byte> data, control::ListenerId at) {
+    auto made = std::make_unique<control::CmRequest>();
+    made->peer = *control::Address::parse("10.0.0.1:5");
+    made->listener = at;
+    made->event.qp_num = 0x333;
+    made->event.size = data.size();
+    std::copy(data.begin(), data.end(), made->event.storage.begin());
+    server_.port.take_request(std::move(made));
+    server_.step();
+  }
+  /// Sends a client's requests until the last one, whose rejection nobody sees. Then equal bytes
+  /// get no answer.
+  int ask(control::CmClient& client) {
+    for (int requests = 1;; ++requests) {
+      const auto data = next_request(client);
+      request(data, listening_);
+      if (server_.port.cm_proofs().size() == 0) return requests;
+      const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+      if (!again->answer || !client.read_rejection(again->answer->bytes()).goes_on) return requests;
+    }
+  }
+  spinwire::PrivateData client_data_;
+  control::CmEnds ends_;
+  std::uint32_t features_ = wire::feature::cm_private_data;
+};
+
+TEST_P(CmRequestsWithData, TheOwnerIsAskedOnceAndSeesWhatTheClientGives) {
+  for (const std::size_t size : {0u, 118u, 119u, 256u}) {
+    SCOPED_TRACE(size);
+    listener_->cm_asked.clear();
+    listener_->cm_data = data_of(size, 's');
+    const auto client = client_.port.make_cm_client();
+    const int more = size <= 118 ? 0 : size <= 244 ? 1 : 2;
+    EXPECT_EQ(ask(*client), (GetParam() ? 1 : 0) + 9 + more);
+    EXPECT_EQ(listener_->cm_asked, std::vector{client_data_});
+    EXPECT_EQ(listener_->cm_client, client_data_);
+    EXPECT_EQ(listener_->cm_given, listener_->cm_data);
+    ASSERT_EQ(server_.port.handshakes(), 1u);
+    const auto server = server_.port.take_cm_server(listener_->handshake);
+    ASSERT_NE(server, nullptr);
+    const auto answer = server->answer(wire::encode_cm(endpoint(7, 8)), listener_->cm_given, 7);
+    const auto opened = client->open_answer(answer.bytes(), 7);
+    ASSERT_TRUE(opened) << opened.error().message();
+    EXPECT_EQ(opened->private_data, listener_->cm_data);
+    server_.port.drop(listener_->handshake);
+  }
+}
+
+TEST_P(CmRequestsWithData, ARefusalComesAfterAllDataAndBeforeAnythingIsMade) {
+  Error no{Status::refused, "accept a peer", "not you", ""};
+  no.code = 4711;
+  listener_->cm_refusal = no;
+  const auto client = client_.port.make_cm_client();
+  EXPECT_EQ(ask(*client), (GetParam() ? 1 : 0) + 9);
+  EXPECT_EQ(listener_->cm_asked, std::vector{client_data_});
+  EXPECT_FALSE(listener_->handshake) << "it was not taken";
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
+TEST_P(CmRequestsWithData, AClientOfAnOlderReleaseGetsNone) {
+  features_ = 0;
+  client_data_ = {};
+  listener_->cm_data = data_of(256, 's');
+  const auto client = client_.port.make_cm_client();
+  EXPECT_EQ(ask(*client), GetParam() ? 3 : 1);
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+  EXPECT_TRUE(listener_->cm_given.empty());
+}
+
+// Another listener may refuse whom this one accepts.
+TEST_P(CmRequestsWithData, AnotherListenerDoesNotTakeWhatOneHasAccepted) {
+  listener_->cm_data = data_of(200, 's');
+  const auto client = client_.port.make_cm_client();
+  std::vector<std::byte> data;
+  while (listener_->cm_asked.empty()) {
+    data = next_request(*client);
+    request(data, listening_);
+    const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+    ASSERT_TRUE(again->answer);
+    ASSERT_TRUE(client->read_rejection(again->answer->bytes()).goes_on);
+  }
+  auto other = std::make_shared<ListenerRecord>(server_owner_);
+  const auto at = server_.port.listen(*control::Address::parse("127.0.0.1:0"), other);
+  ASSERT_TRUE(at);
+  request(next_request(*client), *at);
+  EXPECT_TRUE(other->cm_asked.empty());
+  EXPECT_FALSE(other->handshake);
+  EXPECT_FALSE(listener_->handshake);
+  EXPECT_EQ(server_.port.refusals(), 1u);
+  EXPECT_EQ(server_.port.cm_proofs().size(), 0u);
+}
+
+TEST_P(CmRequestsWithData, AClientThatDoesNotComeBackKeepsNothing) {
+  listener_->cm_data = data_of(200, 's');
+  const auto client = client_.port.make_cm_client();
+  while (listener_->cm_asked.empty()) {
+    const auto data = next_request(*client);
+    request(data, listening_);
+    const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+    ASSERT_TRUE(client->read_rejection(again->answer.value().bytes()).goes_on);
+  }
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(server_.port.cm_proofs().size(), 1u);
+  server_.pass(500ms);
+  server_.step();
+  EXPECT_EQ(server_.port.cm_proofs().size(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Keys, CmRequestsWithData, testing::Bool(),
+                         [](const auto& key) { return key.param ? "One" : "None"; });
 
 }  // namespace
 }  // namespace authentication_test

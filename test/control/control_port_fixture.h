@@ -137,6 +137,12 @@ struct ListenerRecord : control::ListenerOwner {
   std::uint32_t ending = 0;        ///< half-open connections
   std::vector<std::string> asked;  ///< whether there is room, by these peers
   std::function<void()> inside;    ///< runs inside of on_hello()
+  // Through rdma_cm:
+  std::vector<spinwire::PrivateData> cm_asked;  ///< the clients' data, each time it was asked
+  spinwire::PrivateData cm_client;              ///< of the client that it took
+  spinwire::PrivateData cm_given;               ///< to that client
+  spinwire::PrivateData cm_data;                ///< for clients
+  std::optional<Error> cm_refusal;              ///< of clients
 
   Result<control::AcceptedConnection> take(HandshakeId id) {
     handshake = id;
@@ -174,8 +180,17 @@ struct ListenerRecord : control::ListenerOwner {
     ours.private_data = session_data;
     return control::AcceptedSession{ours, &owner, 44, 33, path_token};
   }
+  Result<spinwire::PrivateData> on_cm_hello(HandshakeId, control::CmId&,
+                                            const control::CmHello& hello) override {
+    cm_asked.push_back(hello.private_data);
+    if (cm_refusal) return tl::unexpected(*cm_refusal);
+    return cm_data;
+  }
   Result<control::AcceptedConnection> on_cm_request(HandshakeId id, control::CmId&,
-                                                    const control::CmEvent&) override {
+                                                    const control::CmHello& hello,
+                                                    const spinwire::PrivateData& ours) override {
+    cm_client = hello.private_data;
+    cm_given = ours;
     return take(id);
   }
 };

@@ -317,29 +317,13 @@ TEST(PeerIdentity, TooMuchPrivateDataIsRefused) {
     EXPECT_EQ(result.error().found, "private data of 257 bytes");
     EXPECT_EQ(result.error().remedy, "give up to 256 bytes");
   };
-  expect(node.engine.listen("127.0.0.1:0", listen));
-  expect(node.engine.connect("127.0.0.1:1", connect));
   expect(node.engine.prepare(prepare));
+  for (const Via via : {Via::tcp, Via::rdma_cm}) {
+    listen.via = connect.via = via;
+    expect(node.engine.listen("127.0.0.1:0", listen));
+    expect(node.engine.connect("127.0.0.1:1", connect));
+  }
   EXPECT_EQ(node.engine.stats().connections, 0u);
-}
-
-TEST(PeerIdentity, RdmaCmHasNoRoomForPrivateData) {
-  Node node;
-  const Bytes some(1);
-  ListenOptions listen;
-  listen.private_data = some;
-  listen.via = Via::rdma_cm;
-  ConnectOptions connect;
-  connect.private_data = some;
-  connect.via = Via::rdma_cm;
-  const auto expect = [](const auto& result) {
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().status, Status::unsupported);
-    EXPECT_NE(result.error().found.find("rdma_cm has 56 bytes"), std::string::npos)
-        << result.error().message();
-  };
-  expect(node.engine.listen("127.0.0.1:0", listen));
-  expect(node.engine.connect("127.0.0.1:1", connect));
 }
 
 TEST(PeerIdentity, EndpointsCarryPrivateDataOutOfBand) {

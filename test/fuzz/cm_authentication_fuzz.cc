@@ -1,9 +1,11 @@
 // An attacker between clients and a server that authenticate each other through rdma_cm: it passes
 // messages on, alters, cuts, repeats, reflects and replays them, gives them to another handshake,
-// and names other ends. A server believes only the endpoint that a client with its key has given
-// for these ends, and a client only the server's answer to it.
+// and names other ends. A server believes only the endpoint and private data that a client with
+// its key has given for these ends, and a client only the server's answer to it. Without a key,
+// both believe anything, within their limits.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -41,35 +43,55 @@ enum class Act : std::uint8_t {
   count,
 };
 
+// Of the four clients, and for them.
+constexpr std::array<std::size_t, 4> kSaid{0, 7, 38, 256};
+constexpr std::array<std::size_t, 4> kGiven{0, 256, 118, 119};
+
 struct Client {
   explicit Client(const control::KeyRing& keys, std::uint8_t number)
-      : proof(keys, counts), sample(sample_endpoint()) {
+      : proof(keys, counts),
+        sample(sample_endpoint()),
+        ours(sample_private_data(kSaid.at(number - 1u))),
+        given(sample_private_data(kGiven.at(number - 1u))) {
     sample.incarnation += number;
     ends.client_gid.fill(number);
     ends.server_gid.fill(0x77);
     ends.client_qp = number;
   }
-  [[nodiscard]] CmData endpoint() const { return wire::encode_cm(sample); }
+  [[nodiscard]] CmData endpoint() const {
+    return wire::encode_cm(sample, {.features = wire::feature::cm_private_data});
+  }
+  /// Requests until it has said all.
+  [[nodiscard]] int most() const {
+    return static_cast<int>(1 + wire::cm_parts(ours.bytes().size()));
+  }
 
   control::AuthenticationCounts counts;
-  control::CmClientProof proof;
+  control::CmClient proof;
   Endpoint sample;
+  PrivateData ours;   ///< that it gives
+  PrivateData given;  ///< to it
   CmEnds ends;
   std::optional<CmData> request;
   int requests = 0;  ///< in turn
   bool is_over = false;
 };
 
+/// '0': no key.
 control::KeyRing ring(char digit) {
+  if (digit == '0') return {};
   return std::move(*control::KeyRing::parse("key " + std::string(64, digit), "keys"));
 }
 
 class World {
  public:
   explicit World(std::uint8_t settings)
-      : shares_key_((settings & 1) == 0),
-        client_keys_(ring('a')),
-        server_keys_(ring(shares_key_ ? 'a' : 'b')) {}
+      : has_keys_((settings & 2) == 0),
+        shares_key_(has_keys_ && (settings & 1) == 0),
+        client_keys_(ring(has_keys_ ? 'a' : '0')),
+        server_keys_(ring(!has_keys_    ? '0'
+                          : shares_key_ ? 'a'
+                                        : 'b')) {}
 
   void act(Act what, Input& in) {
     const auto detail = in.take<std::uint8_t>();
@@ -101,6 +123,11 @@ class World {
     const Client* client = nullptr;
     Bytes answer;
   };
+  /// What the server says to a request.
+  struct Said {
+    Bytes bytes;
+    bool is_answer = false;
+  };
 
   void note(std::span<const std::byte> bytes) {
     if (said_.size() < kMostMessages) said_.push_back(alone(bytes));
@@ -109,7 +136,7 @@ class World {
 
   void ask(Client& client) {
     if (client.request || client.is_over) return;
-    const auto made = client.proof.next_request(client.endpoint(), client.ends);
+    const auto made = client.proof.next_request(client.endpoint(), client.ours, client.ends);
     expect(made.has_value(), "a request is made");
     client.request = *made;
     ++client.requests;
@@ -122,45 +149,74 @@ class World {
     CmEnds ends = client.ends;
     if (what == Act::alter) request[in.take<std::uint8_t>() % request.size()] ^= std::byte{0x10};
     if (what == Act::elsewhere) ends.server_gid[in.take<std::uint8_t>() % 16] ^= 1;
-    std::optional<Bytes> back = give(request, ends);
+    std::optional<Said> back = give(request, ends);
     if (!back) return;
-    if (what == Act::answer && !back->empty())
-      (*back)[in.take<std::uint8_t>() % back->size()] ^= std::byte{0x10};
-    client.requests == 3 ? accept(client, *back) : reject(client, *back);
+    Bytes& bytes = back->bytes;
+    if (what == Act::answer && !bytes.empty())
+      bytes[in.take<std::uint8_t>() % bytes.size()] ^= std::byte{0x10};
+    back->is_answer ? accept(client, bytes) : reject(client, bytes);
   }
 
   /// Gives a request to the server. Answers what it says in return.
-  std::optional<Bytes> give(std::span<const std::byte> data, const CmEnds& ends) {
+  std::optional<Said> give(std::span<const std::byte> data, const CmEnds& ends) {
     const Bytes bytes = alone(data);
     const std::uint64_t failed = failures(counts_);
     auto outcome = proofs_.on_request(bytes, {}, ends);
     expect(outcome.has_value(), "there are random numbers");
     expect(proofs_.size() <= kMostRecords, "records have a limit");
-    if (outcome->proof != nullptr) return believe(*outcome, ends);
-    expect(outcome->answer.has_value() != !outcome->refused.empty(), "an answer or a reason");
-    if (!outcome->answer) {
-      expect(failures(counts_) > failed, "a refusal is counted");
+    if (outcome->malformed) {
+      expect(!has_keys_, "a client with the key says nothing malformed");
       return std::nullopt;
     }
-    expect(shares_key_, "strangers get no answer");
+    if (outcome->is_plain) {
+      expect(!has_keys_, "with a key there is a proof");
+      if (bytes.size() < wire::kCmDataBytes) return std::nullopt;
+      CmData said{};
+      std::copy_n(bytes.begin(), said.size(), said.begin());
+      return answer(std::make_unique<control::CmServer>(said, control::Source{}, ends), nullptr);
+    }
+    if (outcome->client != nullptr) return believe(std::move(outcome->client), ends);
+    expect(outcome->answer.has_value() != !outcome->refused.empty(), "an answer or a reason");
+    if (!outcome->answer) {
+      expect(failures(counts_) > failed || !has_keys_, "a refusal is counted");
+      return std::nullopt;
+    }
+    expect(shares_key_ || !has_keys_, "strangers get no answer");
     note(outcome->answer->bytes());
-    return alone(outcome->answer->bytes());
+    return Said{alone(outcome->answer->bytes()), false};
   }
 
-  /// The server has the last request of a client.
-  Bytes believe(control::CmProofs::Outcome& outcome, const CmEnds& ends) {
-    expect(shares_key_, "strangers are not believed");
+  /// A client has said all to the server.
+  Said believe(std::unique_ptr<control::CmServer> said, const CmEnds& ends) {
+    expect(shares_key_ || !has_keys_, "strangers are not believed");
+    if (!has_keys_) return answer(std::move(said), nullptr);
     const auto named = [&](const Client& client) {
-      return client.requests == 3 && client.endpoint() == outcome.endpoint &&
-             client.ends.client_gid == ends.client_gid &&
+      return client.requests >= client.most() && client.endpoint() == said->endpoint() &&
+             client.ours == said->private_data() && client.ends.client_gid == ends.client_gid &&
              client.ends.server_gid == ends.server_gid && client.ends.client_qp == ends.client_qp;
     };
     const auto client = std::find_if(clients_.begin(), clients_.end(), named);
     expect(client != clients_.end(), "a client has said this for these ends");
-    Answered made{&*client, alone(wire::encode(outcome.proof->seal(answer_for(*client), 9)))};
+    return answer(std::move(said), &*client);
+  }
+
+  /// `client` null: without a key, any client.
+  Said answer(std::unique_ptr<control::CmServer> said, const Client* client) {
+    const PrivateData given = client != nullptr ? client->given : clients_[1].given;
+    if (said->decision() != nullptr) {
+      expect(*said->decision() == given, "the decision is for this client");
+    } else if (given.bytes().size() > wire::kCmAnswerData) {
+      said->decide(given, {});
+      const control::CmMessage more = proofs_.send_more(std::move(said));
+      expect(proofs_.size() <= kMostRecords, "records have a limit");
+      note(more.bytes());
+      return {alone(more.bytes()), false};
+    }
+    const CmData ours = client != nullptr ? answer_for(*client) : answer_for(clients_[0]);
+    Answered made{client, alone(said->answer(ours, given, 9).bytes())};
     answers_.push_back(made);
     note(made.answer);
-    return made.answer;
+    return {made.answer, true};
   }
   static CmData answer_for(const Client& client) {
     Endpoint server = sample_endpoint();
@@ -173,13 +229,15 @@ class World {
     const std::uint64_t failed = failures(client.counts);
     const auto rejection = client.proof.read_rejection(bytes);
     client.request.reset();
-    expect(!rejection.refusal, "the server refuses nobody that has the key");
-    expect(rejection.goes_on != rejection.failure.has_value(), "it goes on, or has a reason");
+    expect(!rejection.refusal || !has_keys_, "the server refuses nobody that has the key");
+    expect(rejection.goes_on != (rejection.failure.has_value() || rejection.refusal.has_value()),
+           "it goes on, or has a reason");
     if (rejection.goes_on) {
-      expect(shares_key_ && client.requests < 3, "only a server with the key answers");
+      expect(shares_key_ || !has_keys_, "only a server with the key answers");
+      expect(client.requests < client.most() + 2, "a client asks as often as it needs to");
       return;
     }
-    expect(failures(client.counts) == failed + 1, "a failure is counted");
+    expect(failures(client.counts) == failed + (has_keys_ ? 1u : 0u), "a failure is counted");
     client.is_over = true;
   }
 
@@ -188,8 +246,10 @@ class World {
     const auto opened = client.proof.open_answer(bytes, 9);
     client.request.reset();
     client.is_over = true;
+    if (!has_keys_) return;
     if (!opened) return expect(failures(client.counts) == 1, "a failure is counted");
-    expect(*opened == answer_for(client), "the answer is for this client");
+    expect(opened->endpoint == answer_for(client) && opened->private_data == client.given,
+           "the answer is for this client");
     const auto its = [&](const Answered& made) {
       return made.client == &client &&
              same(std::span(bytes).first(made.answer.size()), made.answer);
@@ -203,6 +263,7 @@ class World {
     return sum;
   }
 
+  bool has_keys_;
   bool shares_key_;
   std::uint64_t now_ = 1;
   Clock clock_ = Clock::manual(&now_);
@@ -225,10 +286,19 @@ void decode(std::span<const std::byte> data) {
              "what was decoded is encoded");
   };
   again(wire::decode_cm_proof(bytes));
-  again(wire::decode_cm_half(bytes));
+  again(wire::decode_cm_part(bytes));
   again(wire::decode_cm_continue(bytes));
   again(wire::decode_cm_answer(bytes));
   again(wire::decode_cm_sealed_refusal(bytes));
+  again(wire::decode_cm_more(bytes));
+  again(wire::decode_cm_long_answer(bytes));
+  wire::CmPieces pieces;
+  if (pieces.add(bytes, true)) {
+    const PrivateData got = pieces.data();
+    Bytes made(bytes.size());
+    expect(wire::encode_cm_piece(got, 0, made) == got.bytes().size() && same(made, bytes),
+           "private data that was decoded is encoded");
+  }
   const auto authenticated = wire::decode_cm_authenticated(bytes);
   if (authenticated)
     expect(same(authenticated->header, std::span(bytes).first(wire::kHeaderBytes)), "the header");
@@ -254,8 +324,13 @@ void sow(Seeds& seeds) {
     return bytes;
   };
   const auto round = [&](int client) { return act(Act::ask, client) + act(Act::pass, client); };
-  const std::string whole = round(0) + round(0) + round(0);
-  for (const char settings : {'\0', '\1'}) {
+  const auto rounds = [&](int client, int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += round(client);
+    return all;
+  };
+  const std::string whole = rounds(0, 3);
+  for (const char settings : {'\0', '\1', '\2'}) {
     const std::string first(1, settings);
     seeds.add(first + whole);
     seeds.add(first + whole + round(1) + act(Act::replay, 0, 0) + act(Act::replay, 0, 2));
@@ -268,15 +343,30 @@ void sow(Seeds& seeds) {
     seeds.add(first + round(0) + act(Act::ask, 1) + act(Act::reflect, 1, 1));
     seeds.add(first + whole + act(Act::ask, 1) + act(Act::accept, 1, 5));
     seeds.add(first + round(0) + round(1) + round(2) + round(3) + act(Act::wait, 9) + round(0));
+    // The others give private data, and get some.
+    seeds.add(first + rounds(1, 6) + act(Act::replay, 1, 4) + act(Act::replay, 1, 8));
+    seeds.add(first + rounds(2, 4) + rounds(3, 13));
+    seeds.add(first + rounds(3, 4) + act(Act::ask, 3) + act(Act::alter, 3, 30) +
+              act(Act::answer, 3, 30));
+    seeds.add(first + rounds(1, 4) + act(Act::ask, 1) + act(Act::reflect, 1, 7) + rounds(1, 2));
+    seeds.add(first + rounds(1, 3) + rounds(3, 3) + act(Act::ask, 1) + act(Act::elsewhere, 1, 3) +
+              act(Act::wait, 9) + rounds(3, 3));
     const auto plain = wire::encode_cm(sample_endpoint());
     seeds.add(first + act(Act::say, 0, 56) + std::string(text_of(plain)));
   }
   seeds.add(wire::encode(wire::CmProof{{1, 2, 3, 4}, {5}}));
-  seeds.add(wire::encode(wire::CmHalf{{1, 2, 3, 4}, {5}}));
+  seeds.add(wire::encode(wire::CmPart{{1, 2, 3, 4}, {5}}));
   seeds.add(wire::encode(wire::CmContinue{{1}}));
   seeds.add(wire::encode(wire::CmAnswer{{1}}));
   seeds.add(wire::encode(wire::CmRefusal{{1}}));
   seeds.add(wire::encode(wire::Authenticated{{1}}).bytes());
+  seeds.add(wire::encode(wire::CmMore{{1}}));
+  seeds.add(wire::encode(wire::CmLongAnswer{{1}}));
+  std::array<std::byte, 20> piece;
+  (void)wire::encode_cm_piece(sample_private_data(7), 0, piece);
+  seeds.add(piece);
+  (void)wire::encode_cm_piece(sample_private_data(256), 0, piece);
+  seeds.add(piece);
 }
 
 }  // namespace fuzz

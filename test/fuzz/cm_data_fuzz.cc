@@ -45,6 +45,8 @@ void run(std::span<const std::byte> data) {
   run_request(bytes);
   run_rejection(bytes);
   (void)takes_application_fields(bytes);
+  (void)takes_cm_private_data(bytes);
+  (void)announces_private_data(bytes);
 }
 
 void sow(Seeds& seeds) {

@@ -323,6 +323,12 @@ class World {
       made->listener = owner_.last_listener;
       made->gid = made->peer.as_v6();
       if (detail / 4 % 2 != 0) made->gid = {};  // or another's address
+      if (detail / 8 % 2 != 0) {  // a client that takes more than an answer has room for
+        const auto said =
+            wire::encode_cm(sample_endpoint(), {.features = wire::feature::cm_private_data});
+        std::copy(said.begin(), said.end(), made->event.storage.begin());
+        made->event.size = said.size();
+      }
       ++requests_;
       port_.take_request(std::move(made));
     }

@@ -181,6 +181,10 @@ class Owner final : public control::ConnectionOwner,
     expect(join.session != 0 && join.token != 0, "a session's reference is in order");
     return take(Kind::accept, id, peer);
   }
+  Result<PrivateData> on_cm_hello(HandshakeId, const control::CmHello& hello) {
+    if (act(nullptr)) return tl::unexpected(no());
+    return sample_private_data(hello.takes_private_data ? 200 : 10);
+  }
   Result<control::AcceptedConnection> on_cm_request(HandshakeId id) {
     ++cm_requests;
     return take(Kind::cm_accept, id, requester);
@@ -331,8 +335,14 @@ class Owner final : public control::ConnectionOwner,
                                                         const wire::JoinSession& join) override {
       return counted(owner.on_join_session(id, peer, join));
     }
+    Result<PrivateData> on_cm_hello(HandshakeId id, control::CmId&,
+                                    const control::CmHello& hello) override {
+      return counted(owner.on_cm_hello(id, hello));
+    }
     Result<control::AcceptedConnection> on_cm_request(HandshakeId id, control::CmId&,
-                                                      const control::CmEvent&) override {
+                                                      const control::CmHello&,
+                                                      const PrivateData& ours) override {
+      expect(ours.empty() || ours == sample_private_data(200), "what the owner gives");
       return counted(owner.on_cm_request(id));
     }
     Result<control::AcceptedSession> on_open_session(HandshakeId id, const Address& peer,

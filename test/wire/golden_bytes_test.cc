@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <span>
 #include <string>
 
@@ -238,7 +239,7 @@ TEST(GoldenBytes, ProofsThroughRdmaCm) {
             "53504e31"
             "01020304"
             "05060708090a0b0c0d0e0f10");
-  EXPECT_EQ(hex(encode(counted<CmHalf, &CmHalf::handshake, &CmHalf::sealed>())).substr(0, 40),
+  EXPECT_EQ(hex(encode(counted<CmPart, &CmPart::handshake, &CmPart::sealed>())).substr(0, 40),
             "53504e32"
             "01020304"
             "05060708090a0b0c0d0e0f10");
@@ -251,6 +252,18 @@ TEST(GoldenBytes, ProofsThroughRdmaCm) {
   EXPECT_EQ(hex(encode(counted<CmRefusal, &CmRefusal::sealed>())).substr(0, 24),
             "53504e35"
             "0102030405060708");
+  EXPECT_EQ(hex(encode(counted<CmMore, &CmMore::sealed>())).substr(0, 24),
+            "53504e36"
+            "0102030405060708");
+  EXPECT_EQ(hex(encode(counted<CmLongAnswer, &CmLongAnswer::sealed>())).substr(0, 24),
+            "53504e37"
+            "0102030405060708");
+  spinwire::PrivateData data;
+  EXPECT_EQ(data.assign(std::as_bytes(std::span("abc", 3))), Status::ok);
+  std::array<std::byte, 6> piece;
+  EXPECT_EQ(encode_cm_piece(data, 0, piece), 3u);
+  EXPECT_EQ(hex(piece), "030061626300");
+  EXPECT_EQ(feature::cm_private_data, 512u);
 }
 
 }  // namespace
