@@ -239,8 +239,8 @@ struct Config {
   struct Observability {
     /// Folder of the engine's file, which must be on a file system in memory. Empty: no file.
     std::string directory = "/dev/shm";
-    /// Connections, sessions and served sessions that the file describes one by one, each; the
-    /// counters of the engine and its pools include all. 0 … 65536
+    /// Connections, sessions and served sessions in the file, each; a quarter is for those in
+    /// trouble. The counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
     /// Of so many operations and calls, about one has its latency measured; see "Latencies" in
     /// observing.md of the guide. 0 … 1e9; 0: none

@@ -81,6 +81,10 @@ void close_account(EngineContext& ctx, Agent& a) noexcept {
   release_unused(ctx, s);
 }
 
+std::uintptr_t source_key(const Agent& a) noexcept {
+  return a.source->is_host ? reinterpret_cast<std::uintptr_t>(a.source) : 0;
+}
+
 bool shares_receives(const EngineContext& ctx) noexcept {
   const Config::Connections& c = ctx.config.connections;
   return control::leaves_room(c.maximum, c.maximum_per_source);

@@ -107,6 +107,9 @@ void open_account(EngineContext& ctx, Agent& a) noexcept;
 void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept;
 /// The agent ends, and holds nothing.
 void close_account(EngineContext& ctx, Agent& a) noexcept;
+/// Names the source of the agent's peer among those that there are now. 0: the peer is of our own
+/// process, or the application chose it.
+std::uintptr_t source_key(const Agent& a) noexcept;
 /// Whether one more connection of that source may have receives. Errors: limit.
 Result<void> check_receives_of(const EngineContext& ctx, const control::Address& source);
 

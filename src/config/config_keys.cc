@@ -237,7 +237,7 @@ constexpr std::array kKeys{
               "folder in memory for the file that spinwire-stat reads; empty: no file", {}, nullptr, nullptr,
               [](Config& config) -> std::string& { return config.observability.directory; }},
     SPINWIRE_NUMBER(observability, Observability, rows, integer, 0, 65536, "",
-                    "connections, sessions and served sessions in that file, each"),
+                    "connections, sessions and served sessions in that file, each; a quarter is for those in trouble"),
     SPINWIRE_NUMBER(observability, Observability, sample, integer, 0, 1'000'000'000, "",
                     "of so many operations and calls, one has its latency measured; 0: none"),
     SPINWIRE_NUMBER(observability, Observability, longest_poll, duration, 0, kHour, "",

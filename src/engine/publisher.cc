@@ -13,12 +13,14 @@
 #include "agent/connecting.h"
 #include "agent/peer_silence.h"
 #include "agent/recording.h"
+#include "agent/source_ledger.h"
 #include "base/log_message.h"
 #include "engine/engine_core.h"
 #include "engine/engine_snapshot.h"
 #include "observe/recorder.h"
 #include "rpc/client_session.h"
 #include "rpc/session_goodbye.h"
+#include "rpc/session_recording.h"
 #include "rpc/session_snapshot.h"
 
 namespace spinwire::engine {
@@ -36,6 +38,11 @@ constexpr std::uint32_t kEventRingsMost = 4096;
 /// A subject that is blocked for longer gets an event. Short blocks are usual, and would displace
 /// other events.
 constexpr Nanoseconds kLongBlock = std::chrono::milliseconds(100);
+/// Set-up takes no longer when nothing is wrong. Engines that begin make many connections, and
+/// those that are only being set up get no rows of subjects in trouble.
+constexpr Nanoseconds kLongSetUp = std::chrono::seconds(1);
+/// A peer that has missed so many keepalives is silent; spinwire-stat names it then.
+constexpr int kMissedKeepalives = 2;
 
 Nanoseconds read_clock(clockid_t clock) noexcept {
   timespec now{};
@@ -78,43 +85,63 @@ void visit_some(const Records& records, std::uint32_t& next, Visit&& visit, Gone
   }
 }
 
-/// Since when the subject is blocked by what blocks it now; 0: nothing. `why` is its name. Records
-/// the beginning and the end of long blocks.
+/// For how long a blocker is no trouble of the connection or session. What the whole engine lacks
+/// is none of it, however long that takes.
+Nanoseconds harmless_for(Blocker blocker) noexcept {
+  if (blocker == Blocker::operations || blocker == Blocker::windows) return Nanoseconds::max();
+  return blocker == Blocker::not_ready ? kLongSetUp : kLongBlock;
+}
+Nanoseconds harmless_for(SessionBlocker blocker) noexcept {
+  if (blocker == SessionBlocker::receives || blocker == SessionBlocker::send_queue)
+    return Nanoseconds::max();
+  return blocker == SessionBlocker::not_ready ? kLongSetUp : kLongBlock;
+}
+template <typename AnyBlocker>
+void note_blocker(SubjectRows::Visit& visit, const Clock& clock, AnyBlocker blocker) noexcept {
+  const Nanoseconds harmless = harmless_for(blocker);
+  visit.blocker = static_cast<std::uint8_t>(blocker);
+  visit.harmless_for = harmless == Nanoseconds::max() ? SubjectRows::kNever : clock.ticks(harmless);
+}
+
+/// Of connections by what blocks them (Blocker).
+template <typename Counts>
+observe::ConnectionLevels connection_levels(const Counts& counts) noexcept {
+  const auto by = [&](Blocker why) { return counts[static_cast<std::size_t>(why)]; };
+  using enum Blocker;
+  return {by(not_ready), by(send_queue), by(operations), by(credit), by(windows)};
+}
+/// Of sessions by what blocks them (SessionBlocker).
+observe::SessionLevels session_levels(const SubjectRows::ByBlocker& counts) noexcept {
+  const auto by = [&](SessionBlocker why) { return counts[static_cast<std::size_t>(why)]; };
+  using enum SessionBlocker;
+  return {by(not_ready), by(window),     by(server_window), by(congestion),
+          by(receives),  by(send_queue), by(connection)};
+}
+
+bool is_silent(const agent::EngineContext& context, Nanoseconds silent_for) noexcept {
+  return silent_for > kMissedKeepalives * context.config.connections.keepalive_interval;
+}
+
+/// For how long the subject has been blocked by what blocks it now; 0: nothing does. `why` is the
+/// blocker's name. Records the beginning and the end of long blocks.
 Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
-                        observe::EventSubject whose, observe::EventRing ring, std::uint8_t blocker,
+                        std::uint32_t index, observe::EventSubject whose, observe::EventRing ring,
                         std::string_view why) noexcept {
   const auto record = [&](observe::EventKind kind, std::string_view text) {
-    context.recorder.record(kind, whose, subject.index, subject.generation, {text}, ring);
+    context.recorder.record(kind, whose, index, subject.generation, {text}, ring);
   };
-  if (blocker != subject.blocker) {
-    if (std::exchange(subject.is_block_recorded, false)) record(observe::EventKind::unblocked, {});
-    subject.blocker = blocker;
-    subject.blocked_at = context.now;
+  if (subject.recorded_blocker != 0 && subject.recorded_blocker != subject.blocker) {
+    subject.recorded_blocker = 0;
+    record(observe::EventKind::unblocked, {});
   }
-  if (blocker == 0) return Nanoseconds(0);
+  if (subject.blocker == 0) return Nanoseconds(0);
   const Nanoseconds since = context.clock.duration(context.now - subject.blocked_at);
-  if (since >= kLongBlock && !std::exchange(subject.is_block_recorded, true))
+  if (since >= kLongBlock && std::exchange(subject.recorded_blocker, subject.blocker) == 0)
     record(observe::EventKind::blocked, why);
   return since;
 }
 
 }  // namespace
-
-SubjectRows::Subject* SubjectRows::claim(std::uint32_t index, std::uint32_t generation,
-                                         std::uint64_t now) noexcept {
-  if (subjects_.empty()) return nullptr;
-  Subject& subject = subjects_[row_of(index)];
-  if (subject.index != index && subject.index != kNobody) return nullptr;
-  if (subject.index != index || subject.generation != generation)
-    subject = {index, generation, now, now, 0, false};
-  return &subject;
-}
-
-bool SubjectRows::release(std::uint32_t index) noexcept {
-  if (subjects_.empty() || subjects_[row_of(index)].index != index) return false;
-  subjects_[row_of(index)] = {};
-  return true;
-}
 
 void Publisher::open(EngineCore& core) {
   const Config& c = core.context.config;
@@ -138,9 +165,9 @@ void Publisher::open(EngineCore& core) {
     return;
   }
   file_ = std::move(*file);
-  connections_.open(file_.rows(Table::connection));
-  sessions_.open(file_.rows(Table::session));
-  served_.open(file_.rows(Table::served_session));
+  connections_.open(file_.rows(Table::connection), c.connections.maximum);
+  sessions_.open(file_.rows(Table::session), c.rpc.sessions);
+  served_.open(file_.rows(Table::served_session), c.rpc.sessions);
   read_clocks(core);
   open_recorder(core.context);
   write_engine(core);
@@ -178,21 +205,20 @@ void Publisher::step(EngineCore& core) noexcept {
   next_write_ = now + interval_;
   scan_connections(core);
   if (!file_) return;
+  if (core.calls != nullptr) {
+    scan_sessions(core);
+    scan_served_sessions(core);
+  }
   const bool is_old = core.context.clock.duration(now - clocks_tick_) >= std::chrono::seconds(1);
   if (is_old || core.context.clock.is_manual()) read_clocks(core);
-  write_engine(core);
+  write_engine(core);  // last of the counts, so that it agrees with the rows
   write_pool(core);
   write_latency(core.context);
-  if (core.calls == nullptr) return;
-  scan_sessions(core);
-  scan_served_sessions(core);
 }
 
 void Publisher::write_engine(const EngineCore& core) noexcept {
   const Config::Connections& c = core.context.config.connections;
   const Nanoseconds since = core.context.clock.duration(core.context.now - clocks_tick_);
-  const auto& blocked = core.sums.by_blocker();
-  const auto blocked_by = [&](Blocker why) { return blocked[static_cast<std::size_t>(why)]; };
   observe::EngineLevels levels;
   levels.written_at = realtime_ + since;
   levels.written_uptime = uptime_ + since;
@@ -201,23 +227,14 @@ void Publisher::write_engine(const EngineCore& core) noexcept {
   levels.peer_timeout = c.peer_timeout;
   levels.draining = core.drain.is_under_way();
   levels.stalls = core.stalls.levels();
-  levels.not_ready = blocked_by(Blocker::not_ready);
-  levels.send_queue_full = blocked_by(Blocker::send_queue);
-  levels.lacking_operations = blocked_by(Blocker::operations);
-  levels.lacking_credit = blocked_by(Blocker::credit);
-  levels.lacking_windows = blocked_by(Blocker::windows);
-  levels.sessions = session_levels();
+  levels.connections = connection_levels(core.sums.by_blocker());
+  levels.sessions = session_levels(sessions_.by_blocker());
+  levels.connections_without_row = connection_levels(connections_.without_row());
+  levels.sessions_without_row = session_levels(sessions_.without_row());
+  levels.silent_connections_without_row = connections_.silent_without_row();
+  levels.silent_sessions_without_row = sessions_.silent_without_row();
   file_.write(Table::engine, 0, row_,
               observe::fill_engine_row(row_, levels, stats_at_a_glance(core), call_stats(core)));
-}
-
-observe::SessionLevels Publisher::session_levels() const noexcept {
-  const auto by = [&](SessionBlocker why) {
-    return sessions_by_blocker_[static_cast<std::size_t>(why)];
-  };
-  using enum SessionBlocker;
-  return {by(not_ready), by(window),     by(server_window), by(congestion),
-          by(receives),  by(send_queue), by(connection)};
 }
 
 void Publisher::write_pool(const EngineCore& core) noexcept {
@@ -234,8 +251,15 @@ void Publisher::write_latency(agent::EngineContext& context) noexcept {
   if (row < file_.latencies()) file_.write(row, context.latencies.publish(row));
 }
 
+SubjectRows::Subject* Publisher::claim_row(Table table, SubjectRows& rows,
+                                           const SubjectRows::Visit& visit) noexcept {
+  if (rows.has_former(visit.index, visit.generation)) drop_row(table, rows, visit.index);
+  return rows.claim(visit);
+}
+
 void Publisher::drop_row(Table table, SubjectRows& rows, std::uint32_t index) noexcept {
-  if (rows.release(index)) file_.clear(table, rows.row_of(index));
+  const std::uint32_t row = rows.release(index);
+  if (row != SubjectRows::kNone) file_.clear(table, row);
 }
 
 void Publisher::scan_connections(EngineCore& core) noexcept {
@@ -246,18 +270,25 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     const agent::Agent& a = agents.at(index);
     const ConnectionSnapshot snapshot = agent::snapshot(core.context, a);
     core.sums.update(a, snapshot);
-    const std::uint32_t generation = agent::id_of(a).generation;
-    SubjectRows::Subject* const subject = connections_.claim(index, generation, now);
+    if (!file_) return;
+    const observe::EventRing ring = agent::event_ring_of(a);
+    const Nanoseconds silent = agent::silent_for(core.context, a);
+    SubjectRows::Visit found{index, agent::id_of(a).generation, now};
+    note_blocker(found, clock, snapshot.blocked_by);
+    found.is_silent = snapshot.state == ConnectionState::ready && is_silent(core.context, silent);
+    found.is_stranger = ring == observe::EventRing::strangers;
+    found.source = agent::source_key(a);
+    SubjectRows::Subject* const subject = claim_row(Table::connection, connections_, found);
     if (subject == nullptr) return;
-    const Id id(index, generation);
+    const Id id(index, found.generation);
     const PeerIdentity peer = agent::peer_identity_of(a);
-    const Nanoseconds blocked = blocked_for(
-        core.context, *subject, observe::EventSubject::connection, agent::event_ring_of(a),
-        static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
+    const Nanoseconds blocked =
+        blocked_for(core.context, *subject, index, observe::EventSubject::connection, ring,
+                    to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), agent::peer_name(a),
                                  peer.key,  clock.duration(now - subject->seen_at),
-                                 blocked,   agent::silent_for(core.context, a)};
-    file_.write(Table::connection, connections_.row_of(*subject), row_,
+                                 blocked,   silent};
+    file_.write(Table::connection, subject->row, row_,
                 observe::fill_connection_row(row_, shown, snapshot));
   };
   visit_some(agents, next_connection_, visit,
@@ -268,33 +299,27 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
   const rpc::Rpc& r = *core.calls;
   const Clock& clock = core.context.clock;
   const std::uint64_t now = core.context.now;
-  const auto begin_round = [&](std::uint32_t index) {
-    if (index == 0) sessions_by_blocker_ = std::exchange(round_by_blocker_, {});
-  };
   const auto visit = [&](std::uint32_t index) {
-    begin_round(index);
     const rpc::ClientSession& c = r.clients.at(index);
     const SessionSnapshot snapshot = rpc::snapshot(r, c);
-    ++round_by_blocker_[static_cast<std::size_t>(snapshot.blocked_by)];
-    SubjectRows::Subject* const subject = sessions_.claim(index, c.generation, now);
+    const Nanoseconds silent = clock.duration(c.liveness.silent_ticks);
+    SubjectRows::Visit found{index, c.generation, now};
+    note_blocker(found, clock, snapshot.blocked_by);
+    found.is_silent = snapshot.state == SessionState::ready && is_silent(core.context, silent);
+    SubjectRows::Subject* const subject = claim_row(Table::session, sessions_, found);
     if (subject == nullptr) return;
     const Id id(index, c.generation);
     const Nanoseconds blocked =
-        blocked_for(core.context, *subject, observe::EventSubject::session, observe::EventRing::all,
-                    static_cast<std::uint8_t>(snapshot.blocked_by), to_string(snapshot.blocked_by));
-    const observe::Subject shown{id.view(),
-                                 c.address,
-                                 rpc::identity_of(c.peer).key,
-                                 clock.duration(now - subject->seen_at),
-                                 blocked,
-                                 clock.duration(c.liveness.silent_ticks)};
-    file_.write(Table::session, sessions_.row_of(*subject), row_,
+        blocked_for(core.context, *subject, index, observe::EventSubject::session,
+                    observe::EventRing::all, to_string(snapshot.blocked_by));
+    const observe::Subject shown{
+        id.view(), c.address, rpc::identity_of(c.peer).key, clock.duration(now - subject->seen_at),
+        blocked,   silent};
+    file_.write(Table::session, subject->row, row_,
                 observe::fill_session_row(row_, shown, snapshot));
   };
-  visit_some(r.clients, next_session_, visit, [&](std::uint32_t index) {
-    begin_round(index);
-    drop_row(Table::session, sessions_, index);
-  });
+  visit_some(r.clients, next_session_, visit,
+             [&](std::uint32_t index) { drop_row(Table::session, sessions_, index); });
 }
 
 void Publisher::scan_served_sessions(const EngineCore& core) noexcept {
@@ -303,17 +328,20 @@ void Publisher::scan_served_sessions(const EngineCore& core) noexcept {
   const std::uint64_t now = core.context.now;
   const auto visit = [&](std::uint32_t index) {
     const rpc::ServerSession& s = r.servers.at(index);
-    const std::uint32_t generation = r.servers.generation(index);
-    SubjectRows::Subject* const subject = served_.claim(index, generation, now);
+    SubjectRows::Visit found{index, r.servers.generation(index), now};
+    found.is_silent = is_silent(core.context, clock.duration(s.liveness.silent_ticks));
+    found.is_stranger = rpc::event_ring_of(s) == observe::EventRing::strangers;
+    found.source = reinterpret_cast<std::uintptr_t>(s.source);
+    SubjectRows::Subject* const subject = claim_row(Table::served_session, served_, found);
     if (subject == nullptr) return;
-    const Id id(index, generation);
+    const Id id(index, found.generation);
     const PeerIdentity peer = rpc::identity_of(s.peer);
     const observe::Subject shown{id.view(), peer.address, peer.key,
                                  clock.duration(now - subject->seen_at)};
     const std::uint64_t heard = std::min(rpc::last_heard_from(s), now);
     const observe::ServedSessionLevels levels{rpc::calls_in_progress(s), s.window,
                                               clock.duration(now - heard), rpc::is_leaving(s)};
-    file_.write(Table::served_session, served_.row_of(*subject), row_,
+    file_.write(Table::served_session, subject->row, row_,
                 observe::fill_served_session_row(row_, shown, levels));
   };
   visit_some(r.servers, next_served_, visit,

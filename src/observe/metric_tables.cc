@@ -16,11 +16,23 @@ constexpr ColumnOf<EngineLevels> kLevels[] = {
     gauge<&EngineLevels::keepalive_interval>("spinwire_keepalive_interval_seconds", "setting connections.keepalive_interval"),
     gauge<&EngineLevels::peer_timeout>("spinwire_peer_timeout_seconds", "setting connections.peer_timeout"),
     gauge<&EngineLevels::draining>("spinwire_draining", "1 while Engine::drain() is under way"),
-    gauge<&EngineLevels::not_ready>("spinwire_connections_not_ready", "connections in another state than ready"),
-    gauge<&EngineLevels::send_queue_full>("spinwire_connections_send_queue_full", "connections whose send queue is full"),
-    gauge<&EngineLevels::lacking_operations>("spinwire_connections_lacking_operations", "connections that lack a free operation of the engine"),
-    gauge<&EngineLevels::lacking_credit>("spinwire_connections_lacking_credit", "connections whose peers grant no credit"),
-    gauge<&EngineLevels::lacking_windows>("spinwire_connections_lacking_windows", "connections that can offer no long message now"),
+    gauge<&EngineLevels::silent_connections_without_row>("spinwire_connections_without_row_silent", "connections without a row whose peers have missed signs of life"),
+    gauge<&EngineLevels::silent_sessions_without_row>("spinwire_rpc_sessions_without_row_silent", "sessions without a row whose servers have missed signs of life"),
+};
+
+constexpr ColumnOf<ConnectionLevels> kConnectionLevels[] = {
+    gauge<&ConnectionLevels::not_ready>("spinwire_connections_not_ready", "connections in another state than ready"),
+    gauge<&ConnectionLevels::send_queue_full>("spinwire_connections_send_queue_full", "connections whose send queue is full"),
+    gauge<&ConnectionLevels::lacking_operations>("spinwire_connections_lacking_operations", "connections that lack a free operation of the engine"),
+    gauge<&ConnectionLevels::lacking_credit>("spinwire_connections_lacking_credit", "connections whose peers grant no credit"),
+    gauge<&ConnectionLevels::lacking_windows>("spinwire_connections_lacking_windows", "connections that can offer no long message now"),
+};
+constexpr ColumnOf<ConnectionLevels> kConnectionsWithoutRow[] = {
+    gauge<&ConnectionLevels::not_ready>("spinwire_connections_without_row_not_ready", "connections without a row in another state than ready"),
+    gauge<&ConnectionLevels::send_queue_full>("spinwire_connections_without_row_send_queue_full", "connections without a row whose send queue is full"),
+    gauge<&ConnectionLevels::lacking_operations>("spinwire_connections_without_row_lacking_operations", "connections without a row that lack a free operation of the engine"),
+    gauge<&ConnectionLevels::lacking_credit>("spinwire_connections_without_row_lacking_credit", "connections without a row whose peers grant no credit"),
+    gauge<&ConnectionLevels::lacking_windows>("spinwire_connections_without_row_lacking_windows", "connections without a row that can offer no long message now"),
 };
 
 constexpr ColumnOf<SessionLevels> kSessionLevels[] = {
@@ -31,6 +43,16 @@ constexpr ColumnOf<SessionLevels> kSessionLevels[] = {
     gauge<&SessionLevels::lacking_receives>("spinwire_rpc_sessions_lacking_receives", "sessions that lack receives of the engine for replies"),
     gauge<&SessionLevels::send_queue_full>("spinwire_rpc_sessions_send_queue_full", "sessions that the datagram send queue has no room for"),
     gauge<&SessionLevels::connection_blocked>("spinwire_rpc_sessions_connection_blocked", "sessions whose connection is blocked or not ready"),
+};
+
+constexpr ColumnOf<SessionLevels> kSessionsWithoutRow[] = {
+    gauge<&SessionLevels::not_ready>("spinwire_rpc_sessions_without_row_not_ready", "sessions without a row in another state than ready"),
+    gauge<&SessionLevels::window_full>("spinwire_rpc_sessions_without_row_window_full", "sessions without a row whose window is full"),
+    gauge<&SessionLevels::server_window_full>("spinwire_rpc_sessions_without_row_server_window_full", "sessions without a row whose servers have receives for no further call"),
+    gauge<&SessionLevels::congestion_window_full>("spinwire_rpc_sessions_without_row_congestion_window_full", "sessions without a row whose congestion window is full"),
+    gauge<&SessionLevels::lacking_receives>("spinwire_rpc_sessions_without_row_lacking_receives", "sessions without a row that lack receives of the engine for replies"),
+    gauge<&SessionLevels::send_queue_full>("spinwire_rpc_sessions_without_row_send_queue_full", "sessions without a row that the datagram send queue has no room for"),
+    gauge<&SessionLevels::connection_blocked>("spinwire_rpc_sessions_without_row_connection_blocked", "sessions without a row whose connection is blocked or not ready"),
 };
 
 // A text of what ran, such as "method 7 of served session 3-1".
@@ -207,7 +229,8 @@ constexpr auto join(const Parts&... parts) noexcept {
   return all;
 }
 constexpr auto kEngineColumns =
-    join(kLevels, kSessionLevels, kStalls, kEngine, kAuthentication, kCalls);
+    join(kLevels, kConnectionLevels, kSessionLevels, kConnectionsWithoutRow, kSessionsWithoutRow,
+         kStalls, kEngine, kAuthentication, kCalls);
 constexpr auto kPoolColumns = join(kPoolName, kMemory);
 constexpr auto kConnectionColumns = join(kConnectionSubject, kConnectionSnapshot, kConnection);
 constexpr auto kSessionColumns = join(kSessionSubject, kSession);
@@ -239,7 +262,10 @@ const TableColumns& table_columns(Table table) noexcept {
 std::size_t fill_engine_row(RowWords& row, const EngineLevels& levels, const EngineStats& stats,
                             const RpcStats& calls) noexcept {
   std::uint64_t* at = fill(row.data(), kLevels, levels);
+  at = fill(at, kConnectionLevels, levels.connections);
   at = fill(at, kSessionLevels, levels.sessions);
+  at = fill(at, kConnectionsWithoutRow, levels.connections_without_row);
+  at = fill(at, kSessionsWithoutRow, levels.sessions_without_row);
   at = fill(at, kStalls, levels.stalls);
   at = fill(at, kEngine, stats);
   at = fill(at, kAuthentication, stats.authentication);

@@ -27,7 +27,15 @@ struct StallLevels {
   Nanoseconds longest_pause{0};
 };
 
-/// Sessions that were blocked in the last round over all of them.
+/// Connections by what blocks them, as their last visits found them.
+struct ConnectionLevels {
+  std::uint32_t not_ready = 0;
+  std::uint32_t send_queue_full = 0;
+  std::uint32_t lacking_operations = 0;
+  std::uint32_t lacking_credit = 0;
+  std::uint32_t lacking_windows = 0;
+};
+/// Sessions by what blocks them, as their last visits found them.
 struct SessionLevels {
   std::uint32_t not_ready = 0;
   std::uint32_t window_full = 0;
@@ -46,12 +54,13 @@ struct EngineLevels {
   Nanoseconds keepalive_interval{0};
   Nanoseconds peer_timeout{0};
   bool draining = false;
-  std::uint32_t not_ready = 0;
-  std::uint32_t send_queue_full = 0;
-  std::uint32_t lacking_operations = 0;
-  std::uint32_t lacking_credit = 0;
-  std::uint32_t lacking_windows = 0;
+  ConnectionLevels connections;
   SessionLevels sessions;
+  // Those that have no row.
+  ConnectionLevels connections_without_row;
+  SessionLevels sessions_without_row;
+  std::uint32_t silent_connections_without_row = 0;
+  std::uint32_t silent_sessions_without_row = 0;
   StallLevels stalls;
 };
 

@@ -144,6 +144,18 @@ Finding find_slow_set_up(std::string_view state, double since) {
   return finding;
 }
 
+double peer_timeout_of(const EngineReading& reading) {
+  return engine_number(reading, "spinwire_peer_timeout_seconds");
+}
+Finding silent_peer(double peer_timeout) {
+  return {
+      .severity = Severity::silent,
+      .cause = "the peer is silent",
+      .advice = fmt::format("Its process hangs or is stopped, or the network is cut. It is lost "
+                            "after {}.",
+                            time_text(peer_timeout))};
+}
+
 /// What a connection or session waits for. `name` is "connection" or "session".
 class SubjectCheck {
  public:
@@ -151,7 +163,7 @@ class SubjectCheck {
       : name_(name),
         found_(found),
         keepalive_(engine_number(reading, "spinwire_keepalive_interval_seconds")),
-        peer_timeout_(engine_number(reading, "spinwire_peer_timeout_seconds")) {}
+        peer_timeout_(peer_timeout_of(reading)) {}
   /// `cause` is what blocks the subject; null: nothing that has an own text.
   void check(const Subject& s, const Cause* cause) {
     const std::string_view state = s.text(column("state"));
@@ -167,13 +179,11 @@ class SubjectCheck {
       add(s, {.cause = "backlog full",
               .advice = "Calls answer would_block: make fewer at a time, or raise rpc.backlog."});
     const double silence = s.number(column("silent_seconds"));
-    if (state == "ready" && keepalive_ > 0 && silence > kMissedKeepalives * keepalive_)
-      add(s, {.severity = Severity::silent,
-              .cause = "the peer is silent",
-              .when = for_time(silence),
-              .advice = fmt::format("Its process hangs or is stopped, or the network is cut. It is "
-                                    "lost after {}.",
-                                    time_text(peer_timeout_))});
+    if (state == "ready" && keepalive_ > 0 && silence > kMissedKeepalives * keepalive_) {
+      Finding finding = silent_peer(peer_timeout_);
+      finding.when = for_time(silence);
+      add(s, std::move(finding));
+    }
   }
 
  private:
@@ -201,49 +211,52 @@ void find_blocked(const EngineReading& reading, std::string_view name, std::stri
     check.check(s, cause_of(causes, s.text(blocked_by)));
 }
 
-/// The engine's metric of how many subjects are blocked by something.
+/// The engine's metric of how many subjects without a row are blocked by something.
 struct BlockedCount {
   std::string_view metric;
   std::string_view blocker;
 };
-constexpr std::array kBlockedConnections = {
-    BlockedCount{"spinwire_connections_lacking_credit", "credit"},
-    BlockedCount{"spinwire_connections_send_queue_full", "send_queue"},
-    BlockedCount{"spinwire_connections_lacking_operations", "operations"},
-    BlockedCount{"spinwire_connections_lacking_windows", "windows"},
+constexpr std::array kConnectionsWithoutRow = {
+    BlockedCount{"spinwire_connections_without_row_lacking_credit", "credit"},
+    BlockedCount{"spinwire_connections_without_row_send_queue_full", "send_queue"},
+    BlockedCount{"spinwire_connections_without_row_lacking_operations", "operations"},
+    BlockedCount{"spinwire_connections_without_row_lacking_windows", "windows"},
 };
-constexpr std::array kBlockedSessions = {
-    BlockedCount{"spinwire_rpc_sessions_window_full", "window"},
-    BlockedCount{"spinwire_rpc_sessions_server_window_full", "server_window"},
-    BlockedCount{"spinwire_rpc_sessions_congestion_window_full", "congestion"},
-    BlockedCount{"spinwire_rpc_sessions_lacking_receives", "receives"},
-    BlockedCount{"spinwire_rpc_sessions_send_queue_full", "send_queue"},
-    BlockedCount{"spinwire_rpc_sessions_connection_blocked", "connection"},
+constexpr std::array kSessionsWithoutRow = {
+    BlockedCount{"spinwire_rpc_sessions_without_row_window_full", "window"},
+    BlockedCount{"spinwire_rpc_sessions_without_row_server_window_full", "server_window"},
+    BlockedCount{"spinwire_rpc_sessions_without_row_congestion_window_full", "congestion"},
+    BlockedCount{"spinwire_rpc_sessions_without_row_lacking_receives", "receives"},
+    BlockedCount{"spinwire_rpc_sessions_without_row_send_queue_full", "send_queue"},
+    BlockedCount{"spinwire_rpc_sessions_without_row_connection_blocked", "connection"},
 };
 
-/// Blocked connections or sessions beyond those that have rows. `all` is the engine's metric of how
-/// many there are.
+/// Adds a finding of subjects without a row, if there are any.
+void add_without_row(double count, std::string_view name, Finding finding, Findings& found) {
+  constexpr double kMost = 1e9;  // a file may hold any number
+  if (!(count > 0)) return;
+  count = std::min(count, kMost);
+  finding.subject = fmt::format("{:.0f} {}{} without a row (observability.rows)", count, name,
+                                count == 1 ? "" : "s");
+  finding.count = static_cast<std::size_t>(count);
+  found.add(std::move(finding));
+}
+
+/// Connections or sessions in trouble that have no row. `silent` is the engine's metric of how many
+/// of them have silent peers.
 template <std::size_t N, std::size_t M>
-void find_blocked_without_row(const EngineReading& reading, std::string_view name,
-                              std::string_view all, const std::array<BlockedCount, N>& counts,
-                              const std::array<Cause, M>& causes, Findings& found) {
-  const MetricTable* const table = reading.find(name);
-  if (table == nullptr || engine_number(reading, all) <= static_cast<double>(table->rows.size()))
-    return;
-  const std::string blocked_by = fmt::format("spinwire_{}_blocked_by", name);
+void find_without_row(const EngineReading& reading, std::string_view name,
+                      const std::array<BlockedCount, N>& counts, std::string_view silent,
+                      const std::array<Cause, M>& causes, Findings& found) {
   for (const BlockedCount& count : counts) {
-    const auto shown = std::count_if(table->rows.begin(), table->rows.end(), [&](const auto& row) {
-      return table->text(row, blocked_by) == count.blocker;
-    });
-    const double without = engine_number(reading, count.metric) - static_cast<double>(shown);
     const Cause* const cause = cause_of(causes, count.blocker);
-    if (without <= 0 || cause == nullptr) continue;
-    found.add({.cause = std::string(cause->text),
-               .subject = fmt::format("{:.0f} {}{} without a row (observability.rows)", without,
-                                      name, without == 1 ? "" : "s"),
-               .advice = std::string(cause->advice),
-               .count = static_cast<std::size_t>(without)});
+    if (cause == nullptr) continue;
+    add_without_row(engine_number(reading, count.metric), name,
+                    {.cause = std::string(cause->text), .advice = std::string(cause->advice)},
+                    found);
   }
+  add_without_row(engine_number(reading, silent), name, silent_peer(peer_timeout_of(reading)),
+                  found);
 }
 
 }  // namespace
@@ -341,10 +354,10 @@ std::vector<Finding> findings(const EngineReading& reading, const Earlier& earli
   find_empty_pools(reading, earlier, found);
   find_blocked(reading, "connection", peer, kConnectionCauses, found);
   find_blocked(reading, "session", peer, kSessionCauses, found);
-  find_blocked_without_row(reading, "connection", "spinwire_connections", kBlockedConnections,
-                           kConnectionCauses, found);
-  find_blocked_without_row(reading, "session", "spinwire_rpc_sessions", kBlockedSessions,
-                           kSessionCauses, found);
+  find_without_row(reading, "connection", kConnectionsWithoutRow,
+                   "spinwire_connections_without_row_silent", kConnectionCauses, found);
+  find_without_row(reading, "session", kSessionsWithoutRow,
+                   "spinwire_rpc_sessions_without_row_silent", kSessionCauses, found);
   find_events(reading, earlier, found);
   return found.take();
 }
