@@ -43,6 +43,8 @@ constexpr Nanoseconds kLongBlock = std::chrono::milliseconds(100);
 constexpr Nanoseconds kLongSetUp = std::chrono::seconds(1);
 /// A peer that has missed so many keepalives is silent; spinwire-stat names it then.
 constexpr int kMissedKeepalives = 2;
+/// A subject that has been well for so long may lose its row to another one in trouble.
+constexpr Nanoseconds kWellFor = std::chrono::minutes(1);
 
 Nanoseconds read_clock(clockid_t clock) noexcept {
   timespec now{};
@@ -104,8 +106,7 @@ void note_blocker(SubjectRows::Visit& visit, const Clock& clock, AnyBlocker bloc
 }
 
 /// Of connections by what blocks them (Blocker).
-template <typename Counts>
-observe::ConnectionLevels connection_levels(const Counts& counts) noexcept {
+observe::ConnectionLevels connection_levels(const SubjectRows::ByBlocker& counts) noexcept {
   const auto by = [&](Blocker why) { return counts[static_cast<std::size_t>(why)]; };
   using enum Blocker;
   return {by(not_ready), by(send_queue), by(operations), by(credit), by(windows)};
@@ -165,9 +166,10 @@ void Publisher::open(EngineCore& core) {
     return;
   }
   file_ = std::move(*file);
-  connections_.open(file_.rows(Table::connection), c.connections.maximum);
-  sessions_.open(file_.rows(Table::session), c.rpc.sessions);
-  served_.open(file_.rows(Table::served_session), c.rpc.sessions);
+  const std::uint64_t well_for = core.context.clock.ticks(kWellFor);
+  connections_.open(file_.rows(Table::connection), c.connections.maximum, well_for);
+  sessions_.open(file_.rows(Table::session), c.rpc.sessions, well_for);
+  served_.open(file_.rows(Table::served_session), c.rpc.sessions, well_for);
   read_clocks(core);
   open_recorder(core.context);
   write_engine(core);
@@ -227,7 +229,7 @@ void Publisher::write_engine(const EngineCore& core) noexcept {
   levels.peer_timeout = c.peer_timeout;
   levels.draining = core.drain.is_under_way();
   levels.stalls = core.stalls.levels();
-  levels.connections = connection_levels(core.sums.by_blocker());
+  levels.connections = connection_levels(connections_.by_blocker());
   levels.sessions = session_levels(sessions_.by_blocker());
   levels.connections_without_row = connection_levels(connections_.without_row());
   levels.sessions_without_row = session_levels(sessions_.without_row());

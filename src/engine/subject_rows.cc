@@ -11,11 +11,6 @@ namespace {
 /// Places for sources, for each row of the last quarter: with so many, few sources share a place.
 constexpr std::uint32_t kSharesPerRow = 8;
 
-void fill_backwards(std::vector<std::uint32_t>& rows, std::uint32_t begin, std::uint32_t end) {
-  rows.reserve(end - begin);
-  while (end != begin) rows.push_back(--end);
-}
-
 bool is_in_trouble(const SubjectRows::Subject& subject, const SubjectRows::Visit& visit) noexcept {
   if (visit.is_stranger) return false;
   const bool is_held_up =
@@ -25,13 +20,17 @@ bool is_in_trouble(const SubjectRows::Subject& subject, const SubjectRows::Visit
 
 }  // namespace
 
-void SubjectRows::open(std::uint32_t rows, std::uint32_t capacity) {
+void SubjectRows::open(std::uint32_t rows, std::uint32_t capacity, std::uint64_t well_for) {
   subjects_.resize(capacity);
   // When each subject can have a row, none waits for the last quarter.
   const std::uint32_t last_quarter = capacity > rows ? rows / 4 : 0;
   first_of_last_quarter_ = rows - last_quarter;
-  fill_backwards(free_, 0, first_of_last_quarter_);
-  fill_backwards(free_in_last_quarter_, first_of_last_quarter_, rows);
+  free_.reserve(first_of_last_quarter_);
+  for (std::uint32_t row = first_of_last_quarter_; row != 0;) free_.push_back(--row);
+  well_for_ = well_for;
+  last_quarter_.resize(last_quarter);
+  for (Reserved& row : last_quarter_) available_.push_back(row);
+  available_count_ = last_quarter;
   held_.resize(last_quarter != 0 ? std::bit_ceil(kSharesPerRow * last_quarter) : 0);
 }
 
@@ -52,7 +51,11 @@ SubjectRows::Subject* SubjectRows::claim(const Visit& visit) noexcept {
   if (std::exchange(subject.blocker, visit.blocker) != visit.blocker)
     subject.blocked_at = visit.now;
   subject.is_silent = visit.is_silent;
-  if (subject.row == kNone) subject.row = take_row(subject, visit);
+  if (subject.row == kNone) {
+    subject.row = take_row(subject, visit);
+  } else if (subject.row >= first_of_last_quarter_) {
+    review_row(subject, visit);
+  }
   count(subject, 1);
   return subject.row != kNone ? &subject : nullptr;
 }
@@ -61,10 +64,19 @@ std::uint32_t SubjectRows::release(std::uint32_t index) noexcept {
   if (index >= subjects_.size() || !subjects_[index].is_known) return kNone;
   const Subject subject = std::exchange(subjects_[index], {});
   count(subject, ~0u);
-  if (subject.share != kNone) --held_[subject.share];
-  // The vectors have had this row before, so they do not grow.
-  if (subject.row != kNone)
-    (subject.row < first_of_last_quarter_ ? free_ : free_in_last_quarter_).push_back(subject.row);
+  if (subject.row == kNone) return kNone;
+  if (subject.row < first_of_last_quarter_) {
+    free_.push_back(subject.row);  // it has had this row before, so it does not grow
+  } else {
+    Reserved& row = last_quarter_[subject.row - first_of_last_quarter_];
+    if (row.is_available) {
+      available_.erase(row);
+    } else {
+      let_go(row);
+    }
+    row.subject = kNone;
+    available_.push_front(row);
+  }
   return subject.row;
 }
 
@@ -75,21 +87,57 @@ void SubjectRows::count(const Subject& subject, std::uint32_t by) noexcept {
   if (subject.is_silent) silent_without_row_ += by;
 }
 
-std::uint32_t SubjectRows::take_row(Subject& subject, const Visit& visit) noexcept {
-  const auto take = [](std::vector<std::uint32_t>& rows) {
-    const std::uint32_t row = rows.back();
-    rows.pop_back();
+std::uint32_t SubjectRows::take_row(const Subject& subject, const Visit& visit) noexcept {
+  if (!free_.empty()) {
+    const std::uint32_t row = free_.back();
+    free_.pop_back();
     return row;
-  };
-  if (!free_.empty()) return take(free_);
-  if (free_in_last_quarter_.empty() || !is_in_trouble(subject, visit)) return kNone;
-  if (visit.source != 0) {
-    const std::uint32_t share = share_of(visit.source);
-    if (control::room_of_source(held_[share], free_in_last_quarter_.size()) == 0) return kNone;
-    ++held_[share];
-    subject.share = share;
   }
-  return take(free_in_last_quarter_);
+  if (available_.empty() || !is_in_trouble(subject, visit) || !has_room(visit.source)) return kNone;
+  Reserved& row = *available_.front();
+  if (row.subject != kNone) {
+    Subject& former = subjects_[row.subject];
+    count(former, ~0u);
+    former.row = kNone;
+    count(former, 1);
+  }
+  row.subject = visit.index;
+  hold(row, visit);
+  return first_of_last_quarter_ + static_cast<std::uint32_t>(&row - last_quarter_.data());
+}
+
+void SubjectRows::review_row(const Subject& subject, const Visit& visit) noexcept {
+  Reserved& row = last_quarter_[subject.row - first_of_last_quarter_];
+  // Its last event must not be `blocked`: without a row, it could not record the end of that.
+  if (is_in_trouble(subject, visit) || subject.recorded_blocker != 0) {
+    row.troubled_at = visit.now;
+    // Without room, a source could fall in trouble again with rows that it had let go, and have
+    // all.
+    if (row.is_available && has_room(visit.source)) hold(row, visit);
+  } else if (!row.is_available && visit.now - row.troubled_at >= well_for_) {
+    let_go(row);
+    available_.push_back(row);
+  }
+}
+
+bool SubjectRows::has_room(std::uintptr_t source) const noexcept {
+  return source == 0 || control::room_of_source(held_[share_of(source)], available_count_) != 0;
+}
+
+void SubjectRows::hold(Reserved& row, const Visit& visit) noexcept {
+  available_.erase(row);
+  --available_count_;
+  row.is_available = false;
+  row.troubled_at = visit.now;
+  if (visit.source == 0) return;
+  row.share = share_of(visit.source);
+  ++held_[row.share];
+}
+
+void SubjectRows::let_go(Reserved& row) noexcept {
+  ++available_count_;
+  row.is_available = true;
+  if (row.share != kNone) --held_[std::exchange(row.share, kNone)];
 }
 
 std::uint32_t SubjectRows::share_of(std::uintptr_t source) const noexcept {

@@ -16,12 +16,12 @@ namespace {
 using spinwire::engine::SubjectRows;
 
 constexpr std::uint32_t kRows = 8, kFirst = 6, kSubjects = 40;
-constexpr std::uint64_t kHarmless = 100;
+constexpr std::uint64_t kHarmless = 100, kWellFor = 100'000;
 constexpr std::uint8_t kCredit = 4, kOperations = 3;
 
 /// Eight rows for 40 subjects, which are visited in turn, one each tick.
 struct Rows : SubjectRows {
-  Rows() { open(kRows, kSubjects); }
+  Rows() { open(kRows, kSubjects, kWellFor); }
   /// The row of the subject after a visit.
   std::uint32_t visit(std::uint32_t index) {
     Visit found{index, generations[index], now++, blockers[index]};
@@ -31,7 +31,11 @@ struct Rows : SubjectRows {
     found.source = sources[index];
     EXPECT_FALSE(has_former(index, generations[index]));
     const Subject* const subject = claim(found);
-    return rows[index] = subject != nullptr ? subject->row : kNone;
+    rows[index] = kNone;
+    if (subject == nullptr) return kNone;
+    // Another one may have lost this row.
+    std::replace(rows.begin(), rows.end(), subject->row, kNone);
+    return rows[index] = subject->row;
   }
   void visit_all(std::uint32_t rounds = 1) {
     for (std::uint32_t i = 0; i < rounds * kSubjects; ++i) (void)visit(i % kSubjects);
@@ -71,6 +75,24 @@ struct Rows : SubjectRows {
   std::array<std::uintptr_t, kSubjects> sources{};
   std::set<std::uint32_t> silent, strangers;
   std::array<std::uint32_t, kSubjects> rows{};
+};
+
+/// Eight rows whose last quarter, of two rows, has gone to the subjects 10 and 20.
+struct UsedUpRows : Rows {
+  UsedUpRows() {
+    visit_all();
+    blockers[10] = blockers[20] = kCredit;
+    visit_for_long();
+    EXPECT_NE(rows[10], kNone);
+    EXPECT_NE(rows[20], kNone);
+  }
+  /// Both are well, for about so many ticks.
+  void make_well(std::uint64_t ticks) {
+    blockers[10] = blockers[20] = 0;
+    visit_all();
+    now += ticks;
+    visit_all();
+  }
 };
 
 TEST(EngineSubjectRows, ThreeQuartersGoToThoseThatComeFirst) {
@@ -134,14 +156,9 @@ TEST(EngineSubjectRows, AStrangerGetsNone) {
   EXPECT_NE(r.rows[20], SubjectRows::kNone);
 }
 
-TEST(EngineSubjectRows, RowsStayUntilTheirSubjectsLeave) {
-  Rows r;
-  r.visit_all();
-  r.blockers[20] = r.blockers[30] = kCredit;
-  r.visit_for_long();
+TEST(EngineSubjectRows, RowsDoNotFlap) {
+  UsedUpRows r;
   const auto before = r.rows;
-  EXPECT_NE(before[20], SubjectRows::kNone);
-  EXPECT_NE(before[30], SubjectRows::kNone);
   std::uint32_t random = 1;
   for (int round = 0; round < 200; ++round) {  // 8,000 visits
     for (std::uint8_t& blocker : r.blockers)
@@ -165,6 +182,82 @@ TEST(EngineSubjectRows, ARowOfTheLastQuarterGoesToTheNextInTrouble) {
   EXPECT_EQ(r.rows[30], row);
   EXPECT_EQ(r.rows[10], SubjectRows::kNone) << "it is in no trouble";
   EXPECT_EQ(r.without_row()[kCredit], 0u);
+}
+
+TEST(EngineSubjectRows, ARowIsPassedOnWhenItsSubjectHasBeenWellForLong) {
+  UsedUpRows r;
+  const std::uint32_t row = r.rows[10];
+  r.blockers[10] = 0;  // 20 stays in trouble
+  r.blockers[30] = r.blockers[31] = kCredit;
+  r.visit_all();
+  r.now += kWellFor - 10 * kSubjects;
+  r.visit_all(5);
+  EXPECT_EQ(r.rows[10], row) << "it has not been well for long enough";
+  r.now += 10 * kSubjects;
+  r.visit_all(2);
+  EXPECT_EQ(r.rows[10], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[30], row);
+  EXPECT_NE(r.rows[20], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[31], SubjectRows::kNone) << "nobody else is well";
+  EXPECT_EQ(r.without_row()[kCredit], 1u);
+}
+
+TEST(EngineSubjectRows, ARowThatNobodyNeedsIsNotPassedOn) {
+  UsedUpRows r;
+  const auto before = r.rows;
+  r.make_well(3 * kWellFor);
+  r.visit_all(100);
+  EXPECT_EQ(r.rows, before);
+  // In trouble again, both keep their rows from others.
+  for (const std::uint32_t i : {10, 20, 30}) r.blockers[i] = kCredit;
+  r.visit_for_long();
+  EXPECT_EQ(r.rows, before);
+  EXPECT_EQ(r.without_row()[kCredit], 1u);
+}
+
+TEST(EngineSubjectRows, TheOneThatHasBeenWellForLongestLosesItsRow) {
+  UsedUpRows r;
+  r.blockers[20] = 0;
+  r.visit_all();
+  r.now += kWellFor;
+  r.visit_all();
+  r.make_well(kWellFor);  // 10, too
+  const std::uint32_t row = r.rows[20];
+  r.silent = {5, 30};  // 5 has another row
+  r.visit_all(2);
+  EXPECT_EQ(r.rows[30], row);
+  EXPECT_EQ(r.rows[20], SubjectRows::kNone);
+  EXPECT_NE(r.rows[10], SubjectRows::kNone);
+}
+
+TEST(EngineSubjectRows, ASubjectThatMayLoseItsRowLeaves) {
+  UsedUpRows r;
+  r.make_well(kWellFor);
+  r.leave(20);
+  r.silent = {30, 31, 32};
+  r.visit_all(2);
+  EXPECT_NE(r.rows[30], SubjectRows::kNone);
+  EXPECT_NE(r.rows[31], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[32], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[10], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[20], SubjectRows::kNone);
+}
+
+/// A subject without a row could not record that a block is over.
+TEST(EngineSubjectRows, ASubjectWhoseBlockIsRecordedKeepsItsRow) {
+  UsedUpRows r;
+  const auto before = r.rows;
+  r.blockers[10] = r.blockers[20] = kOperations;
+  SubjectRows::Subject* const subject = r.claim({10, 0, r.now, kOperations});
+  ASSERT_NE(subject, nullptr);
+  subject->recorded_blocker = kOperations;
+  r.visit_all();
+  r.now += kWellFor;
+  r.silent = {30, 31};
+  r.visit_all(2);
+  EXPECT_EQ(r.rows[10], before[10]);
+  EXPECT_EQ(r.rows[20], SubjectRows::kNone);
+  EXPECT_EQ(r.rows[30], before[20]);
 }
 
 TEST(EngineSubjectRows, AnotherRowGoesToTheNextThatIsVisited) {
@@ -197,7 +290,7 @@ TEST(EngineSubjectRows, ALaterSubjectOfAnIndexIsAnother) {
 TEST(EngineSubjectRows, ASourceLeavesRowsOfTheLastQuarterForOthers) {
   constexpr std::uint32_t kMany = 64, kOthers = 5;
   SubjectRows rows;
-  rows.open(kMany, 1000);
+  rows.open(kMany, 1000, kWellFor);
   std::uint32_t index = 0;
   for (; index < kMany - kMany / 4; ++index) ASSERT_NE(rows.claim({index, 1, 10}), nullptr);
   const auto claim_for = [&](std::uintptr_t source) {
@@ -221,9 +314,38 @@ TEST(EngineSubjectRows, ASourceLeavesRowsOfTheLastQuarterForOthers) {
   EXPECT_EQ(claim_many(), 12u);
 }
 
+/// A source lets its rows go, takes others, and is in trouble with the first ones again.
+TEST(EngineSubjectRows, ASourceDoesNotGetMoreInTurns) {
+  constexpr std::uint32_t kMany = 64, kLast = kMany / 4, kSubjectsOfSource = 32;
+  SubjectRows rows;
+  rows.open(kMany, 1000, kWellFor);
+  std::uint32_t first = 0;
+  for (; first < kMany - kLast; ++first) ASSERT_NE(rows.claim({first, 1, 10}), nullptr);
+  std::uint64_t now = 10;
+  const auto visit = [&](std::uint32_t index, bool is_silent, std::uintptr_t source) {
+    SubjectRows::Visit found{index, 1, now};
+    found.is_silent = is_silent;
+    found.source = source;
+    return rows.claim(found) != nullptr;
+  };
+  const auto visit_source = [&](std::uint32_t begin, std::uint32_t end) {
+    for (std::uint32_t i = 0; i < kSubjectsOfSource; ++i)
+      (void)visit(first + i, i >= begin && i < end, 0x1000);
+  };
+  visit_source(0, 16);
+  now += kWellFor;
+  visit_source(0, 0);
+  visit_source(16, 32);
+  for (int i = 0; i < 10; ++i) visit_source(0, 32);
+  std::uint32_t others = 0;
+  for (std::uint32_t i = 0; i < kLast; ++i)
+    others += visit(first + kSubjectsOfSource + i, true, 0) ? 1 : 0;
+  EXPECT_EQ(others, kLast - 12);
+}
+
 TEST(EngineSubjectRows, WithARowForEachSubjectNoneIsKeptBack) {
   SubjectRows rows;
-  rows.open(kRows, kRows);
+  rows.open(kRows, kRows, kWellFor);
   for (std::uint32_t i = 0; i < kRows; ++i) {
     const SubjectRows::Subject* const subject = rows.claim({i, 1, 10});
     ASSERT_NE(subject, nullptr) << i;
@@ -235,7 +357,7 @@ TEST(EngineSubjectRows, WithoutRowsSubjectsAreCounted) {
   SubjectRows rows;
   EXPECT_EQ(rows.claim({0, 1, 1, kCredit}), nullptr);
   EXPECT_EQ(rows.without_row()[kCredit], 0u) << "it was not opened";
-  rows.open(0, kSubjects);
+  rows.open(0, kSubjects, kWellFor);
   SubjectRows::Visit found{0, 1, 1, kCredit, 0};
   found.source = 7;
   EXPECT_EQ(rows.claim(found), nullptr);

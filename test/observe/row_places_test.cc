@@ -19,6 +19,7 @@ using namespace observe_test;  // NOLINT: the names of a test namespace
 using engine_test::Node;
 using std::chrono::hours;
 using std::chrono::milliseconds;
+using std::chrono::minutes;
 
 constexpr std::uint64_t kStart = 1'000'000'000;
 constexpr std::uint64_t kStep = 500'000;  ///< between two writes
@@ -166,6 +167,31 @@ TEST_F(ObserveRowPlaces, ARowGoesToTheNextInTrouble) {
   reading = read();
   EXPECT_EQ(blocked(reading, "connection", "credit"), 2u);
   EXPECT_EQ(engine_number(reading, kWithout), 0);
+}
+
+/// A short fault gives the whole last quarter to connections that are well afterwards.
+TEST_F(ObserveRowPlaces, ARowOfAConnectionThatIsWellIsPassedOn) {
+  Crowd c(settings(kRows), &ticks_, 3);
+  c.block(kConnections - 3);
+  c.block(kConnections - 2);
+  step(c.client, steps_until_shown(kConnections));
+  ASSERT_EQ(blocked(read(), "connection", "credit"), 2u);
+  ASSERT_TRUE(engine_test::until({&c.client, &c.hung}, [&] {
+    return c.connections[kConnections - 3].snapshot().blocked_by == Blocker::nothing &&
+           c.connections[kConnections - 2].snapshot().blocked_by == Blocker::nothing;
+  }));
+  c.block(kConnections - 1);
+  step(c.client, steps_until_shown(kConnections));
+  constexpr std::string_view kWithout = "spinwire_connections_without_row_lacking_credit";
+  EngineReading reading = read();
+  EXPECT_EQ(blocked(reading, "connection", "credit"), 0u);
+  EXPECT_EQ(engine_number(reading, kWithout), 1);
+  ticks_ += std::chrono::nanoseconds(minutes(1)).count();
+  step(c.client, kConnections);
+  reading = read();
+  EXPECT_EQ(blocked(reading, "connection", "credit"), 1u);
+  EXPECT_EQ(engine_number(reading, kWithout), 0);
+  EXPECT_EQ(reading.find("connection")->rows.size(), kRows);
 }
 
 /// A session is blocked, and later not. The engine's count, that of those without a row, and the

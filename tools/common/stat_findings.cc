@@ -242,8 +242,8 @@ void add_without_row(double count, std::string_view name, Finding finding, Findi
   found.add(std::move(finding));
 }
 
-/// Connections or sessions in trouble that have no row. `silent` is the engine's metric of how many
-/// of them have silent peers.
+/// Connections or sessions that are blocked or silent and have no row. `silent` is the engine's
+/// metric of how many of them have silent peers.
 template <std::size_t N, std::size_t M>
 void find_without_row(const EngineReading& reading, std::string_view name,
                       const std::array<BlockedCount, N>& counts, std::string_view silent,
