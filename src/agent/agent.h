@@ -339,6 +339,9 @@ inline bool takes_messages(const Agent& a) noexcept {
 /// Longest eager message, and longest message, bytes. From the handshake on.
 inline std::uint32_t max_eager(const Agent& a) noexcept { return a.send_queue.max_eager; }
 inline std::uint32_t max_message(const Agent& a) noexcept { return a.max_message; }
+/// Whether replies to the peer's calls wait. One that gets no credit for them for
+/// connections.peer_timeout is lost.
+inline void set_owes_replies(Agent& a, bool owes) noexcept { a.liveness.owes_replies = owes; }
 /// Gives the connection to remote calls: these handlers, and messages that come in blocks.
 inline void give_to_calls(Agent& a, const ConnectionHandlers& handlers) noexcept {
   use_handlers(a, handlers);

@@ -51,6 +51,10 @@ std::uint32_t visible_credits(const Agent& a) noexcept;
 bool count_grants(EngineContext& ctx, Agent& a) noexcept;
 /// Whether there is credit for a message. `is_last`: one is known, so the message asks for more.
 bool has_credit(EngineContext& ctx, Agent& a, bool& is_last) noexcept;
+/// Whether there is credit for a message.
+inline bool has_credit(EngineContext& ctx, Agent& a) noexcept {
+  return send_credits(a) != 0 || count_grants(ctx, a);
+}
 /// Reads the word that the peer wrote into the credit cell, checks its proof, and counts its
 /// grants. Returns false, and ends the connection, if the count violates the protocol.
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;

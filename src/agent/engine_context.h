@@ -185,20 +185,20 @@ struct Activity {
 /// Something that only the peer can bring about, and for how long it has not. The time counts from
 /// the first check that finds no progress to the last.
 struct Stall {
-  bool seen = false;  ///< at the last check, and no progress since
-  std::uint64_t ticks = 0;
+  std::uint64_t ticks = 0;  ///< plus 1; 0: nothing was outstanding, or there was progress
 
-  void on_progress() noexcept { seen = false; }
+  void on_progress() noexcept { ticks = 0; }
   /// A check, `elapsed` after the last one. `waits`: something is outstanding.
   void check(bool waits, std::uint64_t elapsed) noexcept {
-    ticks = seen && waits ? ticks + elapsed : 0;
-    seen = waits;
+    if (!waits) return on_progress();
+    ticks = ticks != 0 ? ticks + elapsed : 1;
   }
 };
 
 /// What a peer that polls may still hold up. Each has a limit of time: see liveness.cc.
 struct Stalls {
   Stall answers;     ///< control messages that lack credit
+  Stall replies;     ///< replies to calls that lack credit
   Stall offers;      ///< rendezvous messages that wait for the peer's answer
   Stall operations;  ///< operations with the device
 };
@@ -210,6 +210,7 @@ struct Liveness {
   std::uint64_t last_check = 0;
   std::uint64_t silent_ticks = 0;
   std::uint64_t cell_word = 0;  ///< the credit cell at the last check
+  bool owes_replies = false;    ///< replies to calls wait for credit, or for room
   Stalls stalls;
   base::Timer timer;  ///< of the next check
 };

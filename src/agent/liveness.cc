@@ -92,6 +92,10 @@ const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noex
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
   s.answers.check(!a.control_to_send.empty() && a.rendezvous.sends.empty(), elapsed);
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
+  if (a.activity.last_sent >= a.liveness.last_check) s.replies.on_progress();
+  s.replies.check(a.liveness.owes_replies && a.rendezvous.sends.empty() && visible_credits(a) == 0,
+                  elapsed);
+  if (s.replies.ticks > timeout) return "has granted no credit for the replies to its calls";
   s.offers.check(!a.rendezvous.sends.empty() && are_offers_short(ctx), elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
   if (s.offers.ticks > timeout + for_block &&

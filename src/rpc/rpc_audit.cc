@@ -30,8 +30,7 @@ class RpcAuditor : public base::Auditor {
     r_.pending_cancellations.for_each([&](const ClientSession&) { return ++listed <= pending_; });
     expect(listed == pending_, "{} sessions have cancelled calls, {} listed", pending_, listed);
     check_receives();
-    const auto queued = std::distance(r_.connection_queue.begin(), r_.connection_queue.end());
-    expect(queued == due_, "{} sessions are due, {} listed", due_, queued);
+    check_connection_queues();
     const auto requests =
         std::distance(r_.connection_requests.begin(), r_.connection_requests.end());
     expect(requests == connections_wanted_, "{} want a connection, {} listed", connections_wanted_,
@@ -41,6 +40,15 @@ class RpcAuditor : public base::Auditor {
   }
 
  private:
+  void check_connection_queues() {
+    std::uint32_t queued = 0;
+    r_.connection_queue.for_each([&](const ConnectionEnd&) { return ++queued <= due_; });
+    expect(queued == due_, "{} connections have a turn, {} listed", due_, queued);
+    const auto blocked =
+        std::distance(r_.blocked_connections.begin(), r_.blocked_connections.end());
+    expect(blocked == blocked_, "{} connections are blocked, {} listed", blocked_, blocked);
+  }
+
   void check_waiting_peers() {
     std::ptrdiff_t sessions = 0;
     std::ptrdiff_t peers = 0;
@@ -86,8 +94,13 @@ class RpcAuditor : public base::Auditor {
     if (c.connection != nullptr) check_connection(*c.connection);
   }
 
+  void count_turn(const ConnectionEnd& e) {
+    due_ += e.turn == ConnectionEnd::Turn::due ? 1 : 0;
+    blocked_ += e.turn == ConnectionEnd::Turn::blocked ? 1 : 0;
+  }
+
   void check_connection(const ConnectionClient& b) {
-    due_ += b.queued ? 1 : 0;
+    count_turn(b);
     connections_wanted_ += b.wants_connection ? 1 : 0;
     const agent::Agent* const a = agent_of(r_, b);
     std::uint32_t keys_open = 0;
@@ -121,12 +134,16 @@ class RpcAuditor : public base::Auditor {
     if (s.connection == nullptr) return;
     set_place(base::format("served session {}: ", index));
     const ConnectionServer& b = *s.connection;
-    due_ += b.queued ? 1 : 0;
+    count_turn(b);
     expect(agent_of(r_, b) != nullptr, "its connection is gone");
+    expect(b.waiting == 0 || b.turn != ConnectionEnd::Turn::none || !is_connected(r_, s),
+           "slots {:#x} wait, and have no turn", b.waiting);
     for (std::uint32_t slot = 0; slot < b.window; ++slot) {
       const ConnectionServerSlot& v = b.slots[slot];
       expect((v.state == ConnectionServerSlot::State::answering) == static_cast<bool>(v.reply),
              "slot {} has an answer that nobody waits for, or none", slot);
+      expect(v.state != ConnectionServerSlot::State::answering || (b.waiting >> slot & 1) != 0,
+             "the reply in slot {} is never sent", slot);
     }
   }
 
@@ -147,7 +164,8 @@ class RpcAuditor : public base::Auditor {
   std::uint32_t pending_ = 0;   ///< sessions with cancelled calls
   std::uint32_t reserved_ = 0;  ///< receives
   std::uint32_t granted_ = 0;   ///< the part that servers have granted
-  std::uint32_t due_ = 0;       ///< sessions in the connection queue
+  std::uint32_t due_ = 0;       ///< connections in the connection queue
+  std::ptrdiff_t blocked_ = 0;  ///< connections that could send nothing
   std::ptrdiff_t connections_wanted_ = 0;
   std::ptrdiff_t unsent_ = 0;  ///< sessions with datagrams that wait for room
 };

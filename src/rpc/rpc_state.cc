@@ -152,10 +152,10 @@ bool run_deferred_work(Rpc& r) noexcept {
   if (!r.due_completions.empty()) run_reply_completions(r);
   resume_blocked_sessions(r);
   if (has_unsent(r)) send_unsent(r);
-  if (!r.connection_queue.empty()) run_connection_queue(r);
+  if (has_queued_connections(r)) run_connection_queue(r);
   if (awaits_room(r)) run_room_callbacks(r);
   r.may_have_deferred_work = has_deferred_work(r);
-  return !r.pending_cancellations.empty() || !r.connection_queue.empty() || has_unsent(r) ||
+  return !r.pending_cancellations.empty() || has_queued_connections(r) || has_unsent(r) ||
          awaits_room(r) || !r.due_completions.empty() || r.stays_awake;
 }
 

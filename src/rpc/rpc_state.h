@@ -115,7 +115,10 @@ struct Rpc {
   base::RoundQueue<&ClientSession::next_pending> pending_cancellations;
   /// Peers with datagrams that found no room; see unsent.h.
   base::IntrusiveQueue<&PeerAddress::next_waiting> waiting_peers;
-  base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
+  /// Connections with something to send: each has a turn in the next poll.
+  base::RoundQueue<next_queued> connection_queue;
+  /// Those that could send nothing in their last turn: a few have one in each poll.
+  base::IntrusiveList<blocked_links> blocked_connections;
   /// Sessions whose on_writable is due once they have room.
   base::IntrusiveQueue<&ClientSession::next_room_waiter> room_waiters;
   CurrentCall current_call;
@@ -190,6 +193,10 @@ inline bool wants_connections(const Rpc& r) noexcept { return !r.connection_requ
   return base::align_down(now + r.timeouts.keepalive, r.timeouts.keepalive / 4);
 }
 inline bool has_unsent(const Rpc& r) noexcept { return !r.waiting_peers.empty(); }
+/// Whether a connection waits for its turn to send.
+inline bool has_queued_connections(const Rpc& r) noexcept {
+  return !r.connection_queue.empty() || !r.blocked_connections.empty();
+}
 /// Whether on_writable of a session, or of replies, is due once there is room.
 inline bool awaits_room(const Rpc& r) noexcept {
   return !r.room_waiters.empty() || r.room_for_replies.block_bytes != 0;
@@ -197,7 +204,7 @@ inline bool awaits_room(const Rpc& r) noexcept {
 /// Whether the end of the poll has work besides posting datagrams.
 [[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
   return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
-         !r.connection_queue.empty() || has_unsent(r) || awaits_room(r) ||
+         has_queued_connections(r) || has_unsent(r) || awaits_room(r) ||
          !r.due_completions.empty() || r.stays_awake;
 }
 /// Whether callbacks run in the next poll, whatever it finds.

@@ -111,6 +111,7 @@ struct BackloggedCall {
 // The ends of a session's connection; see transport/connection_transport.h.
 struct ConnectionEnd;
 ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept;
+base::IntrusiveLinks<ConnectionEnd>& blocked_links(ConnectionEnd& end) noexcept;
 struct ConnectionClient;
 base::IntrusiveLinks<ConnectionClient>& request_links(ConnectionClient& client) noexcept;
 struct ConnectionServer;
@@ -346,7 +347,7 @@ inline base::IntrusiveLinks<ServerSession>& unsent_reply_links(ServerSession& s)
 struct SessionSource {
   control::Source address{};
   std::uint32_t sessions = 0;
-  std::uint32_t unused = 0;        ///< in `never_used`
+  std::uint32_t unused = 0;             ///< in `never_used`
   std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
   /// The oldest first. A session leaves it with its first request or ping, or when its connection
   /// is known to have heard the client.

@@ -4,6 +4,7 @@
 #include "rpc/transport/connection_call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/lease_table.h"
 #include "agent/submit.h"
@@ -100,11 +101,13 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
 struct Advanced {
   Step step = Step::done;      ///< the last one that was taken; `failed` ends the call
   Status status = Status::ok;  ///< the call's status if the step failed
+  bool has_sent = false;
 };
 /// Takes the next steps of a call while there is room.
 Advanced advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
                       ConnectionClientSlot& k) noexcept {
   Status sent = Status::ok;
+  const auto before = std::pair(k.sent, k.cancel);
   if (k.cancel == Cancel::due) {
     sent = send_message(r, a, {k.number, 0, RpcMessageKind::cancel}, {});
     if (sent == Status::ok) k.cancel = Cancel::sent;
@@ -112,7 +115,7 @@ Advanced advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
     if (k.sent == Sent::nothing) sent = send_header(r, a, k);
     if (k.sent == Sent::header && sent == Status::ok) sent = send_request_body(r, b, a, k);
   }
-  return {step_of(sent), sent};
+  return {step_of(sent), sent, std::pair(k.sent, k.cancel) != before};
 }
 
 /// Moves the longest waiting call into a slot. Null if no call waits, or there is no room.
@@ -130,9 +133,11 @@ template <typename OnFailed>
 void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
   agent::Agent* const a = agent_of(r, b);
   if (a == nullptr || !agent::is_ready(*a)) return;
+  bool has_sent_any = false;
   const auto push = [&](ConnectionClientSlot& k) {
-    const auto [step, status] = advance_call(r, b, *a, k);
-    if (step == Step::waiting) queue_connection(r, b);
+    const auto [step, status, has_sent] = advance_call(r, b, *a, k);
+    has_sent_any = has_sent_any || has_sent;
+    if (step == Step::waiting) wait_for_turn(r, b, has_sent_any);
     return step == Step::done || (step == Step::failed && on_failed(k, *a, status));
   };
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
@@ -212,7 +217,9 @@ void advance(Rpc& r, ConnectionClient& b) noexcept {
 }
 
 void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k) noexcept {
-  if (advance_call(r, b, a, k).step != Step::done) queue_connection(r, b);
+  const Advanced advanced = advance_call(r, b, a, k);
+  if (advanced.step == Step::waiting) wait_for_turn(r, b, advanced.has_sent);
+  if (advanced.step == Step::failed) queue_connection(r, b);
   (void)agent::flush(r.context, a);
 }
 

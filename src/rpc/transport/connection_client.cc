@@ -96,7 +96,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   if (!connected) return Status::ok;
   if (!now) {
     queue_connection(r, b);
-  } else if (k == nullptr || b.queued) {
+  } else if (k == nullptr || b.turn != ConnectionEnd::Turn::none) {
     post_calls(r, b);
   } else {
     post_call(r, b, *a, *k);

@@ -1,6 +1,7 @@
 // Long calls at the server. A reliable connection delivers nothing twice, so each handler runs at
 // most once. The reply uses the connection of the request.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -13,6 +14,7 @@
 #include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
 #include "rpc/session_goodbye.h"
+#include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
@@ -109,6 +111,9 @@ Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
 /// Takes the next steps of a slot. Returns false if the slot must wait.
 bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   Step step = Step::done;
+  // A refusal that waits for the peer's credit is not built yet.
+  if (v.state == State::refusing && agent::is_ready(a) && !agent::has_credit(r.context, a))
+    return false;
   if (v.cancel_to_confirm) {
     step = step_of(send_message(r, a, {v.number, 0, RpcMessageKind::cancelled}, {}));
     if (step != Step::waiting) v.cancel_to_confirm = false;
@@ -119,11 +124,20 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   if (v.state == State::answering) {
     step = step_of(send_reply(r, a, v));
     if (step != Step::waiting) v.state = State::over;
-    // A refusal that waits for the peer's credit holds no memory: it is built again.
+    // A refusal that waits for room holds no memory: it is built again.
     if (step == Step::waiting && refuses) v.state = State::refusing;
     if (v.state != State::answering) v.reply = {};
   }
   return step != Step::waiting;
+}
+
+/// Takes the next steps of a slot now, or in a later poll.
+void advance_or_wait(Rpc& r, ConnectionServer& b, agent::Agent& a,
+                     ConnectionServerSlot& v) noexcept {
+  if (advance_slot(r, a, v)) return;
+  b.waiting |= bit(v.number & (b.window - 1));
+  agent::set_owes_replies(a, true);
+  wait_for_turn(r, b, false);
 }
 
 /// References the bytes of a reply that is written to the client's memory.
@@ -151,7 +165,7 @@ void refuse_call(Rpc& r, std::uint32_t session, std::uint32_t number, Status sta
   if (call.slot == nullptr) return;
   call.slot->state = State::refusing;
   call.slot->refusal = status;
-  if (!advance_slot(r, *call.agent, *call.slot)) queue_connection(r, *call.session->connection);
+  advance_or_wait(r, *call.session->connection, *call.agent, *call.slot);
 }
 
 /// Runs the handler. The session may be gone afterwards.
@@ -215,7 +229,7 @@ void on_cancel(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader
   v.reply = {};
   v.state = State::over;
   v.cancel_to_confirm = true;
-  if (!advance_slot(r, a, v)) queue_connection(r, *s.connection);
+  advance_or_wait(r, *s.connection, a, v);
 }
 
 void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Message& m) noexcept {
@@ -223,6 +237,8 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   if (s == nullptr) return;
   agent::Agent& a = *agent_of(r, *s->connection);
   s->last_heard = r.context.now;
+  if (s->connection->turn == ConnectionEnd::Turn::blocked)
+    queue_connection(r, *s->connection);  // its header may grant credit
   if (s->in_never_used_list) mark_used(r, *s);
   if (m.is_write()) return fail_protocol(r, a, "a write to memory that it was not given");
   if (m.immediate()) return on_request_body(r, *s, a, m);
@@ -340,7 +356,7 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
   if (kept != Status::ok)
     return refuse_reply_for_block(r, write ? std::max<std::size_t>(size, 1) : bytes_of_reply(size));
   v.state = State::answering;
-  if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
+  advance_or_wait(r, *running.session->connection, *running.agent, v);
   return Status::ok;
 }
 
@@ -353,16 +369,23 @@ Status refuse_over_connection(Rpc& r, CallRef call, std::uint32_t code,
   const Status built = build_reply_message(r, v, Status::refused, data, text.size(), nullptr, code);
   if (built != Status::ok) return refuse_reply_for_block(r, bytes_of_reply(text.size()));
   v.state = State::answering;
-  if (!advance_slot(r, *running.agent, v)) queue_connection(r, *running.session->connection);
+  advance_or_wait(r, *running.session->connection, *running.agent, v);
   return Status::ok;
 }
 
 void advance(Rpc& r, ConnectionServer& b) noexcept {
   agent::Agent* const a = agent_of(r, b);
   if (a == nullptr || !agent::is_ready(*a)) return;
-  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    if (!advance_slot(r, *a, b.slots[slot])) return queue_connection(r, b);
+  bool has_sent = false;
+  while (b.waiting != 0) {
+    const auto ahead = std::countr_zero(std::rotr(b.waiting, static_cast<int>(b.next_slot)));
+    const std::uint32_t slot = (b.next_slot + static_cast<std::uint32_t>(ahead)) % kWindowMax;
+    if (!advance_slot(r, *a, b.slots[slot])) return wait_for_turn(r, b, has_sent);
+    has_sent = true;
+    b.waiting &= ~bit(slot);
+    b.next_slot = slot + 1;
   }
+  agent::set_owes_replies(*a, false);
 }
 
 }  // namespace spinwire::rpc

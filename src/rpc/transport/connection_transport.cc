@@ -10,6 +10,8 @@
 
 namespace spinwire::rpc {
 
+using Turn = ConnectionEnd::Turn;
+
 config::ConnectionAttributes connection_attributes(const agent::EngineContext& ctx) noexcept {
   config::ConnectionAttributes attributes = ctx.attributes;
   attributes.leases.count = 0;
@@ -25,38 +27,54 @@ void attach(ConnectionEnd& e, agent::Agent& a, const ConnectionHandlers& handler
   agent::give_to_calls(a, handlers);
 }
 
-ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.next_queued; }
+ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.links.next; }
+base::IntrusiveLinks<ConnectionEnd>& blocked_links(ConnectionEnd& end) noexcept {
+  return end.links;
+}
 base::IntrusiveLinks<ConnectionClient>& request_links(ConnectionClient& client) noexcept {
   return client.request_links;
 }
 
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept {
-  if (!std::exchange(e.queued, true)) r.connection_queue.push_back(e);
   r.may_have_deferred_work = true;
+  if (e.turn == Turn::due) return;
+  unqueue_connection(r, e);
+  e.turn = Turn::due;
+  r.connection_queue.push_back(e);
+}
+
+void wait_for_turn(Rpc& r, ConnectionEnd& e, bool has_sent) noexcept {
+  if (has_sent) return queue_connection(r, e);
+  r.may_have_deferred_work = true;
+  if (e.turn != Turn::none) return;
+  e.turn = Turn::blocked;
+  r.blocked_connections.push_back(e);
 }
 
 void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept {
-  if (std::exchange(e.queued, false)) r.connection_queue.erase(e);
+  const Turn turn = std::exchange(e.turn, Turn::none);
+  if (turn == Turn::due) r.connection_queue.erase(e);
+  if (turn == Turn::blocked) r.blocked_connections.erase(e);
 }
 
 void run_connection_queue(Rpc& r) noexcept {
-  // Each connection has a turn; a connection that still has to wait is queued again. Callbacks may
-  // end any connection.
-  std::uint32_t most = r.clients.size() + r.servers.size();
-  for (; most != 0 && !r.connection_queue.empty(); --most) {
-    ConnectionEnd& e = r.connection_queue.pop_front();
-    e.queued = false;
+  for (std::uint32_t i = 0; i < kBlockedPerPoll && !r.blocked_connections.empty(); ++i)
+    queue_connection(r, *r.blocked_connections.front());
+  // Callbacks may end any connection. One that still has to wait is queued again, for a later poll.
+  r.connection_queue.run_round([&r](ConnectionEnd& e) {
+    e.turn = Turn::none;
     e.is_server ? advance(r, static_cast<ConnectionServer&>(e))
                 : advance(r, static_cast<ConnectionClient&>(e));
-  }
+  });
   agent::flush_queued_agents(r.context);
 }
 
 void post_connection_queue(Rpc& r) noexcept {
   // A connection that is queued already keeps its place.
-  for (ConnectionEnd& e : r.connection_queue) {
+  r.connection_queue.for_each([&r](ConnectionEnd& e) {
     if (!e.is_server) post_calls(r, static_cast<ConnectionClient&>(e));
-  }
+    return true;
+  });
 }
 
 Block* block_to_send(Rpc& r, std::size_t size) noexcept {
@@ -68,6 +86,7 @@ Block* block_to_send(Rpc& r, std::size_t size) noexcept {
 
 Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& header,
                     std::span<const std::byte> payload) noexcept {
+  if (agent::is_ready(a) && !agent::has_credit(r.context, a)) return Status::would_block;
   const std::size_t size = wire::kRpcMessageHeaderBytes + payload.size();
   Block* const block = block_to_send(r, size);
   if (block == nullptr) return Status::no_buffer;

@@ -23,11 +23,13 @@ namespace spinwire::rpc {
 
 /// One end of a session's connection.
 struct ConnectionEnd {
+  /// due: in Rpc::connection_queue; blocked: in Rpc::blocked_connections.
+  enum class Turn : std::uint8_t { none, due, blocked };
   std::uint32_t session = 0;  ///< our name of the session
   bool is_server = false;
-  bool queued = false;   ///< in Rpc::connection_queue
+  Turn turn = Turn::none;
   agent::AgentId agent;  ///< empty: not connected
-  ConnectionEnd* next_queued = nullptr;
+  base::IntrusiveLinks<ConnectionEnd> links;
 };
 
 struct ConnectionCall : BackloggedCall {
@@ -90,6 +92,8 @@ struct ConnectionServerSlot {
 
 struct ConnectionServer : ConnectionEnd {
   std::uint32_t window = 0;
+  std::uint32_t next_slot = 0;  ///< where the next turn begins
+  std::uint64_t waiting = 0;    ///< slots that had to wait, a bit for each
   std::unique_ptr<ConnectionServerSlot[]> slots;
   std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< see ServerSession::reply_buffers
 };
@@ -122,7 +126,13 @@ auto session_handler(Rpc& r, std::uint32_t session) noexcept {
 config::ConnectionAttributes connection_attributes(const agent::EngineContext& ctx) noexcept;
 /// Queues the connection for the end of the poll, which advances it.
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept;
+/// The connection had to wait: for credit or room that nothing reports, or for memory. With
+/// `has_sent` it has a turn in the next poll, otherwise after others that wait.
+void wait_for_turn(Rpc& r, ConnectionEnd& e, bool has_sent) noexcept;
 void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept;
+/// Connections that could send nothing in their last turn, and have one in the same poll. Peers
+/// that grant no credit can make many wait.
+inline constexpr std::uint32_t kBlockedPerPoll = 4;
 void run_connection_queue(Rpc& r) noexcept;
 /// Messages up to this length can be sent even if the application holds the whole send pool.
 inline constexpr std::size_t kReservedMessageBytes =
@@ -130,8 +140,8 @@ inline constexpr std::size_t kReservedMessageBytes =
 /// A block of the send pool or, for up to kReservedMessageBytes, of the control pool. Null: both
 /// are empty.
 Block* block_to_send(Rpc& r, std::size_t size) noexcept;
-/// Sends a header and its payload with the next flush. Errors: those of Connection::send(),
-/// no_buffer.
+/// Sends a header and its payload with the next flush. Takes no block before there is credit.
+/// Errors: those of Connection::send(), no_buffer.
 Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& header,
                     std::span<const std::byte> payload) noexcept;
 /// Whether a message with this payload is sent eagerly.
