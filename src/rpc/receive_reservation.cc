@@ -27,6 +27,30 @@ void post_reserved_receives(Rpc& r) noexcept {
                           : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
+namespace {
+
+/// Receives that are reserved for the session's calls.
+std::uint32_t reserved_for(const ServerSession& s) noexcept {
+  const std::uint32_t calls = s.advertised_window & ~kTakesNoCalls;
+  return calls > 1 ? calls : 0;
+}
+
+/// Receives that the session may still reserve, so that others find some.
+std::uint64_t room_for(const Rpc& r, const ServerSession& s) noexcept {
+  const std::uint32_t served = served_receive_budget(r.receive_budget);
+  const std::uint32_t free =
+      std::min(r.receive_budget - r.reserved_receives, served - r.server_reserved_receives);
+  return s.source->has_share ? control::room_of_source(s.source->reserved_receives, free) : free;
+}
+
+void count_reserved(Rpc& r, ServerSession& s, std::uint32_t change) noexcept {
+  r.reserved_receives += change;
+  r.server_reserved_receives += change;
+  s.source->reserved_receives += change;
+}
+
+}  // namespace
+
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   if ((s.advertised_window & ~kTakesNoCalls) == 0) {  // the session's first request
     mark_used(r, s);
@@ -34,20 +58,20 @@ void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
     if (s.window == 1) return;
   }
   if (is_leaving(s)) return;
-  if (r.reserved_receives + s.window > r.receive_budget ||
-      r.server_reserved_receives + s.window > served_receive_budget(r.receive_budget))
-    return;
-  r.reserved_receives += s.window;
-  r.server_reserved_receives += s.window;
-  s.advertised_window = s.window;
+  const std::uint32_t reserved = reserved_for(s);
+  const std::uint64_t most = reserved + room_for(r, s);
+  std::uint32_t calls = s.window;
+  while (calls > most) calls /= 2;
+  if (calls <= std::max(reserved, 1u)) return;
+  count_reserved(r, s, calls - reserved);
+  s.advertised_window = calls;
   post_reserved_receives(r);
 }
 
 void return_receives(Rpc& r, ServerSession& s) noexcept {
-  const std::uint32_t reserved = s.advertised_window & ~kTakesNoCalls;
-  if (reserved <= 1) return;
-  r.reserved_receives -= reserved;
-  r.server_reserved_receives -= reserved;
+  const std::uint32_t reserved = reserved_for(s);
+  if (reserved == 0) return;
+  count_reserved(r, s, 0 - reserved);
   s.advertised_window = 1 | (s.advertised_window & kTakesNoCalls);
 }
 

@@ -14,7 +14,8 @@ inline constexpr std::uint32_t kUnsolicitedReceives = 24;
 constexpr std::uint32_t served_receive_budget(std::uint32_t budget) noexcept {
   return budget - budget / 4;
 }
-/// Reserves receives for the session's whole window, if enough are left.
+/// Reserves receives for the session's window, or for the half, a quarter and so on, if enough are
+/// left and its source has not more than its share (control/source_share.h).
 [[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept;
 void return_receives(Rpc& r, ServerSession& s) noexcept;
 

@@ -148,6 +148,10 @@ class RpcAuditor : public base::Auditor {
   }
 
   void check_receives() {
+    std::uint32_t of_sources = 0;
+    for (const auto& [address, source] : r_.sources) of_sources += source.reserved_receives;
+    expect(of_sources == granted_, "{} receives are granted, {} counted for sources", granted_,
+           of_sources);
     reserved_ += granted_;
     expect(reserved_ == r_.reserved_receives && granted_ == r_.server_reserved_receives,
            "{} receives are reserved, {} of them granted; {} and {} counted", reserved_, granted_,

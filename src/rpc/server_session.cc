@@ -38,6 +38,9 @@ Counted count_for(Rpc& r, const control::Address& from) {
   try {
     SessionSource& source = r.sources.try_emplace(from.source()).first->second;
     source.address = from.source();
+    const Config::Rpc& limits = r.context.config.rpc;
+    source.has_share =
+        !from.is_loopback() && control::leaves_room(limits.sessions, limits.sessions_per_source);
     ++source.sessions;
     return {&source, share};
   } catch (...) {

@@ -306,8 +306,8 @@ struct alignas(64) ServerSession {
   std::uint32_t peer_session = 0;       ///< the client's name of the session
   std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
-  /// Calls that receives are reserved for; 1: none are reserved; 0: there was no request yet. May
-  /// have kTakesNoCalls.
+  /// Calls that receives are reserved for: the window, or a part of it while others need them; 1:
+  /// none are reserved; 0: there was no request yet. May have kTakesNoCalls.
   std::uint32_t advertised_window = 0;
   std::uint32_t longest_datagram = 0;  ///< that it may be sent, bytes
   ServerSlot* slots = nullptr;         ///< right behind this record
@@ -348,7 +348,9 @@ struct SessionSource {
   control::Source address{};
   std::uint32_t sessions = 0;
   std::uint32_t unused = 0;             ///< in `never_used`
-  std::uint32_t kept_replies = 0;  ///< when they were last counted; see kept_replies.cc
+  std::uint32_t kept_replies = 0;       ///< when they were last counted; see kept_replies.cc
+  std::uint32_t reserved_receives = 0;  ///< of its sessions
+  bool has_share = false;               ///< of what sessions share; false: it may have all
   /// The oldest first. A session leaves it with its first request or ping, or when its connection
   /// is known to have heard the client.
   base::IntrusiveList<&ServerSession::never_used> never_used;

@@ -146,6 +146,64 @@ TEST_F(RpcSessionShare, TheListOfUnusedSessionsHasNoOther) {
   server_->expect_clean();
 }
 
+/// Sessions that reserve receives with their first requests. 36 of 64 can be reserved for them.
+class RpcReceiveShare : public RpcSessionShare {
+ protected:
+  static constexpr std::uint32_t kWindow = 8;
+
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+    if (over_connections()) GTEST_SKIP() << "datagrams";
+    Config c = rpc_config();
+    c.rpc.sessions = 64;
+    c.rpc.receive_depth = 64;
+    server_ = std::make_unique<Bare>(c, &now_);
+    client_ = std::make_unique<Bare>(rpc_config(), &now_);
+    ASSERT_TRUE(server_->core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    ASSERT_TRUE(client_->core->open_calls());
+    ASSERT_EQ(rpc::served_receive_budget(calls().receive_budget), 36u);
+  }
+  /// Opens a session that calls once.
+  rpc::ServerSession& call_once(const char* from) {
+    rpc::ServerSession* const s = accept(from);
+    EXPECT_NE(s, nullptr) << error_.message();
+    rpc::reserve_window_receives(calls(), *s);
+    return *s;
+  }
+};
+
+TEST_F(RpcReceiveShare, AHostWithManySessionsLeavesAWindowToAnother) {
+  for (int i = 0; i < 20; ++i) (void)call_once("10.0.0.1:5");
+  EXPECT_EQ(call_once("10.0.0.2:5").advertised_window, kWindow);
+  EXPECT_GE(call_once("10.0.0.3:5").advertised_window, 1u);
+  server_->expect_clean();
+}
+
+TEST_F(RpcReceiveShare, ASessionHasAPartOfItsWindowUntilMoreIsFree) {
+  std::vector<rpc::ServerSession*> all;
+  for (int i = 0; i < 5; ++i) all.push_back(&call_once("10.0.0.1:5"));
+  EXPECT_EQ(all[2]->advertised_window, kWindow);
+  EXPECT_EQ(all[3]->advertised_window, 2u);
+  EXPECT_EQ(all[4]->advertised_window, 1u) << "one call at a time";
+  server_->expect_clean();
+  rpc::return_receives(calls(), *all[0]);
+  EXPECT_EQ(all[0]->advertised_window, 1u);
+  rpc::reserve_window_receives(calls(), *all[3]);  // its next request
+  EXPECT_EQ(all[3]->advertised_window, kWindow);
+  EXPECT_EQ(all[3]->source->reserved_receives, 3 * kWindow);
+  server_->expect_clean();
+  for (rpc::ServerSession* each : all) rpc::return_receives(calls(), *each);
+  EXPECT_EQ(calls().server_reserved_receives, 0u);
+  EXPECT_EQ(all[0]->source->reserved_receives, 0u);
+  server_->expect_clean();
+}
+
+TEST_F(RpcReceiveShare, ClientsOfOurProcessHaveNoShare) {
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(call_once("127.0.0.1:5").advertised_window, kWindow) << i;
+  EXPECT_EQ(call_once("127.0.0.1:5").advertised_window, 4u);
+  server_->expect_clean();
+}
+
 TEST(RpcPeerAddresses, AreFoundByAHashThatPeersCannotForesee) {
   const rpc::PeerKeyHash hash, of_another_engine;
   const rpc::PeerKey key{{1, 2}, 3, 4, 5, 6};
