@@ -393,10 +393,13 @@ bool wants_loss_probe(const EngineContext& ctx, const Agent& a) noexcept {
          ctx.device->place().gid_type != GidType::embedded;
 }
 
-void end_loss_probe(EngineContext& ctx, std::uint64_t incarnation, const char* found,
+void end_loss_probe(EngineContext& ctx, const control::ProbedEngine& probed, const char* found,
                     const char* remedy) noexcept {
+  const control::AddressText address = probed.address.text();
   for (Agent& a : ctx.agents) {
-    if (a.setup.probe != LossProbe::under_way || a.peer.incarnation != incarnation) continue;
+    if (a.setup.probe != LossProbe::under_way || a.peer.incarnation != probed.incarnation ||
+        peer_name(a) != address.view())
+      continue;
     a.setup.probe = LossProbe::over;
     queue_setup(ctx, a);
     if (found == nullptr) continue;

@@ -146,9 +146,9 @@ inline void set_loss_probe(Agent& a, LossProbe probe) noexcept { a.setup.probe =
 inline bool awaits_loss_probe(const Agent& a) noexcept {
   return a.setup.probe == LossProbe::under_way && !a.closing;
 }
-/// A probe of this peer has ended. Adds what was found to the causes of its connections, which may
-/// end now. `found` null: nothing; `remedy` null: keeps the remedy.
-void end_loss_probe(EngineContext& ctx, std::uint64_t incarnation, const char* found,
+/// A probe of this peer has ended. Adds what was found to the causes of the connections that
+/// dialled its address, which may end now. `found` null: nothing; `remedy` null: keeps the remedy.
+void end_loss_probe(EngineContext& ctx, const control::ProbedEngine& probed, const char* found,
                     const char* remedy) noexcept;
 
 }  // namespace spinwire::agent

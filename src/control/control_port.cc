@@ -245,8 +245,8 @@ Result<HandshakeId> ControlPort::open_session(const Address& to, const wire::Ses
 
 Result<void> ControlPort::probe(const Address& to, std::uint64_t incarnation, ProbeOwner& owner,
                                 Nanoseconds limit) {
-  auto h =
-      dial(to, wire::kinds(FrameKind::ready, FrameKind::refuse), ProbePeer{&owner, incarnation});
+  auto h = dial(to, wire::kinds(FrameKind::ready, FrameKind::refuse),
+                ProbePeer{&owner, {to, incarnation}});
   if (!h) return tl::unexpected(h.error());
   send(**h, wire::encode(wire::Ready{incarnation}));
   timers_.reschedule((*h)->timer,

@@ -393,7 +393,7 @@ void ProbePeer::on_timeout(ControlPort& port, Handshake& h) const {
 void ProbePeer::end(ControlPort& port, Handshake& h, ProbeOutcome outcome) const {
   const ProbePeer over = *this;
   port.drop(h);
-  over.owner->on_probe_ended(over.incarnation, outcome);
+  over.owner->on_probe_ended(over.probed, outcome);
 }
 
 // ---- refusals ----

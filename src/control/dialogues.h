@@ -173,7 +173,7 @@ struct ServeSession : ServedSessionDialogue {
 /// Outbound: asks whether the engine at an address has this incarnation.
 struct ProbePeer {
   ProbeOwner* owner = nullptr;
-  std::uint64_t incarnation = 0;
+  ProbedEngine probed;
 
   void on_timeout(ControlPort& port, Handshake& h) const;
   void on_frame(ControlPort& port, Handshake& h) const;

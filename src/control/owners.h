@@ -93,12 +93,19 @@ ProbeFinding explain(ProbeOutcome outcome) noexcept;
 /// The error for a refusal that has a code: its text is the peer's application's.
 Error refused_by_application(std::string asked, const wire::Refuse& refusal);
 
+/// The engine that a probe asks for.
+struct ProbedEngine {
+  Address address;  ///< where it was asked for
+  std::uint64_t incarnation = 0;
+  friend bool operator==(const ProbedEngine&, const ProbedEngine&) noexcept = default;
+};
 /// Probes the engines of silent peers.
 class ProbeOwner {
  public:
   virtual ~ProbeOwner() = default;
-  /// The probe of this incarnation's engine is over.
-  virtual void on_probe_ended(std::uint64_t incarnation, ProbeOutcome outcome) = 0;
+  /// A probe is over. Its outcome says nothing about an engine of this incarnation that was reached
+  /// at another address: any server may claim the incarnation of another one.
+  virtual void on_probe_ended(const ProbedEngine& probed, ProbeOutcome outcome) = 0;
 };
 
 /// Whether a listener has room for one more connection.

@@ -22,7 +22,7 @@ class LossProbes final : public control::ProbeOwner {
   [[nodiscard]] bool holds(agent::Agent& a) noexcept;
 
   // control::ProbeOwner
-  void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override;
+  void on_probe_ended(const control::ProbedEngine& probed, control::ProbeOutcome outcome) override;
 
  private:
   /// Starts a probe. Returns false if that is not possible.
@@ -30,7 +30,8 @@ class LossProbes final : public control::ProbeOwner {
 
   agent::EngineContext& context_;
   control::ControlPort& port_;
-  std::vector<std::uint64_t> under_way_;  ///< incarnations; all connections to a peer share a probe
+  /// All connections to a peer that dialled one address share a probe.
+  std::vector<control::ProbedEngine> under_way_;
 };
 
 }  // namespace spinwire::engine

@@ -66,6 +66,7 @@ void prepare_for_server(Rpc& r, ClientSession& c) noexcept {
   c.rto = r.min_rto;
   c.peer_session = 0;
   c.peer_address = nullptr;
+  c.probes = {};
   c.transport = Transport::datagram;
   c.handshake = {};
   c.aligned_at_call = kNone;
@@ -73,6 +74,26 @@ void prepare_for_server(Rpc& r, ClientSession& c) noexcept {
   c.is_leaving = false;
   c.goodbye = {};
 }
+
+namespace {
+
+/// Sends the server a ping, whose pong proves the token. Also shows a full server that the client
+/// is alive: it forgets sessions whose client it has never heard.
+void send_first_ping(Rpc& r, const ClientSession& c) noexcept {
+  send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
+}
+void ask_for_proof(Rpc& r, ClientSession& c) noexcept {
+  c.liveness.last_check = r.context.clock.now();
+  send_first_ping(r, c);
+  schedule_check(r, c, c.liveness.last_check + r.min_rto);
+}
+/// The ping or its pong was lost. Returns the tick of the next try; the pauses double.
+std::uint64_t ask_again(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  send_first_ping(r, c);
+  return now + std::max(now - c.liveness.last_check, r.min_rto);
+}
+
+}  // namespace
 
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
                         PeerAddress* peer_address) noexcept {
@@ -87,7 +108,7 @@ void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
     reroute_backlog(r, c);
     if (!is_opening(r, name)) return;
   }
-  if (c.transport == Transport::datagram) return mark_ready(r, c);
+  if (c.transport == Transport::datagram) return ask_for_proof(r, c);
   if (!open_mandatory_connection(r, c))
     end_session(r, c, Status::no_memory, "there is no memory for its calls");
 }
@@ -98,9 +119,6 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   update_send_window(c);
   c.last_heard = c.liveness.last_ping_or_close = c.liveness.last_check = r.context.clock.now();
   r.context.timers.reschedule(c.timer, next_keepalive(r, c.last_heard));
-  // The ping proves that the client is alive: a full server forgets sessions whose client it has
-  // never heard.
-  send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
   if (c.reconnect != nullptr) {
     c.reconnect->ready_at = c.last_heard;
     c.reconnect->first.status = Status::ok;
@@ -113,7 +131,8 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
 
 void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload) noexcept {
   const ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || c->state != SessionState::opening) {  // repeated, or sent by another host
+  if (c == nullptr || c->state != SessionState::opening ||
+      c->peer_address != nullptr) {  // repeated, or sent by another host
     ++r.stats.late_replies;
     return;
   }
@@ -127,28 +146,40 @@ void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload
   if (token != 0) r.dialogues.on_path_challenge(*c, token);
 }
 
+namespace {
+
+bool is_from_server(const ClientSession& c, const RpcHeader& header, const ibv_wc& wc,
+                    const std::byte* grh) noexcept {
+  return c.transport == Transport::datagram && c.peer_address != nullptr &&
+         c.peer_address->source_filter.matches(wc, grh) &&
+         base::is_same_secret(wire::proof_of(header), wire::session_proof(c.token));
+}
+
+/// Whether a datagram that is not from the session's present server is late, or early.
+bool is_untimely(const ClientSession* c, RpcKind kind) noexcept {
+  // The repeated answer to a close, or a goodbye that crossed it.
+  if (c == nullptr)
+    return kind == RpcKind::closed || kind == RpcKind::unknown || kind == RpcKind::goodbye;
+  if (c->state != SessionState::opening) return false;
+  // The answer to the close of the session that is opened again under its name.
+  const bool is_former = kind == RpcKind::closed && c->reconnect != nullptr;
+  return is_former || kind == RpcKind::goodbye;  // which overtakes the server's answer
+}
+
+}  // namespace
+
 void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);
-  const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown ||
-                    header.kind == RpcKind::goodbye;
-  const bool is_opening = c != nullptr && c->state == SessionState::opening;
-  const bool is_early =
-      is_opening && header.kind == RpcKind::goodbye;  // it overtakes the server's answer
-  // The answer to the close of the session that is opened again under its name.
-  const bool is_former = is_opening && header.kind == RpcKind::closed && c->reconnect != nullptr;
-  // The repeated answer to a close, or a goodbye that crossed it.
-  if ((c == nullptr && ends) || is_early || is_former) {
-    ++r.stats.late_replies;
-    return;
-  }
-  if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
-      !c->peer_address->source_filter.matches(wc, grh) ||
-      !base::is_same_secret(wire::proof_of(header), wire::session_proof(c->token))) {
-    ++r.stats.bad_datagrams;
+  if (c == nullptr || !is_from_server(*c, header, wc, grh)) {
+    ++(is_untimely(c, header.kind) ? r.stats.late_replies : r.stats.bad_datagrams);
     return;
   }
   c->liveness.last_ping_or_close = r.context.now;
+  if (header.kind == RpcKind::pong) {
+    if (awaits_proof(*c)) mark_ready(r, *c);
+    return;
+  }
   if (header.kind == RpcKind::goodbye) {
     if (!on_goodbye(r, *c, header.number)) ++r.stats.bad_datagrams;
     return;
@@ -157,7 +188,7 @@ void on_session_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     Goodbye goodbye;
     if (!wire::decode(header.number, goodbye)) return void(++r.stats.bad_datagrams);
     // The answer to our close says nothing.
-    if (c->state == SessionState::ready) c->goodbye = goodbye;
+    if (c->state != SessionState::closing) c->goodbye = goodbye;
     return on_closed_by_server(r, *c);
   }
   if (header.kind != RpcKind::unknown || header.number != c->peer_session) return;
@@ -170,10 +201,11 @@ Status begin_close(Rpc& r, ClientSession& c) noexcept {
   if (c.state != SessionState::opening && c.state != SessionState::ready)
     return Status::not_connected;
   const std::uint64_t now = r.context.clock.now();
-  const bool was_ready = std::exchange(c.state, SessionState::closing) == SessionState::ready;
+  const bool has_server = c.state == SessionState::ready || awaits_proof(c);
+  c.state = SessionState::closing;
   record_state(r, c);
   const bool connected = close_client_connection(r, c);
-  if (was_ready) {
+  if (has_server) {
     update_send_window(c);
     send_session_datagram(r, c, RpcKind::close);
   } else {
@@ -182,8 +214,8 @@ Status begin_close(Rpc& r, ClientSession& c) noexcept {
   cancel_all(r, c, Status::flushed);
   // Without a server to hear from, the callbacks of its calls end the session. The end of a
   // connection comes first.
-  const bool repeats = was_ready && c.transport == Transport::datagram;
-  const bool waits = repeats || (was_ready && connected);
+  const bool repeats = has_server && c.transport == Transport::datagram;
+  const bool waits = repeats || (has_server && connected);
   c.deadline = waits ? now + r.timeouts.close : 0;
   waits ? r.context.timers.reschedule(c.timer, repeats ? now + r.min_rto : c.deadline)
         : r.context.timers.cancel(c.timer);
@@ -282,12 +314,19 @@ namespace {
 void on_opening_timer(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   if (now >= c.deadline) {
+    if (awaits_proof(c))
+      return end_session(r, c, Status::timed_out,
+                         "it answered, but no datagram comes from the queue pair that it named",
+                         "see whether the network between takes datagrams");
     if (c.reconnect == nullptr || !c.reconnect->backing_off)
       return end_session(r, c, Status::timed_out, "no answer came in time");
     start_next_attempt(r, c);
     if (!is_opening(r, name)) return;
   }
-  std::uint64_t next = check_backlog(r, c, name, now, c.deadline);
+  if (end_if_server_ended(r, c)) return;
+  std::uint64_t next = c.deadline;
+  if (awaits_proof(c)) next = std::min(next, ask_again(r, c, now));
+  next = check_backlog(r, c, name, now, next);
   if (is_opening(r, name) && c.connection != nullptr)
     next = check_backlog(r, *c.connection, name, now, next);
   if (is_opening(r, name)) schedule_check(r, c, next);

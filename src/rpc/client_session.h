@@ -18,7 +18,8 @@ void prepare_for_server(Rpc& r, ClientSession& c) noexcept;
 inline std::uint32_t first_call_number(const ClientSession& c) noexcept {
   return c.slots[0].number - c.window;
 }
-/// The server has answered: the session is ready now, or when its connection is.
+/// The server has answered, and named its datagram queue pair or none. The session is ready when a
+/// datagram from there proves the token, or when its connection is ready.
 void on_server_answered(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
                         PeerAddress* peer_address) noexcept;
 void mark_ready(Rpc& r, ClientSession& c) noexcept;
@@ -78,6 +79,14 @@ inline bool is_ready(Rpc& r, std::uint32_t name) noexcept {
 inline bool is_opening(Rpc& r, std::uint32_t name) noexcept {
   const ClientSession* const c = find_client(r, name);
   return c != nullptr && c->state == SessionState::opening;
+}
+/// Whether the server of a session that is being opened has answered, but not yet by a datagram.
+/// Each server may name the queue pair and the session of another one, and requests carry no proof.
+/// So no request is sent before a pong has proved the token.
+inline bool awaits_proof(const ClientSession& c) noexcept {
+  const bool is_between_attempts = c.reconnect != nullptr && c.reconnect->backing_off;
+  return c.state == SessionState::opening && c.peer_address != nullptr && !uses_connection(c) &&
+         !is_between_attempts;
 }
 /// Whether a call stays while its session is not ready. `asked`: CallOptions::when_not_ready.
 inline bool waits_until_ready(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {

@@ -45,8 +45,6 @@ struct SourceFilter {
 };
 SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 
-inline constexpr std::uint64_t kProbeUnderWay = ~std::uint64_t{0};
-
 struct ClientSession;
 struct ServerSession;
 base::IntrusiveLinks<ClientSession>& unsent_request_links(ClientSession& c) noexcept;
@@ -63,8 +61,6 @@ struct PeerAddress {
   std::uint16_t lid = 0;
   std::uint32_t references = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t next_probe_at = 0;  ///< tick, or kProbeUnderWay
-  control::ProbeOutcome last_probe = control::ProbeOutcome::none;
   // Sessions with datagrams that found no room, in turn; see unsent.h.
   base::IntrusiveList<unsent_request_links> unsent_requests;
   base::IntrusiveList<unsent_reply_links> unsent_replies;

@@ -133,7 +133,8 @@ JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const contro
 
 void end(Rpc& r, const Goodbye& goodbye) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
-    if (c.state == SessionState::ready) send_session_datagram(r, c, RpcKind::close);
+    if (c.state == SessionState::ready || awaits_proof(c))
+      send_session_datagram(r, c, RpcKind::close);
     flush(r);
     end_session_in_order(r, c);
   });

@@ -186,6 +186,13 @@ struct Unsent {
   std::uint32_t turn = 0;               ///< the slot from which the next one is looked for
 };
 
+inline constexpr std::uint64_t kProbeUnderWay = ~std::uint64_t{0};
+/// Probes of a session's server at the address that the session dialled; see session_liveness.h.
+struct ServerProbes {
+  std::uint64_t next_at = 0;  ///< tick, or kProbeUnderWay
+  control::ProbeOutcome last = control::ProbeOutcome::none;
+};
+
 /// A client's session. A call reads the first cacheline, its reply also the second.
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
@@ -236,6 +243,7 @@ struct alignas(64) ClientSession {
   bool is_leaving = false;  ///< makes no new calls; see session_goodbye.h
   Goodbye goodbye;          ///< of the server
   Liveness liveness;
+  ServerProbes probes;
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
   Callback<void(Session)> on_writable;

@@ -324,8 +324,9 @@ bool SessionDialogues::probe(const ClientSession& c) noexcept {
   return begun.has_value();
 }
 
-void SessionDialogues::on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) {
-  on_server_probed(rpc_, incarnation, outcome);
+void SessionDialogues::on_probe_ended(const control::ProbedEngine& probed,
+                                      control::ProbeOutcome outcome) {
+  on_server_probed(rpc_, probed, outcome);
 }
 
 }  // namespace spinwire::rpc

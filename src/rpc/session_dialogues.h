@@ -83,7 +83,7 @@ class SessionDialogues final : public control::SessionOwner,
   void on_challenge_due(std::uint64_t subject, std::uint64_t token) override;
   void on_path_validated(std::uint64_t subject) override;
   // control::ProbeOwner
-  void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override;
+  void on_probe_ended(const control::ProbedEngine& probed, control::ProbeOutcome outcome) override;
 
  private:
   [[nodiscard]] ClientSession* find_opening(std::uint64_t subject) noexcept;

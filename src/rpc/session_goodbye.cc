@@ -158,7 +158,8 @@ void end_own_in_order(Rpc& r) noexcept {
 void end_all_sessions(Rpc& r) noexcept {
   r.servers.for_each([&r](ServerSession& s) { end_served_session(r, s); });
   r.clients.for_each([&r](ClientSession& c) {
-    if (c.state == SessionState::ready) send_session_datagram(r, c, RpcKind::close);
+    if (c.state == SessionState::ready || awaits_proof(c))
+      send_session_datagram(r, c, RpcKind::close);
     end_session_in_order(r, c);
   });
 }

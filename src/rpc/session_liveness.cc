@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "rpc/client_call.h"
@@ -42,20 +43,36 @@ bool is_silent(const Rpc& r, const ClientSession& c, std::uint64_t now) noexcept
          now - heard >= r.timeouts.keepalive;
 }
 
+/// Calls `act` for each session that a probe concerns. Another address says nothing: any server may
+/// claim the incarnation of this one.
+template <typename Act>
+void for_each_probed(Rpc& r, std::uint64_t incarnation, std::string_view address,
+                     const Act& act) noexcept {
+  r.clients.for_each([&](ClientSession& c) {
+    const bool is_concerned = c.peer_address != nullptr &&
+                              c.peer_address->incarnation == incarnation &&
+                              c.transport == Transport::datagram && c.address == address;
+    if (is_concerned) act(c);
+  });
+}
+
 /// Probes a silent server through the control port: another engine, or the server's next
-/// incarnation, may be at its address. One probe serves all sessions with the server.
+/// incarnation, may be at its address. One probe serves all sessions with the server that were
+/// opened at that address.
 void probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   const bool begun = r.dialogues.probe(c);
-  c.peer_address->next_probe_at = begun ? kProbeUnderWay : now + r.timeouts.keepalive;
+  const std::uint64_t next = begun ? kProbeUnderWay : now + r.timeouts.keepalive;
+  for_each_probed(r, c.peer_address->incarnation, c.address,
+                  [next](ClientSession& each) { each.probes.next_at = next; });
 }
 void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
-  if (c.liveness.silent_ticks >= 2 * r.timeouts.keepalive && now >= c.peer_address->next_probe_at)
+  if (c.liveness.silent_ticks >= 2 * r.timeouts.keepalive && now >= c.probes.next_at)
     probe(r, c, now);
 }
 
 /// Ends a session whose server sends no datagrams any more.
 void end_silent_session(Rpc& r, ClientSession& c) noexcept {
-  const ProbeOutcome probe = c.peer_address->last_probe;
+  const ProbeOutcome probe = c.probes.last;
   const control::ProbeFinding why = control::explain(probe);
   const char* const remedy =
       probe == ProbeOutcome::alive ? "datagrams are lost on the way: see the network" : why.remedy;
@@ -99,7 +116,7 @@ std::uint32_t first_open_call(ClientSession& c) noexcept {
 /// A doubted server is lost if it answers no ping of a whole keepalive interval, and its address
 /// has no listener or another engine's. Returns false if that has ended the session.
 bool check_doubt(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
-  const ProbeOutcome found = c.peer_address->last_probe;
+  const ProbeOutcome found = c.probes.last;
   const bool replaced = found == ProbeOutcome::restarted || found == ProbeOutcome::no_listener;
   const bool heard = !is_doubted(c);
   if (!heard && now - c.doubted_since < r.timeouts.keepalive) {
@@ -124,7 +141,8 @@ SessionTombstone* find_tombstone(const SessionTombstones& all, std::uint32_t nam
 
 bool end_if_server_ended(Rpc& r, ClientSession& c) noexcept {
   // In a simulation the server is on another host, and no datagram is direct.
-  const bool ended = c.state == SessionState::ready && c.transport == Transport::datagram &&
+  const bool has_server = c.state == SessionState::ready || awaits_proof(c);
+  const bool ended = has_server && c.transport == Transport::datagram &&
                      DatagramPort::reaches_directly(c.peer_address->destination) &&
                      r.context.device->peer_has_ended(c.peer_address->destination.ah);
   if (ended)
@@ -140,8 +158,8 @@ bool doubt_server(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   if (!suspicious || std::exchange(b.is_retried, false) || c.doubted_since != 0) return false;
   const std::uint64_t now = r.context.clock.now();
   c.doubted_since = now;
-  c.peer_address->last_probe = ProbeOutcome::none;
-  if (c.peer_address->next_probe_at != kProbeUnderWay) probe(r, c, now);
+  c.probes.last = ProbeOutcome::none;
+  if (c.probes.next_at != kProbeUnderWay) probe(r, c, now);
   schedule_check(r, c, now);
   return true;
 }
@@ -160,13 +178,12 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   return true;
 }
 
-void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) noexcept {
+void on_server_probed(Rpc& r, const control::ProbedEngine& probed, ProbeOutcome outcome) noexcept {
   const std::uint64_t now = r.context.clock.now();
-  r.clients.for_each([&](ClientSession& c) {
-    if (c.peer_address == nullptr || c.peer_address->incarnation != incarnation) return;
-    if (c.transport != Transport::datagram) return;
-    c.peer_address->last_probe = outcome;
-    c.peer_address->next_probe_at = now + r.timeouts.keepalive;
+  const control::AddressText address = probed.address.text();
+  for_each_probed(r, probed.incarnation, address.view(), [&](ClientSession& c) {
+    c.probes.last = outcome;
+    c.probes.next_at = now + r.timeouts.keepalive;
     if (outcome == ProbeOutcome::restarted && is_silent(r, c, now) && !said_goodbye(c))
       end_silent_session(r, c);
   });

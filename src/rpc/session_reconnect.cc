@@ -81,7 +81,7 @@ void start_next_attempt(Rpc& r, ClientSession& c) noexcept {
 
 void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
   const EndReason closed = Error{Status::flushed, {}, {}, {}};
-  if (c.state != SessionState::ready || !can_reconnect(r, c, closed))
+  if (c.state == SessionState::closing || !can_reconnect(r, c, closed))
     return end_session_in_order(r, c);
   if (!c.goodbye.invites_back())
     return end_session(r, c, Status::flushed, "the server closed the session");

@@ -61,6 +61,7 @@ struct Owner : control::ConnectionOwner,
   std::uint64_t challenge = 0;
   Error error{Status::ok, {}, {}, {}};
   HandshakeId opened;
+  control::ProbedEngine last_probed;
   ControlPort* confirms_with = nullptr;  ///< confirms sessions that are opened
   bool accepts = true;
 
@@ -111,10 +112,11 @@ struct Owner : control::ConnectionOwner,
     challenge = token;
   }
   void on_path_validated(std::uint64_t subject) override { add("validated", subject); }
-  void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override {
+  void on_probe_ended(const control::ProbedEngine& probed, control::ProbeOutcome outcome) override {
     constexpr std::array kWords = {"none",   "alive",       "restarted",  "handed_over",
                                    "silent", "no_listener", "unreachable"};
-    add(kWords.at(static_cast<std::size_t>(outcome)), incarnation);
+    add(kWords.at(static_cast<std::size_t>(outcome)), probed.incarnation);
+    last_probed = probed;
   }
 };
 

@@ -158,8 +158,8 @@ class Owner final : public control::ConnectionOwner,
     const Record& r = called(subject, Kind::serve);
     expect(r.peer->path_token != 0, "the session was challenged");
   }
-  void on_probe_ended(std::uint64_t subject, control::ProbeOutcome) override {
-    end(called(subject, Kind::probe));
+  void on_probe_ended(const control::ProbedEngine& probed, control::ProbeOutcome) override {
+    end(called(probed.incarnation, Kind::probe));
   }
 
   // ---- listeners ----

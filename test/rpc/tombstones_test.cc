@@ -273,18 +273,20 @@ TEST_F(RpcTombstones, AServerThatLivesAgainIsAnotherOne) {
 TEST_F(RpcTombstones, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   rpc::Rpc& calls = *client_->core->calls;
   const std::uint64_t incarnation = ours().peer_address->incarnation;
+  const auto address = spinwire::control::Address::parse(ours().address).value();
+  const spinwire::control::ProbedEngine probed{address, incarnation};
   constexpr auto kRestarted = spinwire::control::ProbeOutcome::restarted;
-  rpc::on_server_probed(calls, incarnation, kRestarted);
+  rpc::on_server_probed(calls, probed, kRestarted);
   ASSERT_TRUE(session_.ready()) << "it hears from its server";
   const std::uint64_t keepalive = calls.timeouts.keepalive;
   ours().liveness.silent_ticks = 1;
   ours().liveness.last_check = now_ = rpc::last_heard_from(ours()) + keepalive - 1;
-  rpc::on_server_probed(calls, incarnation, kRestarted);
+  rpc::on_server_probed(calls, probed, kRestarted);
   ASSERT_TRUE(session_.ready()) << "it has heard from its server within a keepalive interval";
   ours().liveness.last_check = now_ = now_ + 1;
-  rpc::on_server_probed(calls, incarnation ^ 1, kRestarted);
+  rpc::on_server_probed(calls, {address, incarnation ^ 1}, kRestarted);
   ASSERT_TRUE(session_.ready()) << "its server is none of them";
-  rpc::on_server_probed(calls, incarnation, kRestarted);
+  rpc::on_server_probed(calls, probed, kRestarted);
   expect_lost("next incarnation");
 }
 
