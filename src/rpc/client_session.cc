@@ -82,15 +82,26 @@ namespace {
 void send_first_ping(Rpc& r, const ClientSession& c) noexcept {
   send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
 }
-void ask_for_proof(Rpc& r, ClientSession& c) noexcept {
-  c.liveness.last_check = r.context.clock.now();
-  send_first_ping(r, c);
-  schedule_check(r, c, c.liveness.last_check + r.min_rto);
+/// When a session that awaits the proof asks again. The pauses double, up to an eighth of the time
+/// that it has. Its timer may fire earlier, for calls that wait.
+std::uint64_t next_ping(const Rpc& r, const ClientSession& c) noexcept {
+  const std::uint64_t first = c.liveness.last_check;
+  const std::uint64_t longest = std::max<std::uint64_t>((c.deadline - first) / 8, 1);
+  const std::uint64_t last = c.liveness.last_ping_or_close;
+  return last + std::min(std::max(last - first, r.min_rto), longest);
 }
-/// The ping or its pong was lost. Returns the tick of the next try; the pauses double.
-std::uint64_t ask_again(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+void ask_for_proof(Rpc& r, ClientSession& c) noexcept {
+  c.liveness.last_check = c.liveness.last_ping_or_close = r.context.clock.now();
   send_first_ping(r, c);
-  return now + std::max(now - c.liveness.last_check, r.min_rto);
+  schedule_check(r, c, next_ping(r, c));
+}
+/// Asks again if it is time: the ping or its pong was lost. Returns the tick of the next try.
+std::uint64_t ask_again(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  if (now >= next_ping(r, c)) {
+    send_first_ping(r, c);
+    c.liveness.last_ping_or_close = now;
+  }
+  return next_ping(r, c);
 }
 
 }  // namespace
@@ -314,10 +325,12 @@ namespace {
 void on_opening_timer(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   if (now >= c.deadline) {
-    if (awaits_proof(c))
+    if (awaits_proof(c)) {
+      send_session_datagram(r, c, RpcKind::close);  // it may have heard us
       return end_session(r, c, Status::timed_out,
                          "it answered, but no datagram comes from the queue pair that it named",
                          "see whether the network between takes datagrams");
+    }
     if (c.reconnect == nullptr || !c.reconnect->backing_off)
       return end_session(r, c, Status::timed_out, "no answer came in time");
     start_next_attempt(r, c);

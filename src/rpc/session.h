@@ -151,9 +151,10 @@ inline PeerIdentity identity_of(const std::unique_ptr<SessionPeer>& peer) noexce
 
 /// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
-  std::uint64_t last_ping_or_close = 0;  ///< tick of the last ping, pong or close
-  std::uint64_t last_check = 0;          ///< tick
-  std::uint64_t silent_ticks = 0;        ///< silence while an answer was due
+  /// Tick of the last ping, pong or close; of our last ping while a session awaits the proof.
+  std::uint64_t last_ping_or_close = 0;
+  std::uint64_t last_check = 0;    ///< tick
+  std::uint64_t silent_ticks = 0;  ///< silence while an answer was due
 };
 
 /// State that a client's session keeps between attempts to open it; see session_reconnect.h.

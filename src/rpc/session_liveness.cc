@@ -58,14 +58,15 @@ void for_each_probed(Rpc& r, std::uint64_t incarnation, std::string_view address
 
 /// Probes a silent server through the control port: another engine, or the server's next
 /// incarnation, may be at its address. One probe serves all sessions with the server that were
-/// opened at that address.
-void probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
-  const bool begun = r.dialogues.probe(c);
-  const std::uint64_t next = begun ? kProbeUnderWay : now + r.timeouts.keepalive;
+/// opened at that address. One that cannot begin costs no search, because then others may fail,
+/// too.
+void probe(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  c.probes.next_at = now + r.timeouts.keepalive;
+  if (!r.dialogues.probe(c)) return;
   for_each_probed(r, c.peer_address->incarnation, c.address,
-                  [next](ClientSession& each) { each.probes.next_at = next; });
+                  [](ClientSession& each) { each.probes.next_at = kProbeUnderWay; });
 }
-void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+void probe_if_silent(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   if (c.liveness.silent_ticks >= 2 * r.timeouts.keepalive && now >= c.probes.next_at)
     probe(r, c, now);
 }

@@ -178,6 +178,37 @@ TEST_F(RpcHostileServer, ThatNamesASessionOfAnotherServerGetsNoCallRunThere) {
   expect_clean();
 }
 
+// What is asked there comes at a queue pair that has not agreed to it.
+TEST_F(RpcHostileServer, HasItsClientAskFewTimesHoweverManyCallsEndMeanwhile) {
+  hostile_.answer = [&](const wire::SessionEnd& asked) {
+    wire::SessionEnd end = rpc::local_session_end(
+        *server_->core->calls, record_of(honest_).peer_session, asked.window, asked.first);
+    end.token = 5;
+    return end;
+  };
+  Session misled = open(hostile_.address());
+  const std::uint64_t before = rpc::stats(*server_->core->calls).bad_datagrams;
+  std::uint64_t next_call = 0;
+  EXPECT_TRUE(until(
+      [&] {
+        if (now_ < next_call) return !closed_.empty();
+        next_call = now_ + kMillisecond;
+        spinwire::CallOptions options;
+        options.timeout = 1ms;
+        const Status status = misled.call(
+            kEcho, std::span<const std::byte>(), [this](Reply& r) { ended_.push_back(r.status()); },
+            options);
+        EXPECT_TRUE(status == Status::ok || !closed_.empty());
+        return !closed_.empty();
+      },
+      kMillisecond / 10));
+  EXPECT_GT(ended_.size(), 100u);
+  const std::uint64_t asked = rpc::stats(*server_->core->calls).bad_datagrams - before;
+  EXPECT_GE(asked, 3u);
+  EXPECT_LE(asked, 20u);
+  expect_clean();
+}
+
 TEST_F(RpcHostileServer, ALostProofIsAskedForAgain) {
   const std::uint32_t before = served();
   Session late = open(listener_.address(), WhenNotReady::fail);
