@@ -1,6 +1,6 @@
-// Counts an event of the flight recorder, of one of 256 connections in turn, with a text of two
-// parts: count-record-event (new|repeated) OPERATIONS. A repeated event is like the one before of
-// its connection, as retransmissions are.
+// Counts an event of the flight recorder, of one of 256 connections in turn from 64 hosts, with a
+// text of two parts: count-record-event (new|repeated) OPERATIONS. A repeated event is like the one
+// before of its connection, as retransmissions are.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +20,7 @@ using observe::EventRings;
 using observe::EventSubject;
 
 constexpr std::uint32_t kConnections = 256;
+constexpr std::uint32_t kHosts = 64;
 
 /// The memory that an engine's file has for events.
 class Events {
@@ -32,7 +33,8 @@ class Events {
   }
   void record(std::uint32_t connection, std::uint32_t generation) noexcept {
     recorder_.record(EventKind::state, EventSubject::connection, connection, generation,
-                     {"ready, peer ", "10.77.0.2:18515"});
+                     {"ready, peer ", "10.77.0.2:18515"},
+                     {{static_cast<std::uint8_t>(connection % kHosts + 1)}});
   }
 
  private:

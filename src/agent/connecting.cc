@@ -63,6 +63,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   }
   Agent& a = *made;
   name_peer(a, what.peer);
+  if (what.address != nullptr) set_event_source(a, *what.address);
   set_attributes(a, what.attributes);
   (void)use_raw(ctx, a, std::move(*raw));
   a.setup.outbound = what.outbound;
@@ -289,6 +290,7 @@ Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
+  a.source->address = peer.gid;
   a.setup.address_pending = true;
   return {};
 }

@@ -16,7 +16,8 @@ namespace spinwire::agent {
 struct NewAgent {
   ConnectionState state = ConnectionState::exchanging;
   bool outbound = false;
-  std::string_view peer;  ///< its name for errors and Connection::peer()
+  std::string_view peer;                      ///< its name for errors and Connection::peer()
+  const control::Address* address = nullptr;  ///< of a peer that the application has chosen
   const config::ConnectionAttributes& attributes;
   control::HandshakeId handshake{};              ///< at the control port; may be none
   Nanoseconds timeout{0};                        ///< until it must be ready; 0: the configured one

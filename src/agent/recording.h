@@ -24,11 +24,14 @@ inline observe::EventRing event_ring_of(const Agent& a) noexcept {
       a.setup.outbound || a.setup.out_of_band || !a.peer.key.empty() || was_heard(a);
   return is_known ? observe::EventRing::all : observe::EventRing::strangers;
 }
+inline observe::EventOrigin event_origin_of(const Agent& a) noexcept {
+  return {a.source->address, event_ring_of(a)};
+}
 /// Records an event of the connection.
 inline void record(EngineContext& ctx, const Agent& a, observe::EventKind kind,
                    std::initializer_list<std::string_view> text) noexcept {
   ctx.recorder.record(kind, observe::EventSubject::connection, a.index, a.generation, text,
-                      event_ring_of(a));
+                      event_origin_of(a));
 }
 /// Records why the connection ends.
 inline void record(EngineContext& ctx, const Agent& a, const Error& cause) noexcept {

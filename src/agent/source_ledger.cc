@@ -30,7 +30,7 @@ void release_unused(EngineContext& ctx, SourceAccount& s) noexcept {
   SourceLedger& all = ctx.sources;
   if (s.setup.is_listed) all.setup_turns.erase(s);
   if (s.readers.is_listed) ctx.rendezvous->reader_turns.erase(s);
-  if (s.is_host) all.hosts.erase(s.host);
+  if (s.is_host) all.hosts.erase(s.address);
   all.accounts.release(all.accounts.index_of(s));
 }
 
@@ -43,11 +43,15 @@ SourceAccount* account_of(SourceLedger& all, const control::Source& host) noexce
     found = place;
     return {};
   });
-  if (found != nullptr && !std::exchange(found->is_host, true)) found->host = host;
+  if (found != nullptr && !std::exchange(found->is_host, true)) found->address = host;
   return found;
 }
 
 }  // namespace
+
+void set_event_source(Agent& a, const control::Address& peer) noexcept {
+  if (!a.source->is_host) a.source->address = control::event_source(peer);
+}
 
 void open_account(EngineContext& ctx, Agent& a) noexcept {
   a.source = acquire(ctx.sources);
@@ -55,6 +59,7 @@ void open_account(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept {
+  set_event_source(a, source);
   if (source.is_loopback()) return;
   SourceAccount& before = *a.source;
   // While the agent moves, both accounts exist: the ledger has one more than there are agents.

@@ -60,7 +60,7 @@ struct SourceAccount {
   std::uint32_t reads = 0;        ///< outstanding, of its rendezvous messages
   std::uint32_t answers = 0;      ///< control messages that wait
   bool is_host = false;           ///< in SourceLedger::hosts
-  control::Source host{};
+  control::Source address{};      ///< of the host; else what the connection's events count for
   Waiting<next_in_setup_queue> setup;
   Waiting<next_in_rendezvous> readers;
   base::IntrusiveQueue<next_in_lease_work> lease_work;  ///< to be zeroed, opened or closed
@@ -102,9 +102,12 @@ inline std::uint64_t lease_charge(const detail::Block& block) noexcept {
 
 /// Gives a new agent an account of its own. Each agent can have one.
 void open_account(EngineContext& ctx, Agent& a) noexcept;
-/// The agent's peer is of that source: moves what the agent holds to the source's account. Does
-/// nothing for a loopback address, or without memory.
+/// The agent's peer is of that source: moves what the agent holds to the source's account. Moves
+/// nothing for a loopback address, or without memory, but events count for the source.
 void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept;
+/// Counts the events of a connection with an account of its own for a peer at this address; see
+/// observe/event_places.h.
+void set_event_source(Agent& a, const control::Address& peer) noexcept;
 /// The agent ends, and holds nothing.
 void close_account(EngineContext& ctx, Agent& a) noexcept;
 /// Names the source of the agent's peer among those that there are now. 0: the peer is of our own

@@ -38,6 +38,11 @@ Address source_of(const Address& peer, const Source& gid, GidType type) noexcept
   return Address::from_v6(source, 0);
 }
 
+Source event_source(const Address& source) noexcept {
+  constexpr Source kThisHost = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
+  return source.is_loopback() ? kThisHost : source.source();
+}
+
 std::string source_text(const Address& source) {
   const std::uint32_t process = process_in(source);
   return process != 0 ? base::format("process {} of this host", process) : source.str();

@@ -20,6 +20,10 @@ namespace spinwire::control {
 /// is no address of a host. `gid`, `type`: of the peer's endpoint.
 Address source_of(const Address& peer, const std::array<std::uint8_t, 16>& gid,
                   GidType type) noexcept;
+/// The source of a peer's events for the flight recorder. All peers without a share are one there:
+/// they have all addresses of the loopback interface. `source`: from source_of(), or the address of
+/// a peer that the application has chosen.
+Source event_source(const Address& source) noexcept;
 /// For texts: "10.0.0.1:7", or "process 4711 of this host".
 std::string source_text(const Address& source);
 

@@ -183,7 +183,8 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
   auto attempt = begin_first(*plan, options.via, timeout, attributes->queue_pair);
   if (!attempt) return tl::unexpected(attempt.error());
-  const control::AddressText peer = plan->address().text();
+  const control::Address to = plan->address();
+  const control::AddressText peer = to.text();
   std::unique_ptr<agent::ReconnectState> again;
   if (options.reconnect.attempts != 0 || plan->has_choice())
     again = std::make_unique<agent::ReconnectState>(std::move(*plan), options.via);
@@ -191,6 +192,7 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
                                 {.state = ConnectionState::resolving,
                                  .outbound = true,
                                  .peer = peer.view(),
+                                 .address = &to,
                                  .attributes = *attributes,
                                  .timeout = timeout,
                                  .handlers = &options.handlers,

@@ -126,10 +126,10 @@ bool is_silent(const agent::EngineContext& context, Nanoseconds silent_for) noex
 /// For how long the subject has been blocked by what blocks it now; 0: nothing does. `why` is the
 /// blocker's name. Records the beginning and the end of long blocks.
 Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
-                        std::uint32_t index, observe::EventSubject whose, observe::EventRing ring,
-                        std::string_view why) noexcept {
+                        std::uint32_t index, observe::EventSubject whose,
+                        const observe::EventOrigin& origin, std::string_view why) noexcept {
   const auto record = [&](observe::EventKind kind, std::string_view text) {
-    context.recorder.record(kind, whose, index, subject.generation, {text}, ring);
+    context.recorder.record(kind, whose, index, subject.generation, {text}, origin);
   };
   if (subject.recorded_blocker != 0 && subject.recorded_blocker != subject.blocker) {
     subject.recorded_blocker = 0;
@@ -273,19 +273,19 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     const ConnectionSnapshot snapshot = agent::snapshot(core.context, a);
     core.sums.update(a, snapshot);
     if (!file_) return;
-    const observe::EventRing ring = agent::event_ring_of(a);
+    const observe::EventOrigin origin = agent::event_origin_of(a);
     const Nanoseconds silent = agent::silent_for(core.context, a);
     SubjectRows::Visit found{index, agent::id_of(a).generation, now};
     note_blocker(found, clock, snapshot.blocked_by);
     found.is_silent = snapshot.state == ConnectionState::ready && is_silent(core.context, silent);
-    found.is_stranger = ring == observe::EventRing::strangers;
+    found.is_stranger = origin.ring == observe::EventRing::strangers;
     found.source = agent::source_key(a);
     SubjectRows::Subject* const subject = claim_row(Table::connection, connections_, found);
     if (subject == nullptr) return;
     const Id id(index, found.generation);
     const PeerIdentity peer = agent::peer_identity_of(a);
     const Nanoseconds blocked =
-        blocked_for(core.context, *subject, index, observe::EventSubject::connection, ring,
+        blocked_for(core.context, *subject, index, observe::EventSubject::connection, origin,
                     to_string(snapshot.blocked_by));
     const observe::Subject shown{id.view(), agent::peer_name(a),
                                  peer.key,  clock.duration(now - subject->seen_at),
@@ -313,7 +313,7 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
     const Id id(index, c.generation);
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, index, observe::EventSubject::session,
-                    observe::EventRing::all, to_string(snapshot.blocked_by));
+                    rpc::event_origin_of(c), to_string(snapshot.blocked_by));
     const observe::Subject shown{
         id.view(), c.address, rpc::identity_of(c.peer).key, clock.duration(now - subject->seen_at),
         blocked,   silent};

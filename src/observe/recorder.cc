@@ -1,6 +1,7 @@
 #include "observe/recorder.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -44,8 +45,11 @@ static_assert(offsetof(EventRecord, text) + sizeof(EventRecord::text) == sizeof(
 
 void set_text(EventRecord& event, std::initializer_list<std::string_view> parts) noexcept {
   std::size_t size = 0;
-  for (const std::string_view part : parts)
-    size += part.copy(event.text.data() + size, event.text.size() - size);
+  for (const std::string_view part : parts) {
+    const std::size_t more = std::min(part.size(), event.text.size() - size);
+    std::copy_n(part.data(), more, event.text.data() + size);
+    size += more;
+  }
 }
 
 /// The probe of an event, of the same name.
@@ -89,7 +93,7 @@ bool is_repeated(const EventRecord& newest, const EventRecord& event) noexcept {
 }  // namespace
 
 std::string_view name_of(EventSubject subject) noexcept {
-  constexpr std::array<std::string_view, kEventSubjects> kNames = {
+  static constexpr std::array<std::string_view, kEventSubjects> kNames = {
       "engine", "connection", "session", "served_session", "stranger"};
   const auto i = static_cast<std::size_t>(subject);
   return i < kNames.size() ? kNames[i] : std::string_view();
@@ -104,12 +108,27 @@ void Recorder::open(const EventRings& all,
                     const std::array<EventRings, kEventSubjects>& by_subject) {
   by_subject_ = by_subject;
   for (std::size_t i = 0; i < kEventSubjects; ++i) places_[i].assign(by_subject[i].rings, {});
+  places_of_all_.emplace(all.length);
+  numbers_in_ring_[static_cast<std::size_t>(EventRing::all)].assign(all.length, 0);
+  const EventRings& strangers = rings_of(EventRing::strangers);
+  numbers_in_ring_[static_cast<std::size_t>(EventRing::strangers)].assign(strangers.length, 0);
   all_ = all;
+}
+
+std::uint32_t Recorder::take_place(EventRing ring, const EventSource& source,
+                                   std::uint64_t number) noexcept {
+  std::vector<std::uint64_t>& numbers = numbers_in_ring_[static_cast<std::size_t>(ring)];
+  if (numbers.empty()) return 0;
+  const std::uint32_t place = ring == EventRing::all
+                                  ? places_of_all_->take(source)
+                                  : static_cast<std::uint32_t>(strangers_++ % numbers.size());
+  numbers[place] = number;
+  return place;
 }
 
 void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
                       std::uint32_t generation, std::initializer_list<std::string_view> text,
-                      EventRing ring) noexcept {
+                      const EventOrigin& origin) noexcept {
   TerminatedEvent made;
   EventRecord& event = made.event;
   set_text(event, text);
@@ -123,18 +142,17 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
   event.at_ns = (realtime_ + clock_->duration(now - std::min(now, tick_))).count();
   const auto i = static_cast<std::size_t>(subject);
   const EventRings& rings = by_subject_[i];
-  Place alone;  // of a subject without a ring
-  Place& place = rings.rings != 0 ? places_[i][index % rings.rings] : alone;
+  Place& place = rings.rings != 0 ? places_[i][index % rings.rings] : without_ring_;
+  if (rings.rings == 0) place.newest.number = 0;
   const bool is_stranger = subject == EventSubject::stranger;
-  if (is_stranger) ring = EventRing::strangers;
+  const EventRing ring = is_stranger ? EventRing::strangers : origin.ring;
   const bool repeated = place.ring == ring && is_repeated(place.newest, event);
   event.number = repeated ? place.newest.number : ++numbers_;
   event.first_ns = repeated ? place.newest.first_ns : event.at_ns;
   event.count = repeated ? place.newest.count + 1 : 1;
-  std::uint64_t& written = written_[static_cast<std::size_t>(ring)];
   if (!repeated) {
     place.ring = ring;
-    place.place_in_ring = written++;
+    place.place_in_ring = take_place(ring, origin.source, event.number);
     ++place.events;
   }
   place.newest = event;
@@ -142,18 +160,22 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
     const std::uint64_t first = std::uint64_t{index % rings.rings} * rings.length;
     write(rings, first + (place.events - 1) % rings.length, event);
   }
-  const EventRings& shared = rings_of(ring);
-  if (shared.rings != 0 && written - place.place_in_ring <= shared.length)
-    write(shared, place.place_in_ring % shared.length, event);
+  const std::vector<std::uint64_t>& shared = numbers_in_ring_[static_cast<std::size_t>(ring)];
+  if (!shared.empty() && shared[place.place_in_ring] == event.number)
+    write(rings_of(ring), place.place_in_ring, event);
 }
 
 void Recorder::write(const EventRings& rings, std::uint64_t place,
                      const EventRecord& event) noexcept {
   std::byte* const at = rings.data + place * sizeof(EventRecord);
-  std::array<std::uint64_t, sizeof(EventRecord) / sizeof(std::uint64_t)> words{};
-  std::memcpy(words.data(), &event, sizeof event);
-  write_whole(at, sequence_,
-              [&](std::byte* behind) { (void)store_words(behind, std::span(words).subspan(1)); });
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&event);
+  write_whole(at, sequence_, [&](std::byte* behind) {
+    for (std::size_t i = sizeof event.sequence; i < sizeof event; i += sizeof(std::uint64_t)) {
+      std::uint64_t word;
+      std::memcpy(&word, bytes + i, sizeof word);
+      behind = store_words(behind, std::span(&word, 1));
+    }
+  });
 }
 
 }  // namespace observe

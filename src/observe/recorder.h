@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 #include <vector>
 
+#include "observe/event_places.h"
 #include "observe/page_layout.h"
 #include "spinwire/clock.h"
 
@@ -50,6 +52,12 @@ std::string_view name_of(EventKind kind) noexcept;
 /// Whether an event goes to the ring of all subjects or to that of strangers, besides its own.
 enum class EventRing : std::uint8_t { all, strangers };
 
+/// Who causes an event; by default the engine itself.
+struct EventOrigin {
+  EventSource source{};
+  EventRing ring = EventRing::all;
+};
+
 /// Events that are kept: of all subjects but strangers together, of the engine, of all strangers,
 /// and of each place of a connection or session.
 inline constexpr std::uint32_t kEventsOfAll = 1024;
@@ -68,8 +76,9 @@ struct EventRings {
 /// many events does not displace the last ones of another. Events of strangers go to their ring
 /// instead of that of all, and so do those of a connection or session that a peer has asked for,
 /// until something has come from the peer through the device. So a peer that only asks, again and
-/// again, displaces no events of others from the ring of all. An event that repeats the newest one
-/// of its subject is counted there. Not thread-safe.
+/// again, displaces no events of others from the ring of all; and one that is heard each time
+/// displaces few: see event_places.h. An event that repeats the newest one of its subject is
+/// counted there. Not thread-safe.
 class Recorder {
  public:
   /// `clock` must outlive the recorder.
@@ -90,7 +99,7 @@ class Recorder {
   [[gnu::cold, gnu::noinline]] void record(EventKind kind, EventSubject subject,
                                            std::uint32_t index, std::uint32_t generation,
                                            std::initializer_list<std::string_view> text,
-                                           EventRing ring = EventRing::all) noexcept;
+                                           const EventOrigin& origin = {}) noexcept;
   /// An event of the engine itself.
   void record(EventKind kind, std::initializer_list<std::string_view> text) noexcept {
     record(kind, EventSubject::engine, 0, 0, text);
@@ -102,7 +111,7 @@ class Recorder {
     std::uint64_t events = 0;         ///< written so far
     EventRecord newest;               ///< ours, so that no reader can change it
     EventRing ring = EventRing::all;  ///< the other ring that has it
-    std::uint64_t place_in_ring = 0;  ///< there, counted from the start
+    std::uint32_t place_in_ring = 0;  ///< there
   };
 
   /// Memory of the ring of all subjects, or of that of strangers.
@@ -110,15 +119,21 @@ class Recorder {
     return ring == EventRing::all ? all_
                                   : by_subject_[static_cast<std::size_t>(EventSubject::stranger)];
   }
+  /// The place of a new event in one of these two.
+  [[nodiscard]] std::uint32_t take_place(EventRing ring, const EventSource& source,
+                                         std::uint64_t number) noexcept;
   void write(const EventRings& rings, std::uint64_t place, const EventRecord& event) noexcept;
 
   const Clock* clock_;
   EventRings all_;
   std::array<EventRings, kEventSubjects> by_subject_{};
   std::array<std::vector<Place>, kEventSubjects> places_;
-  std::uint64_t numbers_ = 0;               ///< events, from the start
-  std::array<std::uint64_t, 2> written_{};  ///< those of a ring, by EventRing
-  std::uint64_t sequence_ = 0;              ///< of the last write
+  Place without_ring_;  ///< for an event of a subject without a ring
+  std::optional<EventPlaces> places_of_all_;
+  std::uint64_t strangers_ = 0;  ///< events of their ring, from the start
+  std::array<std::vector<std::uint64_t>, 2> numbers_in_ring_;  ///< by EventRing and place
+  std::uint64_t numbers_ = 0;                                  ///< events, from the start
+  std::uint64_t sequence_ = 0;                                 ///< of the last write
   std::uint64_t tick_ = 0;
   Nanoseconds realtime_{0};
 };

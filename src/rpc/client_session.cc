@@ -38,6 +38,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.window = static_cast<std::uint16_t>(window);
   c.free_slots = ~std::uint64_t{0} >> (kWindowMax - window);
   c.in_flight = 0;
+  c.event_source = {};
   c.backlog_first = c.backlog_count = c.last_call_id = 0;
   c.retransmissions = 0;
   c.state = SessionState::opening;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/secret_word.h"
+#include "control/peer_source.h"
 #include "rpc/at_most_once.h"
 #include "rpc/receive_reservation.h"
 #include "rpc/reply_completion.h"
@@ -41,6 +42,7 @@ Counted count_for(Rpc& r, const control::Address& from) {
     const Config::Rpc& limits = r.context.config.rpc;
     source.has_share =
         !from.is_loopback() && control::leaves_room(limits.sessions, limits.sessions_per_source);
+    source.event_source = control::event_source(from);
     ++source.sessions;
     return {&source, share};
   } catch (...) {

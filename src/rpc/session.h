@@ -253,6 +253,7 @@ struct alignas(64) ClientSession {
   /// The server's token; while the session is being opened, ours. See wire::SessionEnd::token.
   std::uint64_t token = 0;
   std::string address;                        ///< of the present attempt
+  observe::EventSource event_source{};        ///< of that address
   std::unique_ptr<PrivateData> private_data;  ///< for the server; null: none
   std::unique_ptr<SessionPeer> peer;          ///< null until the server has answered
   Nanoseconds timeout{0};                     ///< of each attempt
@@ -355,6 +356,7 @@ inline base::IntrusiveLinks<ServerSession>& unsent_reply_links(ServerSession& s)
 /// The served sessions of one peer host.
 struct SessionSource {
   control::Source address{};
+  observe::EventSource event_source{};
   std::uint32_t sessions = 0;
   std::uint32_t unused = 0;             ///< in `never_used`
   std::uint32_t kept_replies = 0;       ///< when they were last counted; see kept_replies.cc

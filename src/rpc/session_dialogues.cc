@@ -95,6 +95,7 @@ Result<void> SessionDialogues::dial(ClientSession& c, const control::Address& to
   const auto token = base::random_secret();
   if (!token) return tl::unexpected(token.error());
   c.address = to.text().view();
+  c.event_source = control::event_source(to);
   wire::SessionEnd end =
       local_session_end(rpc_, c.name, c.window, first_call_number(c), !has_own_place(c));
   end.token = c.token = *token;
@@ -255,6 +256,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
                                 {.state = ConnectionState::resolving,
                                  .outbound = true,
                                  .peer = c.address,
+                                 .address = &*to,
                                  .attributes = attributes,
                                  .handshake = *handshake},
                                 base::format("connect a session with {} for its calls", c.address));

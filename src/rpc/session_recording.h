@@ -10,11 +10,14 @@
 
 namespace spinwire::rpc {
 
+inline observe::EventOrigin event_origin_of(const ClientSession& c) noexcept {
+  return {c.event_source, observe::EventRing::all};
+}
 /// Records an event of a client's session.
 inline void record(const Rpc& r, const ClientSession& c, observe::EventKind kind,
                    std::initializer_list<std::string_view> text) noexcept {
-  r.context.recorder.record(kind, observe::EventSubject::session, c.timer.index, c.generation,
-                            text);
+  r.context.recorder.record(kind, observe::EventSubject::session, c.timer.index, c.generation, text,
+                            event_origin_of(c));
 }
 /// Records the session's state, which has just been set.
 inline void record_state(const Rpc& r, const ClientSession& c) noexcept {
@@ -33,11 +36,14 @@ inline observe::EventRing event_ring_of(const ServerSession& s) noexcept {
   return is_used || !identity_of(s.peer).key.empty() ? observe::EventRing::all
                                                      : observe::EventRing::strangers;
 }
+inline observe::EventOrigin event_origin_of(const ServerSession& s) noexcept {
+  return {s.source->event_source, event_ring_of(s)};
+}
 /// Records an event of a server's session.
 inline void record(const Rpc& r, const ServerSession& s, observe::EventKind kind,
                    std::initializer_list<std::string_view> text) noexcept {
   r.context.recorder.record(kind, observe::EventSubject::served_session, s.timer.index,
-                            r.servers.generation(s.timer.index), text, event_ring_of(s));
+                            r.servers.generation(s.timer.index), text, event_origin_of(s));
 }
 
 }  // namespace spinwire::rpc

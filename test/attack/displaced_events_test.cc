@@ -1,5 +1,5 @@
 // Strangers who shake hands again and again do not push the history of others out of the flight
-// recorder.
+// recorder, and neither do peers who are heard each time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,9 @@
 
 #include "attack/victim.h"
 #include "base/internals.h"
+#include "engine/engine_core.h"
 #include "observe/engine_folder.h"
+#include "observe/recorder.h"
 #include "rpc/raw_datagrams.h"
 
 namespace attack_test {
@@ -18,6 +20,8 @@ namespace {
 
 /// Three events of each fill the common ring.
 constexpr std::uint32_t kStrikes = 400;
+/// Of peers that are heard, in a ring that is full already.
+constexpr std::uint32_t kVisits = 200;
 
 class AttackOnRecorder : public observe_test::WithEngineFolder {
  protected:
@@ -70,6 +74,16 @@ class AttackOnRecorder : public observe_test::WithEngineFolder {
     const auto all = events();
     return std::any_of(all.begin(), all.end(),
                        [&](const auto& event) { return event.number == first_; });
+  }
+  /// Fills the ring with events of another host, but for as many as the ring of strangers has.
+  void fill_ring() {
+    const spinwire::observe::EventOrigin host{{1}};
+    for (std::size_t i = events().size(); i < spinwire::observe::kEventsOfAll; ++i) {
+      spinwire::detail::core_of(victim_->engine)
+          ->context.recorder.record(spinwire::observe::EventKind::state,
+                                    spinwire::observe::EventSubject::session,
+                                    static_cast<std::uint32_t>(i), 1, {"ready"}, host);
+    }
   }
   /// The victim's answer, which is of type Body.
   template <typename Body>
@@ -135,6 +149,78 @@ TEST_F(AttackOnRecorder, SessionsThatAreNeverUsed) {
     ticks_ += 10'000'000;
     return victim_->engine.rpc_stats().served_sessions == 0;
   }));
+  EXPECT_TRUE(has_first());
+}
+
+/// Of the attacker's session.
+struct Progress {
+  bool is_answered = false;
+  bool is_closed = false;
+};
+/// Goes on until the parent ends it.
+template <typename Strike>
+int strike_often(int in, std::uint32_t times, Strike&& strike) {
+  Progress progress;
+  Node node(rpc_test::rpc_config());
+  for (std::uint32_t i = 1; i <= times && !testing::Test::HasFailure(); ++i) {
+    progress = {};
+    strike(node, i, progress);
+  }
+  while (command(in) != 'q') (void)node.poll();
+  return 0;
+}
+
+TEST_F(AttackOnRecorder, APeerThatComesAndGoes) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "all peers of this host are one source";
+  fill_ring();
+  ASSERT_TRUE(has_first());
+  const std::size_t before = victim_->closed.size();
+  const std::string address = victim_->listener.address();
+  Child attacker([&](int in, int) {
+    return strike_often(in, kVisits, [&](Node& node, std::uint32_t i, Progress&) {
+      Connection to = node.begin(address);
+      EXPECT_TRUE(until({&node}, [&] { return node.ready.size() == i; }));
+      EXPECT_EQ(to.send(node.buffer(8)), Status::ok);
+      EXPECT_EQ(to.close(), Status::ok);
+      EXPECT_TRUE(until({&node}, [&] { return node.closed.size() == i; }));
+    });
+  });
+  EXPECT_TRUE(until({victim_.get()}, [&] { return victim_->closed.size() == before + kVisits; }));
+  EXPECT_EQ(victim_->messages, before + kVisits) << "it was heard each time";
+  attacker.tell('q');
+  EXPECT_EQ(attacker.wait(), 0);
+  EXPECT_TRUE(has_first());
+}
+
+TEST_F(AttackOnRecorder, ACallerThatComesAndGoes) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "all peers of this host are one source";
+  fill_ring();
+  ASSERT_TRUE(has_first());
+  const std::string address = victim_->listener.address();
+  Child attacker([&](int in, int) {
+    return strike_often(in, kVisits, [&](Node& node, std::uint32_t, Progress& progress) {
+      spinwire::SessionOptions options;
+      options.on_closed = [&progress](spinwire::Session, const Error&) {
+        progress.is_closed = true;
+      };
+      auto session = node.engine.open_session(address, options);
+      ASSERT_TRUE(session) << session.error().message();
+      ASSERT_TRUE(until({&node}, [&] { return session->ready(); }));
+      const auto word = std::byte{7};
+      ASSERT_EQ(session->call(kEcho, {&word, 1},
+                              [&progress](const spinwire::Reply&) { progress.is_answered = true; }),
+                Status::ok);
+      ASSERT_TRUE(until({&node}, [&] { return progress.is_answered; }));
+      (void)session->close();
+      ASSERT_TRUE(until({&node}, [&] { return progress.is_closed; }));
+    });
+  });
+  EXPECT_TRUE(until({victim_.get()}, [&] {
+    return victim_->engine.rpc_stats().served >= kVisits &&
+           victim_->engine.rpc_stats().served_sessions == 0;
+  }));
+  attacker.tell('q');
+  EXPECT_EQ(attacker.wait(), 0);
   EXPECT_TRUE(has_first());
 }
 

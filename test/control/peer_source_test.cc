@@ -14,6 +14,8 @@ namespace {
 namespace softverbs = spinwire::softverbs;
 using spinwire::GidType;
 using spinwire::control::Address;
+using spinwire::control::event_source;
+using spinwire::control::Source;
 using spinwire::control::source_of;
 using spinwire::control::source_text;
 using Gid = std::array<std::uint8_t, 16>;
@@ -54,6 +56,16 @@ TEST(PeerSource, OthersAreCountedForTheirAddress) {
   EXPECT_EQ(local_source(Gid{}), near);
   EXPECT_EQ(local_source(gid_of(0)), near);
   EXPECT_EQ(local_source(gid_of(static_cast<std::uint32_t>(getpid()))), near) << "our own process";
+}
+
+TEST(PeerSource, PeersWithoutAShareAreOneSourceOfEvents) {
+  const Source here = event_source(address("127.0.0.1:7"));
+  EXPECT_EQ(event_source(address("127.0.0.2:7")), here) << "a process has all of these addresses";
+  EXPECT_EQ(event_source(address("[::1]:7")), here);
+  EXPECT_NE(here, Source{}) << "not the engine itself";
+  const Address process = local_source(gid_of(1234)), far = address("10.0.0.1:7");
+  EXPECT_EQ(event_source(process), process.source());
+  EXPECT_EQ(event_source(far), far.source());
 }
 
 }  // namespace

@@ -11,10 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "agent/recording.h"
+#include "base/internals.h"
+#include "control/peer_source.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "observe/engine_folder.h"
 #include "rpc/long_calls.h"
 #include "rpc/rpc_ends.h"
+#include "rpc/session_recording.h"
 
 namespace observe_test {
 namespace {
@@ -118,6 +123,52 @@ TEST_F(ObserveRecorder, StrangersDisplaceNoEvents) {
   EXPECT_EQ(events[2].subject, "stranger");
   EXPECT_EQ(events[2].id, "");
   EXPECT_EQ(events.back().text, "999");
+}
+
+/// An event of a served session, which has no ring of its own here, of a peer at 10.0.0.HOST.
+void record_of_host(Recorded& r, std::uint8_t host, std::uint32_t session,
+                    const std::string& text) {
+  observe::EventOrigin origin;
+  origin.source = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, host};
+  r.recorder.record(EventKind::state, EventSubject::served_session, session, 1, {text}, origin);
+  r.ticks += 10;
+}
+
+TEST_F(ObserveRecorder, ASourceDisplacesFewEventsOfOthers) {
+  Recorded r;
+  constexpr std::uint32_t kAll = 16;  // see with_rings()
+  constexpr std::uint32_t kTaken = kAll / observe::kPartOfSource;
+  r.recorder.record(EventKind::device, EventSubject::session, 4, 1, {"of the engine"});
+  for (std::uint32_t i = 1; i < kAll; ++i) record_of_host(r, 1, i, "before");
+  // Comes and goes: each time another session.
+  for (std::uint32_t i = 0; i < 1000; ++i) record_of_host(r, 2, 100 + i, std::to_string(i));
+  const auto events = r.events();
+  ASSERT_EQ(events.size(), kAll);
+  EXPECT_EQ(events[0].text, "of the engine");
+  for (std::uint32_t i = 1; i < kAll - kTaken; ++i) {
+    EXPECT_EQ(events[i].text, "before");
+    EXPECT_EQ(events[i].id, std::to_string(i + kTaken) + "-1");
+  }
+  for (std::uint32_t i = 1; i <= kTaken; ++i)
+    EXPECT_EQ(events[kAll - i].text, std::to_string(1000 - i)) << "its own newest ones stay";
+  // A third host finds room, too, at the cost of the one with the most.
+  record_of_host(r, 3, 1, "newcomer");
+  EXPECT_EQ(r.events().back().text, "newcomer");
+  EXPECT_EQ(r.events()[1].id, std::to_string(kTaken + 2) + "-1");
+  EXPECT_EQ(r.events()[kAll - 2].text, "999");
+}
+
+TEST_F(ObserveRecorder, ADisplacedEventThatIsRepeatedDisplacesNone) {
+  Recorded r;
+  r.connection(0, "first");
+  for (std::uint32_t i = 0; i < 16; ++i) {  // without rings of their own
+    r.recorder.record(EventKind::state, EventSubject::served_session, i, 1, {std::to_string(i)});
+  }
+  r.connection(0, "first");
+  const auto events = r.events();
+  ASSERT_EQ(events.size(), 17u);
+  EXPECT_EQ(events.back().count, 2u);
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(events[i].text, std::to_string(i));
 }
 
 TEST_F(ObserveRecorder, EachSubjectKeepsItsNewestEvents) {
@@ -345,6 +396,24 @@ TEST_F(ObserveRecorder, TellsOfSessionsAtBothEnds) {
   calls.finish();
   EXPECT_TRUE(has(recorded(folder, "session"), "state closed"));
   EXPECT_TRUE(has(recorded(folder, "served_session"), "state closed, client 127.0.0.1:"));
+}
+
+TEST_F(ObserveRecorder, EventsCountForTheAddressOfThePeer) {
+  const auto here =
+      spinwire::control::event_source(*spinwire::control::Address::parse("127.0.0.1:1"));
+  Pair p;
+  for (const Node* const end : {&p.client, &p.server}) {
+    auto& agents = spinwire::detail::core_of(end->engine)->context.agents;
+    ASSERT_EQ(agents.size(), 1u);
+    for (const spinwire::agent::Agent& a : agents)
+      EXPECT_EQ(spinwire::agent::event_origin_of(a).source, here);
+  }
+  Calls calls(rpc_test::rpc_config());
+  const auto& client = *spinwire::detail::core_of(calls.client.engine)->calls;
+  const auto& server = *spinwire::detail::core_of(calls.server.engine)->calls;
+  EXPECT_EQ(spinwire::rpc::event_origin_of(client.clients.at(0)).source, here);
+  EXPECT_EQ(spinwire::rpc::event_origin_of(server.servers.at(0)).source, here);
+  calls.finish();
 }
 
 TEST_F(ObserveRecorder, RepliesIntoNamedMemoryLeaveNoEvents) {
