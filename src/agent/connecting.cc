@@ -9,6 +9,7 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "control/peer_source.h"
 #include "wire/goodbye.h"
 
 namespace spinwire::agent {
@@ -63,7 +64,7 @@ Result<Agent*> make(EngineContext& ctx, NewAgent what, std::string asked) {
   }
   Agent& a = *made;
   name_peer(a, what.peer);
-  if (what.address != nullptr) set_event_source(a, *what.address);
+  if (what.address != nullptr) set_event_source(a, control::event_source(*what.address));
   set_attributes(a, what.attributes);
   (void)use_raw(ctx, a, std::move(*raw));
   a.setup.outbound = what.outbound;
@@ -290,7 +291,7 @@ Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
-  a.source->address = peer.gid;
+  set_event_source(a, control::event_source(peer.gid, peer.gid_type));
   a.setup.address_pending = true;
   return {};
 }

@@ -7,6 +7,7 @@
 #include "agent/connecting.h"
 #include "base/error.h"
 #include "config/local_paths.h"
+#include "control/peer_source.h"
 
 namespace spinwire::agent {
 namespace {
@@ -78,7 +79,7 @@ void back_off(EngineContext& ctx, Agent& a) noexcept {
 Result<ReconnectWay> start_attempt(EngineContext& ctx, Agent& a) {
   a.reconnect->backing_off = false;
   name_peer(a, a.reconnect->plan.address().text().view());
-  set_event_source(a, a.reconnect->plan.address());
+  set_event_source(a, control::event_source(a.reconnect->plan.address()));
   if (const LocalPath* const path = a.reconnect->plan.local_path(); path != nullptr) {
     auto usable = config::use_local_path(a.attributes.queue_pair, *ctx.device, *path);
     if (!usable) return tl::unexpected(usable.error());

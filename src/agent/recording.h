@@ -17,11 +17,12 @@ inline bool was_heard(const Agent& a) noexcept {
   return token != 0 && a.liveness.cell_word != wire::encode(wire::CreditWord{}, token);
 }
 /// The ring of the connection's events, besides its own. A peer that has asked for the connection
-/// is a stranger until it is heard, because the frames of a handshake need no device. A peer that
-/// the application or a key speaks for is none.
+/// is a stranger until it is heard, because the frames of a handshake need no device, and so is the
+/// peer of an endpoint, which is its own word. A peer that the application has chosen, or that a
+/// key speaks for, is none.
 inline observe::EventRing event_ring_of(const Agent& a) noexcept {
-  const bool is_known =
-      a.setup.outbound || a.setup.out_of_band || !a.peer.key.empty() || was_heard(a);
+  const bool was_chosen = a.setup.outbound && !a.setup.out_of_band;
+  const bool is_known = was_chosen || !a.peer.key.empty() || was_heard(a);
   return is_known ? observe::EventRing::all : observe::EventRing::strangers;
 }
 inline observe::EventOrigin event_origin_of(const Agent& a) noexcept {

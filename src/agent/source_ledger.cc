@@ -49,8 +49,8 @@ SourceAccount* account_of(SourceLedger& all, const control::Source& host) noexce
 
 }  // namespace
 
-void set_event_source(Agent& a, const control::Address& peer) noexcept {
-  if (!a.source->is_host) a.source->address = control::event_source(peer);
+void set_event_source(Agent& a, const control::Source& source) noexcept {
+  if (!a.source->is_host) a.source->address = source;
 }
 
 void open_account(EngineContext& ctx, Agent& a) noexcept {
@@ -59,7 +59,7 @@ void open_account(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept {
-  set_event_source(a, source);
+  set_event_source(a, control::event_source(source));
   if (source.is_loopback()) return;
   SourceAccount& before = *a.source;
   // While the agent moves, both accounts exist: the ledger has one more than there are agents.

@@ -105,9 +105,9 @@ void open_account(EngineContext& ctx, Agent& a) noexcept;
 /// The agent's peer is of that source: moves what the agent holds to the source's account. Moves
 /// nothing for a loopback address, or without memory, but events count for the source.
 void use_account_of(EngineContext& ctx, Agent& a, const control::Address& source) noexcept;
-/// Counts the events of a connection with an account of its own for a peer at this address; see
-/// observe/event_places.h.
-void set_event_source(Agent& a, const control::Address& peer) noexcept;
+/// Counts the events of a connection with an account of its own for that source, which is one of
+/// control::event_source(); see observe/event_places.h.
+void set_event_source(Agent& a, const control::Source& source) noexcept;
 /// The agent ends, and holds nothing.
 void close_account(EngineContext& ctx, Agent& a) noexcept;
 /// Names the source of the agent's peer among those that there are now. 0: the peer is of our own

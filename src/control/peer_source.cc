@@ -13,6 +13,7 @@ namespace {
 /// The prefix of GIDs of softverbs, with a kind that no GID has. The process id follows.
 constexpr std::array<std::uint8_t, 4> kProcessPrefix = {0xfd, 0x53, 0x57, 0};
 constexpr std::size_t kProcessAt = kProcessPrefix.size();
+constexpr Source kThisHost = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
 
 /// The process that a source stands for; 0: none.
 std::uint32_t process_in(const Address& source) noexcept {
@@ -39,8 +40,17 @@ Address source_of(const Address& peer, const Source& gid, GidType type) noexcept
 }
 
 Source event_source(const Address& source) noexcept {
-  constexpr Source kThisHost = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
   return source.is_loopback() ? kThisHost : source.source();
+}
+
+Source event_source(const Source& gid, GidType type) noexcept {
+  // An embedded GID names no host, because all of its kind are of this one.
+  if (type == GidType::embedded)
+    return event_source(source_of(Address::from_v6(kThisHost, 0), gid, type));
+  // Other GIDs are no IP addresses: all hosts of a subnet of InfiniBand share the upper half.
+  if (type != GidType::roce_v1 && type != GidType::roce_v2) return gid;
+  const Source source = event_source(Address::from_v6(gid, 0));
+  return source != Source{} ? source : gid;  // no peer is the engine itself
 }
 
 std::string source_text(const Address& source) {

@@ -24,6 +24,9 @@ Address source_of(const Address& peer, const std::array<std::uint8_t, 16>& gid,
 /// they have all addresses of the loopback interface. `source`: from source_of(), or the address of
 /// a peer that the application has chosen.
 Source event_source(const Address& source) noexcept;
+/// The same for a peer of which only the endpoint is known, by the GID that it names: its process,
+/// its address as in control/address.h, or the whole GID.
+Source event_source(const std::array<std::uint8_t, 16>& gid, GidType type) noexcept;
 /// For texts: "10.0.0.1:7", or "process 4711 of this host".
 std::string source_text(const Address& source);
 

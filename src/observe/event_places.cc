@@ -7,89 +7,105 @@
 #include "base/random.h"
 
 namespace spinwire::observe {
+namespace {
+
+constexpr std::uint32_t kMostSources = ~0u >> 1;
+
+}  // namespace
 
 EventPlaces::EventPlaces(std::uint32_t count)
-    : multipliers_{base::random_seed() | 1, base::random_seed() | 1},
+    : keys_{base::random_seed(), base::random_seed()},
+      size_(count),
       share_(std::max(count / kPartOfSource, 1u)),
-      newer_(count, kNone),
+      most_of_source_(std::max(count / kPartKeptOfSource, 1u)),
+      kept_list_(count),
+      others_list_(count + 1),
+      places_(std::size_t{count} + 2),
       sources_(count),
-      by_count_(std::size_t{count} + 1, kNone),
       by_key_(count) {
-  for (std::uint32_t i = 0; i + 1 < count; ++i) sources_[i].next = i + 1;
+  for (std::uint32_t i = 0; i + 1 < count; ++i) sources_[i].next_free = i + 1;
+  for (const std::uint32_t list : {kept_list_, others_list_})
+    places_[list].previous = places_[list].next = list;
 }
 
 std::uint32_t EventPlaces::key_of(const EventSource& source) const noexcept {
   std::array<std::uint64_t, 2> words;
   std::memcpy(words.data(), source.data(), sizeof words);
-  return static_cast<std::uint32_t>((words[0] * multipliers_[0] + words[1] * multipliers_[1]) >>
-                                    32);
-}
-
-bool EventPlaces::yields(std::uint32_t index, const EventSource& source) const noexcept {
-  const std::uint32_t count = sources_[index].count;
-  return count == most_ || (count >= share_ && source != EventSource{});
+  const std::uint64_t first = base::Random::mix(words[0] ^ keys_[0]);
+  return static_cast<std::uint32_t>(base::Random::mix(first ^ words[1] ^ keys_[1]));
 }
 
 std::uint32_t EventPlaces::take(const EventSource& source) noexcept {
   const std::uint32_t key = key_of(source);
   std::uint32_t index = by_key_.find(key);
   std::uint32_t place = used_;
-  if (used_ < newer_.size()) {
+  if (used_ < size_) {
     ++used_;
-  } else if (index != kNone && yields(index, source)) {
-    return renew_oldest(sources_[index]);
   } else {
-    place = displace_oldest(by_count_[most_]);
+    // A full ring has others: at most half of it are kept.
+    const bool has_share = index != kNone && sources_[index].count >= share_;
+    place = has_share ? sources_[index].oldest : places_[others_list_].next;
+    displace(place);
+    if (index != kNone && sources_[index].count == 0) index = kNone;
   }
   if (index == kNone) {
-    index = std::exchange(free_source_, sources_[free_source_].next);
+    index = std::exchange(free_source_, sources_[free_source_].next_free);
     by_key_.insert(key, index);
   }
   add(index, place);
   return place;
 }
 
-std::uint32_t EventPlaces::renew_oldest(Source& s) noexcept {
-  const std::uint32_t place = s.oldest;
-  if (place == s.newest) return place;
-  s.oldest = newer_[place];
-  newer_[s.newest] = place;
-  s.newest = place;
-  return place;
-}
-
-std::uint32_t EventPlaces::displace_oldest(std::uint32_t index) noexcept {
+/// `place`: the oldest one of its source. The first one of the others is, because a source's events
+/// come there in their order, and before those that are kept.
+void EventPlaces::displace(std::uint32_t place) noexcept {
+  const std::uint32_t index = places_[place].source;
   Source& s = sources_[index];
-  const std::uint32_t place = std::exchange(s.oldest, newer_[s.oldest]);
-  set_count(index, s.count - 1);
-  if (s.count == 0) {
-    by_key_.erase(index);
-    s.next = std::exchange(free_source_, index);
-  }
-  return place;
+  if (places_[place].is_kept != 0) keep_no_more(place);
+  unlink(place);
+  s.oldest = places_[place].newer;
+  if (--s.count != 0) return;
+  by_key_.erase(index);
+  s.next_free = std::exchange(free_source_, index);
 }
 
 void EventPlaces::add(std::uint32_t index, std::uint32_t place) noexcept {
   Source& s = sources_[index];
-  (s.count == 0 ? s.oldest : newer_[s.newest]) = place;
+  (s.count == 0 ? s.oldest : places_[s.newest].newer) = place;
+  if (s.kept == 0) s.oldest_kept = place;
   s.newest = place;
-  set_count(index, s.count + 1);
+  ++s.count;
+  ++s.kept;
+  ++kept_;
+  places_[place].source = index & kMostSources;
+  places_[place].is_kept = 1;
+  append(kept_list_, place);
+  if (s.kept > most_of_source_) keep_no_more(s.oldest_kept);
+  if (kept_ > size_ / kPartKept) keep_no_more(places_[kept_list_].next);
 }
 
-void EventPlaces::set_count(std::uint32_t index, std::uint32_t count) noexcept {
-  Source& s = sources_[index];
-  if (s.count != 0) {
-    (s.previous == kNone ? by_count_[s.count] : sources_[s.previous].next) = s.next;
-    if (s.next != kNone) sources_[s.next].previous = s.previous;
-  }
-  // A source with the most places that loses one has the most still, or shares it with others.
-  if (s.count == most_ && by_count_[most_] == kNone) most_ = count;
-  s.count = count;
-  if (count == 0) return;
-  s.previous = kNone;
-  s.next = std::exchange(by_count_[count], index);
-  if (s.next != kNone) sources_[s.next].previous = index;
-  most_ = std::max(most_, count);
+/// `place`: the oldest kept one of its source.
+void EventPlaces::keep_no_more(std::uint32_t place) noexcept {
+  Source& s = sources_[places_[place].source];
+  s.oldest_kept = places_[place].newer;
+  --s.kept;
+  --kept_;
+  places_[place].is_kept = 0;
+  unlink(place);
+  append(others_list_, place);
+}
+
+void EventPlaces::append(std::uint32_t list, std::uint32_t place) noexcept {
+  Place& p = places_[place];
+  p.next = list;
+  p.previous = std::exchange(places_[list].previous, place);
+  places_[p.previous].next = place;
+}
+
+void EventPlaces::unlink(std::uint32_t place) noexcept {
+  const Place& p = places_[place];
+  places_[p.previous].next = p.next;
+  places_[p.next].previous = p.previous;
 }
 
 }  // namespace spinwire::observe

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <span>
+#include <utility>
 
 #include "base/probe.h"
 #include "observe/whole_write.h"
@@ -109,9 +109,11 @@ void Recorder::open(const EventRings& all,
   by_subject_ = by_subject;
   for (std::size_t i = 0; i < kEventSubjects; ++i) places_[i].assign(by_subject[i].rings, {});
   places_of_all_.emplace(all.length);
-  numbers_in_ring_[static_cast<std::size_t>(EventRing::all)].assign(all.length, 0);
-  const EventRings& strangers = rings_of(EventRing::strangers);
-  numbers_in_ring_[static_cast<std::size_t>(EventRing::strangers)].assign(strangers.length, 0);
+  for (const EventRing ring : {EventRing::all, EventRing::strangers}) {
+    const EventRings& shared = ring == EventRing::all ? all : rings_of(ring);
+    numbers_in_ring_[static_cast<std::size_t>(ring)].assign(shared.rings != 0 ? shared.length : 0,
+                                                            0);
+  }
   all_ = all;
 }
 
@@ -167,14 +169,19 @@ void Recorder::record(EventKind kind, EventSubject subject, std::uint32_t index,
 
 void Recorder::write(const EventRings& rings, std::uint64_t place,
                      const EventRecord& event) noexcept {
+  constexpr std::size_t kWords = sizeof event / sizeof(std::uint64_t) - 1;  // behind the sequence
+  static_assert(sizeof event.sequence == sizeof(std::uint64_t));
   std::byte* const at = rings.data + place * sizeof(EventRecord);
-  const auto* const bytes = reinterpret_cast<const std::byte*>(&event);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&event) + sizeof event.sequence;
+  const auto store_word = [&](std::byte* behind, std::size_t i) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + i * sizeof word, sizeof word);
+    word_at(behind + i * sizeof word).store(word, std::memory_order_relaxed);
+  };
+  // Without a loop, which would take more instructions than the stores.
   write_whole(at, sequence_, [&](std::byte* behind) {
-    for (std::size_t i = sizeof event.sequence; i < sizeof event; i += sizeof(std::uint64_t)) {
-      std::uint64_t word;
-      std::memcpy(&word, bytes + i, sizeof word);
-      behind = store_words(behind, std::span(&word, 1));
-    }
+    [&]<std::size_t... i>(std::index_sequence<i...>) { (store_word(behind, i), ...); }
+    (std::make_index_sequence<kWords>());
   });
 }
 

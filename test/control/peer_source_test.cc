@@ -68,5 +68,24 @@ TEST(PeerSource, PeersWithoutAShareAreOneSourceOfEvents) {
   EXPECT_EQ(event_source(far), far.source());
 }
 
+TEST(PeerSource, TheSourceOfAnEndpointIsItsProcessOrAddress) {
+  const auto of = [](const char* text, GidType type) {
+    return event_source(address(text).as_v6(), type);
+  };
+  const Source here = event_source(address("127.0.0.1:7"));
+  EXPECT_EQ(event_source(gid_of(1234), GidType::embedded), local_source(gid_of(1234)).source());
+  EXPECT_EQ(event_source(gid_of(1234, 6), GidType::embedded), local_source(gid_of(1234)).source())
+      << "a process makes as many GIDs as it likes";
+  EXPECT_EQ(event_source(gid_of(static_cast<std::uint32_t>(getpid())), GidType::embedded), here);
+  EXPECT_EQ(event_source(gid_of(0), GidType::embedded), here);
+  EXPECT_EQ(of("10.0.0.1:7", GidType::roce_v2), address("10.0.0.1:7").source());
+  EXPECT_NE(of("10.0.0.1:7", GidType::roce_v2), of("10.0.0.2:7", GidType::roce_v2));
+  EXPECT_EQ(of("[2001:db8::1]:7", GidType::roce_v2), of("[2001:db8::2]:7", GidType::roce_v2));
+  EXPECT_NE(of("[fe80::1]:7", GidType::roce_v1), of("[fe80::2]:7", GidType::roce_v1));
+  EXPECT_NE(of("[fec0::1]:7", GidType::infiniband), of("[fec0::2]:7", GidType::infiniband))
+      << "hosts of one subnet";
+  EXPECT_NE(of("[::5]:7", GidType::roce_v2), Source{}) << "not the engine itself";
+}
+
 }  // namespace
 }  // namespace peer_source_test

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <set>
@@ -414,6 +415,33 @@ TEST_F(ObserveRecorder, EventsCountForTheAddressOfThePeer) {
   EXPECT_EQ(spinwire::rpc::event_origin_of(client.clients.at(0)).source, here);
   EXPECT_EQ(spinwire::rpc::event_origin_of(server.servers.at(0)).source, here);
   calls.finish();
+}
+
+// The endpoint is the peer's word, until something comes from there.
+TEST_F(ObserveRecorder, EventsCountForTheProcessOfAnEndpoint) {
+  const auto here =
+      spinwire::control::event_source(*spinwire::control::Address::parse("127.0.0.1:1"));
+  std::array<Node, 2> nodes;
+  std::array<spinwire::Connection, 2> to;
+  for (std::size_t i : {0, 1}) {
+    spinwire::PrepareOptions options;
+    options.handlers = nodes[i].handlers();
+    to[i] = *nodes[i].engine.prepare(options);
+  }
+  const auto both = [&](auto&& is) {
+    return engine_test::until({&nodes[0], &nodes[1]}, [&] { return is(to[0]) && is(to[1]); });
+  };
+  ASSERT_TRUE(both([](const auto& c) { return c.endpoint().has_value(); }));
+  ASSERT_TRUE(to[0].join(*to[1].endpoint()));
+  ASSERT_TRUE(to[1].join(*to[0].endpoint()));
+  ASSERT_TRUE(both([](const auto& c) { return c.ready(); }));
+  ASSERT_EQ(to[0].send(nodes[0].buffer(8)), spinwire::Status::ok);
+  ASSERT_TRUE(engine_test::until({&nodes[0], &nodes[1]}, [&] { return nodes[1].messages == 1; }));
+  for (const spinwire::agent::Agent& a :
+       spinwire::detail::core_of(nodes[1].engine)->context.agents) {
+    EXPECT_EQ(spinwire::agent::event_origin_of(a).source, here);
+    EXPECT_EQ(spinwire::agent::event_ring_of(a), observe::EventRing::all);
+  }
 }
 
 TEST_F(ObserveRecorder, RepliesIntoNamedMemoryLeaveNoEvents) {
