@@ -19,6 +19,14 @@ CmData data_of(Bytes bytes) noexcept {
   return data;
 }
 
+/// Without a key: it has the number of a first part, and an endpoint begins in it. A request for
+/// more of ours, whose number may be the same, is zeroes.
+bool is_first_clear(const wire::CmPart& part) {
+  std::array<std::byte, wire::kCmPartBytes> text;
+  return CmCipher(false).decrypt({}, sealed_of(part), text.data()) &&
+         wire::check_magic(text).has_value();
+}
+
 /// What an answer holds that has the last piece of private data.
 std::array<std::byte, wire::kCmLongAnswerBytes> long_answer(const CmData& endpoint,
                                                             const PrivateData& ours,
@@ -88,10 +96,10 @@ void CmServer::decide(const PrivateData& ours, ListenerId listener) noexcept {
   listener_ = listener;
 }
 
-bool CmServer::is_of(const CmEnds& ends) const noexcept {
+bool CmServer::is_of(const Source& source, const CmEnds& ends) const noexcept {
   return key_ != nullptr ||
-         (ends_.client_qp == ends.client_qp && ends_.client_gid == ends.client_gid &&
-          ends_.server_gid == ends.server_gid);
+         (source_ == source && ends_.client_qp == ends.client_qp &&
+          ends_.client_gid == ends.client_gid && ends_.server_gid == ends.server_gid);
 }
 
 bool CmServer::open(Bytes clear, const wire::CmPart& part, const CmEnds& ends,
@@ -171,11 +179,14 @@ Result<CmProofs::Outcome> CmProofs::on_request(Bytes data, const Source& source,
   CmData request{};
   std::copy_n(data.begin(), std::min(data.size(), request.size()), request.begin());
   for (const auto& record : records_) {
-    if (record->request_ == request && record->is_of(ends))
+    if (record->request_ == request && record->is_of(source, ends))
       return Outcome{.answer = record->answer_};
   }
-  if (keys_.empty())
-    return part ? on_clear_part(*part, request, source, ends) : Outcome{.is_plain = true};
+  if (keys_.empty() && part) return on_clear_part(*part, request, source, ends);
+  if (keys_.empty()) {
+    give_up(clear_handshake_of(request), source, ends);
+    return Outcome{.is_plain = true};
+  }
   if (proof) return on_proof(*proof, request, source);
   return on_part(*part, request, ends);
 }
@@ -244,33 +255,47 @@ CmProofs::Outcome CmProofs::on_part(const wire::CmPart& part, const CmData& data
                 "does, or somebody else sent it");
 }
 
+/// Without a key. A client has one record at most; number of records: none.
+std::size_t CmProofs::find_clear(const Handshake& handshake, const Source& source,
+                                 const CmEnds& ends) const noexcept {
+  const auto is_its = [&](const auto& record) {
+    return record->handshake_ == handshake && record->is_of(source, ends);
+  };
+  const auto found = std::find_if(records_.begin(), records_.end(), is_its);
+  return static_cast<std::size_t>(found - records_.begin());
+}
+
+void CmProofs::give_up(const Handshake& handshake, const Source& source,
+                       const CmEnds& ends) noexcept {
+  if (const std::size_t known = find_clear(handshake, source, ends); known < records_.size())
+    (void)remove(known);
+}
+
 CmProofs::Outcome CmProofs::on_clear_part(const wire::CmPart& part, const CmData& data,
                                           const Source& source, const CmEnds& ends) {
   const auto clear = Bytes(data).first(wire::kCmHeaderBytes);
   std::array<std::byte, wire::kCmPartBytes> opened;
-  std::size_t known = 0;
-  while (known < records_.size() &&
-         !(records_[known]->handshake_ == part.handshake && records_[known]->is_of(ends)))
-    ++known;
+  // A first part begins a handshake, also where a record waits for a message of this number: then
+  // the client has given that handshake up.
+  if (is_first_clear(part)) {
+    give_up(part.handshake, source, ends);
+    auto record = std::unique_ptr<CmServer>(new CmServer(nullptr, source));
+    record->handshake_ = part.handshake;
+    (void)record->open(clear, part, ends, opened);
+    add(std::move(record));
+    return on_opened(records_.size() - 1, opened, data, ends);
+  }
+  const std::size_t known = find_clear(part.handshake, source, ends);
   if (known < records_.size() && records_[known]->open(clear, part, ends, opened))
     return on_opened(known, opened, data, ends);
-  // A first part begins a handshake, also in place of one that the client has given up.
-  auto record = std::unique_ptr<CmServer>(new CmServer(nullptr, source));
-  record->handshake_ = part.handshake;
-  const bool is_first =
-      record->open(clear, part, ends, opened) && wire::check_magic(opened).has_value();
-  if (!is_first) {
-    return refuse(AuthenticationFailure::none,
-                  "its request through rdma_cm belongs to no handshake, or is out of order");
-  }
-  if (known < records_.size()) (void)remove(known);
-  add(std::move(record));
-  return on_opened(records_.size() - 1, opened, data, ends);
+  return refuse(AuthenticationFailure::none,
+                "its request through rdma_cm belongs to no handshake, or is out of order");
 }
 
 /// The next part of what a client says, or its request for more of what we say.
 CmProofs::Outcome CmProofs::on_opened(std::size_t index, Part part, const CmData& data,
                                       const CmEnds& ends) {
+  index = renew(index);
   CmServer& record = *records_[index];
   record.request_ = data;
   record.ends_ = ends;
@@ -289,6 +314,15 @@ CmProofs::Outcome CmProofs::on_opened(std::size_t index, Part part, const CmData
     return find_malformed(index, "there are bytes behind them");
   record.theirs_ = theirs.data();
   return finish(index);
+}
+
+/// The client goes on, and has the whole time-out for its next request: a program that polls seldom
+/// takes a while for each. How often that can be has a limit: the parts, and the requests for more.
+std::size_t CmProofs::renew(std::size_t index) noexcept {
+  records_[index]->since_ = clock_.now();
+  const auto at = records_.begin() + static_cast<std::ptrdiff_t>(index);
+  std::rotate(at, at + 1, records_.end());
+  return records_.size() - 1;
 }
 
 CmProofs::Outcome CmProofs::on_request_for_more(std::size_t index, Part part) {
@@ -322,6 +356,7 @@ CmProofs::Outcome CmProofs::find_malformed(std::size_t index, const char* what) 
 
 CmMessage CmProofs::send_more(std::unique_ptr<CmServer> client) {
   CmServer& record = *client;
+  if (record.key_ == nullptr) give_up(record.handshake_, record.source_, record.ends_);
   add(std::move(client));
   return record.more();
 }

@@ -207,7 +207,7 @@ class CmServer {
       : key_(key), source_(source), sending_(key != nullptr), receiving_(key != nullptr) {}
   /// Whether the client has the key.
   [[nodiscard]] bool has_proved() const noexcept { return key_ != nullptr && parts_ != 0; }
-  [[nodiscard]] bool is_of(const CmEnds& ends) const noexcept;
+  [[nodiscard]] bool is_of(const Source& source, const CmEnds& ends) const noexcept;
   bool open(std::span<const std::byte> clear, const wire::CmPart& part, const CmEnds& ends,
             std::span<std::byte, wire::kCmPartBytes> to) noexcept;
   /// The rejection with the next bytes, unless the rest fits an answer.
@@ -216,7 +216,7 @@ class CmServer {
 
   const Key* key_;
   Source source_;
-  std::uint64_t since_ = 0;  ///< tick
+  std::uint64_t since_ = 0;  ///< tick of its last new request
   CmData request_{};         ///< the last one that was answered, by
   CmMessage answer_;
   std::array<std::uint8_t, 4> handshake_{};
@@ -240,7 +240,8 @@ CmMessage clear_answer(const CmData& endpoint, const PrivateData& ours,
 void reject(CmId& id, CmServer* server, const wire::Refuse& refusal) noexcept;
 
 /// A server's records of clients that have not sent their last request. If they are used up, one
-/// of the source with the most gives way: first those that may be recorded ones, then the oldest.
+/// of the source with the most gives way: first those that may be recorded ones, then the one that
+/// has been silent for longest.
 class CmProofs {
  public:
   /// `keys`, `counts` and `clock` must outlive it. `most`: records.
@@ -283,7 +284,14 @@ class CmProofs {
   Outcome go_on(CmServer& record) noexcept;
   Outcome finish(std::size_t index);
   Outcome find_malformed(std::size_t index, const char* what);
+  using Handshake = std::array<std::uint8_t, 4>;
+  [[nodiscard]] std::size_t find_clear(const Handshake& handshake, const Source& source,
+                                       const CmEnds& ends) const noexcept;
+  /// Without a key: removes the record of a client that has begun again.
+  void give_up(const Handshake& handshake, const Source& source, const CmEnds& ends) noexcept;
   void add(std::unique_ptr<CmServer> record);
+  /// Answers the record's new place.
+  std::size_t renew(std::size_t index) noexcept;
   void make_room() noexcept;
   void drop(std::size_t index) noexcept;
   std::unique_ptr<CmServer> remove(std::size_t index) noexcept;
@@ -293,7 +301,7 @@ class CmProofs {
   const Clock& clock_;
   std::uint32_t most_;
   Nanoseconds timeout_;
-  std::vector<std::unique_ptr<CmServer>> records_;  ///< the oldest first
+  std::vector<std::unique_ptr<CmServer>> records_;  ///< by `since_`
   SourceCounts counts_of_;                          ///< of the records
 };
 

@@ -199,7 +199,7 @@ struct CmRequest {
   CmId id;                           ///< until the listener's owner takes it
   CmEvent event;                     ///< with a key: its data is what a request without one has
   const Key* key = nullptr;          ///< that the peer has proved; null: none
-  std::unique_ptr<CmServer> client;  ///< until the owner takes it; null: it has sent one request
+  std::unique_ptr<CmServer> client;  ///< until the owner takes it; null: a plain request
   std::optional<PrivateData> ours;   ///< what the owner gives to the client; none: not asked yet
   Address peer;
   std::array<std::uint8_t, 16> gid{};  ///< the address of the peer's queue pair

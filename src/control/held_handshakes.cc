@@ -137,7 +137,7 @@ bool ControlPort::collect(CmRequest& request) {
   const std::string& found = outcome ? outcome->refused : outcome.error().found;
   count_refusal(request.peer, found);
   if (has_keys()) report_unproved(request.peer, found, {});
-  // Equal for every peer and every reason, as over TCP.
+  // With a key, equal for every peer and every reason, as over TCP.
   control::reject(
       request.id, nullptr,
       wire::make_refuse(Status::refused,

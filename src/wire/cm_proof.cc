@@ -35,8 +35,8 @@ std::optional<Struct> decode(std::span<const std::byte> data) noexcept {
 std::array<std::byte, kCmRequestMax> encode(const CmProof& proof) noexcept {
   return ProofLayout::encode(proof);
 }
-std::array<std::byte, kCmRequestMax> encode(const CmPart& half) noexcept {
-  return PartLayout::encode(half);
+std::array<std::byte, kCmRequestMax> encode(const CmPart& part) noexcept {
+  return PartLayout::encode(part);
 }
 std::array<std::byte, kCmMagicBytes + sizeof(CmContinue::sealed)> encode(
     const CmContinue& answer) noexcept {

@@ -68,7 +68,7 @@ inline constexpr std::size_t kCmHeaderBytes = 8;  ///< of a request
 inline constexpr std::size_t kCmMagicBytes = 4;   ///< of an answer
 
 std::array<std::byte, kCmRequestMax> encode(const CmProof& proof) noexcept;
-std::array<std::byte, kCmRequestMax> encode(const CmPart& half) noexcept;
+std::array<std::byte, kCmRequestMax> encode(const CmPart& part) noexcept;
 std::array<std::byte, kCmMagicBytes + sizeof(CmContinue::sealed)> encode(
     const CmContinue& answer) noexcept;
 std::array<std::byte, kCmMagicBytes + sizeof(CmAnswer::sealed)> encode(

@@ -54,15 +54,19 @@ inline CmEnds the_ends() {
 }
 inline constexpr std::uint32_t kServerQp = 0x444;
 
+inline control::Source source_of(std::uint8_t host) {
+  control::Source source{};
+  source[0] = host;
+  return source;
+}
+
 struct Server {
   explicit Server(const std::string& text, std::uint32_t most = 8)
       : most_(most), keys(ring(text)) {}
 
   CmProofs::Outcome take(std::span<const std::byte> request, const CmEnds& ends = the_ends(),
                          std::uint8_t host = 1) {
-    control::Source source{};
-    source[0] = host;
-    auto outcome = proofs.on_request(request, source, ends);
+    auto outcome = proofs.on_request(request, source_of(host), ends);
     EXPECT_TRUE(outcome);
     return std::move(*outcome);
   }
@@ -85,11 +89,11 @@ struct Client {
   explicit Client(const std::string& text) : keys(ring(text)) {}
 
   Bytes request(const CmEnds& ends = the_ends()) {
-    const auto made =
-        proof.next_request(wire::encode_cm(wire_test::valid_endpoint(), capabilities), ours, ends);
+    const auto made = proof.next_request(endpoint_data(), ours, ends);
     EXPECT_TRUE(made);
     return copy(*made);
   }
+  [[nodiscard]] CmData endpoint_data() const { return wire::encode_cm(endpoint, capabilities); }
   [[nodiscard]] std::uint64_t count(AuthenticationFailure why) const {
     return failures(counts, why);
   }
@@ -97,6 +101,7 @@ struct Client {
   KeyRing keys;
   control::AuthenticationCounts counts;
   CmClient proof{keys, counts};
+  spinwire::Endpoint endpoint = wire_test::valid_endpoint();
   PrivateData ours;                 ///< for the server
   wire::Capabilities capabilities;  ///< in its endpoint
 };

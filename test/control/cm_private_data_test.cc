@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "control/cm_ends.h"
+#include "wire/codec.h"
 
 namespace cm_private_data_test {
 namespace {
@@ -50,9 +51,17 @@ struct Passing {
 /// A client and a server that tell each other private data.
 struct Pair {
   explicit Pair(const std::string& key, std::size_t ours = 0, std::size_t theirs = 0)
-      : client(key), server(key), given(data_of(theirs, 100)) {
+      : own(std::make_unique<Server>(key)), client(key), server(*own) {
+    give(ours, theirs);
+  }
+  /// Without a key.
+  Pair(Server& at, std::size_t ours, std::size_t theirs) : client(""), server(at) {
+    give(ours, theirs);
+  }
+  void give(std::size_t ours, std::size_t theirs) {
     client.ours = data_of(ours, 1);
     client.capabilities.features = wire::feature::cm_private_data;
+    given = data_of(theirs, 100);
   }
   /// What the server has to answer once the client has said all; null: one end has refused, or
   /// without a key all was said in one request.
@@ -64,7 +73,7 @@ struct Pair {
       if (outcome.is_plain) {
         CmData said{};
         std::copy(request.begin(), request.end(), said.begin());
-        return std::make_unique<CmServer>(said, control::Source{}, the_ends());
+        return std::make_unique<CmServer>(said, source_of(1), the_ends());
       }
       if (outcome.client != nullptr) return std::move(outcome.client);
       if (!outcome.answer || !goes_on(outcome.answer->bytes(), passing)) return nullptr;
@@ -89,6 +98,7 @@ struct Pair {
       }
       EXPECT_EQ(*said->decision(), given);
     }
+    EXPECT_TRUE(said->endpoint() == client.endpoint_data());
     const CmMessage all = said->answer(endpoint_data(), given, kServerQp);
     return client.proof.open_answer(passing.pass(all.bytes(), false), kServerQp);
   }
@@ -104,8 +114,9 @@ struct Pair {
   }
 
   using Error = spinwire::Error;
+  std::unique_ptr<Server> own;
   Client client;
-  Server server;
+  Server& server;
   PrivateData given;
 };
 
@@ -131,12 +142,22 @@ TEST_P(CmPrivateData, GoesBothWaysInAsFewRequestsAsItNeeds) {
   }
 }
 
-// The bytes are those of ends that know no private data.
+// With a key, their lengths are those of ends that know no private data. Without one, their bytes
+// are, but for the bit that says that an end takes some.
 TEST_P(CmPrivateData, WithoutAnyTheMessagesAreAsBefore) {
   Pair pair(GetParam());
   Passing passing;
   std::vector<std::size_t> sizes;
-  passing.alter = [&](std::size_t, Bytes& bytes) { sizes.push_back(bytes.size()); };
+  const CmData before = wire::encode_cm(wire_test::valid_endpoint());
+  passing.alter = [&](std::size_t number, Bytes& bytes) {
+    sizes.push_back(bytes.size());
+    if (has_key()) return;
+    Bytes masked = bytes;
+    constexpr std::size_t kFeaturesAt = 8;
+    const auto features = wire::get_number<std::uint32_t>(&masked.at(kFeaturesAt));
+    wire::put_number(&masked.at(kFeaturesAt), features & ~wire::feature::cm_private_data);
+    EXPECT_EQ(masked, copy(before)) << number;
+  };
   EXPECT_TRUE(pair.run(passing));
   EXPECT_EQ(sizes, has_key() ? (std::vector<std::size_t>{56, 80, 56, 20, 56, 76})
                              : (std::vector<std::size_t>{56, 56}));
@@ -180,6 +201,44 @@ TEST_P(CmPrivateData, PartsOutOfOrderRepeatedOrMissingAreRefused) {
   // Nothing of it serves a second time.
   for (std::size_t i = has_key() ? 1 : 2; i < requests.size(); ++i)
     EXPECT_FALSE(pair.server.take(requests[i]).refused.empty()) << i;
+}
+
+// Each request of a program that polls seldom takes a while; all of them take longer than the
+// time-out.
+TEST_P(CmPrivateData, EachRequestHasTheWholeTimeOut) {
+  Pair pair(GetParam(), 256, 256);
+  Passing passing;
+  passing.alter = [&](std::size_t number, Bytes&) {
+    if (number % 2 == 0) pair.server.now += 499'000'000;
+  };
+  EXPECT_TRUE(pair.run(passing));
+  EXPECT_EQ(pair.server.proofs.size(), 0u);
+  EXPECT_EQ(all_failures(pair.server.counts) + all_failures(pair.client.counts), 0u);
+}
+
+TEST_P(CmPrivateData, ARecordEndsWhenItsClientHasSaidNothingNewForTheTimeOut) {
+  constexpr std::uint64_t kPause = 100'000'000;
+  Server server(GetParam());
+  Client goes_on(GetParam()), stops(GetParam());
+  CmEnds other = the_ends();
+  other.client_qp ^= 1;
+  goes_on.ours = stops.ours = data_of(256, 1);
+  const auto ask = [&](Client& client, const CmEnds& ends) {
+    const Bytes request = client.request(ends);
+    EXPECT_TRUE(
+        client.proof.read_rejection(server.take(request, ends).answer.value().bytes()).goes_on);
+    server.now += kPause;
+    return request;
+  };
+  (void)ask(goes_on, the_ends());
+  (void)ask(stops, other);
+  const Bytes last = ask(goes_on, the_ends());
+  server.now += 3 * kPause;  // 0.6 s after the first, 0.5 s after the second, 0.4 s after the third
+  EXPECT_TRUE(server.take(last).answer) << "it is repeated, which is nothing new";
+  EXPECT_EQ(server.proofs.size(), 1u);
+  server.now += kPause;
+  server.proofs.expire();
+  EXPECT_EQ(server.proofs.size(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Keys, CmPrivateData, testing::Values(kKey, std::string()),
@@ -429,6 +488,80 @@ TEST(CmPrivateDataWithoutAKey, ARequestForMoreHasNothingElse) {
   for (std::size_t i = 0; i < 4; ++i)
     part.handshake.at(i) = std::to_integer<std::uint8_t>(endpoint.at(wire::kCmIncarnationAt + i));
   EXPECT_TRUE(pair.server.take(wire::encode(part)).malformed);
+}
+
+/// A client that leaves in the middle of its handshake, and keeps a record at the server.
+void leave(Server& server, std::size_t ours, std::size_t requests) {
+  Pair pair(server, ours, 256);
+  Passing passing;
+  passing.alter = [&](std::size_t, Bytes& bytes) {
+    if (passing.requests == requests) bytes.clear();  // it sends this one no more
+  };
+  auto said = pair.say(passing);
+  if (said != nullptr) (void)pair.answer(std::move(said), passing);
+  ASSERT_EQ(server.proofs.size(), 1u);
+}
+
+/// The same client, which has other words now, and gets other bytes.
+void come_again(Server& server, std::size_t ours, std::size_t theirs) {
+  Pair pair(server, ours, theirs);
+  pair.client.endpoint.credits ^= 1;
+  pair.given = data_of(theirs, 7);
+  Passing passing;
+  EXPECT_TRUE(pair.run(passing));
+  EXPECT_EQ(server.proofs.size(), 0u);
+}
+
+TEST(CmPrivateDataWithoutAKey, AClientThatSaidNothingAndComesAgainSaysNothingAgain) {
+  for (const std::size_t requests : {1u, 2u}) {
+    for (const std::size_t theirs : {119u, 256u}) {
+      SCOPED_TRACE(testing::Message() << requests << " requests, then " << theirs << " bytes");
+      Server server("");
+      leave(server, 0, requests);
+      come_again(server, 0, theirs);
+    }
+  }
+}
+
+TEST(CmPrivateDataWithoutAKey, AClientThatSaidNothingAndComesAgainSaysSomething) {
+  for (const std::size_t requests : {1u, 2u}) {
+    SCOPED_TRACE(requests);
+    Server server("");
+    leave(server, 0, requests);
+    come_again(server, 100, 256);
+  }
+}
+
+TEST(CmPrivateDataWithoutAKey, AClientThatSaidSomethingAndComesAgainSaysNothing) {
+  for (const std::size_t requests : {1u, 3u, 5u, 6u}) {
+    SCOPED_TRACE(requests);
+    Server server("");
+    leave(server, 100, requests);
+    come_again(server, 0, 256);
+  }
+}
+
+// Two requests of one client may have come before the application was asked.
+TEST(CmPrivateDataWithoutAKey, AClientHasOneRecord) {
+  Pair pair("", 0, 256);
+  Passing passing;
+  auto first = pair.say(passing), second = pair.say(passing);
+  for (auto* const said : {&first, &second}) {
+    (*said)->decide(pair.given, {});
+    (void)pair.server.proofs.send_more(std::move(*said));
+    EXPECT_EQ(pair.server.proofs.size(), 1u);
+  }
+}
+
+TEST(CmPrivateDataWithoutAKey, AnotherHostThatClaimsTheSameEndsChangesNothing) {
+  Pair pair("", 60, 256);
+  Passing passing;
+  passing.alter = [&](std::size_t number, Bytes& bytes) {
+    if (number % 2 != 0) return;
+    EXPECT_EQ(pair.server.take(bytes, the_ends(), 2).refused.empty(), number == 0);
+    EXPECT_TRUE(pair.server.take(pair.client.endpoint_data(), the_ends(), 2).is_plain);
+  };
+  EXPECT_TRUE(pair.run(passing));
 }
 
 TEST(CmPrivateDataWithoutAKey, AnAnswerBeforeAllIsSaidIsRefused) {

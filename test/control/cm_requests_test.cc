@@ -13,13 +13,18 @@
 namespace authentication_test {
 namespace {
 
+const control::Address& peer() {
+  static const control::Address address = *control::Address::parse("10.0.0.1:5");
+  return address;
+}
+
 /// Requests through rdma_cm, without its identifiers.
 class CmRequests : public Authentication {
  protected:
   CmRequests() { use(kKey); }
   void request(std::span<const std::byte> data) {
     auto made = std::make_unique<control::CmRequest>();
-    made->peer = *control::Address::parse("10.0.0.1:5");
+    made->peer = peer();
     made->listener = listening_;
     made->event.qp_num = 0x333;
     made->event.size = data.size();
@@ -34,7 +39,7 @@ class CmRequests : public Authentication {
     EXPECT_TRUE(data);
     request(*data);
     if (server_.port.cm_proofs().size() == 0) return false;
-    const auto again = server_.port.cm_proofs().on_request(*data, {}, ends);
+    const auto again = server_.port.cm_proofs().on_request(*data, peer().source(), ends);
     return client.read_rejection(again->answer.value().bytes()).goes_on;
   }
 };
@@ -103,7 +108,7 @@ class CmRequestsWithData : public Authentication, public testing::WithParamInter
   }
   void request(std::span<const std::byte> data, control::ListenerId at) {
     auto made = std::make_unique<control::CmRequest>();
-    made->peer = *control::Address::parse("10.0.0.1:5");
+    made->peer = peer();
     made->listener = at;
     made->event.qp_num = 0x333;
     made->event.size = data.size();
@@ -118,7 +123,7 @@ class CmRequestsWithData : public Authentication, public testing::WithParamInter
       const auto data = next_request(client);
       request(data, listening_);
       if (server_.port.cm_proofs().size() == 0) return requests;
-      const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+      const auto again = server_.port.cm_proofs().on_request(data, peer().source(), ends_);
       if (!again->answer || !client.read_rejection(again->answer->bytes()).goes_on) return requests;
     }
   }
@@ -179,7 +184,7 @@ TEST_P(CmRequestsWithData, AnotherListenerDoesNotTakeWhatOneHasAccepted) {
   while (listener_->cm_asked.empty()) {
     data = next_request(*client);
     request(data, listening_);
-    const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+    const auto again = server_.port.cm_proofs().on_request(data, peer().source(), ends_);
     ASSERT_TRUE(again->answer);
     ASSERT_TRUE(client->read_rejection(again->answer->bytes()).goes_on);
   }
@@ -200,7 +205,7 @@ TEST_P(CmRequestsWithData, AClientThatDoesNotComeBackKeepsNothing) {
   while (listener_->cm_asked.empty()) {
     const auto data = next_request(*client);
     request(data, listening_);
-    const auto again = server_.port.cm_proofs().on_request(data, {}, ends_);
+    const auto again = server_.port.cm_proofs().on_request(data, peer().source(), ends_);
     ASSERT_TRUE(client->read_rejection(again->answer.value().bytes()).goes_on);
   }
   EXPECT_EQ(server_.port.handshakes(), 0u);
