@@ -85,6 +85,29 @@ bool are_offers_short(const EngineContext& ctx) noexcept {
   return 2 * sends.size() >= sends.capacity() || 2 * ctx.windows.free() < ctx.windows.size();
 }
 
+/// Bytes of the long messages that the peer has not fetched yet.
+std::uint64_t bytes_offered(const Agent& a) noexcept {
+  std::uint64_t bytes = 0;
+  for (const RendezvousSend& each : a.rendezvous.sends) bytes += each.length;
+  return bytes;
+}
+
+/// Whether the peer has granted no credit for replies to its calls for too long. A client cannot
+/// give credit back before it has the whole of a long reply: a WRITE is limited as an operation,
+/// and a long message has time to be fetched.
+bool is_stalled_for_replies(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+  Stall& s = a.liveness.stalls.replies;
+  // Not the time of the last message: that is when its poll began, which may be before the check.
+  if (std::exchange(a.liveness.sent, a.credit.sent) != a.credit.sent) s.on_progress();
+  s.check(
+      a.liveness.owes_replies && visible_credits(a) == 0 && bytes_with_device(a) <= max_eager(a),
+      elapsed);
+  const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
+  if (s.ticks <= timeout || a.rendezvous.sends.empty()) return s.ticks > timeout;
+  return s.ticks > timeout + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout) +
+                       transfer_ticks(ctx, bytes_offered(a));
+}
+
 /// What a peer that polls holds up for too long; null: nothing. It may be slow: what nobody else
 /// needs may take as long as it likes. While it fetches a long message, it grants no credit.
 const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
@@ -92,10 +115,8 @@ const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noex
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
   s.answers.check(!a.control_to_send.empty() && a.rendezvous.sends.empty(), elapsed);
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
-  if (a.activity.last_sent >= a.liveness.last_check) s.replies.on_progress();
-  s.replies.check(a.liveness.owes_replies && a.rendezvous.sends.empty() && visible_credits(a) == 0,
-                  elapsed);
-  if (s.replies.ticks > timeout) return "has granted no credit for the replies to its calls";
+  if (is_stalled_for_replies(ctx, a, elapsed))
+    return "has granted no credit for the replies to its calls";
   s.offers.check(!a.rendezvous.sends.empty() && are_offers_short(ctx), elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
   if (s.offers.ticks > timeout + for_block &&

@@ -201,6 +201,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   }
   t->answered = true;
   a.liveness.stalls.offers.on_progress();
+  a.liveness.stalls.replies.on_progress();
   t->verdict = answer.verdict;
   if (!t->key.is_window()) {
     memory::close_key(ctx.keys(), t->key, t->block);

@@ -93,6 +93,7 @@ void on_cancelled(Rpc& r, ConnectionClient& b, agent::Agent& a,
 void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Message& m) noexcept {
   ConnectionClient* const b = connection_of(r, session, from);
   if (b == nullptr) return;
+  wake_blocked(r, *b);
   agent::Agent& a = *agent_of(r, *b);
   if (m.is_write()) return on_reply_write(r, *b, a, m);
   RpcMessageHeader header;
@@ -108,7 +109,9 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
 
 /// Refuses rendezvous messages that exceed the longest reply without named memory.
 void on_client_offer(Rpc& r, std::uint32_t session, const Connection& from, Offer& offer) noexcept {
-  if (connection_of(r, session, from) == nullptr ||
+  ConnectionClient* const b = connection_of(r, session, from);
+  if (b != nullptr) wake_blocked(r, *b);
+  if (b == nullptr ||
       offer.size() > wire::kRpcMessageHeaderBytes + std::size_t{wire::kBlockDatagramBytes})
     offer.refuse();
 }

@@ -237,8 +237,7 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   if (s == nullptr) return;
   agent::Agent& a = *agent_of(r, *s->connection);
   s->last_heard = r.context.now;
-  if (s->connection->turn == ConnectionEnd::Turn::blocked)
-    queue_connection(r, *s->connection);  // its header may grant credit
+  wake_blocked(r, *s->connection);
   if (s->in_never_used_list) mark_used(r, *s);
   if (m.is_write()) return fail_protocol(r, a, "a write to memory that it was not given");
   if (m.immediate()) return on_request_body(r, *s, a, m);
@@ -258,6 +257,7 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
 /// Refuses the request of a call that is over, so that it is not pulled.
 void on_server_offer(Rpc& r, std::uint32_t name, const Connection& from, Offer& offer) noexcept {
   ServerSession* const s = session_of(r, name, from);
+  if (s != nullptr) wake_blocked(r, *s->connection);
   if (s == nullptr || !offer.immediate()) return offer.refuse();
   const ConnectionServerSlot& v = slot_for(*s->connection, *offer.immediate());
   // The call's header may be held behind an earlier request.

@@ -126,6 +126,10 @@ auto session_handler(Rpc& r, std::uint32_t session) noexcept {
 config::ConnectionAttributes connection_attributes(const agent::EngineContext& ctx) noexcept;
 /// Queues the connection for the end of the poll, which advances it.
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept;
+/// A connection was heard. If it lacks credit, it has a turn: the message's header may grant some.
+inline void wake_blocked(Rpc& r, ConnectionEnd& e) noexcept {
+  if (e.turn == ConnectionEnd::Turn::blocked) queue_connection(r, e);
+}
 /// The connection had to wait: for credit or room that nothing reports, or for memory. With
 /// `has_sent` it has a turn in the next poll, otherwise after others that wait.
 void wait_for_turn(Rpc& r, ConnectionEnd& e, bool has_sent) noexcept;
