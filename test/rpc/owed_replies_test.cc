@@ -1,6 +1,7 @@
 // Clients of long calls that grant no credit for the replies. They cost a poll little, whatever
 // their number, and the server gives them up in time.
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -31,7 +32,53 @@ namespace rpc = spinwire::rpc;
 
 constexpr std::uint32_t kWindow = 64;
 constexpr spinwire::Method kUnknown = 99;
+constexpr spinwire::Method kWritten =
+    50;  ///< replies with kWrittenBytes, longer than an eager message
+constexpr spinwire::Method kOffered = 51;         ///< replies with kOfferedBytes, the same
+constexpr std::size_t kWrittenBytes = 1'000'000;  ///< has a second besides the timeout
+constexpr std::size_t kOfferedBytes = 3000;
 constexpr Nanoseconds kTimeout = 2s;
+constexpr Nanoseconds kBlockTimeout = 600ms;
+
+/// Keeps all requests of a queue pair from its first WRITE of a reply on until release(), as a slow
+/// network does.
+struct HeldRequests {
+  struct Request {
+    ibv_qp* qp;
+    ibv_send_wr wr;
+    std::vector<ibv_sge> pieces;
+  };
+  explicit HeldRequests(ibv_context* device) : ops(device->ops) {
+    self = this;
+    plain = std::exchange(ops.post_send, [](ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) {
+      return self->holds(qp, wr) ? 0 : self->plain(qp, wr, bad);
+    });
+  }
+  HeldRequests(const HeldRequests&) = delete;
+  HeldRequests& operator=(const HeldRequests&) = delete;
+  ~HeldRequests() { release(); }
+  bool holds(ibv_qp* qp, const ibv_send_wr* wr) {
+    if (held.empty() && wr->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return false;
+    if (!held.empty() && held.front().qp != qp) return false;
+    for (; wr != nullptr; wr = wr->next)
+      held.push_back({qp, *wr, {wr->sg_list, wr->sg_list + wr->num_sge}});
+    return true;
+  }
+  void release() {
+    ops.post_send = plain;
+    for (Request& each : held) {
+      each.wr.next = nullptr;
+      each.wr.sg_list = each.pieces.data();
+      ibv_send_wr* bad = nullptr;
+      EXPECT_EQ(plain(each.qp, &each.wr, &bad), 0);
+    }
+    held.clear();
+  }
+  ibv_context_ops& ops;
+  int (*plain)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
+  std::deque<Request> held;
+  static inline HeldRequests* self = nullptr;
+};
 
 /// A client of long calls that grants what the test says, and the server's end of its connection.
 struct Client {
@@ -52,8 +99,13 @@ class RpcOwedReplies : public testing::Test {
     Config c = long_call_config();
     c.connections.peer_timeout = kTimeout;
     c.connections.keepalive_interval = 100ms;
+    c.connections.rendezvous_timeout = kBlockTimeout;
     server_ = std::make_unique<Bare>(c, &now_);
     ASSERT_TRUE(server_->core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    for (const auto& [method, size] :
+         {std::pair(kWritten, kWrittenBytes), {kOffered, kOfferedBytes}})
+      ASSERT_TRUE(server_->core->serve(
+          method, [size = size](Request& r) { EXPECT_EQ(r.reply(Bytes(size)), Status::ok); }));
   }
   void TearDown() override {
     if (server_ == nullptr) return;
@@ -92,6 +144,7 @@ class RpcOwedReplies : public testing::Test {
     EXPECT_TRUE(until([&] { return c.served.endpoint().has_value(); }));
     Endpoint mine = c.peer.open();
     mine.credits = 1;
+    mine.eager_bytes = 1024;
     c.peer.join(*c.served.endpoint());
     EXPECT_TRUE(c.served.join(mine));
     EXPECT_TRUE(until([&] { return c.served.ready(); }));
@@ -99,13 +152,41 @@ class RpcOwedReplies : public testing::Test {
     return c;
   }
   /// Calls a method that is refused. The calls of a slot have numbers that grow by the window.
-  void call(Client& c, std::uint32_t number) {
+  void call(Client& c, std::uint32_t number, spinwire::Method method = kUnknown) {
     ASSERT_TRUE(until([&] { return c.peer.granted() > c.sent; }));
     ++c.sent;
-    const auto head = spinwire::wire::encode(
-        RpcMessageHeader{number, kUnknown, RpcMessageKind::call, 0, 0, 0, 0, 0});
+    RpcMessageHeader call{number, method, RpcMessageKind::call, 0, 0, 0, 0, 0};
+    if (method == kWritten) {
+      call.reply_capacity = kWrittenBytes;
+      call.address = c.peer.offer(0, 0).address;
+      call.rkey = c.peer.rkey();
+    }
+    const auto head = spinwire::wire::encode(call);
     ASSERT_TRUE(
         c.peer.send(message(MessageKind::data, head, spinwire::wire::message_flag::kWantCredit)));
+  }
+  /// Keeps why the connection ends.
+  void watch(const Client& c) {
+    auto& on_closed = agent_of(c)->handlers.on_closed;
+    on_closed_ = on_closed;
+    on_closed = [this](Connection which, const Error& error) {
+      why_ = error.message();
+      on_closed_(which, error);
+    };
+  }
+  void expect_lost(const Client& c) {
+    EXPECT_NE(why_.find("granted no credit for the replies to its calls"), std::string::npos)
+        << why_;
+    EXPECT_EQ(c.served.state(), ConnectionState::closed);
+  }
+  /// A long reply that waits for the client to fetch it uses the only credit; another reply waits.
+  void call_for_offer(Client& c) {
+    call(c, kWindow - 1, kOffered);
+    ASSERT_TRUE(until([&] { return c.peer.heard.size() == 1; }));
+    ASSERT_EQ(c.peer.heard[0].header.kind, MessageKind::rendezvous_offer);
+    call(c, kWindow);
+    ASSERT_TRUE(until([&] { return end_of(c)->waiting == 1; }));
+    watch(c);
   }
   /// The first refusal uses the only credit; the one of the next call waits, in the last slot.
   void call_twice(Client& c) {
@@ -230,17 +311,11 @@ TEST_F(RpcOwedReplies, AReplyWaitsForCreditNoLongerThanTheTimeout) {
   Client& other = add();
   call(other, kWindow - 1);
   call_twice(stuck);
-  auto& on_closed = agent_of(stuck)->handlers.on_closed;
-  on_closed_ = on_closed;
-  on_closed = [this](Connection which, const Error& error) {
-    why_ = error.message();
-    on_closed_(which, error);
-  };
+  watch(stuck);
   rest(kTimeout - 200ms);
   EXPECT_TRUE(stuck.served.ready());
   rest(600ms);
-  EXPECT_NE(why_.find("granted no credit for the replies to its calls"), std::string::npos) << why_;
-  EXPECT_EQ(stuck.served.state(), ConnectionState::closed);
+  expect_lost(stuck);
   EXPECT_EQ(end_of(stuck), nullptr);
   EXPECT_TRUE(blocked().empty());
   EXPECT_TRUE(other.served.ready()) << "it is owed nothing";
@@ -254,6 +329,68 @@ TEST_F(RpcOwedReplies, AClientThatGrantsALittleKeepsItsConnection) {
     rest(kTimeout - 400ms);
     ASSERT_TRUE(c.served.ready()) << agent_of(c)->cause.message();
     ASSERT_TRUE(c.grant(1));
+    ASSERT_TRUE(until([&] { return c.peer.heard.size() == 2 + i; }));
+  }
+}
+
+// A client gives the credit back when it has the whole reply.
+TEST_F(RpcOwedReplies, TheTimeOfALongWriteDoesNotCount) {
+  Client& c = add();
+  HeldRequests network(server_->core->context.device->context());
+  call(c, kWindow - 1, kWritten);
+  ASSERT_TRUE(until([&] { return !network.held.empty(); }));
+  call(c, kWindow);
+  ASSERT_TRUE(until([&] { return end_of(c)->waiting == 1; }));
+  watch(c);
+  rest(kTimeout + 600ms);
+  ASSERT_TRUE(c.served.ready()) << why_;
+  network.release();
+  rest(kTimeout - 200ms);
+  ASSERT_TRUE(c.served.ready()) << why_;
+  rest(600ms);
+  expect_lost(c);
+}
+
+TEST_F(RpcOwedReplies, AClientThatFetchesNoLongReplyHasMoreTime) {
+  Client& c = add();
+  call_for_offer(c);
+  rest(kTimeout + kBlockTimeout - 200ms);
+  ASSERT_TRUE(c.served.ready()) << why_;
+  rest(600ms);
+  expect_lost(c);
+}
+
+TEST_F(RpcOwedReplies, AnAnswerToAnOfferBeginsTheTimeAnew) {
+  Client& c = add();
+  call_for_offer(c);
+  rest(kTimeout + kBlockTimeout - 200ms);
+  spinwire::wire::RendezvousOffer offer;
+  ASSERT_TRUE(spinwire::wire::decode(std::span<const std::byte>(c.peer.heard[0].body), offer));
+  ASSERT_GT(c.peer.granted(), c.sent++);
+  ASSERT_TRUE(c.peer.send(MessageKind::rendezvous_answer,
+                          spinwire::wire::encode(spinwire::wire::RendezvousAnswer{offer.id})));
+  rest(kTimeout - 200ms);
+  ASSERT_TRUE(c.served.ready()) << why_;
+  rest(600ms);
+  expect_lost(c);
+}
+
+// A poll looks at the clock when it begins, so what it sends after a check is older than the check.
+TEST_F(RpcOwedReplies, AReplyAfterACheckIsProgress) {
+  Client& c = add();
+  call_twice(c);
+  call(c, kWindow);
+  watch(c);
+  for (std::size_t i = 0; i < 2; ++i) {
+    rest(kTimeout - 400ms);
+    ASSERT_TRUE(c.served.ready()) << why_;
+    Agent* const a = agent_of(c);
+    ++now_;
+    spinwire::agent::check_liveness(server_->core->context, *a);
+    ASSERT_TRUE(c.grant(1));
+    rpc::run_connection_queue(calls());
+    ASSERT_LT(a->activity.last_sent, a->liveness.last_check);
+    ASSERT_EQ(spinwire::agent::visible_credits(*a), 0u);
     ASSERT_TRUE(until([&] { return c.peer.heard.size() == 2 + i; }));
   }
 }
