@@ -3,8 +3,9 @@
 // While the ring has room, each event takes some: an engine with one peer has the whole ring for
 // it. In a full ring this is kept:
 //
-// - The newest eight events of each of the 64 sources that were active last, in half of the ring at
-//   most. So a source with few events keeps them, however much others have to say.
+// - Of the events that are among the newest eight of their source, the newest 512, which is half of
+//   the ring. So such an event stays until 64 other sources have had events since, and a source
+//   with few events keeps them, however much a few others have to say.
 // - Of the others, those that came last. A new event displaces the one that is there for longest:
 //   when its source has had eight newer ones, or 64 other sources have become active since. So with
 //   more sources than that, this is an ordinary ring of the last events of all.
