@@ -35,11 +35,14 @@ std::uint32_t reserved_for(const ServerSession& s) noexcept {
   return calls > 1 ? calls : 0;
 }
 
-/// Receives that the session may still reserve, so that others find some.
-std::uint64_t room_for(const Rpc& r, const ServerSession& s) noexcept {
+/// Receives that nobody has reserved, and served sessions may.
+std::uint32_t free_receives(const Rpc& r) noexcept {
   const std::uint32_t served = served_receive_budget(r.receive_budget);
-  const std::uint32_t free =
-      std::min(r.receive_budget - r.reserved_receives, served - r.server_reserved_receives);
+  return std::min(r.receive_budget - r.reserved_receives, served - r.server_reserved_receives);
+}
+
+/// Of `free` receives, those that the session may reserve, so that others find some.
+std::uint64_t room_for(const ServerSession& s, std::uint32_t free) noexcept {
   return s.source->has_share ? control::room_of_source(s.source->reserved_receives, free) : free;
 }
 
@@ -47,6 +50,19 @@ void count_reserved(Rpc& r, ServerSession& s, std::uint32_t change) noexcept {
   r.reserved_receives += change;
   r.server_reserved_receives += change;
   s.source->reserved_receives += change;
+}
+
+/// The session's window, or the half, a quarter and so on, as far as `free` and its share go.
+[[gnu::cold, gnu::noinline]] void reserve_part(Rpc& r, ServerSession& s,
+                                               std::uint32_t free) noexcept {
+  const std::uint32_t reserved = reserved_for(s);
+  const std::uint64_t most = reserved + room_for(s, free);
+  std::uint32_t calls = s.window;
+  while (calls > most) calls /= 2;
+  if (calls <= std::max(reserved, 1u)) return;
+  count_reserved(r, s, calls - reserved);
+  s.advertised_window = calls;
+  post_reserved_receives(r);
 }
 
 }  // namespace
@@ -57,15 +73,10 @@ void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
     s.advertised_window |= 1;
     if (s.window == 1) return;
   }
-  if (is_leaving(s)) return;
-  const std::uint32_t reserved = reserved_for(s);
-  const std::uint64_t most = reserved + room_for(r, s);
-  std::uint32_t calls = s.window;
-  while (calls > most) calls /= 2;
-  if (calls <= std::max(reserved, 1u)) return;
-  count_reserved(r, s, calls - reserved);
-  s.advertised_window = calls;
-  post_reserved_receives(r);
+  // With many sessions, most requests find none. One is of no use: a session has that anyhow, and
+  // the next part of its window takes at least two more.
+  const std::uint32_t free = free_receives(r);
+  if (free > 1 && !is_leaving(s)) reserve_part(r, s, free);
 }
 
 void return_receives(Rpc& r, ServerSession& s) noexcept {
