@@ -10,8 +10,7 @@ fails if that shows that the tool costs more than --limit.
 Then counts instructions by callgrind, which do not depend on load: a reader must add none.
 
 --record FILE writes the figures with the commit, the machine and the command, if they are known to the
-limit, the instructions were counted and the tree has no changes: bench/attached.txt has those of the
-last such run.
+limit, the instructions were counted and the tree has no changes.
 """
 
 import argparse
