@@ -8,11 +8,17 @@
 # Nothing outside changes. The script enters a private mount namespace, and makes an overlay whose lower
 # layer is the machine's root, which an overlay only reads. Its upper layer is a tmpfs that exists in the
 # namespace alone. Before dpkg runs, the script leaves the machine's root altogether (pivot_root), so no
-# path leads there any more. All mounts end with the script, so it deletes nothing.
+# path leads there any more. All mounts end with the script, so it deletes nothing outside.
+#
+# A machine that builds Spinwire has every -dev package, which would hide a dependency that is missing. So in
+# the overlay all packages go that neither the packages of Spinwire nor a user's tools depend on.
 set -euo pipefail
 script=$(readlink -f "${BASH_SOURCE[0]}")
 marker=/etc/spinwire-packages-test
 packages=(libspinwire0 libspinwire-dev spinwire-tools)
+# What a user who compiles has besides, what the examples need (recommended), and what this test runs.
+users_packages=(apt bash-completion binutils cmake g++ libcli11-dev make man-db pkg-config pkgconf python3-minimal
+  util-linux)
 
 die() {
   echo "packages test: $*" >&2
@@ -189,10 +195,36 @@ check_lintian() {
   step lintian
 }
 
+install_packages() {
+  dpkg --force-unsafe-io -i /packages-test/*.deb >/packages-test/log 2>&1 ||
+    die "dpkg -i failed: $(cat /packages-test/log)"
+}
+
+remove_packages() {
+  dpkg --force-unsafe-io -r "${packages[@]}" >/packages-test/log 2>&1 ||
+    die "dpkg -r failed: $(cat /packages-test/log)"
+  dpkg --force-unsafe-io --purge "${packages[@]}" >/packages-test/log 2>&1 ||
+    die "dpkg --purge failed: $(cat /packages-test/log)"
+}
+
+# Removes what only a machine that builds Spinwire has. Only the fields Depends count, not Recommends.
+keep_dependencies() {
+  local count
+  count=$(dpkg-query -W | wc -l)
+  # shellcheck disable=SC2046  # names of packages
+  {
+    apt-mark auto $(apt-mark showmanual)
+    apt-mark manual "${packages[@]}" $(dpkg-query -W -f '${Package}\n' "${users_packages[@]}" 2>/dev/null)
+    apt-get -y --no-download -o Dpkg::Options::=--force-unsafe-io -o APT::AutoRemove::RecommendsImportant=false \
+      -o APT::AutoRemove::SuggestsImportant=false autoremove --purge
+  } >/packages-test/log 2>&1 || die "apt failed: $(tail -n 20 /packages-test/log)"
+  [[ "$(dpkg-query -W | wc -l)" -lt $count ]] || die "apt removed nothing: $(tail -n 20 /packages-test/log)"
+  step "$(dpkg-query -W | wc -l) of $count packages of this machine are left"
+}
+
 in_overlay() {
   check_root
   export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
-  list_files >/packages-test/before
   for name in "${packages[@]}"; do
     ! dpkg-query -W "$name" >/dev/null 2>&1 || die "$name is known to this machine: this is no clean root"
   done
@@ -200,8 +232,11 @@ in_overlay() {
 
   # Overrides of other packages may name users and groups that this machine does not have.
   : >/var/lib/dpkg/statoverride
-  dpkg --force-unsafe-io -i /packages-test/*.deb >/packages-test/log 2>&1 ||
-    die "dpkg -i failed: $(cat /packages-test/log)"
+  install_packages
+  keep_dependencies
+  remove_packages
+  list_files >/packages-test/before
+  install_packages
   for name in "${packages[@]}"; do
     dpkg -L "$name" | while read -r file; do [[ -d "$file" ]] || echo "$file"; done
   done >/packages-test/files
@@ -214,10 +249,7 @@ in_overlay() {
   check_example
 
   ! dpkg -r libspinwire0 >/dev/null 2>&1 || die 'the library can be removed below the development package'
-  dpkg --force-unsafe-io -r "${packages[@]}" >/packages-test/log 2>&1 ||
-    die "dpkg -r failed: $(cat /packages-test/log)"
-  dpkg --force-unsafe-io --purge "${packages[@]}" >/packages-test/log 2>&1 ||
-    die "dpkg --purge failed: $(cat /packages-test/log)"
+  remove_packages
   while read -r file; do
     [[ ! -e "$file" && ! -L "$file" ]] || die "$file is still there"
   done </packages-test/files
