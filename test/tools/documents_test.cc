@@ -1,11 +1,12 @@
 // The tests that the threat model and the table of features name exist. Examples say how to copy
-// them.
+// them. A page has the figures of the record that it is about.
 #include <fnmatch.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -120,6 +121,22 @@ TEST(Documents, TheThreatModelNamesTestsThatExist) {
     ++patterns;
   }
   EXPECT_GT(patterns, 30);
+}
+
+TEST(Documents, WhatAnAttachedReaderCostsIsWhatWasRecorded) {
+  const std::string record = read_file("bench/attached.txt");
+  const std::string page = read_file("include/observing.md");
+  std::smatch ratio;
+  ASSERT_TRUE(std::regex_search(
+      record, ratio, std::regex("ratio ([0-9.]+), with 95% confidence ([0-9.]+) to ([0-9.]+)")))
+      << "run this in the source tree";
+  EXPECT_NE(page.find("ran at " + ratio[1].str() + " of the rate"), std::string::npos) << ratio[1];
+  // Lines of the page may end between the words.
+  EXPECT_TRUE(std::regex_search(
+      page, std::regex("between\\s" + ratio[2].str() + "\\sand\\s" + ratio[3].str() + "[,.]")))
+      << ratio[0];
+  EXPECT_NE(record.find("screens): +0\n"), std::string::npos)
+      << "the page says that a reader adds no instruction";
 }
 
 /// The comments before the first include of the source whose head has the command to build it.
