@@ -81,8 +81,10 @@ bool CmCipher::decrypt(Bytes associated, Bytes sealed, std::byte* to) noexcept {
 
 // ---- CmServer ----
 
-CmServer::CmServer(const CmData& request, const Source& source, const CmEnds& ends) noexcept
+CmServer::CmServer(const CmData& request, const Source& source, const CmEnds& ends,
+                   std::uint64_t number) noexcept
     : CmServer(nullptr, source) {
+  number_ = number;
   std::copy(request.begin(), request.end(), said_.begin());
   request_ = request;
   handshake_ = clear_handshake_of(request);
@@ -185,7 +187,7 @@ Result<CmProofs::Outcome> CmProofs::on_request(Bytes data, const Source& source,
   if (keys_.empty() && part) return on_clear_part(*part, request, source, ends);
   if (keys_.empty()) {
     give_up(clear_handshake_of(request), source, ends);
-    return Outcome{.is_plain = true};
+    return Outcome{.is_plain = true, .number = ++begun_};
   }
   if (proof) return on_proof(*proof, request, source);
   return on_part(*part, request, ends);
@@ -280,6 +282,7 @@ CmProofs::Outcome CmProofs::on_clear_part(const wire::CmPart& part, const CmData
   if (is_first_clear(part)) {
     give_up(part.handshake, source, ends);
     auto record = std::unique_ptr<CmServer>(new CmServer(nullptr, source));
+    record->number_ = ++begun_;
     record->handshake_ = part.handshake;
     (void)record->open(clear, part, ends, opened);
     add(std::move(record));
@@ -354,9 +357,14 @@ CmProofs::Outcome CmProofs::find_malformed(std::size_t index, const char* what) 
   return outcome;
 }
 
-CmMessage CmProofs::send_more(std::unique_ptr<CmServer> client) {
+std::optional<CmMessage> CmProofs::send_more(std::unique_ptr<CmServer> client) {
   CmServer& record = *client;
-  if (record.key_ == nullptr) give_up(record.handshake_, record.source_, record.ends_);
+  if (record.key_ == nullptr) {
+    // A request may have waited for room while its client began again.
+    const std::size_t known = find_clear(record.handshake_, record.source_, record.ends_);
+    if (known < records_.size() && records_[known]->number_ > record.number_) return std::nullopt;
+    give_up(record.handshake_, record.source_, record.ends_);
+  }
   add(std::move(client));
   return record.more();
 }

@@ -181,8 +181,10 @@ class CmClient {
 /// The server's end, from a client's first request that is not all until the answer.
 class CmServer {
  public:
-  /// For a client that has sent its endpoint in one request, without a key.
-  CmServer(const CmData& request, const Source& source, const CmEnds& ends) noexcept;
+  /// For a client that has sent its endpoint in one request, without a key. `number`: of its
+  /// handshake, see CmProofs::Outcome.
+  CmServer(const CmData& request, const Source& source, const CmEnds& ends,
+           std::uint64_t number) noexcept;
 
   /// That the client has proved; null: without a key.
   [[nodiscard]] const Key* key() const noexcept { return key_; }
@@ -216,8 +218,9 @@ class CmServer {
 
   const Key* key_;
   Source source_;
-  std::uint64_t since_ = 0;  ///< tick of its last new request
-  CmData request_{};         ///< the last one that was answered, by
+  std::uint64_t number_ = 0;  ///< of the handshake, without a key; a newer one has a higher number
+  std::uint64_t since_ = 0;   ///< tick of its last new request
+  CmData request_{};          ///< the last one that was answered, by
   CmMessage answer_;
   std::array<std::uint8_t, 4> handshake_{};
   CmEnds ends_;  ///< of the last request; with a key, once the client has proved it
@@ -256,14 +259,16 @@ class CmProofs {
     std::string refused{};               ///< why it is refused; with a key, counted
     bool is_plain = false;               ///< without a key: the data is that of an endpoint alone
 
+    std::uint64_t number = 0;  ///< of a handshake that is plain, in the order of their begin
     std::optional<Error> malformed{};  ///< refuse `client`
   };
   /// Takes a request. May throw std::bad_alloc. Errors: system.
   Result<Outcome> on_request(std::span<const std::byte> data, const Source& source,
                              const CmEnds& ends);
   /// The application has decided on a client, and the answer has no room for what it gives. Answers
-  /// the data to reject the client's request with. May throw std::bad_alloc.
-  CmMessage send_more(std::unique_ptr<CmServer> client);
+  /// the data to reject the client's request with; none: the client has begun a newer handshake
+  /// since, which goes on. May throw std::bad_alloc.
+  std::optional<CmMessage> send_more(std::unique_ptr<CmServer> client);
   /// Drops the records that have waited for too long.
   void expire() noexcept;
   void clear() noexcept {
@@ -303,6 +308,7 @@ class CmProofs {
   Nanoseconds timeout_;
   std::vector<std::unique_ptr<CmServer>> records_;  ///< by `since_`
   SourceCounts counts_of_;                          ///< of the records
+  std::uint64_t begun_ = 0;                         ///< handshakes without a key
 };
 
 }  // namespace spinwire::control

@@ -205,6 +205,7 @@ struct CmRequest {
   std::array<std::uint8_t, 16> gid{};  ///< the address of the peer's queue pair
   ListenerId listener;
   std::uint64_t came_at = 0;  ///< tick
+  std::uint64_t number = 0;   ///< of a plain request: CmProofs::Outcome::number
 
   /// Refers to this request.
   [[nodiscard]] CmHello hello() const noexcept;

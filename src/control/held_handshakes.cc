@@ -123,7 +123,10 @@ bool ControlPort::collect(CmRequest& request) {
   const CmEvent& event = request.event;
   auto outcome = cm_proofs_.on_request(event.data(), request.peer.source(),
                                        ends_of(request.id, event.qp_num, false));
-  if (outcome && outcome->is_plain) return true;
+  if (outcome && outcome->is_plain) {
+    request.number = outcome->number;
+    return true;
+  }
   if (outcome && outcome->client != nullptr) {
     take_said(request, std::move(outcome->client));
     if (!outcome->malformed) outcome->malformed = check_listener(request);
@@ -171,11 +174,16 @@ void ControlPort::send_more(Handshake& h) {
     CmData said{};
     std::copy_n(request.event.storage.begin(), said.size(), said.begin());
     request.client = std::make_unique<CmServer>(said, request.peer.source(),
-                                                ends_of(request.id, request.event.qp_num, false));
+                                                ends_of(request.id, request.event.qp_num, false),
+                                                request.number);
   }
   request.client->decide(*request.ours, request.listener);
-  const CmMessage first = cm_proofs_.send_more(std::move(request.client));
-  if (request.id) request.id.reject(first.bytes());
+  const std::optional<CmMessage> first = cm_proofs_.send_more(std::move(request.client));
+  if (!first) {
+    return refuse(h, {Status::refused, "accept a connection through rdma_cm",
+                      "the client has begun another handshake since", "go on with that one"});
+  }
+  if (request.id) request.id.reject(first->bytes());
   drop(h);
 }
 

@@ -73,7 +73,7 @@ struct Pair {
       if (outcome.is_plain) {
         CmData said{};
         std::copy(request.begin(), request.end(), said.begin());
-        return std::make_unique<CmServer>(said, source_of(1), the_ends());
+        return std::make_unique<CmServer>(said, source_of(1), the_ends(), outcome.number);
       }
       if (outcome.client != nullptr) return std::move(outcome.client);
       if (!outcome.answer || !goes_on(outcome.answer->bytes(), passing)) return nullptr;
@@ -86,7 +86,7 @@ struct Pair {
   spinwire::Result<CmClient::Answer> answer(std::unique_ptr<CmServer> said, Passing& passing) {
     if (given.bytes().size() > wire::kCmAnswerData) {
       said->decide(given, {});
-      CmMessage more = server.proofs.send_more(std::move(said));
+      CmMessage more = server.proofs.send_more(std::move(said)).value();
       while (said == nullptr) {
         if (!goes_on(more.bytes(), passing)) return tl::unexpected(Error{});
         auto outcome = server.take(passing.pass(client.request(), true));
@@ -170,7 +170,7 @@ TEST_P(CmPrivateData, ARepeatedRequestGetsTheSameAnswer) {
   auto said = pair.say(passing);
   ASSERT_NE(said, nullptr);
   said->decide(pair.given, {});
-  const Bytes more = copy(pair.server.proofs.send_more(std::move(said)).bytes());
+  const Bytes more = copy(pair.server.proofs.send_more(std::move(said)).value().bytes());
   ASSERT_TRUE(pair.goes_on(more, passing));
   const Bytes request = pair.client.request();
   const auto first = pair.server.take(request), again = pair.server.take(request);
@@ -326,7 +326,7 @@ TEST(CmPrivateDataWithAKey, ReflectedMessagesAreRefused) {
   auto said = pair.say(passing);
   ASSERT_NE(said, nullptr);
   said->decide(pair.given, {});
-  const Bytes more = copy(pair.server.proofs.send_more(std::move(said)).bytes());
+  const Bytes more = copy(pair.server.proofs.send_more(std::move(said)).value().bytes());
   EXPECT_FALSE(pair.server.take(more).answer);
   ASSERT_TRUE(pair.goes_on(more, passing));
   const Bytes request = pair.client.request();
@@ -550,6 +550,30 @@ TEST(CmPrivateDataWithoutAKey, AClientHasOneRecord) {
     (*said)->decide(pair.given, {});
     (void)pair.server.proofs.send_more(std::move(*said));
     EXPECT_EQ(pair.server.proofs.size(), 1u);
+  }
+}
+
+// The older request waited for room at the server, and its client has given it up.
+TEST(CmPrivateDataWithoutAKey, AnOlderRequestThatGoesOnLateEndsNoNewerHandshake) {
+  for (const std::size_t ours : {0u, 100u}) {
+    for (const std::size_t request : {1u, 2u}) {
+      SCOPED_TRACE(testing::Message() << ours << " bytes, at request " << request);
+      Pair older("", ours, 256);
+      Passing passing;
+      auto held = older.say(passing);
+      ASSERT_NE(held, nullptr);
+      Pair newer(*older.own, 100, 256);
+      Passing meanwhile;
+      meanwhile.alter = [&](std::size_t, Bytes&) {
+        if (meanwhile.requests != request || held == nullptr) return;
+        ASSERT_EQ(older.server.proofs.size(), 1u);
+        held->decide(older.given, {});
+        EXPECT_FALSE(older.server.proofs.send_more(std::move(held)));
+      };
+      EXPECT_TRUE(newer.run(meanwhile));
+      EXPECT_EQ(held, nullptr);
+      EXPECT_EQ(older.server.proofs.size(), 0u);
+    }
   }
 }
 

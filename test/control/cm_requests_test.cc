@@ -215,6 +215,29 @@ TEST_P(CmRequestsWithData, AClientThatDoesNotComeBackKeepsNothing) {
   EXPECT_EQ(server_.port.cm_proofs().size(), 0u);
 }
 
+// The older request has waited for room, and its client has given it up. With a key, handshakes
+// have names of their own.
+TEST_P(CmRequestsWithData, AnOlderRequestThatGoesOnLateEndsNoNewerHandshake) {
+  listener_->cm_data = data_of(256, 's');
+  listener_->has_room = false;
+  const auto older = client_.port.make_cm_client();
+  (void)ask(*older);
+  ASSERT_EQ(server_.port.handshakes(), 1u);
+  const auto newer = client_.port.make_cm_client();
+  const auto first = next_request(*newer);
+  request(first, listening_);
+  const auto again = server_.port.cm_proofs().on_request(first, peer().source(), ends_);
+  ASSERT_TRUE(newer->read_rejection(again->answer.value().bytes()).goes_on);
+  listener_->has_room = true;
+  for (int i = 0; i < 4; ++i) server_.step();
+  EXPECT_EQ(listener_->cm_asked.size(), 1u);
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(server_.port.refusals(), GetParam() ? 0u : 1u);
+  EXPECT_EQ(1 + ask(*newer), (GetParam() ? 1 : 0) + 9 + 2);
+  EXPECT_EQ(listener_->cm_given, listener_->cm_data);
+  EXPECT_EQ(server_.port.handshakes(), 1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Keys, CmRequestsWithData, testing::Bool(),
                          [](const auto& key) { return key.param ? "One" : "None"; });
 

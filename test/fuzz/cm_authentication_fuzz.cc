@@ -173,7 +173,9 @@ class World {
       if (bytes.size() < wire::kCmDataBytes) return std::nullopt;
       CmData said{};
       std::copy_n(bytes.begin(), said.size(), said.begin());
-      return answer(std::make_unique<control::CmServer>(said, control::Source{}, ends), nullptr);
+      return answer(
+          std::make_unique<control::CmServer>(said, control::Source{}, ends, outcome->number),
+          nullptr);
     }
     if (outcome->client != nullptr) return believe(std::move(outcome->client), ends);
     expect(outcome->answer.has_value() != !outcome->refused.empty(), "an answer or a reason");
@@ -207,10 +209,11 @@ class World {
       expect(*said->decision() == given, "the decision is for this client");
     } else if (given.bytes().size() > wire::kCmAnswerData) {
       said->decide(given, {});
-      const control::CmMessage more = proofs_.send_more(std::move(said));
+      const auto more = proofs_.send_more(std::move(said));
+      expect(more.has_value(), "it is the newest handshake of its client");
       expect(proofs_.size() <= kMostRecords, "records have a limit");
-      note(more.bytes());
-      return {alone(more.bytes()), false};
+      note(more->bytes());
+      return {alone(more->bytes()), false};
     }
     const CmData ours = client != nullptr ? answer_for(*client) : answer_for(clients_[0]);
     Answered made{client, alone(said->answer(ours, given, 9).bytes())};
