@@ -40,7 +40,11 @@ Address source_of(const Address& peer, const Source& gid, GidType type) noexcept
 }
 
 Source event_source(const Address& source) noexcept {
-  return source.is_loopback() ? kThisHost : source.source();
+  const Address host = Address::from_v6(source.as_v6(), 0);  // an IPv4 address has one form there
+  // A connection to the unspecified address reaches this host.
+  if (host.is_loopback() || host.is_any()) return kThisHost;
+  const Source found = host.source();
+  return found != Source{} ? found : host.as_v6();  // no peer is the engine itself
 }
 
 Source event_source(const Source& gid, GidType type) noexcept {
@@ -49,8 +53,7 @@ Source event_source(const Source& gid, GidType type) noexcept {
     return event_source(source_of(Address::from_v6(kThisHost, 0), gid, type));
   // Other GIDs are no IP addresses: all hosts of a subnet of InfiniBand share the upper half.
   if (type != GidType::roce_v1 && type != GidType::roce_v2) return gid;
-  const Source source = event_source(Address::from_v6(gid, 0));
-  return source != Source{} ? source : gid;  // no peer is the engine itself
+  return event_source(Address::from_v6(gid, 0));
 }
 
 std::string source_text(const Address& source) {

@@ -68,6 +68,20 @@ TEST(PeerSource, PeersWithoutAShareAreOneSourceOfEvents) {
   EXPECT_EQ(event_source(far), far.source());
 }
 
+TEST(PeerSource, AnAddressIsTheSourceThatItsGidIs) {
+  const Source here = event_source(address("127.0.0.1:7"));
+  for (const char* const text : {"[::]:7", "0.0.0.0:7", "[::ffff:0.0.0.0]:7"})
+    EXPECT_EQ(event_source(address(text)), here) << text << ": connections to it stay here";
+  EXPECT_EQ(event_source(address("[::ffff:127.0.0.1]:7")), here);
+  EXPECT_EQ(event_source(address("[::ffff:10.0.0.1]:7")), event_source(address("10.0.0.1:7")));
+  EXPECT_NE(event_source(address("[::5]:7")), Source{}) << "not the engine itself";
+  for (const char* const text : {"[::]:7", "0.0.0.0:7", "[::1]:7", "127.0.0.1:7", "[::5]:7",
+                                 "10.0.0.1:7", "[2001:db8::1]:7", "[fe80::1]:7"}) {
+    EXPECT_EQ(event_source(address(text)), event_source(address(text).as_v6(), GidType::roce_v2))
+        << text;
+  }
+}
+
 TEST(PeerSource, TheSourceOfAnEndpointIsItsProcessOrAddress) {
   const auto of = [](const char* text, GidType type) {
     return event_source(address(text).as_v6(), type);
