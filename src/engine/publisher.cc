@@ -124,7 +124,8 @@ bool is_silent(const agent::EngineContext& context, Nanoseconds silent_for) noex
 }
 
 /// For how long the subject has been blocked by what blocks it now; 0: nothing does. `why` is the
-/// blocker's name. Records the beginning and the end of long blocks.
+/// blocker's name. Records the beginning of long blocks while the subject has a row, and always
+/// their end: the row may have been passed on meanwhile.
 Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& subject,
                         std::uint32_t index, observe::EventSubject whose,
                         const observe::EventOrigin& origin, std::string_view why) noexcept {
@@ -137,6 +138,7 @@ Nanoseconds blocked_for(agent::EngineContext& context, SubjectRows::Subject& sub
   }
   if (subject.blocker == 0) return Nanoseconds(0);
   const Nanoseconds since = context.clock.duration(context.now - subject.blocked_at);
+  if (subject.row == SubjectRows::kNone) return since;
   if (since >= kLongBlock && std::exchange(subject.recorded_blocker, subject.blocker) == 0)
     record(observe::EventKind::blocked, why);
   return since;
@@ -282,11 +284,12 @@ void Publisher::scan_connections(EngineCore& core) noexcept {
     found.source = agent::source_key(a);
     SubjectRows::Subject* const subject = claim_row(Table::connection, connections_, found);
     if (subject == nullptr) return;
-    const Id id(index, found.generation);
-    const PeerIdentity peer = agent::peer_identity_of(a);
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, index, observe::EventSubject::connection, origin,
                     to_string(snapshot.blocked_by));
+    if (subject->row == SubjectRows::kNone) return;
+    const Id id(index, found.generation);
+    const PeerIdentity peer = agent::peer_identity_of(a);
     const observe::Subject shown{id.view(), agent::peer_name(a),
                                  peer.key,  clock.duration(now - subject->seen_at),
                                  blocked,   silent};
@@ -310,10 +313,11 @@ void Publisher::scan_sessions(EngineCore& core) noexcept {
     found.is_silent = snapshot.state == SessionState::ready && is_silent(core.context, silent);
     SubjectRows::Subject* const subject = claim_row(Table::session, sessions_, found);
     if (subject == nullptr) return;
-    const Id id(index, c.generation);
     const Nanoseconds blocked =
         blocked_for(core.context, *subject, index, observe::EventSubject::session,
                     rpc::event_origin_of(c), to_string(snapshot.blocked_by));
+    if (subject->row == SubjectRows::kNone) return;
+    const Id id(index, c.generation);
     const observe::Subject shown{
         id.view(), c.address, rpc::identity_of(c.peer).key, clock.duration(now - subject->seen_at),
         blocked,   silent};
@@ -335,7 +339,7 @@ void Publisher::scan_served_sessions(const EngineCore& core) noexcept {
     found.is_stranger = rpc::event_ring_of(s) == observe::EventRing::strangers;
     found.source = reinterpret_cast<std::uintptr_t>(s.source);
     SubjectRows::Subject* const subject = claim_row(Table::served_session, served_, found);
-    if (subject == nullptr) return;
+    if (subject == nullptr || subject->row == SubjectRows::kNone) return;
     const Id id(index, found.generation);
     const PeerIdentity peer = rpc::identity_of(s.peer);
     const observe::Subject shown{id.view(), peer.address, peer.key,

@@ -57,7 +57,7 @@ SubjectRows::Subject* SubjectRows::claim(const Visit& visit) noexcept {
     review_row(subject, visit);
   }
   count(subject, 1);
-  return subject.row != kNone ? &subject : nullptr;
+  return &subject;
 }
 
 std::uint32_t SubjectRows::release(std::uint32_t index) noexcept {
@@ -108,8 +108,7 @@ std::uint32_t SubjectRows::take_row(const Subject& subject, const Visit& visit) 
 
 void SubjectRows::review_row(const Subject& subject, const Visit& visit) noexcept {
   Reserved& row = last_quarter_[subject.row - first_of_last_quarter_];
-  // Its last event must not be `blocked`: without a row, it could not record the end of that.
-  if (is_in_trouble(subject, visit) || subject.recorded_blocker != 0) {
+  if (is_in_trouble(subject, visit)) {
     row.troubled_at = visit.now;
     // Without room, a source could fall in trouble again with rows that it had let go, and have
     // all.

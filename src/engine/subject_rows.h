@@ -54,7 +54,8 @@ class SubjectRows {
   /// Whether the index belonged to another subject before, which must be released first.
   [[nodiscard]] bool has_former(std::uint32_t index, std::uint32_t generation) const noexcept;
   /// Notes what the visit has found, and gives the subject a row if there is one for it. The caller
-  /// writes the row at once, because another subject may have had it. Null: the subject has none.
+  /// writes the row at once, because another subject may have had it. Null: there is no room for
+  /// an index so high.
   Subject* claim(const Visit& visit) noexcept;
   /// The subject is gone. Returns its row, which becomes free; kNone: it had none.
   std::uint32_t release(std::uint32_t index) noexcept;

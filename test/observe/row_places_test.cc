@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/internals.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "observe/engine_folder.h"
 #include "rpc/rpc_ends.h"
@@ -192,6 +194,78 @@ TEST_F(ObserveRowPlaces, ARowOfAConnectionThatIsWellIsPassedOn) {
   EXPECT_EQ(blocked(reading, "connection", "credit"), 1u);
   EXPECT_EQ(engine_number(reading, kWithout), 0);
   EXPECT_EQ(reading.find("connection")->rows.size(), kRows);
+}
+
+/// The events of a connection of this kind.
+std::vector<std::string> events_of(const EngineReading& reading, const std::string& id,
+                                   std::string_view kind) {
+  std::vector<std::string> found;
+  for (const EngineEvent& event : reading.events) {
+    if (event.id == id && event.kind == kind) found.push_back(event.text);
+  }
+  return found;
+}
+
+/// Takes all operations of an engine, so that each connection lacks one.
+struct NoOperations {
+  explicit NoOperations(const Node& node)
+      : all(spinwire::detail::core_of(node.engine)->context.operations) {
+    while (spinwire::agent::Operation* const op = all.acquire()) taken.push_back(op);
+  }
+  NoOperations(const NoOperations&) = delete;
+  NoOperations& operator=(const NoOperations&) = delete;
+  ~NoOperations() {
+    for (spinwire::agent::Operation* const op : taken)
+      all.release(*op, spinwire::agent::OperationKind::send);
+  }
+  spinwire::agent::OperationPool& all;
+  std::vector<spinwire::agent::Operation*> taken;
+};
+
+/// A connection that is well has a row of the last quarter. It lacks what the whole engine lacks,
+/// which is recorded, and its row goes to another connection before it is visited again.
+TEST_F(ObserveRowPlaces, TheEndOfABlockIsRecordedWithoutARow) {
+  constexpr std::size_t kOne = kConnections - 3, kHeld = kConnections - 2,
+                        kOther = kConnections - 1;
+  constexpr std::uint64_t kRound = kConnections / 2;  // two connections a step
+  Crowd c(settings(kRows), &ticks_, 3);
+  c.block(kOne);
+  c.block(kHeld);
+  step(c.client, steps_until_shown(kConnections));
+  ASSERT_TRUE(engine_test::until({&c.client, &c.hung}, [&] {
+    return c.connections[kOne].snapshot().blocked_by == Blocker::nothing;
+  }));
+  c.block(kHeld);
+  ticks_ += std::chrono::nanoseconds(minutes(1)).count();
+  step(c.client, 2 * kRound);
+  EngineReading reading = read();
+  const auto ids = texts(reading, "connection", "connection");
+  ASSERT_EQ(ids.size(), kRows);
+  std::size_t row = kRows - 2;
+  if (text(reading, "connection", row, "spinwire_connection_blocked_by") == "credit") ++row;
+  const std::string id = ids[row];
+  // Half a round after it was visited, it comes before the other one.
+  const auto age = [&] {
+    return number(read(), "connection", row, "spinwire_connection_age_seconds");
+  };
+  for (const double before = age(); age() == before;) step(c.client);
+  step(c.client, kRound / 2);
+  c.block(kOther);
+  {
+    const NoOperations none(c.client);
+    std::uint64_t steps = 0;
+    while (events_of(read(), id, "blocked").size() < 2 && ++steps < 1000) step(c.client);
+    step(c.client, kRound);
+    reading = read();
+    ASSERT_EQ(events_of(reading, id, "blocked"),
+              (std::vector<std::string>{"credit", "operations"}));
+    EXPECT_EQ(events_of(reading, id, "unblocked").size(), 1u);
+    const auto now = texts(reading, "connection", "connection");
+    EXPECT_EQ(std::count(now.begin(), now.end(), id), 0) << "the other one has its row";
+    EXPECT_EQ(blocked(reading, "connection", "credit"), 2u);
+  }
+  step(c.client, 2 * kRound);
+  EXPECT_EQ(events_of(read(), id, "unblocked").size(), 2u);
 }
 
 /// A session is blocked, and later not. The engine's count, that of those without a row, and the
