@@ -16,13 +16,18 @@ inline bool was_heard(const Agent& a) noexcept {
   const std::uint32_t token = a.credit.token;  // 0: there is no cell yet
   return token != 0 && a.liveness.cell_word != wire::encode(wire::CreditWord{}, token);
 }
+/// Whether the peer's device has carried out an operation of ours on a raw connection. From a raw
+/// peer that only receives, nothing else comes.
+inline bool was_answered(const Agent& a) noexcept {
+  return a.raw != nullptr && a.liveness.last_completion != 0;
+}
 /// The ring of the connection's events, besides its own. A peer that has asked for the connection
-/// is a stranger until it is heard, because the frames of a handshake need no device, and so is the
-/// peer of an endpoint, which is its own word. A peer that the application has chosen, or that a
-/// key speaks for, is none.
+/// is a stranger until it is heard or answers, because the frames of a handshake need no device,
+/// and so is the peer of an endpoint, which is its own word. A peer that the application has
+/// chosen, or that a key speaks for, is none.
 inline observe::EventRing event_ring_of(const Agent& a) noexcept {
   const bool was_chosen = a.setup.outbound && !a.setup.out_of_band;
-  const bool is_known = was_chosen || !a.peer.key.empty() || was_heard(a);
+  const bool is_known = was_chosen || !a.peer.key.empty() || was_heard(a) || was_answered(a);
   return is_known ? observe::EventRing::all : observe::EventRing::strangers;
 }
 inline observe::EventOrigin event_origin_of(const Agent& a) noexcept {

@@ -444,6 +444,45 @@ TEST_F(ObserveRecorder, EventsCountForTheProcessOfAnEndpoint) {
   }
 }
 
+// Nothing comes from such a peer but the answers of its device.
+TEST_F(ObserveRecorder, TheRawPeerOfAnEndpointThatOnlyReceivesIsNoStranger) {
+  bool came = false, sent = false;
+  std::array<Node, 2> nodes;
+  std::array<spinwire::Connection, 2> to;
+  for (std::size_t i : {0, 1}) {
+    spinwire::PrepareOptions options;
+    options.handlers = nodes[i].handlers();
+    options.settings.raw.emplace();
+    to[i] = *nodes[i].engine.prepare(options);
+  }
+  const auto both = [&](auto&& is) {
+    return engine_test::until({&nodes[0], &nodes[1]}, [&] { return is(to[0]) && is(to[1]); });
+  };
+  ASSERT_TRUE(both([](const auto& c) { return c.endpoint().has_value(); }));
+  ASSERT_TRUE(to[0].join(*to[1].endpoint()));
+  ASSERT_TRUE(to[1].join(*to[0].endpoint()));
+  ASSERT_TRUE(both([](const auto& c) { return c.ready(); }));
+  const auto ring = [&](const Node& node) {
+    return spinwire::agent::event_ring_of(
+        *spinwire::detail::core_of(node.engine)->context.agents.begin());
+  };
+  EXPECT_EQ(ring(nodes[0]), observe::EventRing::strangers) << "the endpoint is the peer's word";
+  const Buffer room = nodes[1].buffer(64);
+  const spinwire::BufferSlice into = room.slice();
+  ASSERT_EQ(
+      to[1].post_receive(std::span(&into, 1), [&](const spinwire::RawReceive&) { came = true; }),
+      spinwire::Status::ok);
+  for (int i = 0; i < 8; ++i) (void)nodes[1].poll();
+  const Buffer data = nodes[0].filled(8, 1);
+  const auto on_sent = [&](const spinwire::Completion& c) {
+    EXPECT_EQ(c.status, spinwire::Status::ok);
+    sent = true;
+  };
+  ASSERT_EQ(to[0].send_raw(data.slice(), on_sent), spinwire::Status::ok);
+  ASSERT_TRUE(engine_test::until({&nodes[0], &nodes[1]}, [&] { return came && sent; }));
+  for (const Node& node : nodes) EXPECT_EQ(ring(node), observe::EventRing::all);
+}
+
 TEST_F(ObserveRecorder, RepliesIntoNamedMemoryLeaveNoEvents) {
   const EngineFolder folder;
   rpc_test::LongCalls t(shown_in(folder, rpc_test::long_call_config()));
