@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "rpc/rpc_state.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -67,12 +68,17 @@ void drop_reply(Rpc& r, ConnectionServer& b, std::uint32_t slot) noexcept {
   ++r.stats.dropped_replies;
 }
 
+/// Visits the slots of sessions that have had a request, or something in them, since the last
+/// count.
 void count_kept_replies(Rpc& r) noexcept {
   for (auto& [address, source] : r.sources) source.kept_replies = 0;
-  r.servers.for_each([](ServerSession& s) {
+  r.servers.for_each([&r](ServerSession& s) {
+    if (s.last_heard < s.empty_at) return;
     s.kept_replies = 0;
     for_each_kept(s, [&s](const auto&, std::uint32_t) { ++s.kept_replies; });
     s.source->kept_replies += s.kept_replies;
+    // A request of the same poll may come after this count, and has the same tick.
+    s.empty_at = s.kept_replies == 0 && calls_in_progress(s) == 0 ? r.context.now : 0;
   });
 }
 
@@ -115,8 +121,8 @@ void drop_kept_inline_replies(Rpc& r, ServerSession& s) noexcept {
   for_each_kept_inline(s, [&r](auto& end, std::uint32_t slot) { drop_reply(r, end, slot); });
 }
 
-/// Counting takes a look at each slot. So an attempt frees the replies of several sessions, and one
-/// in vain is not repeated at once.
+/// Counting looks at each slot that was used. So an attempt frees the replies of several sessions,
+/// and one in vain is not repeated at once.
 bool ReplyReclaimer::reclaim() noexcept {
   if (release_spares(rpc_)) return true;
   const std::uint64_t now = rpc_.context.clock.now();

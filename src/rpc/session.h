@@ -341,6 +341,8 @@ struct alignas(64) ServerSession {
   control::SourceShare::Place share;   ///< in Rpc::share
   std::uint32_t calls_over_below = 0;  ///< calls below this number; see drop_replies_below()
   std::uint32_t kept_replies = 0;      ///< when they were last counted; see kept_replies.cc
+  /// Tick of the last count, if it found neither a kept reply nor a call in progress; else 0.
+  std::uint64_t empty_at = 0;
   std::unique_ptr<SessionPeer> peer;
   base::IntrusiveList<links_in_session> completions;                ///< that are not due
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: no connection

@@ -3,6 +3,8 @@
 #include "rpc/kept_replies.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/internals.h"
 #include "engine/engine_core.h"
@@ -198,6 +200,49 @@ TEST_F(RpcDroppedReplies, ACallWhoseReplyIsGoneEndsWithAnErrorAndDoesNotRunAgain
   EXPECT_EQ(ended, Status::limit);
   EXPECT_NE(text.find("dropped the reply"), std::string::npos) << text;
   EXPECT_EQ(runs_, 1);
+  server_->expect_clean();
+}
+
+// With many sessions, a search of all slots would take milliseconds.
+TEST_F(RpcDroppedReplies, OnlySlotsOfSessionsThatWereUsedAreSearched) {
+  const rpc::ServerSession& quiet = accept();
+  const rpc::ServerSession& busy = accept();
+  rest(1s);
+  EXPECT_FALSE(calls().reply_reclaimer.reclaim()) << "nothing is kept";
+  rest(1s);
+  rpc::ServerSlot& unsearched = quiet.slots[0];
+  unsearched.payload.block =
+      server_->core->context.arena->allocate(memory::PoolId::send, 2 * kSlotPayloadBytes);
+  ASSERT_NE(unsearched.payload.block, nullptr);
+  EXPECT_FALSE(calls().reply_reclaimer.reclaim()) << "it has had no request since";
+  if (auto* const block = std::exchange(unsearched.payload.block, nullptr))
+    spinwire::detail::release(block);
+  rest(1s);
+  for (const rpc::ServerSession* const s : {&busy, &quiet}) {
+    request(*s, 1);
+    EXPECT_NE(s->slots[1].payload.block, nullptr);
+    while (calls().reply_reclaimer.reclaim()) {
+    }
+    EXPECT_EQ(s->slots[1].payload.block, nullptr);
+    rest(1s);
+  }
+  server_->expect_clean();
+}
+
+TEST_F(RpcDroppedReplies, AReplyThatComesLateIsFound) {
+  std::optional<PendingCall> pending;
+  ASSERT_TRUE(server_->core->serve(kLater, [&](Request& r) { pending = r.defer(); }));
+  const rpc::ServerSession& s = accept();
+  send({s.name, kWindow, kLater, RpcKind::request, 0, 0, 0});
+  ASSERT_TRUE(until([&] { return pending.has_value(); }));
+  rest(1s);
+  EXPECT_FALSE(calls().reply_reclaimer.reclaim()) << "the call is in progress";
+  rest(1s);
+  EXPECT_EQ(pending->reply(filled(kLong, 1)), Status::ok);
+  EXPECT_NE(s.slots[0].payload.block, nullptr);
+  while (calls().reply_reclaimer.reclaim()) {
+  }
+  EXPECT_EQ(s.slots[0].payload.block, nullptr);
   server_->expect_clean();
 }
 
