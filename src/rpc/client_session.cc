@@ -84,12 +84,14 @@ void send_first_ping(Rpc& r, const ClientSession& c) noexcept {
   send_session_datagram(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
 }
 /// When a session that awaits the proof asks again. The pauses double, up to an eighth of the time
-/// that it has. Its timer may fire earlier, for calls that wait.
+/// that it has. Its timer may fire earlier, for calls that wait. A malformed answer counts as a
+/// ping, at the tick when its poll began. That may be before the first ping.
 std::uint64_t next_ping(const Rpc& r, const ClientSession& c) noexcept {
   const std::uint64_t first = c.liveness.last_check;
-  const std::uint64_t longest = std::max<std::uint64_t>((c.deadline - first) / 8, 1);
+  const std::uint64_t longest =
+      std::max<std::uint64_t>((c.deadline - std::min(first, c.deadline)) / 8, 1);
   const std::uint64_t last = c.liveness.last_ping_or_close;
-  return last + std::min(std::max(last - first, r.min_rto), longest);
+  return last + std::min(std::max(last - std::min(first, last), r.min_rto), longest);
 }
 void ask_for_proof(Rpc& r, ClientSession& c) noexcept {
   c.liveness.last_check = c.liveness.last_ping_or_close = r.context.clock.now();

@@ -151,7 +151,8 @@ inline PeerIdentity identity_of(const std::unique_ptr<SessionPeer>& peer) noexce
 
 /// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
-  /// Tick of the last ping, pong or close; of our last ping while a session awaits the proof.
+  /// Tick when the peer's last ping, pong, goodbye or close came. While a client's session awaits
+  /// the proof: tick of our last ping, or of a malformed answer that came later.
   std::uint64_t last_ping_or_close = 0;
   std::uint64_t last_check = 0;    ///< tick
   std::uint64_t silent_ticks = 0;  ///< silence while an answer was due

@@ -228,6 +228,27 @@ TEST_F(RpcHostileServer, ALostProofIsAskedForAgain) {
   expect_clean();
 }
 
+// An answer that is no proof has the tick at which its poll began, before that of the first ping.
+TEST_F(RpcHostileServer, AnAnswerBeforeTheFirstPingDoesNotDelayTheNext) {
+  Session late = open(listener_.address(), WhenNotReady::fail);
+  ASSERT_TRUE(until([&] { return record_of(late).peer_address != nullptr || late.ready(); }));
+  drop_all(*server_, true);
+  rpc::ClientSession& c = record_of(late);
+  ASSERT_TRUE(rpc::awaits_proof(c));
+  const rpc::ServerSession* const s = rpc::find_server(*server_->core->calls, c.peer_session);
+  ASSERT_NE(s, nullptr);
+  c.liveness.last_ping_or_close = c.liveness.last_check - 1;
+  std::uint64_t heard = s->liveness.last_ping_or_close;
+  const auto hears_ping = [&] { return s->liveness.last_ping_or_close > heard; };
+  ASSERT_TRUE(until(hears_ping));
+  heard = s->liveness.last_ping_or_close;
+  ASSERT_TRUE(until(hears_ping));
+  EXPECT_LE(s->liveness.last_ping_or_close - heard, 2 * client_->core->calls->min_rto);
+  drop_all(*server_, false);
+  ASSERT_TRUE(until([&] { return late.ready(); }, kMillisecond / 10));
+  expect_clean();
+}
+
 TEST_F(RpcHostileServer, AServerWhoseProofIsAwaitedHearsTheClose) {
   const std::uint32_t before = served();
   Session brief = open(listener_.address());
