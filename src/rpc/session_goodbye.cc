@@ -121,18 +121,37 @@ void finish_leaving(Rpc& r, ClientSession& c) noexcept {
   on_closed_by_server(r, c);
 }
 
-bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept {
-  Goodbye goodbye;
-  if (!wire::decode(number, goodbye)) return false;
-  if (c.state == SessionState::ready) on_goodbye(r, c, goodbye);
-  return true;
-}
+namespace {
 
-void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
+void note_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
   c.goodbye = goodbye;
   record(r, c, observe::EventKind::goodbye, {"received: the server takes no new calls"});
   if (c.reconnect != nullptr && !c.is_leaving)
     c.reconnect->returns = can_reconnect(r, c, Error{Status::flushed, {}, {}, {}});
+}
+
+/// The server has proved the token by its goodbye, before a pong came. No call was sent, so the
+/// session leaves at once. Calls that may wait stay if it is opened again.
+void retire_unused(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
+  note_goodbye(r, c, goodbye);
+  comes_back(c) ? finish_leaving(r, c) : begin_leaving(r, c);
+}
+
+}  // namespace
+
+bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept {
+  Goodbye goodbye;
+  if (!wire::decode(number, goodbye)) return false;
+  if (c.state == SessionState::ready) {
+    on_goodbye(r, c, goodbye);
+  } else if (awaits_proof(c)) {
+    retire_unused(r, c, goodbye);
+  }
+  return true;
+}
+
+void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
+  note_goodbye(r, c, goodbye);
   begin_leaving(r, c);
 }
 

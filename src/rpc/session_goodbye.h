@@ -42,7 +42,8 @@ void begin_leaving(Rpc& r, ClientSession& c) noexcept;
 bool has_calls(const ClientSession& c) noexcept;
 /// The calls under way of a session that leaves have ended: closes it, or has it opened again.
 void finish_leaving(Rpc& r, ClientSession& c) noexcept;
-/// The server takes no more calls. False: the number is malformed.
+/// The server takes no more calls. A session that awaits its proof has it by the goodbye, and ends
+/// or is opened again at once, with callbacks. False: the number is malformed.
 bool on_goodbye(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 /// The server of a ready session takes no more calls, or no more long ones. Runs no callback.
 void on_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept;

@@ -150,5 +150,63 @@ TEST_P(RpcDrainedSession, LongCallsThatWaitHaveTheirDeadlines) {
   finish();
 }
 
+/// The server's proof is lost, and its goodbye comes before the client asks again.
+class RpcUnprovedSession : public RpcSessionReconnect {
+ protected:
+  void SetUp() override {
+    RpcSessionReconnect::SetUp();
+    if (over_connections()) GTEST_SKIP() << "only a session over datagrams awaits the proof";
+  }
+  void open_at_leaving_server(SessionOptions how) {
+    start();
+    how.when_not_ready = WhenNotReady::wait;
+    session_ = client_->core->open_session(address_, how).value();
+    ASSERT_EQ(begin(kCount, filled(20, 1)), Status::ok);
+    ASSERT_TRUE(engine_test::until({}, [&] {
+      now_ += 10'000;
+      (void)client_->core->poll();
+      if (record().peer_address != nullptr) return true;
+      (void)server_->engine.core->poll();
+      return false;
+    }));
+    ASSERT_TRUE(spinwire::rpc::awaits_proof(record()));
+    spinwire::softverbs::FaultPlan plan;
+    plan.drop = 1;
+    server_->engine.set(plan);
+    (void)server_->engine.core->poll();
+    server_->engine.set({});
+    server_->engine.core->drain.begin(1h, {.retry_after = kGoodbye.retry_after, .on_drained = {}});
+  }
+};
+
+TEST_F(RpcUnprovedSession, EndsByTheServersGoodbyeAndSendsNoCall) {
+  ASSERT_NO_FATAL_FAILURE(open_at_leaving_server(options({})));
+  ASSERT_TRUE(until([&] { return closed_.size() == 1; }));
+  EXPECT_EQ(ready_, 0);
+  EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
+  EXPECT_EQ(closed_[0].goodbye, kGoodbye);
+  ASSERT_TRUE(all_ended());
+  EXPECT_EQ(ended_[0].status, Status::not_connected);
+  EXPECT_TRUE(runs_.empty());
+  ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
+  client_->expect_clean();
+}
+
+TEST_F(RpcUnprovedSession, IsOpenedAgainAfterTheServersGoodbyeWithItsCalls) {
+  ASSERT_NO_FATAL_FAILURE(open_at_leaving_server(options()));
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
+  EXPECT_EQ(session_.state(), SessionState::opening);
+  EXPECT_FALSE(all_ended()) << "the call waits for the next server";
+  server_.reset();
+  start(address_);
+  ASSERT_TRUE(until([&] { return session_.ready(); }, kMillisecond));
+  EXPECT_GE(now_ - from, 300 * kMillisecond);
+  ASSERT_TRUE(until([&] { return all_ended(); }));
+  EXPECT_EQ(ended_[0].status, Status::ok);
+  EXPECT_EQ(ready_, 1);
+  finish();
+}
+
 }  // namespace
 }  // namespace rpc_session_reconnect_test
