@@ -218,12 +218,12 @@ struct Config {
   /// out-of-band endpoints, unless `open`. That limits which peers ask, not where the data goes: a
   /// peer at a loopback address may name an RDMA address of any host.
   struct Security {
-    /// A file of keys, read when the engine opens; spinwire-keygen makes one. Empty: no key. With
-    /// keys, every peer over TCP or through rdma_cm must prove one of them before it learns
-    /// anything, and what a handshake says travels encrypted. The endpoint of an out-of-band peer
-    /// must have a proof of one: it shows that a holder of the key made the endpoint, but not when,
-    /// unless PrepareOptions::peer_joins_first. This end shows the first key of its file, and
-    /// accepts each of them.
+    /// A file of keys, read when the engine opens and by Engine::reload_keys(); spinwire-keygen
+    /// makes one. Empty: no key. With keys, every peer over TCP or through rdma_cm must prove one
+    /// of them before it learns anything, and what a handshake says travels encrypted. The endpoint
+    /// of an out-of-band peer must have a proof of one: it shows that a holder of the key made the
+    /// endpoint, but not when, unless PrepareOptions::peer_joins_first. This end shows the first
+    /// key of its file, and accepts each of them.
     std::string key_file;
     /// Without a key, let every host that reaches the listener connect. Has no effect with one.
     bool open = false;

@@ -361,6 +361,23 @@ class SPINWIRE_API Engine {
   /// Whether a drain is over. Its last connections may still be closing if the time was short.
   [[nodiscard]] bool drained() const noexcept;
 
+  /// Reads security.key_file again, and takes its keys in place of the former ones, so that keys
+  /// can be replaced without another engine: include/running.md has the steps. After an error the
+  /// former keys stay in force. May be called in a callback. It waits for the file system, and runs
+  /// no callback.
+  ///
+  /// Connections and sessions stay, and their PeerIdentity::key, too. Whatever proves a key from
+  /// now on does so by the new keys: new connections and sessions, reconnects, and the connection
+  /// of a session's long calls. A handshake whose proof has been made or checked goes on with its
+  /// key; a peer whose proof arrives later is checked by the new keys. An out-of-band endpoint that
+  /// the application has got stays valid for its peer's answer. The secrets of the former keys are
+  /// zeroed before the function returns. Set-up. Errors:
+  ///   bad_config  the engine was opened without a key file; or, as in open(), the file cannot be
+  ///               read, has no key, a line that is none, or rights for others than its owner
+  ///   no_memory   memory has run out
+  ///   system      the operating system gives no random numbers
+  [[nodiscard]] Result<void> reload_keys();
+
   /// Takes a block with room for `size` bytes, which are not zeroed. Empty if that fails;
   /// allocate_status() says why. Hot.
   [[nodiscard]] Buffer allocate(std::size_t size, Pool pool = Pool::send) noexcept;
@@ -444,9 +461,9 @@ class SPINWIRE_API Engine {
   [[nodiscard]] EngineStats stats() const noexcept;
   /// All counters and levels of the engine, its pools and its calls. Takes constant time. Hot.
   [[nodiscard]] EngineSnapshot snapshot() const noexcept;
-  /// A text for a debugger or a log: changed settings, counters, pools, a drain, and up to 64 lines
-  /// each of listeners, timers, connections, leases and sessions, the blocked ones first. Takes
-  /// time in proportion to all that exists. Empty if memory has run out. Set-up.
+  /// A text for a debugger or a log: changed settings, names of keys, counters, pools, a drain, and
+  /// up to 64 lines each of listeners, timers, connections, leases and sessions, the blocked ones
+  /// first. Takes time in proportion to all that exists. Empty if memory has run out. Set-up.
   [[nodiscard]] std::string describe() const noexcept;
   /// Size and counts of a pool. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;

@@ -101,7 +101,7 @@ Result<Endpoint> read_answer(const EngineContext& ctx, Agent& a, const CmEvent& 
   const CmLink& link = *a.setup.cm;
   const auto opened = link.client->open_answer(event.data(), event.qp_num);
   if (!opened) return tl::unexpected(opened.error());
-  if (link.client->key() != nullptr) set_peer_key(a, link.client->key()->name);
+  if (!link.client->key().empty()) set_peer_key(a, link.client->key());
   CmEvent plain = event;
   std::copy(opened->endpoint.begin(), opened->endpoint.end(), plain.storage.begin());
   plain.size = opened->size;

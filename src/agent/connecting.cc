@@ -161,7 +161,7 @@ Result<void> keep_private_data(std::unique_ptr<PrivateData>& kept,
 }
 
 PeerIdentity peer_identity_of(const Agent& a) noexcept {
-  PeerIdentity peer{a.peer.name.data(), a.peer.key, {}};
+  PeerIdentity peer{a.peer.name.data(), a.peer.key.view(), {}};
   if (a.peer.private_data != nullptr) peer.private_data = a.peer.private_data->bytes();
   return peer;
 }
@@ -250,12 +250,18 @@ void on_cm_disconnected(EngineContext& ctx, Agent& a) {
 
 namespace {
 
-/// This end's endpoint, with a proof if there is a key. May throw std::bad_alloc.
+/// This end's endpoint, with a proof if there is a key. The peer's answer names our code, so an
+/// endpoint keeps its proof when the engine takes other keys. May throw std::bad_alloc.
 Endpoint proved_endpoint(const EngineContext& ctx, const Agent& a,
                          const control::EndpointCode& answers) {
   Endpoint ours = endpoint(ctx, a);
-  if (ctx.endpoint_keys != nullptr)
+  if (ctx.endpoint_keys == nullptr) return ours;
+  EndpointProof& made = a.setup.endpoints->proof;
+  if (made.empty() || made.answers != answers) {
     ctx.endpoint_keys->prove(ours, a.setup.endpoints->nonce, answers);
+    made = ours.proof;
+  }
+  ours.proof = made;
   return ours;
 }
 

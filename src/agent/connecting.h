@@ -64,8 +64,8 @@ inline bool is_peers_qp(const Agent& a, std::uint32_t qp_num) noexcept {
 inline std::uint64_t peer_incarnation(const Agent& a) noexcept { return a.peer.incarnation; }
 inline const char* peer_name(const Agent& a) noexcept { return a.peer.name.data(); }
 void name_peer(Agent& a, std::string_view text) noexcept;
-/// The peer has proved the key of this name, which outlives the agent.
-inline void set_peer_key(Agent& a, std::string_view key) noexcept { a.peer.key = key; }
+/// The peer has proved the key of this name.
+inline void set_peer_key(Agent& a, control::KeyName key) noexcept { a.peer.key = std::move(key); }
 PeerIdentity peer_identity_of(const Agent& a) noexcept;
 /// Through rdma_cm, the port alone.
 LocalPath local_path_of(const Agent& a) noexcept;

@@ -245,6 +245,7 @@ struct EndpointExchange {
   bool peer_has_no_key = false;
   control::EndpointNonce nonce{};  ///< of our endpoint, if there is a key
   control::EndpointCode peer{};    ///< of the peer's endpoint, once it has been joined
+  EndpointProof proof{};           ///< of our endpoint, as it was made last
 };
 
 /// Bringing a connection up and taking it down. Cold.
@@ -277,7 +278,7 @@ struct Peer {
   bool application_fields = false;  ///< it takes them: see Endpoint
   bool takes_goodbye_reasons = false;
   std::array<char, 72> name{};
-  std::string_view key;                       ///< name of the key that it has proved
+  control::KeyName key;                       ///< that it has proved
   std::unique_ptr<PrivateData> private_data;  ///< null: it gave none
 };
 

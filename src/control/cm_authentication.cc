@@ -83,7 +83,7 @@ bool CmCipher::decrypt(Bytes associated, Bytes sealed, std::byte* to) noexcept {
 
 CmServer::CmServer(const CmData& request, const Source& source, const CmEnds& ends,
                    std::uint64_t number) noexcept
-    : CmServer(nullptr, source) {
+    : CmServer(KeyName(), source) {
   number_ = number;
   std::copy(request.begin(), request.end(), said_.begin());
   request_ = request;
@@ -99,7 +99,7 @@ void CmServer::decide(const PrivateData& ours, ListenerId listener) noexcept {
 }
 
 bool CmServer::is_of(const Source& source, const CmEnds& ends) const noexcept {
-  return key_ != nullptr ||
+  return !key_.empty() ||
          (source_ == source && ends_.client_qp == ends.client_qp &&
           ends_.client_gid == ends.client_gid && ends_.server_gid == ends.server_gid);
 }
@@ -126,7 +126,7 @@ CmMessage CmServer::more() noexcept {
 
 CmMessage CmServer::answer(const CmData& endpoint, const PrivateData& ours,
                            std::uint32_t server_qp) noexcept {
-  if (key_ == nullptr) return clear_answer(endpoint, ours, told_);
+  if (key_.empty()) return clear_answer(endpoint, ours, told_);
   const auto seal = [&](auto answer, Bytes text) {
     CmAssociated with(clear_bytes_of<wire::kCmMagicBytes>(answer), ends_);
     with.put(server_qp);
@@ -138,7 +138,7 @@ CmMessage CmServer::answer(const CmData& endpoint, const PrivateData& ours,
 }
 
 CmMessage CmServer::refuse(const wire::Refuse& refusal) noexcept {
-  if (key_ == nullptr) return CmMessage(wire::encode_cm_refusal(refusal).bytes());
+  if (key_.empty()) return CmMessage(wire::encode_cm_refusal(refusal).bytes());
   wire::CmRefusal sealed;
   std::array<std::byte, wire::kCmRefusalBytes> text{};
   const wire::Frame frame = wire::encode_cm_refusal(refusal, text.size());
@@ -224,7 +224,7 @@ Result<CmProofs::Outcome> CmProofs::on_proof(const wire::CmProof& proof, const C
   if (!noise.write_second(*ephemeral, headed.bytes().first(wire::kHeaderBytes),
                           room_in(ours.message)))
     return wrong();
-  auto record = std::unique_ptr<CmServer>(new CmServer(proved, source));
+  auto record = std::unique_ptr<CmServer>(new CmServer(proved->name, source));
   noise.split(record->receiving_.keyed(), record->sending_.keyed());
   noise.clear();
   record->request_ = data;
@@ -281,7 +281,7 @@ CmProofs::Outcome CmProofs::on_clear_part(const wire::CmPart& part, const CmData
   // the client has given that handshake up.
   if (is_first_clear(part)) {
     give_up(part.handshake, source, ends);
-    auto record = std::unique_ptr<CmServer>(new CmServer(nullptr, source));
+    auto record = std::unique_ptr<CmServer>(new CmServer(KeyName(), source));
     record->number_ = ++begun_;
     record->handshake_ = part.handshake;
     (void)record->open(clear, part, ends, opened);
@@ -303,7 +303,7 @@ CmProofs::Outcome CmProofs::on_opened(std::size_t index, Part part, const CmData
   record.request_ = data;
   record.ends_ = ends;
   if (record.ours_) return on_request_for_more(index, part);
-  if (record.parts_ == 0 && record.key_ != nullptr) ++counts_.authenticated;
+  if (record.parts_ == 0 && !record.key_.empty()) ++counts_.authenticated;
   const auto at = static_cast<std::ptrdiff_t>(record.parts_ * wire::kCmPartBytes);
   std::copy(part.begin(), part.end(), record.said_.begin() + at);
   ++record.parts_;
@@ -359,7 +359,7 @@ CmProofs::Outcome CmProofs::find_malformed(std::size_t index, const char* what) 
 
 std::optional<CmMessage> CmProofs::send_more(std::unique_ptr<CmServer> client) {
   CmServer& record = *client;
-  if (record.key_ == nullptr) {
+  if (record.key_.empty()) {
     // A request may have waited for room while its client began again.
     const std::size_t known = find_clear(record.handshake_, record.source_, record.ends_);
     if (known < records_.size() && records_[known]->number_ > record.number_) return std::nullopt;
@@ -387,7 +387,7 @@ std::unique_ptr<CmServer> CmProofs::remove(std::size_t index) noexcept {
 
 void CmProofs::drop(std::size_t index) noexcept {
   const std::unique_ptr<CmServer> record = remove(index);
-  if (record->key_ != nullptr && !record->has_proved() && !record->is_failure_counted_)
+  if (!record->key_.empty() && !record->has_proved() && !record->is_failure_counted_)
     counts_.count(AuthenticationFailure::unconfirmed_proof);
 }
 

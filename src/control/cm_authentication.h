@@ -51,6 +51,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/address.h"
@@ -113,13 +114,15 @@ class CmCipher {
 /// The client's end, from its first request until the server's answer.
 class CmClient {
  public:
-  /// Both must outlive it. `keys` empty: without a key.
+  /// Both must outlive it. `keys` empty: without a key. They may be given other keys: those count
+  /// until the first request.
   CmClient(const KeyRing& keys, AuthenticationCounts& counts) noexcept
-      : key_(keys.empty() ? nullptr : &keys.first()),
+      : keys_(keys),
+        has_key_(!keys.empty()),
         counts_(counts),
-        step_(key_ != nullptr ? Step::proof : Step::plain),
-        sending_(key_ != nullptr),
-        receiving_(key_ != nullptr) {}
+        step_(has_key_ ? Step::proof : Step::plain),
+        sending_(has_key_),
+        receiving_(has_key_) {}
 
   /// The data of the next request. `endpoint`: what a request has without a key; `ours`: of the
   /// application. Both equal in each call. Errors: system.
@@ -143,8 +146,8 @@ class CmClient {
   /// Opens the data of the server's answer. Errors: unauthenticated; protocol (without a key).
   Result<Answer> open_answer(std::span<const std::byte> data, std::uint32_t server_qp);
 
-  /// Null: without a key.
-  [[nodiscard]] const Key* key() const noexcept { return key_; }
+  /// The key in use. Empty: none yet, or without a key.
+  [[nodiscard]] const KeyName& key() const noexcept { return key_; }
 
  private:
   enum class Step : std::uint8_t { proof, plain, parts, more };
@@ -163,7 +166,9 @@ class CmClient {
   [[nodiscard]] Error takes_no_private_data() const;
   Error fail(AuthenticationFailure why, std::string found);
 
-  const Key* key_;
+  const KeyRing& keys_;
+  bool has_key_;
+  KeyName key_;
   AuthenticationCounts& counts_;
   Step step_;  ///< of the request that was sent last, or is due
   bool is_sent_ = false;
@@ -186,8 +191,8 @@ class CmServer {
   CmServer(const CmData& request, const Source& source, const CmEnds& ends,
            std::uint64_t number) noexcept;
 
-  /// That the client has proved; null: without a key.
-  [[nodiscard]] const Key* key() const noexcept { return key_; }
+  /// That the client has proved; empty: without a key.
+  [[nodiscard]] const KeyName& key() const noexcept { return key_; }
   /// What the client has said: the endpoint's data, and its private data. Once it has said all.
   [[nodiscard]] CmData endpoint() const noexcept;
   [[nodiscard]] const PrivateData& private_data() const noexcept { return theirs_; }
@@ -205,10 +210,10 @@ class CmServer {
 
  private:
   friend class CmProofs;
-  CmServer(const Key* key, const Source& source) noexcept
-      : key_(key), source_(source), sending_(key != nullptr), receiving_(key != nullptr) {}
+  CmServer(KeyName key, const Source& source) noexcept
+      : key_(std::move(key)), source_(source), sending_(!key_.empty()), receiving_(!key_.empty()) {}
   /// Whether the client has the key.
-  [[nodiscard]] bool has_proved() const noexcept { return key_ != nullptr && parts_ != 0; }
+  [[nodiscard]] bool has_proved() const noexcept { return !key_.empty() && parts_ != 0; }
   [[nodiscard]] bool is_of(const Source& source, const CmEnds& ends) const noexcept;
   bool open(std::span<const std::byte> clear, const wire::CmPart& part, const CmEnds& ends,
             std::span<std::byte, wire::kCmPartBytes> to) noexcept;
@@ -216,7 +221,7 @@ class CmServer {
   [[nodiscard]] bool has_more() const noexcept;
   [[nodiscard]] CmMessage more() noexcept;
 
-  const Key* key_;
+  KeyName key_;
   Source source_;
   std::uint64_t number_ = 0;  ///< of the handshake, without a key; a newer one has a higher number
   std::uint64_t since_ = 0;   ///< tick of its last new request

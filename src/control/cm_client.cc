@@ -10,8 +10,8 @@ namespace {
 using Bytes = std::span<const std::byte>;
 
 constexpr const char* kCmRemedy =
-    "give both ends the same key with the same name in security.key_file, and restart the end "
-    "whose file has changed";
+    "give both ends the same key with the same name in security.key_file, and reload or restart "
+    "the end whose file has changed";
 
 /// One part of what a client says.
 std::array<std::byte, wire::kCmPartBytes> part_of(const CmData& endpoint, const PrivateData& ours,
@@ -39,7 +39,7 @@ Result<CmData> CmClient::next_request(const CmData& endpoint, const PrivateData&
   ends_ = ends;
   length_ = ours.bytes().size();
   if (step_ == Step::proof) return make_proof();
-  if (key_ == nullptr) handshake_ = clear_handshake_of(endpoint);
+  if (!has_key_) handshake_ = clear_handshake_of(endpoint);
   if (step_ == Step::plain) {
     if (ours.empty()) return endpoint;
     step_ = Step::parts;
@@ -51,8 +51,10 @@ Result<CmData> CmClient::make_proof() {
   const auto ephemeral = make_ephemeral();
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   wire::CmProof proof;
-  std::copy_n(key_->id.begin(), proof.key.size(), proof.key.begin());
-  begin_noise(noise_, *key_, kCmContext, clear_bytes_of<wire::kCmHeaderBytes>(proof));
+  const Key& key = keys_.first();
+  key_ = key.name;
+  std::copy_n(key.id.begin(), proof.key.size(), proof.key.begin());
+  begin_noise(noise_, key, kCmContext, clear_bytes_of<wire::kCmHeaderBytes>(proof));
   if (!noise_.write_first(*ephemeral, {}, room_in(proof.message)))
     return tl::unexpected(Error{Status::system, "authenticate", "the handshake cannot begin", ""});
   return wire::encode(proof);
@@ -127,7 +129,7 @@ CmClient::Rejection CmClient::read_answer_to_proof(Bytes data, bool is_due) {
   const auto text = text_of_refusal(data);
   return {.failure =
               fail(AuthenticationFailure::unproven_server,
-                   base::format("it does not prove the key '{}'{}", key_->name,
+                   base::format("it does not prove the key '{}'{}", key_.view(),
                                 text ? base::format(", and says '{}'", *text) : std::string()))};
 }
 
@@ -150,7 +152,7 @@ CmClient::Rejection CmClient::read_rejection(Bytes data) {
     step_ = Step::more;
     return {.goes_on = true};
   }
-  if (key_ == nullptr) return read_clear_refusal(data);
+  if (!has_key_) return read_clear_refusal(data);
   const auto sealed = wire::decode_cm_sealed_refusal(data);
   std::array<std::byte, wire::kCmRefusalBytes> opened;
   if (is_due && sealed &&
@@ -201,17 +203,17 @@ Result<CmClient::Answer> CmClient::read_clear_answer(Bytes data) {
 
 Result<CmClient::Answer> CmClient::open_answer(Bytes data, std::uint32_t server_qp) {
   const bool is_due = std::exchange(is_sent_, false) && has_said_all();
-  if (!is_due && key_ != nullptr) {
+  if (!is_due && has_key_) {
     return tl::unexpected(
         fail(AuthenticationFailure::unproven_server,
-             base::format("it accepts a request without having proved the key '{}'", key_->name)));
+             base::format("it accepts a request without having proved the key '{}'", key_.view())));
   }
   if (!is_due) {
     return base::fail(Status::protocol, "connect through rdma_cm",
                       "the server accepts a request before it has all private data",
                       base::kProtocolRemedy);
   }
-  if (key_ == nullptr) return read_clear_answer(data);
+  if (!has_key_) return read_clear_answer(data);
   Answer answer;
   if (open_sealed_answer(data, server_qp, answer)) return answer;
   return tl::unexpected(fail(AuthenticationFailure::altered_frame,

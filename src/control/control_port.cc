@@ -262,12 +262,10 @@ void ControlPort::assign(HandshakeId id, std::uint64_t subject) noexcept {
   watch(*find(id));
 }
 
-std::string_view ControlPort::key_of(HandshakeId id) noexcept {
+KeyName ControlPort::key_of(HandshakeId id) noexcept {
   const Handshake* const h = find(id);
-  const Key* const key = h == nullptr            ? nullptr
-                         : h->request != nullptr ? h->request->key
-                                                 : h->exchange.proved_key();
-  return key != nullptr ? std::string_view(key->name) : std::string_view();
+  if (h == nullptr) return {};
+  return h->request != nullptr ? h->request->key : h->exchange.proved_key();
 }
 
 void ControlPort::ask(HandshakeId id, const Endpoint& endpoint) noexcept {
@@ -374,7 +372,7 @@ void ControlPort::send(Handshake& h, const wire::Frame& frame) noexcept {
 }
 
 void ControlPort::count_authentication(Handshake& h, Progress progress) noexcept {
-  if (!h.is_authenticated && h.exchange.proved_key() != nullptr) {
+  if (!h.is_authenticated && !h.exchange.proved_key().empty()) {
     h.is_authenticated = true;
     if (h.inbound) ++proved_;
     restart_wait(h);

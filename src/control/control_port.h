@@ -58,13 +58,16 @@ class ControlPort {
   /// `network`: a simulated one; null: the system's. Errors: limit, no_memory, system.
   Result<void> open(Network* network = nullptr);
   /// Sets the keys: from now on every peer must prove one of them over TCP, and is shown the first
-  /// of them. Set-up: before the first listener or handshake.
+  /// of them. Without keys before: only before the first listener or handshake. With keys, at any
+  /// time: the secrets of the former ones are zeroed, and a handshake whose proof was made or read
+  /// goes on.
   void set_keys(KeyRing keys) noexcept { keys_ = std::move(keys); }
   /// What proves out-of-band endpoints. Null: no key. Valid as long as the port.
   [[nodiscard]] EndpointKeys* endpoint_keys() noexcept {
     return has_keys() ? &endpoint_keys_ : nullptr;
   }
   [[nodiscard]] bool has_keys() const noexcept { return !keys_.empty(); }
+  [[nodiscard]] const KeyRing& key_ring() const noexcept { return keys_; }
   /// Whether connections that do not begin over TCP may be made by a device that reaches other
   /// hosts: with a key, or with ControlOptions::open. Errors: unauthenticated.
   [[nodiscard]] Result<void> check_adapter(const char* asked, const char* remedy) const;
@@ -124,9 +127,8 @@ class ControlPort {
   // Calls of owners for their handshakes. A call has no effect if the handshake is over or past
   // that step.
   void assign(HandshakeId id, std::uint64_t subject) noexcept;
-  /// Name of the key that the peer of a handshake has proved; empty: none. Valid as long as the
-  /// port.
-  [[nodiscard]] std::string_view key_of(HandshakeId id) noexcept;
+  /// Name of the key that the peer of a handshake has proved; empty: none.
+  [[nodiscard]] KeyName key_of(HandshakeId id) noexcept;
   /// Outbound: sends hello.
   void ask(HandshakeId id, const Endpoint& endpoint) noexcept;
   /// Inbound: sends accept. Without the private data, if the peer does not take it.

@@ -198,7 +198,7 @@ using Dialogue = std::variant<Incoming, Connect, Accept, CmIncoming, CmAccept, O
 struct CmRequest {
   CmId id;                           ///< until the listener's owner takes it
   CmEvent event;                     ///< with a key: its data is what a request without one has
-  const Key* key = nullptr;          ///< that the peer has proved; null: none
+  KeyName key;                       ///< that the peer has proved; empty: none
   std::unique_ptr<CmServer> client;  ///< until the owner takes it; null: a plain request
   std::optional<PrivateData> ours;   ///< what the owner gives to the client; none: not asked yet
   Address peer;

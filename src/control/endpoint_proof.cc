@@ -23,7 +23,8 @@ static_assert(crypto_auth_hmacsha256_BYTES == std::tuple_size_v<EndpointCode> &&
 EndpointCode code_of(const Key& key, Endpoint endpoint, const EndpointProof& proof) {
   endpoint.proof = {};
   const std::string text = endpoint.text();
-  const auto length = static_cast<unsigned char>(key.name.size());
+  const std::string_view name = key.name.view();
+  const auto length = static_cast<unsigned char>(name.size());
   const auto bytes = [](std::string_view of) {
     return reinterpret_cast<const unsigned char*>(of.data());
   };
@@ -31,7 +32,7 @@ EndpointCode code_of(const Key& key, Endpoint endpoint, const EndpointProof& pro
   crypto_auth_hmacsha256_init(&state, key.endpoint.bytes.data(), key.endpoint.bytes.size());
   crypto_auth_hmacsha256_update(&state, bytes(kEndpointContext), kEndpointContext.size());
   crypto_auth_hmacsha256_update(&state, &length, 1);
-  crypto_auth_hmacsha256_update(&state, bytes(key.name), key.name.size());
+  crypto_auth_hmacsha256_update(&state, bytes(name), name.size());
   crypto_auth_hmacsha256_update(&state, proof.nonce.data(), proof.nonce.size());
   crypto_auth_hmacsha256_update(&state, proof.answers.data(), proof.answers.size());
   crypto_auth_hmacsha256_update(&state, bytes(text), text.size());
@@ -76,7 +77,7 @@ Result<const Key*> EndpointKeys::check(const Endpoint& peer, const EndpointCode&
         AuthenticationFailure::wrong_proof,
         base::format("its proof of the key '{}' is wrong: the key has another name there, "
                      "or the endpoint was altered or forged",
-                     key->name));
+                     key->name.view()));
   }
   if (is_same_code(proof.code, ours))
     return refuse(AuthenticationFailure::wrong_proof, "it is our own, which has come back");

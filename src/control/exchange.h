@@ -103,9 +103,9 @@ class Exchange {
   [[nodiscard]] AuthenticationFailure failure_so_far() const noexcept {
     return failure_ != AuthenticationFailure::none ? failure_ : unproved(false);
   }
-  /// The key that the peer has proved. Null: none.
-  [[nodiscard]] const Key* proved_key() const noexcept {
-    return channel_.is_authenticated() ? channel_.key() : nullptr;
+  /// The key that the peer has proved. Empty: none.
+  [[nodiscard]] KeyName proved_key() const noexcept {
+    return channel_.is_authenticated() ? channel_.key() : KeyName();
   }
   [[nodiscard]] const Address& peer() const noexcept { return remote_; }
   /// "address:port" of the other end.

@@ -10,8 +10,8 @@ namespace spinwire::control {
 namespace {
 
 constexpr const char* kRemedy =
-    "give both ends the same key with the same name in security.key_file, and restart the end "
-    "whose file has changed";
+    "give both ends the same key with the same name in security.key_file, and reload or restart "
+    "the end whose file has changed";
 
 }  // namespace
 
@@ -62,7 +62,7 @@ Progress Exchange::on_request(const wire::Authenticate& request) {
       return fail_authentication(
           *checked, base::format("its proof of the key '{}' is wrong: the key has another name "
                                  "there, or the frame was altered or forged",
-                                 channel_.key()->name));
+                                 channel_.key().view()));
   }
   queue(answer.bytes());
   return send_waiting();
@@ -80,7 +80,7 @@ Progress Exchange::on_answer(const wire::Authenticated& answer) {
   if (!channel_.read_answer(raw_header(), answer)) {
     return fail_authentication(
         AuthenticationFailure::unproven_server,
-        base::format("its answer does not prove the key '{}'", channel_.key()->name));
+        base::format("its answer does not prove the key '{}'", channel_.key().view()));
   }
   return send_waiting();
 }
@@ -89,7 +89,7 @@ Progress Exchange::on_answer(const wire::Authenticated& answer) {
 Progress Exchange::on_early_refusal(const wire::Refuse& refusal) {
   return fail_authentication(AuthenticationFailure::unproven_server,
                              base::format("it does not prove the key '{}', and says '{}'",
-                                          channel_.key()->name, refusal.message()));
+                                          channel_.key().view(), refusal.message()));
 }
 
 Progress Exchange::open_sealed() {

@@ -211,7 +211,7 @@ std::unique_ptr<CmServer> ControlPort::take_cm_server(HandshakeId id) noexcept {
 bool ControlPort::begin_request(std::unique_ptr<CmRequest>& request) noexcept {
   Handshake* const h = begin_inbound(request->peer, CmIncoming{request->listener});
   if (h == nullptr) return false;
-  h->is_authenticated = request->key != nullptr;
+  h->is_authenticated = !request->key.empty();
   if (h->is_authenticated) ++proved_;
   h->request = std::move(request);
   update_eviction(*h);

@@ -140,7 +140,7 @@ tl::expected<std::unique_ptr<Key>, std::string> parse_line(std::string_view line
   if (sodium_is_zero(secret.bytes.data(), secret.bytes.size()) != 0)
     return tl::unexpected(std::string("the key is all zeroes"));
   auto key = std::make_unique<Key>();
-  key->name = name;
+  key->name = KeyName(name);
   derive(secret, *key);
   return key;
 }
@@ -166,11 +166,11 @@ Result<KeyRing> KeyRing::parse(std::string_view text, std::string_view origin) {
       return bad_file(line, base::format("there are more than {} keys", kKeysMax),
                       "remove old ones");
     for (const Key& other : ring.keys_) {
-      if (other.name == (*key)->name)
-        return bad_file(line, base::format("there is a key '{}' already", other.name),
+      if (other.name == (*key)->name.view())
+        return bad_file(line, base::format("there is a key '{}' already", other.name.view()),
                         "give each key a name of its own");
       if (other.id == (*key)->id)
-        return bad_file(line, base::format("it is the key '{}' again", other.name),
+        return bad_file(line, base::format("it is the key '{}' again", other.name.view()),
                         "remove one of the two");
     }
     ring.keys_.push_back(std::move(**key));
@@ -194,6 +194,15 @@ Result<KeyRing> KeyRing::load(const std::string& path) {
     if (auto read = read_file(path, file); !read) return tl::unexpected(read.error());
     return parse({file.bytes.data(), file.size}, path);
   });
+}
+
+std::string KeyRing::names() const {
+  std::string text;
+  for (const Key& key : keys_) {
+    if (!text.empty()) text += ", ";
+    text += key.name.view();
+  }
+  return text;
 }
 
 const Key* KeyRing::find(const KeyId& id) const noexcept {

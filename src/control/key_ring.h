@@ -4,7 +4,8 @@
 // and 32 bytes in hexadecimal. Empty lines, and text behind '#', are skipped. Only the file's
 // owner, this user or root, may have access to it. The first key is the one by which this end
 // proves itself when it connects; every key is accepted from a peer. So keys can be replaced one
-// engine after the other.
+// engine after the other. A handshake takes from a key what it needs when it makes or reads the
+// proof, and no secret of the key outlives its ring.
 #pragma once
 
 #include <array>
@@ -13,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "control/key_name.h"
 #include "control/noise.h"
 #include "spinwire/status.h"
 #include "wire/handshake.h"
@@ -22,7 +24,7 @@ namespace spinwire::control {
 using KeyId = std::array<std::uint8_t, wire::kKeyIdBytes>;
 
 struct Key {
-  std::string name;
+  KeyName name;
   NoisePsk psk;          ///< derived from the secret of the file
   NoiseSecret endpoint;  ///< as well; for the proofs of out-of-band endpoints
   /// Derived from the secret, too, and not secret itself. Tells a server which key a client has; to
@@ -48,6 +50,8 @@ class KeyRing {
   /// The key by which this end proves itself. There must be one.
   [[nodiscard]] const Key& first() const noexcept { return keys_.front(); }
   [[nodiscard]] const std::vector<Key>& all() const noexcept { return keys_; }
+  /// "new, old": the names in the order of the file. May throw std::bad_alloc.
+  [[nodiscard]] std::string names() const;
   /// Null: no such key.
   [[nodiscard]] const Key* find(const KeyId& id) const noexcept;
 

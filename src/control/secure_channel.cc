@@ -43,12 +43,13 @@ void begin_noise(NoiseHandshake& noise, const Key& key, std::string_view context
     std::memcpy(prologue.data() + size, bytes.data(), bytes.size());
     size += bytes.size();
   };
-  const auto length = static_cast<std::byte>(key.name.size());
+  const std::string_view name = key.name.view();
+  const auto length = static_cast<std::byte>(name.size());
   put(std::as_bytes(std::span(context)));
   put(header);
   put(std::as_bytes(std::span(key.id)));
   put(std::span(&length, 1));
-  put(std::as_bytes(std::span(key.name)));
+  put(std::as_bytes(std::span(name)));
   noise.begin(key.psk, std::span(prologue).first(size));
 }
 
@@ -78,7 +79,7 @@ void SecureChannel::reset() noexcept {
   state_ = State::off;
   keys_ = nullptr;
   own_ = nullptr;
-  key_ = nullptr;
+  key_ = {};
   noise_.clear();
   sending_.clear();
   receiving_.clear();
@@ -110,7 +111,7 @@ Result<wire::Frame> SecureChannel::make_request(int fd) {
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   const Key& key = keys_->first();
   wire::Authenticate request{key.id, {}};
-  key_ = &key;
+  key_ = key.name;
   begin_noise(noise_, key, kContext, header_of(wire::encode(request)));
   if (!noise_.write_first(*ephemeral, {},
                           std::as_writable_bytes(std::span(request.message)).data()))
@@ -129,7 +130,7 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
                                                           wire::Frame& answer) {
   const Key* const key = keys_->find(request.key);
   if (key == nullptr) return AuthenticationFailure::unknown_key;
-  key_ = key;
+  key_ = key->name;
   begin_noise(noise_, *key, kContext, header.bytes);
   if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing)) {
     noise_.clear();

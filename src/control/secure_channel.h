@@ -93,7 +93,8 @@ class SecureChannel {
     authenticated,   ///< left by reset() only
   };
 
-  /// Resets the channel. Null: no key. `keys` must outlive the channel.
+  /// Resets the channel. Null: no key. `keys` must outlive the channel, but may be given other
+  /// keys: those count until the proof is made or read, and none of them afterwards.
   /// `own`: the requests of this engine; must outlive the channel, unless reset() comes before.
   void begin(const KeyRing* keys, bool is_client, OwnRequests* own = nullptr) noexcept;
   void reset() noexcept;
@@ -105,8 +106,8 @@ class SecureChannel {
     return state_ == State::answered || state_ == State::authenticated;
   }
   [[nodiscard]] bool is_authenticated() const noexcept { return state_ == State::authenticated; }
-  /// The key in use. Null: none yet.
-  [[nodiscard]] const Key* key() const noexcept { return key_; }
+  /// The key in use. Empty: none yet.
+  [[nodiscard]] const KeyName& key() const noexcept { return key_; }
   /// The kinds of frame that may come in the clear now; before is_open(), or if it seals.
   [[nodiscard]] wire::KindSet expected() const noexcept;
 
@@ -140,7 +141,7 @@ class SecureChannel {
   bool is_client_ = false;
   bool is_listed_ = false;  ///< our request is in own_
   const KeyRing* keys_ = nullptr;
-  const Key* key_ = nullptr;
+  KeyName key_;
   OwnRequests* own_ = nullptr;
   OwnRequests::PublicKey ephemeral_{};  ///< of our request
   wire::VersionRange their_versions_;

@@ -368,9 +368,10 @@ Result<PrivateData> Connector::accept_session(control::HandshakeId handshake,
                                               const ListenTerms& terms) {
   if (aborted_) return terms.private_data;
   const control::AddressText address = peer.text();
-  return ask_to_accept(terms.options.on_session_request,
-                       {address.view(), port_.key_of(handshake), client.private_data.bytes()},
-                       terms.private_data);
+  return ask_to_accept(
+      terms.options.on_session_request,
+      {address.view(), port_.key_of(handshake).view(), client.private_data.bytes()},
+      terms.private_data);
 }
 
 Result<control::AcceptedConnection> Connector::accept(control::HandshakeId handshake,
@@ -381,8 +382,9 @@ Result<control::AcceptedConnection> Connector::accept(control::HandshakeId hands
   if (auto present = device_.check_present("accept a connection"); !present)
     return tl::unexpected(present.error());
   const control::AddressText address = peer.text();
-  const std::string_view key = port_.key_of(handshake);
-  const auto ours = ask_to_connect({address.view(), key, endpoint.private_data.bytes()}, terms);
+  const control::KeyName key = port_.key_of(handshake);
+  const auto ours =
+      ask_to_connect({address.view(), key.view(), endpoint.private_data.bytes()}, terms);
   if (!ours) return tl::unexpected(ours.error());
   if (auto open = check_accepting(); !open) return tl::unexpected(open.error());  // still
   const auto made = agent::make(context_,

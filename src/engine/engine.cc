@@ -91,6 +91,20 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   return {};
 }
 
+Result<void> EngineCore::reload_keys() {
+  const std::string& file = context.config.security.key_file;
+  if (file.empty()) {
+    return base::fail(Status::bad_config, "read the keys again",
+                      "this engine was opened without security.key_file",
+                      "set security.key_file, and open another engine with it");
+  }
+  return control::KeyRing::load(file).map([&](control::KeyRing&& keys) {
+    const std::string loaded = keys.names();
+    control.set_keys(std::move(keys));
+    context.recorder.record(observe::EventKind::keys, {loaded});
+  });
+}
+
 void EngineCore::log_half_open_limit() const {
   const auto& c = context.config.connections;
   const std::uint32_t half_open = config::half_open_connections(c);

@@ -125,6 +125,7 @@ class EngineCore final : private engine::CompletionProcessor, private rpc::Engin
   Result<Listener> adopt_listener(int fd, const ListenOptions& options);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
+  Result<void> reload_keys();
   Result<void> resolve(std::string_view name, const ResolveCallback& done);
   Result<void> join(agent::Agent& a, const Endpoint& peer) { return connector.join(a, peer); }
   Result<void> serve(Method method, const MethodHandler& handler);

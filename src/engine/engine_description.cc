@@ -62,6 +62,7 @@ void describe_engine(const EngineCore& core, std::string& text) {
   text += fmt::format("spinwire {} engine on {}: {} polls, {} control steps\n", version(),
                       core.context.device->info().name, stats.polls, stats.control_steps);
   describe_settings(core.context.config, text);
+  if (core.control.has_keys()) text += fmt::format("keys: {}\n", core.control.key_ring().names());
   if (core.drain.has_begun())
     text += fmt::format("drain: {}, {:.3f} s until its deadline\n", core.drain.stage_name(),
                         seconds(core.drain.time_left()));

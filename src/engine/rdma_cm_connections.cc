@@ -92,8 +92,8 @@ Result<PrivateData> Connector::ask_about_cm(control::HandshakeId handshake, cons
                                             const control::CmHello& hello,
                                             const ListenTerms& terms) const {
   if (auto peer = read_cm_hello(id, hello); !peer) return tl::unexpected(peer.error());
-  return ask_to_connect({name_of(id), port_.key_of(handshake), hello.private_data.bytes()}, terms,
-                        hello.takes_private_data);
+  return ask_to_connect({name_of(id), port_.key_of(handshake).view(), hello.private_data.bytes()},
+                        terms, hello.takes_private_data);
 }
 
 Result<control::AcceptedConnection> Connector::accept_cm(control::HandshakeId handshake, CmId& id,

@@ -34,6 +34,7 @@ constexpr std::array kKinds = {
                   "a poll with callbacks, or the pause behind it, took longer than a limit"},
     EventKindInfo{"device", "an event of the device"},
     EventKindInfo{"drain", "Engine::drain() has begun or ended"},
+    EventKindInfo{"keys", "Engine::reload_keys() has taken keys: their names, the first one first"},
 };
 
 /// An event while it is made. Its text ends with 0, which tracers need.
@@ -80,6 +81,7 @@ void fire_probe(EventKind kind, EventSubject subject, std::uint32_t index, std::
       SPINWIRE_EVENT_PROBE(slow);
       SPINWIRE_EVENT_PROBE(device);
       SPINWIRE_EVENT_PROBE(drain);
+      SPINWIRE_EVENT_PROBE(keys);
   }
 #undef SPINWIRE_EVENT_PROBE
 }

@@ -45,6 +45,7 @@ enum class EventKind : std::uint16_t {
   slow = 15,
   device = 16,
   drain = 17,
+  keys = 18,
 };
 /// Empty: unknown.
 std::string_view name_of(EventKind kind) noexcept;

@@ -139,12 +139,12 @@ inline Status status_of_unsent_calls(const EndReason& why, bool was_ready) noexc
 /// What the handshake has shown of a session's peer.
 struct SessionPeer {
   control::AddressText address;
-  std::string_view key{};                       ///< its name; outlives the session
+  control::KeyName key{};                       ///< that it has proved
   std::unique_ptr<PrivateData> private_data{};  ///< null: it gave none
 };
 inline PeerIdentity identity_of(const std::unique_ptr<SessionPeer>& peer) noexcept {
   if (peer == nullptr) return {};
-  PeerIdentity identity{peer->address.view(), peer->key, {}};
+  PeerIdentity identity{peer->address.view(), peer->key.view(), {}};
   if (peer->private_data != nullptr) identity.private_data = peer->private_data->bytes();
   return identity;
 }

@@ -20,12 +20,12 @@ namespace spinwire::rpc {
 namespace {
 
 /// May throw std::bad_alloc.
-std::unique_ptr<SessionPeer> make_session_peer(std::string_view address, std::string_view key,
+std::unique_ptr<SessionPeer> make_session_peer(std::string_view address, control::KeyName key,
                                                const wire::SessionEnd& end) {
   auto peer = std::make_unique<SessionPeer>();
   peer->address.length =
       static_cast<std::uint8_t>(address.copy(peer->address.text.data(), peer->address.text.size()));
-  peer->key = key;
+  peer->key = std::move(key);
   if (!end.private_data.empty())
     peer->private_data = std::make_unique<PrivateData>(end.private_data);
   return peer;

@@ -36,7 +36,7 @@ Conversation converse(Client& client, Server& server) {
   EXPECT_NE(outcome.client, nullptr);
   if (outcome.client == nullptr) return said;
   EXPECT_EQ(outcome.client->endpoint(), wire::encode_cm(wire_test::valid_endpoint()));
-  EXPECT_EQ(outcome.client->key()->name, "2026");
+  EXPECT_EQ(outcome.client->key(), "2026");
   said.answer =
       copy(outcome.client
                ->answer(wire::encode_cm(wire_test::valid_endpoint(), {{1, 1}, 7}), {}, kServerQp)
@@ -55,6 +55,43 @@ TEST(CmAuthentication, ThreeRequestsProveBothEndsAndBringTheEndpoints) {
   EXPECT_EQ(server.counts.authenticated, 1u);
   EXPECT_EQ(all_failures(client.counts) + all_failures(server.counts), 0u);
   EXPECT_EQ(server.proofs.size(), 0u);
+}
+
+// Each end takes other keys after each message of the client's.
+TEST(CmAuthentication, AHandshakeUnderWayKeepsTheKeyOfItsProof) {
+  for (int messages = 1; messages <= 3; ++messages) {
+    Client client(kKey);
+    Server server(kKey);
+    const auto rekey = [&](int said) {
+      if (said == messages) client.keys = server.keys = ring(line("new", 'b'));
+    };
+    const auto proof = server.take(client.request()).answer;
+    rekey(1);
+    ASSERT_TRUE(client.proof.read_rejection(proof.value().bytes()).goes_on);
+    const auto next = server.take(client.request()).answer;
+    rekey(2);
+    ASSERT_TRUE(client.proof.read_rejection(next.value().bytes()).goes_on);
+    const auto outcome = server.take(client.request());
+    rekey(3);
+    ASSERT_NE(outcome.client, nullptr);
+    EXPECT_EQ(outcome.client->key(), "2026");
+    const auto answer =
+        outcome.client->answer(wire::encode_cm(wire_test::valid_endpoint()), {}, kServerQp);
+    EXPECT_TRUE(client.proof.open_answer(answer.bytes(), kServerQp));
+    EXPECT_EQ(client.proof.key(), "2026");
+  }
+}
+
+TEST(CmAuthentication, TheFirstRequestProvesTheKeyOfItsTime) {
+  Client client(kKey);
+  Server server(line("new", 'b'));
+  client.keys = ring(line("new", 'b') + kKey);
+  EXPECT_TRUE(server.take(client.request()).answer);
+  EXPECT_EQ(client.proof.key(), "new");
+  // A proof by a key that is gone by then is one by no key.
+  Client late(kKey);
+  EXPECT_FALSE(server.take(late.request()).answer);
+  EXPECT_EQ(server.count(AuthenticationFailure::unknown_key), 1u);
 }
 
 TEST(CmAuthentication, NothingOfAnEndpointIsReadable) {

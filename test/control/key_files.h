@@ -34,6 +34,14 @@ class KeyFile {
   ~KeyFile() { ::unlink(path_.c_str()); }
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  /// Gives the file another text and other rights.
+  void write(std::string_view text, mode_t mode = 0600) const {
+    const int fd = ::open(path_.c_str(), O_WRONLY | O_TRUNC | O_CREAT | O_CLOEXEC, mode);
+    EXPECT_GE(fd, 0);
+    EXPECT_EQ(::write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    EXPECT_EQ(::fchmod(fd, mode), 0);
+    ::close(fd);
+  }
 
  private:
   std::string path_;

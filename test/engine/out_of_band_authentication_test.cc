@@ -236,6 +236,38 @@ TEST(EndpointAuthentication, AnEndpointThatIsPlayedAgainReachesNobodyAndIsLost) 
   }
 }
 
+// The peer answers the endpoint that it has got.
+TEST(EndpointAuthentication, AnEndpointStaysValidWhenTheKeysAreReloaded) {
+  for (const bool due : {false, true}) {
+    const KeyFile file(kKey);
+    End a(file), b(file);
+    a.options.peer_joins_first = due;
+    a.prepare();
+    b.prepare();
+    file.write(line("new", 'b') + kKey);
+    ASSERT_TRUE(a.node.engine.reload_keys());
+    EXPECT_EQ(*a.connection.endpoint(), a.told[0]);
+    EXPECT_EQ(b.join(a.told[0]), Status::ok);
+    ASSERT_TRUE(b.node.engine.reload_keys());
+    EXPECT_EQ(a.join(*b.connection.endpoint()), Status::ok) << a.why.message();
+    ASSERT_TRUE(both_ready(a, b));
+    EXPECT_EQ(b.connection.peer_identity().key, "2026");
+    EXPECT_EQ(a.connection.peer_identity().key, "new");
+    finish(a.node, b.node);
+  }
+}
+
+TEST(EndpointAuthentication, AProofByAKeyThatWasRemovedIsRefused) {
+  const KeyFile file(kKey);
+  End a(file), b(file);
+  a.prepare();
+  b.prepare();
+  file.write(line("new", 'b'));
+  ASSERT_TRUE(a.node.engine.reload_keys());
+  EXPECT_EQ(a.join(b.told[0]), Status::unauthenticated);
+  EXPECT_EQ(a.counts().unknown_key, 1u);
+}
+
 TEST(EndpointAuthentication, EachConnectionsEndpointHasANonceOfItsOwn) {
   const KeyFile file(kKey);
   End a(file), b(file);

@@ -211,7 +211,7 @@ class World {
 
   void hear(End& end, const End& other) const {
     expect(shares_key_, "strangers hear nothing of each other");
-    expect(end.exchange.proved_key() != nullptr, "a frame comes from a peer with the key");
+    expect(!end.exchange.proved_key().empty(), "a frame comes from a peer with the key");
     expect(end.heard < other.said.size(), "a frame was sent");
     const auto& received = end.exchange.received();
     const wire::Frame again = std::visit(

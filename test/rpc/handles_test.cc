@@ -86,6 +86,7 @@ void expect_empty_engine(Engine& engine) {
       {"set_device_event_handler", engine.set_device_event_handler({})},
       {"adopt_listener", status_of(engine.adopt_listener(-1, {}))},
       {"drain", status_of(engine.drain(Nanoseconds(0)))},
+      {"reload_keys", status_of(engine.reload_keys())},
       {"audit", status_of(engine.audit())},
   };
   for (const Answer& a : answers) EXPECT_EQ(a.status, Status::not_connected) << a.function;

@@ -101,6 +101,10 @@ Result<void> Engine::resolve(std::string_view name, const ResolveCallback& done)
   return engine::set_up(*slot_, "resolve a name", [&] { return core_->resolve(name, done); });
 }
 
+Result<void> Engine::reload_keys() {
+  return engine::set_up(*slot_, "read the keys again", [&] { return core_->reload_keys(); });
+}
+
 Result<Connection> Engine::prepare(const PrepareOptions& options) {
   return engine::set_up(*slot_, "prepare a connection", [&] { return core_->prepare(options); });
 }
