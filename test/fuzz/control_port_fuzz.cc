@@ -1,8 +1,10 @@
-// The control port as a whole, without an engine: whatever strangers and servers send, in any order
-// and at any time, and whatever owners do inside of their calls, handshakes keep their limits, none
-// is lost, and an honest peer gets through.
+// The control port as a whole, without an engine, with and without keys: whatever strangers and
+// servers send, in any order and at any time, and whatever owners do inside of their calls,
+// handshakes keep their limits, none is lost, an honest peer gets through, and with keys nobody
+// else is heard or told anything.
 #include <array>
 
+#include "base/random.h"
 #include "base/timer_wheel.h"
 #include "fuzz/control_port_owner.h"
 #include "fuzz/control_port_seeds.h"
@@ -20,11 +22,27 @@ constexpr std::size_t kMostPeers = 40;
 constexpr Nanoseconds kTimeout = 500ms;
 constexpr std::array<std::uint32_t, 4> kHandshakes{4, 1, 2, 12};
 
+/// The keys of the port and of its peers. Made once, since that takes as long as a short input.
+const std::array<control::KeyRing, 4>& rings() {
+  static const auto made = [] {
+    const auto ring = [](const std::string& text) {
+      return std::move(*control::KeyRing::parse(text, "keys"));
+    };
+    const std::string a = "a " + std::string(64, 'a') + '\n', b = "b " + std::string(64, 'b');
+    return std::array{ring(b + '\n' + a), ring(a), ring(b), ring(a + b)};
+  }();
+  return made;
+}
+
 class World {
  public:
   explicit World(Input& in)
       : in_(in), settings_(in.take<std::uint8_t>()), most_(kHandshakes[settings_ & 3]) {
     expect(port_.open(&network_).has_value(), "the port opens");
+    if ((settings_ & (keys::one | keys::two)) != 0) {
+      network_.has_keys = true;
+      reload((settings_ & keys::two) != 0 ? 3 : 1);
+    }
     if ((settings_ & 4) != 0) {
       auto resolver = std::make_unique<Resolver>();
       resolver_ = resolver.get();
@@ -61,6 +79,10 @@ class World {
         return;
       case Act::stale:
         return act_on_stale();
+      case Act::proves:
+        return act_on_peer(what);
+      case Act::reloads:
+        return reload(in_.take<std::uint8_t>());
       default:
         if (what < Act::polls) return act_on_peer(what);
         if (what < Act::ask) return begin(what);
@@ -127,6 +149,11 @@ class World {
            (!owner_.listener || network_.waiting() == 0);
   }
 
+  void reload(std::uint8_t number) {
+    ring_ = number % rings().size();
+    if (network_.has_keys) port_.set_keys(rings()[ring_]);
+  }
+
   void step() {
     const std::uint64_t calls = owner_.calls, accepts = network_.accepts;
     port_.poll();
@@ -156,6 +183,11 @@ class World {
         return say(peer);
       case Act::says_bytes:
         return peer.say(in_.bytes(in_.take<std::uint8_t>()));
+      case Act::proves: {
+        const auto& ring = rings()[in_.take<std::uint8_t>() % rings().size()];
+        if (network_.has_keys) peer.prove(ring);
+        return;
+      }
       case Act::flushes:
         return peer.flush();
       case Act::reads:
@@ -174,7 +206,7 @@ class World {
     const auto said = static_cast<Said>(in_.take<std::uint8_t>() % static_cast<int>(Said::count));
     const auto manner = in_.take<std::uint8_t>();
     const wire::Frame frame = encode(peer, said, manner);
-    Bytes bytes = alone(frame.bytes());
+    Bytes bytes = peer.dress(frame);
     if ((manner & how::mutated) != 0)
       bytes[in_.take<std::uint8_t>() % bytes.size()] = std::byte{in_.take<std::uint8_t>()};
     if ((manner & (how::cut | how::split)) == 0) return peer.say(bytes);
@@ -343,8 +375,13 @@ class World {
     if (resolver_ != nullptr) resolver_->mode = Resolver::Mode::knows;
     owner_.listen();
     Peer* const honest = network_.call(200);
-    honest->say(encode(*honest, Said::hello, how::own_address).bytes());
+    if (network_.has_keys) honest->prove(rings()[ring_]);
+    bool has_asked = false;
     for (int i = 0; i < 200 && !honest->has_heard(FrameKind::accept); ++i) {
+      if (!has_asked && honest->has_proved() == network_.has_keys) {
+        honest->say(honest->dress(encode(*honest, Said::hello, how::own_address)));
+        has_asked = true;
+      }
       step();
       for (auto& [subject, record] : owner_.records) {
         if (record.is_live && !record.answered) owner_.answer(record);
@@ -368,11 +405,13 @@ class World {
   Resolver* resolver_ = nullptr;
   std::uint64_t refusals_ = 0;
   std::uint64_t requests_ = 0;
+  std::size_t ring_ = 0;
 };
 
 }  // namespace
 
 void run(std::span<const std::byte> data) {
+  const base::SeedSource source(1);
   Input in(data);
   World world(in);
   for (int i = 0; i < kMostActs && !in.empty(); ++i) {
@@ -388,6 +427,8 @@ void sow(Seeds& seeds) {
       for (const Seed& seed : part)
         seeds.add(std::string(1, static_cast<char>(settings | seed.settings)) + seed.script);
     }
+    for (const Seed& seed : proofs())
+      seeds.add(std::string(1, static_cast<char>(settings | seed.settings)) + seed.script);
   }
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "control/secure_channel.h"
 #include "control/socket.h"
 #include "fuzz/fuzz.h"
 #include "wire/handshake.h"
@@ -33,12 +34,36 @@ using control::Address;
 /// A peer of the port: a stranger that has connected, or the server of an outbound handshake.
 class Peer {
  public:
-  Peer(UniqueFd fd, bool is_inbound, const Address& address, std::uint64_t& changes)
-      : is_inbound_(is_inbound), address_(address), fd_(std::move(fd)), changes_(changes) {}
+  /// `has_keys`: the port has keys, so it must say nothing else to a peer without one.
+  Peer(UniqueFd fd, bool is_inbound, const Address& address, std::uint64_t& changes, bool has_keys)
+      : is_inbound_(is_inbound),
+        has_keys_(has_keys),
+        address_(address),
+        fd_(std::move(fd)),
+        changes_(changes) {}
 
   [[nodiscard]] bool is_inbound() const { return is_inbound_; }
   [[nodiscard]] const Address& address() const { return address_; }
   [[nodiscard]] bool is_open() const { return static_cast<bool>(fd_); }
+
+  /// Begins to prove a key of this ring: a client with its first one at once, a server with the one
+  /// that is asked for. `keys` must outlive the peer.
+  void prove(const control::KeyRing& keys) {
+    if (channel_.state() != State::off) return;
+    channel_.begin(&keys, is_inbound_);
+    if (!is_inbound_) return hear_request();
+    const auto request = channel_.make_request(-1);
+    expect(request.has_value(), "a proof can be made");
+    say(request->bytes());
+  }
+  /// Whether this peer has a key of the port's, and knows that the port has it, too.
+  [[nodiscard]] bool has_proved() const { return channel_.seals(); }
+  /// A frame as it travels: sealed, if the peer has proved a key. So it must be sent next.
+  Bytes dress(const wire::Frame& frame) {
+    if (!has_proved()) return alone(frame.bytes());
+    said_.insert(said_.end(), frame.bytes().begin(), frame.bytes().end());
+    return alone(channel_.seal(frame).bytes());
+  }
 
   /// Sends bytes after those that were set aside.
   void say(std::span<const std::byte> bytes) {
@@ -112,12 +137,74 @@ class Peer {
     expect(header.has_value(), "the port sends valid headers");
     const std::size_t size = wire::kHeaderBytes + header->body_length;
     if (seen.size() < size) return false;
-    const auto frame = wire::decode_body(*header, seen.first(size).subspan(wire::kHeaderBytes));
-    expect(frame.has_value(), "the port sends valid bodies");
-    check_order(header->kind);
-    kinds_.bits |= wire::kinds(header->kind).bits;
+    const Bytes bytes = alone(seen.first(size));
     heard_.erase(heard_.begin(), heard_.begin() + static_cast<std::ptrdiff_t>(size));
+    if (has_keys_ && hear_proof(*header, bytes)) return true;
+    const auto frame = wire::decode_body(*header, std::span(bytes).subspan(wire::kHeaderBytes));
+    expect(frame.has_value(), "the port sends valid bodies");
+    note(header->kind);
     return true;
+  }
+  void note(wire::FrameKind kind) {
+    check_order(kind);
+    kinds_.bits |= wire::kinds(kind).bits;
+  }
+
+  /// With keys, all that is not sealed is a proof or the refusal of strangers. False: it is that.
+  bool hear_proof(const wire::FrameHeader& header, std::span<const std::byte> bytes) {
+    using enum wire::FrameKind;
+    const auto body = bytes.subspan(wire::kHeaderBytes);
+    switch (header.kind) {
+      case sealed:
+        hear_sealed(header, body);
+        return true;
+      case authenticate:
+        expect(!is_inbound_, "a client's proof");
+        if (channel_.state() == State::awaits_request)
+          answer_proof({header, bytes.first(wire::kHeaderBytes)}, body);
+        else
+          request_.assign(bytes.begin(), bytes.end());
+        return true;
+      case authenticated: {
+        expect(is_inbound_, "a server's proof");
+        const auto answer = wire::decode_authenticated(body);
+        expect(answer.has_value(), "the port sends valid proofs");
+        if (channel_.state() == State::awaits_answer)
+          (void)channel_.read_answer({header, bytes.first(wire::kHeaderBytes)}, *answer);
+        return true;
+      }
+      default: {
+        const auto refusal =
+            wire::encode(wire::make_refuse(Status::refused, "authentication required"));
+        expect(is_inbound_ && same(bytes, refusal.bytes()), "strangers learn nothing");
+        return false;
+      }
+    }
+  }
+  /// The port's proof may have come before the peer took keys.
+  void hear_request() {
+    if (request_.empty()) return;
+    const auto header = wire::decode_header(request_);
+    expect(header.has_value(), "the port sends valid headers");
+    const auto bytes = std::span<const std::byte>(request_);
+    answer_proof({*header, bytes.first(wire::kHeaderBytes)}, bytes.subspan(wire::kHeaderBytes));
+  }
+  void answer_proof(const control::SecureChannel::Header& header, std::span<const std::byte> body) {
+    const auto request = wire::decode_authenticate(body);
+    expect(request.has_value(), "the port sends valid proofs");
+    wire::Frame answer;
+    const auto outcome = channel_.read_request(header, *request, answer);
+    if (outcome && *outcome == control::AuthenticationFailure::none) say(answer.bytes());
+  }
+  void hear_sealed(const wire::FrameHeader& header, std::span<const std::byte> body) {
+    if (!channel_.seals()) return;  // the answer to a proof of another peer, which we have repeated
+    Bytes opened(body.size() - wire::kSealTagBytes);
+    expect(channel_.open(header, body, opened.data()), "the port's frames open in their order");
+    const auto inner = wire::decode_header(opened);
+    expect(inner.has_value(), "the port sends valid headers");
+    expect(wire::decode_body(*inner, std::span(opened).subspan(wire::kHeaderBytes)).has_value(),
+           "the port sends valid bodies");
+    note(inner->kind);
   }
   void check_order(wire::FrameKind kind) const {
     using enum wire::FrameKind;
@@ -137,7 +224,12 @@ class Peer {
            "a client asks once");
   }
 
+  using State = control::SecureChannel::State;
+
   bool is_inbound_;
+  bool has_keys_;
+  control::SecureChannel channel_;
+  Bytes request_;  ///< the port's proof, until prove()
   Address address_;
   UniqueFd fd_;
   std::uint64_t& changes_;
@@ -199,7 +291,7 @@ class MemoryNetwork final : public control::Network {
         break;
     }
     auto [near, far] = pair();
-    peers.push_back(std::make_unique<Peer>(std::move(far), false, remote, changes_));
+    peers.push_back(std::make_unique<Peer>(std::move(far), false, remote, changes_, has_keys));
     if (remote.port() == static_cast<std::uint16_t>(Place::far_server))
       peers.back()->delay_connect(near.get());
     return control::Connecting{std::move(near), 0};
@@ -213,7 +305,7 @@ class MemoryNetwork final : public control::Network {
     if (listener == nullptr) return nullptr;
     const Address from = address_of(source, next_port_++);
     auto [near, far] = pair();
-    peers.push_back(std::make_unique<Peer>(std::move(near), true, from, changes_));
+    peers.push_back(std::make_unique<Peer>(std::move(near), true, from, changes_, has_keys));
     listener->waiting.push_back({std::move(far), from});
     const std::uint64_t one = 1;
     (void)!::write(event_, &one, sizeof one);
@@ -237,6 +329,7 @@ class MemoryNetwork final : public control::Network {
 
   std::vector<std::unique_ptr<Peer>> peers;
   std::uint64_t accepts = 0;
+  bool has_keys = false;  ///< the port has
 
  private:
   static std::pair<UniqueFd, UniqueFd> pair() {

@@ -192,11 +192,11 @@ class Owner final : public control::ConnectionOwner,
   Result<control::AcceptedSession> on_open_session(HandshakeId id, const Address& peer,
                                                    const wire::SessionEnd& client) {
     ++calls;
-    expect(port_.key_of(id).empty(), "a peer without a key has no name");
     const std::uint64_t subject = add({Kind::serve, {}});
     Record& r = records.at(subject);
     r.peer = network_.find(peer);
     expect(r.peer != nullptr, "a peer's address");
+    expect_key(id, *r.peer);
     if (act(nullptr)) {
       r.is_live = false;
       return tl::unexpected(no());
@@ -351,6 +351,11 @@ class Owner final : public control::ConnectionOwner,
     }
   };
 
+  /// An owner hears of a client that has proved its key, if there is one, and gets its name.
+  void expect_key(HandshakeId id, const Peer& peer) {
+    expect(peer.has_proved() == network_.has_keys, "with keys, a client proves one first");
+    expect(port_.key_of(id).empty() != network_.has_keys, "and has the name of its key");
+  }
   static Error no() {
     Error why{Status::refused, "shake hands", "the owner does not want to", ""};
     why.code = 7;
@@ -391,6 +396,8 @@ class Owner final : public control::ConnectionOwner,
     Record& r = records.at(subject);
     r.peer = network_.find(peer);
     expect(kind == Kind::cm_accept || r.peer != nullptr, "a peer's address");
+    expect(kind != Kind::cm_accept || !network_.has_keys, "a request without a key is rejected");
+    if (r.peer != nullptr) expect_key(id, *r.peer);
     if (!act(&r)) return control::AcceptedConnection{this, subject};
     r.is_live = false;
     return tl::unexpected(no());

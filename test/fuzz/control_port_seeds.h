@@ -40,6 +40,8 @@ enum class Act : std::uint8_t {
   resolved,    ///< number, outcome
   request,     ///< source, number: through rdma_cm
   stale,       ///< a listener or handshake of another generation
+  proves,      ///< peer, ring: begins to prove a key
+  reloads,     ///< ring: with keys, the port takes others
   count
 };
 
@@ -47,6 +49,11 @@ enum class Act : std::uint8_t {
 namespace how {
 inline constexpr std::uint8_t mutated = 1, cut = 2, split = 4, newer = 8, own_address = 16,
                               application_data = 64;
+}
+
+/// Bits of the settings that choose the port's keys: none, one, or two.
+namespace keys {
+inline constexpr std::uint8_t one = 64, two = 128;
 }
 
 /// The frames of Act::says.
@@ -138,6 +145,44 @@ inline std::vector<Seed> sessions_and_probes() {
       {0, act(Act::probe, 0, 255) + act(Act::probe, 1, 9) + act(Act::probe, 2, 9) +
               act(Act::probe, 3, 9) + act(Act::probe, 4, 9) + polls(0, 0, 0) +
               says(1, Said::ready, 0) + polls(0, 0) + passes(6) + polls(0, 0)},
+  };
+}
+
+inline Script proves(int peer, int ring) { return act(Act::proves, peer, ring); }
+
+/// Peers that prove a key, and that do not. Rings: see kRings.
+inline std::vector<Seed> proofs() {
+  const Script proof = proves(0, 1) + polls(0) + act(Act::reads, 0);
+  const Script hello = calls(0) + proof + kOwnHello + polls(0, 0);
+  const Script asks = act(Act::connect, 128) + polls(0) + act(Act::reads, 0);
+  return {
+      {keys::one, hello + act(Act::answer, 0) + polls(0) + act(Act::reads, 0) +
+                      says(0, Said::ready, 0) + polls(0, 0)},
+      {keys::two, calls(0) + proves(0, 2) + polls(0) + act(Act::reads, 0) + kOwnHello +
+                      polls(0, 0) + act(Act::answer, 0) + polls(0) + act(Act::reads, 0) +
+                      says(0, Said::ready, 0) + polls(0, 0)},
+      {keys::one, calls(0) + proves(0, 2) + polls(0) + act(Act::reads, 0)},
+      {keys::one, calls(0) + kHello + polls(0) + act(Act::reads, 0) + polls(0)},
+      {keys::one, calls(0) + proof + says(0, Said::hello, how::mutated, 90, 1) + polls(0)},
+      {keys::one, calls(0) + proof + says(0, Said::open_session, kOwn) + polls(0, 0) +
+                      act(Act::reads, 0) + says(0, Said::ready, 0) + polls(0)},
+      {keys::one, act(Act::validation) + calls(0) + proof + says(0, Said::open_session, kOwn) +
+                      polls(0, 0, 0) + says(0, Said::path_response, 0) + polls(0) +
+                      act(Act::reads, 0)},
+      {keys::one, asks + proves(0, 1) + polls(0) + act(Act::reads, 0) +
+                      says(0, Said::accept, kOwn) + polls(0, 0) + act(Act::confirm, 0) +
+                      polls(0, 0) + act(Act::reads, 0)},
+      {keys::two, asks + proves(0, 2) + polls(0) + act(Act::reads, 0) + polls(0)},
+      {keys::one, asks + says(0, Said::refuse, 0) + polls(0)},
+      {keys::one, act(Act::open, 0) + polls(0) + act(Act::reads, 0) + proves(0, 1) + polls(0) +
+                      act(Act::reads, 0) + says(0, Said::session_opened, kOwn) + polls(0, 0)},
+      {keys::one, hello + act(Act::reloads, 2) + act(Act::answer, 0) + polls(0) +
+                      act(Act::reads, 0) + says(0, Said::ready, 0) + polls(0, 0) + calls(1) +
+                      proves(0, 1) + polls(0) + act(Act::reads, 0)},
+      {keys::one, calls(0) + act(Act::reloads, 3) + proves(0, 1) + polls(0) + act(Act::reloads, 0) +
+                      act(Act::reads, 0) + kOwnHello + polls(0, 0)},
+      {keys::one | 3, act(Act::request, 9, 0) + calls(0) + calls(1) + polls(0) + passes(6) +
+                          calls(0) + proof + calls(2) + polls(0) + kOwnHello + polls(2, 0)},
   };
 }
 
