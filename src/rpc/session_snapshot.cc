@@ -1,11 +1,10 @@
 #include "rpc/session_snapshot.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "agent/agent.h"
 #include "rpc/client_session.h"
-#include "rpc/transport/connection_transport.h"
+#include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
 namespace {
@@ -17,8 +16,7 @@ SessionBlocker blocker_on_connection(const Rpc& r, const ClientSession& c) noexc
   const Blocker blocker = agent::snapshot(r.context, *agent).blocked_by;
   // Windows only matter for requests above the eager limit.
   if (blocker != Blocker::nothing && blocker != Blocker::windows) return SessionBlocker::connection;
-  const bool is_full =
-      static_cast<std::uint32_t>(std::popcount(c.connection->active)) >= c.connection->window;
+  const bool is_full = active_calls(*c.connection) >= c.connection->window;
   return is_full ? SessionBlocker::window : SessionBlocker::nothing;
 }
 
@@ -58,7 +56,7 @@ SessionSnapshot snapshot(const Rpc& r, const ClientSession& c) noexcept {
   now.backlog = c.backlog_count;
   now.backlog_full = is_backlog_full(r, c, c.backlog_count);
   if (c.connection != nullptr) {
-    now.long_calls = static_cast<std::uint32_t>(std::popcount(c.connection->active));
+    now.long_calls = active_calls(*c.connection);
     now.backlog += c.connection->backlog_count;
     if (uses_connection(c)) now.backlog_full = is_backlog_full(r, c, c.connection->backlog_count);
   }

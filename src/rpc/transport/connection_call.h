@@ -16,6 +16,10 @@ namespace spinwire::rpc {
 inline bool is_active(const ConnectionClient& b, std::uint32_t slot) noexcept {
   return (b.active & bit(slot)) != 0;
 }
+/// Slots with a call. The bits of `active` beyond the window are set.
+inline std::uint32_t active_calls(const ConnectionClient& b) noexcept {
+  return static_cast<std::uint32_t>(std::popcount(b.active)) - (kWindowMax - b.window);
+}
 /// A free slot; the window or more if there is none.
 inline std::uint32_t free_slot(const ConnectionClient& b) noexcept {
   return static_cast<std::uint32_t>(std::countr_one(b.active));
