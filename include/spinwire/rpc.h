@@ -103,11 +103,11 @@ class SPINWIRE_API Reply {
   ///   flushed           the session was closed; the handler may have run
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
-  ///   not_connected     the handler has not run: the server ends the session in order, see
-  ///                     ServedSession::close() and Engine::drain(); or the call waited, and was
-  ///                     never sent: its session was interrupted and may not wait until it is ready
-  ///                     (WhenNotReady), or could not be opened; or the connection for long calls
-  ///                     could not be made
+  ///   not_connected     the handler has not run, and the call may not wait for another server
+  ///                     (WhenNotReady), or there is none or no memory to keep it: the server ends
+  ///                     the session in order, see ServedSession::close() and Engine::drain(); or
+  ///                     the call was never sent, because its session was interrupted or could not
+  ///                     be opened, or the connection for long calls could not be made
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up. is_retryable() is true, but
   ///                     calling again runs the handler again
@@ -168,10 +168,11 @@ class SPINWIRE_API ServedSession {
   /// session exists.
   [[nodiscard]] PeerIdentity peer_identity() const noexcept;
   /// Ends the session in order, and tells the client why (Error::goodbye). Calls in progress go on;
-  /// further calls end as `not_connected`, and their handlers do not run. The client closes the
-  /// session when its calls are over. After `timeout`, or without a call in progress and without a
-  /// sign of the client for connections.close_timeout, the session ends at once. 0:
-  /// connections.close_timeout. Runs no callback. Set-up. Errors:
+  /// further calls are refused, and their handlers do not run: they wait for the client's next
+  /// server (WhenNotReady::wait), or end as `not_connected`. The client closes the session when its
+  /// calls are over. After `timeout`, or without a call in progress and without a sign of the
+  /// client for connections.close_timeout, the session ends at once. 0: connections.close_timeout.
+  /// Runs no callback. Set-up. Errors:
   ///   invalid_argument  the goodbye, as at Connection::close(), or a time-out below 0 or above
   ///                     24 h
   ///   not_connected     the session has ended, or ends already
@@ -382,10 +383,12 @@ using MethodHandler = Callback<void(Request&)>;
 /// What becomes of calls while their session is `opening`. is_retryable() holds for not_connected.
 enum class WhenNotReady : std::uint8_t {
   /// call() answers not_connected. If the session is interrupted, calls that wait for the window
-  /// end with not_connected.
+  /// end with not_connected. So do calls that a server refused because it ends the session.
   fail,
   /// Calls wait in the backlog, within their time-outs, and can be cancelled. They are sent in
   /// their order when the session is ready. They end with not_connected if it cannot be opened.
+  /// With SessionOptions::reconnect, so do calls that a server refused because it ends the session:
+  /// their handlers have not run. They wait ahead of later calls, also beyond rpc.backlog.
   wait,
 };
 
@@ -565,9 +568,11 @@ struct SessionOptions {
   /// Opens the session again when its server is lost, was restarted, has forgotten the session or
   /// closes it, or when an attempt fails. Close the session to end it. Calls that may have been
   /// sent end with peer_lost (with `flushed` if the server closed the session): their handlers may
-  /// have run, so the library never sends them again. Calls that were not sent: see WhenNotReady.
-  /// A server that says goodbye (Error::goodbye) first answers the calls under way; no attempt at
-  /// its address comes before Goodbye::retry_after.
+  /// have run, so the library never sends them again. Calls that were not sent, or that the server
+  /// refused because it ends the session: see WhenNotReady. A server that says goodbye
+  /// (Error::goodbye) first answers the calls under way; no attempt at its address comes before
+  /// Goodbye::retry_after. A server that refuses calls so, and says no goodbye for
+  /// connections.close_timeout, is lost.
   Reconnect reconnect{};
   /// Further addresses of the server, or of servers that can stand in for it, in the order in which
   /// they are tried; see Reconnect and Session::peer().

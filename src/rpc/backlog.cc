@@ -14,6 +14,10 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   r.may_have_deferred_work = true;
 }
 
+std::size_t bytes_of_backlog(const Rpc& r, const ClientSession& c) noexcept {
+  return backlog_room(r, c) * sizeof(BackloggedCall);
+}
+
 /// Moves a waiting call into a free slot.
 std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
   const std::uint32_t slot = free_slot(c);
@@ -33,8 +37,7 @@ std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
 
 bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
   static_assert(std::is_trivially_destructible_v<BackloggedCall>);
-  const std::size_t room = r.context.config.rpc.backlog;
-  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, room * sizeof(BackloggedCall));
+  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, bytes_of_backlog(r, c));
   if (c.backlog_block == nullptr) return false;
   c.backlog = reinterpret_cast<BackloggedCall*>(c.backlog_block->payload);
   return true;
@@ -50,7 +53,7 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallb
   if (is_backlog_full(r, c, c.backlog_count))
     return refuse_for_backlog(r, c, Backlog::inline_calls);
   if (c.backlog == nullptr && !allocate_backlog(r, c))
-    return refuse_for_block(r, c, r.context.config.rpc.backlog * sizeof(BackloggedCall));
+    return refuse_for_block(r, c, bytes_of_backlog(r, c));
   BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
   if (!store_call(r, c, call, done, w)) {
     if (c.backlog_count == 0) release_backlog(c);
@@ -71,9 +74,11 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
       continue;
     }
     if (!can_send(r, c)) break;
+    const bool waits = backlog_at(r, c, i).waits_until_ready;
     const std::uint32_t slot = occupy_slot(r, c, i);
     ClientSlot& k = c.slots[slot];
     send_request(r, c, k, slot, header_of(c, k), r.context.now);
+    if (waits != waits_until_ready(c, {})) k.flags |= kWaitsOtherwise;
   }
   if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);
 }

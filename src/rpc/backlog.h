@@ -1,6 +1,6 @@
 // Calls that wait. A ClientSession has a backlog of inline calls, which wait for the session's
 // window or for receives and send entries of the engine. A ConnectionClient has a backlog of long
-// calls, which wait for its window or for the connection. Each is a ring of rpc.backlog entries.
+// calls, which wait for its window or for the connection. Each is a ring of backlog_room() entries.
 #pragma once
 
 #include <algorithm>
@@ -32,9 +32,15 @@ inline void release_backlog(ConnectionClient&) noexcept {}
 
 // For both backlogs.
 
+/// Entries of the ring: rpc.backlog calls that may wait, and those of the window, which wait again
+/// if a server refuses them; see refused_calls.h.
+template <typename Owner>
+std::uint32_t backlog_room(const Rpc& r, const Owner& o) noexcept {
+  return r.context.config.rpc.backlog + o.window;
+}
 template <typename Owner>
 auto& backlog_at(const Rpc& r, const Owner& o, std::uint32_t i) noexcept {
-  const std::uint32_t room = r.context.config.rpc.backlog;
+  const std::uint32_t room = backlog_room(r, o);
   const std::uint32_t place = o.backlog_first + i;
   return o.backlog[place < room ? place : place - room];
 }
@@ -43,7 +49,7 @@ template <typename Owner>
 void erase_from_backlog(const Rpc& r, Owner& o, std::uint32_t i) noexcept {
   --o.backlog_count;
   if (i == 0) {
-    if (++o.backlog_first == r.context.config.rpc.backlog) o.backlog_first = 0;
+    if (++o.backlog_first == backlog_room(r, o)) o.backlog_first = 0;
   } else {
     for (; i != o.backlog_count; ++i)
       backlog_at(r, o, i) = std::exchange(backlog_at(r, o, i + 1), {});

@@ -85,7 +85,7 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   c.free_slots ^= bit(slot);
   ++r.reserved_receives;
   call.resends = 0;
-  call.on_session_timer = false;
+  call.flags = 0;
   call.sent_at = now;
   if (call.deadline < now + r.min_rto) [[unlikely]]
     schedule_early_check(r, c, call);
@@ -100,9 +100,11 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   return call.size > kSlotPayloadBytes && call.size > c.max_inline_call;
 }
 
-/// Sends a call as a datagram. The backlog must be empty and can_send() true. Errors: no_buffer.
+/// Sends a call as a datagram. The backlog must be empty and can_send() true. `waits_otherwise`:
+/// see kWaitsOtherwise. Errors: no_buffer.
 [[gnu::always_inline]] inline Status send_call(Rpc& r, ClientSession& c, const CallRequest& call,
-                                               const ReplyCallback& done) noexcept {
+                                               const ReplyCallback& done,
+                                               bool waits_otherwise) noexcept {
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
   if (!store_call(r, c, call, done, k)) [[unlikely]]
@@ -115,6 +117,8 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
                                static_cast<std::uint16_t>(call.size),
                                0};
   send_request(r, c, k, slot, header, call.now);
+  if (waits_otherwise) [[unlikely]]
+    k.flags |= kWaitsOtherwise;
   return Status::ok;
 }
 

@@ -9,6 +9,7 @@
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/congestion.h"
+#include "rpc/refused_calls.h"
 #include "rpc/retransmission_timeout.h"
 
 namespace spinwire::rpc {
@@ -79,6 +80,8 @@ template <bool is_good = true>
       [[unlikely]] {
     if (!on_round_trip(r, c, k, wire::server_time_of(header), now)) return false;
   }
+  if (!is_good && wire::status_in(header.status) == Status::not_connected && wait_again(r, c, slot))
+    return false;
   const ReplyCallback done = k.done;
   release_slot(r, c, k, slot);
   ++r.stats.replies;

@@ -13,6 +13,7 @@
 #include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
+#include "rpc/refused_calls.h"
 #include "rpc/retransmission.h"
 #include "rpc/room_for_calls.h"
 #include "rpc/session_goodbye.h"
@@ -309,7 +310,7 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
     }
   }
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.free_slots & bit(slot)) != 0 || !c.slots[slot].on_session_timer) continue;
+    if ((c.free_slots & bit(slot)) != 0 || (c.slots[slot].flags & kOnSessionTimer) == 0) continue;
     next = std::min(next, check_slot(r, c, slot, now));
     if (!is_ready(r, name)) return next;
   }
@@ -360,6 +361,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   }
   if (!check_server_liveness(r, c, now)) return;
   if (c.is_leaving && !has_calls(c)) return finish_leaving(r, c);
+  if (end_without_goodbye(r, c, now)) return;
   const std::uint32_t name = c.name;
   std::uint64_t next = check_own_timers(r, c, now);
   if (is_ready(r, name) && c.connection != nullptr)

@@ -92,6 +92,10 @@ inline bool awaits_proof(const ClientSession& c) noexcept {
 inline bool waits_until_ready(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
   return asked.value_or(c.when_not_ready) == WhenNotReady::wait;
 }
+/// Whether CallOptions::when_not_ready of a call differs from the session's.
+inline bool waits_otherwise(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
+  return asked && *asked != c.when_not_ready;
+}
 /// Whether a call that cannot be sent now may wait.
 inline bool may_wait(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
   const SessionState state = state_of(c);
@@ -102,6 +106,10 @@ inline bool may_wait(const ClientSession& c, std::optional<WhenNotReady> asked) 
 inline bool is_doubted(const ClientSession& c) noexcept {
   return c.doubted_since != 0 && last_heard_from(c) <= c.doubted_since;
 }
+/// Whether the server of a ready session takes no more calls: it said so, or has refused one.
+inline bool takes_no_calls(const ClientSession& c) noexcept {
+  return c.is_leaving || (c.reconnect != nullptr && c.reconnect->refused_at != 0);
+}
 /// Makes the session's timer fire at `tick` or before.
 inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
   if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
@@ -109,7 +117,7 @@ inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcep
 }
 /// Sets send_window from the server's window and cwnd; 0 if no call can go out as a datagram now.
 inline void update_send_window(ClientSession& c) noexcept {
-  if (state_of(c) != SessionState::ready || c.transport != Transport::datagram) {
+  if (c.state != SessionState::ready || takes_no_calls(c) || c.transport != Transport::datagram) {
     c.send_window = 0;
     return;
   }

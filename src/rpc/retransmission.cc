@@ -16,6 +16,13 @@ namespace {
 
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
+/// Returns `is_early`.
+bool set_on_session_timer(ClientSlot& k, bool is_early) noexcept {
+  k.flags =
+      static_cast<std::uint8_t>((k.flags & ~kOnSessionTimer) | (is_early ? kOnSessionTimer : 0));
+  return is_early;
+}
+
 void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept {
   if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return;
   ++r.stats.retransmitted_requests;
@@ -47,7 +54,7 @@ void grow_retransmission_queue(Rpc& r) noexcept {
 }
 
 void schedule_early_check(Rpc& r, ClientSession& c, ClientSlot& call) noexcept {
-  call.on_session_timer = true;
+  call.flags |= kOnSessionTimer;
   schedule_check(r, c, call.deadline);
 }
 
@@ -60,8 +67,7 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
     return kNever;
   }
   if (k.resends == kNotSent) {  // see unsent.h
-    k.on_session_timer = k.deadline < now + r.min_rto;
-    return k.on_session_timer ? k.deadline : kNever;
+    return set_on_session_timer(k, k.deadline < now + r.min_rto) ? k.deadline : kNever;
   }
   std::uint64_t due = k.sent_at + (c.rto << k.resends);
   if (now >= due) {
@@ -70,8 +76,8 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
   }
   // The retransmission timer fires within min_rto. A resend may wait a quarter of min_rto for it:
   // most calls of a busy session have just begun.
-  k.on_session_timer = std::min(due + r.min_rto / 4, k.deadline) < now + r.min_rto;
-  return k.on_session_timer ? std::min(due, k.deadline) : kNever;
+  const bool is_early = std::min(due + r.min_rto / 4, k.deadline) < now + r.min_rto;
+  return set_on_session_timer(k, is_early) ? std::min(due, k.deadline) : kNever;
 }
 
 void on_retransmission_timer(Rpc& r) noexcept {

@@ -89,7 +89,7 @@ class RpcAuditor : public base::Auditor {
     expect(active == c.in_flight, "{} calls under way, {} counted", active, c.in_flight);
     expect(active == 0 || r_.retransmission_queue.at(c.retransmission_place).session == c.name,
            "nobody watches its {} calls", active);
-    expect(c.backlog_count <= r_.context.config.rpc.backlog, "{} calls wait", c.backlog_count);
+    expect(c.backlog_count <= backlog_room(r_, c), "{} calls wait", c.backlog_count);
     reserved_ += active;
     if (c.connection != nullptr) check_connection(*c.connection);
   }
@@ -117,7 +117,7 @@ class RpcAuditor : public base::Auditor {
     }
     const std::uint32_t granted = a != nullptr ? agent::leases_granted(*a) : keys_open;
     expect(granted == keys_open, "{} replies have keys, the connection has {}", keys_open, granted);
-    expect(b.backlog_count <= r_.context.config.rpc.backlog, "{} calls wait", b.backlog_count);
+    expect(b.backlog_count <= backlog_room(r_, b), "{} calls wait", b.backlog_count);
   }
 
   void check_server(const ServerSession& s, std::uint32_t index) {

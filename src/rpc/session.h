@@ -51,6 +51,11 @@ struct Payload {
 /// ClientSlot::resends of a request that has found no room yet.
 inline constexpr std::uint8_t kNotSent = UINT8_MAX;
 
+// ClientSlot::flags.
+inline constexpr std::uint8_t kOnSessionTimer = 1;  ///< due before the retransmission timer
+/// CallOptions::when_not_ready of the call differs from the session's.
+inline constexpr std::uint8_t kWaitsOtherwise = 2;
+
 /// A client's slot: one of the calls that a session may have in flight.
 struct alignas(64) ClientSlot {
   std::uint32_t number = 0;  ///< of the present call, else the next; low bits: the slot
@@ -59,9 +64,9 @@ struct alignas(64) ClientSlot {
   std::uint64_t sent_at = 0;
   std::uint64_t deadline = 0;  ///< tick
   ReplyCallback done;
-  std::uint32_t id = 0;           ///< CallId::number
-  std::uint8_t resends = 0;       ///< times sent again, or kNotSent
-  bool on_session_timer = false;  ///< the call is due before the retransmission timer
+  std::uint32_t id = 0;      ///< CallId::number
+  std::uint8_t resends = 0;  ///< times sent again, or kNotSent
+  std::uint8_t flags = 0;    ///< see below
   std::optional<Status>
       outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;
@@ -170,6 +175,9 @@ struct SessionReconnect {
   bool backing_off = false;             ///< the next attempt waits for ClientSession::deadline
   bool is_over = false;                 ///< the engine drains: there is no further attempt
   bool returns = false;                 ///< it is leaving, and will be opened again
+  /// Tick of the first call that the server refused because the session ends, before it has said
+  /// goodbye; 0: none. See refused_calls.h.
+  std::uint64_t refused_at = 0;
 };
 
 /// What a session waits for before on_writable runs; see room_for_calls.h.
@@ -223,7 +231,8 @@ struct alignas(64) ClientSession {
   std::uint64_t rttvar = 0;
   std::uint64_t rto = 0;      ///< retransmission time-out
   std::uint64_t min_rtt = 0;  ///< see congestion.cc
-  // Cold. The backlog: a ring of `rpc.backlog` entries, in a block that exists while calls wait.
+  // Cold. The backlog: a ring of backlog_room() entries, in a block that exists while calls
+  // wait.
   BackloggedCall* backlog = nullptr;
   Block* backlog_block = nullptr;
   std::uint32_t backlog_first = 0;

@@ -2,9 +2,9 @@
 //
 // The server tells the client, and refuses new calls; calls in progress go on. The client makes no
 // new calls, waits for those under way, and then closes the session as Session::close() does. So
-// each call either has its reply, or ends as not_connected: its handler has not run. The server
-// repeats its goodbye until the close comes. A client of an older release is told when none of its
-// calls is in progress.
+// each call either has its reply, or its handler has not run: it ends as not_connected, or waits
+// for the next server (refused_calls.h). The server repeats its goodbye until the close comes. A
+// client of an older release is told when none of its calls is in progress.
 //
 // A server that has handed its listener over cannot be reached by a connection for long calls. Its
 // successor refuses the connection with a goodbye, and the client ends the session in order, too.

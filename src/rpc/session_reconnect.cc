@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
+#include "rpc/refused_calls.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
 
@@ -16,13 +17,15 @@ agent::AttemptEnd end_of(const ClientSession& c, const Error& why) noexcept {
   return {c.state == SessionState::ready, !comes_back, c.reconnect->ready_at};
 }
 
-/// Ends the inline calls that may have been sent, and those that may not wait. Returns false if a
-/// callback has closed the session.
+/// Ends the inline calls that may have been sent, and those that may not wait. A request that found
+/// no room waits again. Returns false if a callback has closed the session.
 bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
   const std::uint32_t name = c.name;
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if ((c.free_slots & bit(slot)) != 0) continue;
-    end_call_in_slot(r, c, slot, status);
+    const bool was_sent = c.slots[slot].resends != kNotSent;
+    if (!was_sent && wait_again(r, c, slot)) continue;
+    end_call_in_slot(r, c, slot, was_sent ? status : Status::not_connected);
     if (!is_opening(r, name)) return false;
   }
   return end_calls_that_may_not_wait(r, c, name) &&
@@ -49,6 +52,7 @@ void interrupt_session(Rpc& r, ClientSession& c, const Error& reason) noexcept {
   if (again.first.status == Status::ok || !is_retryable(again.first)) again.first = why;
   again.backing_off = true;
   again.returns = false;
+  again.refused_at = 0;
   c.state = SessionState::opening;
   update_send_window(c);
   forget_unsent(r, c);

@@ -1,8 +1,8 @@
 // A client's session that is opened again after a loss: SessionOptions::reconnect. Cold.
 //
 // end_session() asks can_reconnect(), and interrupts the session instead of ending it. The session
-// keeps its record, its name and the calls that may wait. Calls that may have been sent end: the
-// next server must never get them.
+// keeps its record, its name and the calls that may wait. Calls that may have been sent end, unless
+// their server has refused to run them (refused_calls.h): the next server must never get them.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ SessionBlocker blocker_on_connection(const Rpc& r, const ClientSession& c) noexc
 bool lacks_receives(const Rpc& r) noexcept { return r.reserved_receives >= r.receive_budget; }
 
 SessionBlocker blocker_of(const Rpc& r, const ClientSession& c) noexcept {
-  if (state_of(c) != SessionState::ready) return SessionBlocker::not_ready;
+  if (c.state != SessionState::ready || takes_no_calls(c)) return SessionBlocker::not_ready;
   if (uses_connection(c)) return blocker_on_connection(r, c);
   if (c.in_flight >= c.window) return SessionBlocker::window;
   if (c.in_flight >= c.server_window) return SessionBlocker::server_window;

@@ -155,7 +155,8 @@ template <bool may_sample>
     return begin_long_call(*core, *c, asked, options, done);
   if (rpc::has_backlog(*c) || !rpc::can_send(r, *c)) [[unlikely]]
     return begin_blocked_call(*core, *c, asked, options, done, polling);
-  const Status status = rpc::send_call(r, *c, asked, done);
+  const Status status =
+      rpc::send_call(r, *c, asked, done, rpc::waits_otherwise(*c, when_not_ready(options)));
   if (status == Status::ok) [[likely]]
     post(*core, options != nullptr ? options->post : Post::automatic, polling);
   return status;

@@ -11,6 +11,7 @@
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
+#include "rpc/refused_calls.h"
 
 namespace spinwire::rpc {
 
@@ -144,7 +145,7 @@ void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
     if (is_active(b, slot) && !push(b.slots[slot])) return;
   }
   const ClientSession* const c = find_client(r, b.session);
-  if (c == nullptr || c->is_leaving) return;  // the server takes no more calls
+  if (c == nullptr || takes_no_calls(*c)) return;
   // Callbacks of calls that fail at once may start further calls, so bound the loop.
   for (std::uint32_t most = b.backlog_count; most != 0; --most) {
     ConnectionClientSlot* const k = start_backlogged(r, b);
@@ -157,6 +158,7 @@ void advance_calls(Rpc& r, ConnectionClient& b, OnFailed&& on_failed) noexcept {
 
 bool complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k, Block* block,
                    std::span<const std::byte> bytes) noexcept {
+  if (*k.call.outcome == Status::not_connected && wait_again(r, b, k)) return false;
   ConnectionCall call = std::exchange(k.call, {});
   const std::uint32_t slot = k.number & (b.window - 1);
   b.active &= ~bit(slot);

@@ -22,9 +22,9 @@ using Cancel = ConnectionClientSlot::Cancel;
 bool make_connection_client(Rpc& r, ClientSession& c) noexcept try {
   std::unique_ptr<ConnectionClient, ConnectionDeleter> b(new ConnectionClient);
   b->slots = std::make_unique<ConnectionClientSlot[]>(c.window);
-  b->backlog = std::make_unique<ConnectionCall[]>(r.context.config.rpc.backlog);
   b->session = c.name;
   b->window = c.window;
+  b->backlog = std::make_unique<ConnectionCall[]>(backlog_room(r, *b));
   b->active = c.window == kWindowMax ? 0 : ~std::uint64_t{0} << c.window;
   const std::uint32_t first = random_call_number(r);
   for (std::uint32_t i = 0; i < c.window; ++i) b->slots[i].number = first + i;
@@ -78,7 +78,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   agent::Agent* const a = agent_of(r, b);
   const bool connected = a != nullptr && agent::is_ready(*a);
   const std::uint32_t slot = free_slot(b);
-  const bool waits = !connected || b.backlog_count != 0 || slot >= b.window || c.is_leaving;
+  const bool waits = !connected || b.backlog_count != 0 || slot >= b.window || takes_no_calls(c);
   if (waits && is_backlog_full(r, c, b.backlog_count))
     return refuse_for_backlog(r, c, Backlog::long_calls);
   ConnectionCall w;
@@ -86,7 +86,8 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
   schedule_check(r, c, call.deadline);
   if (reply_into != nullptr) w.reply = *reply_into;
   w.waits_until_ready = waits_until_ready;
-  if (state_of(c) == SessionState::ready && !is_doubted(c)) request_connection(r, b);
+  if (c.state == SessionState::ready && !takes_no_calls(c) && !is_doubted(c))
+    request_connection(r, b);
   ConnectionClientSlot* k = nullptr;
   if (waits) {
     backlog_at(r, b, b.backlog_count++) = std::move(w);
@@ -223,7 +224,7 @@ void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
       continue;
     }
     const bool made = c.connection != nullptr || make_connection_client(r, c);
-    if (!made || c.connection->backlog_count == r.context.config.rpc.backlog) {
+    if (!made || c.connection->backlog_count == backlog_room(r, *c.connection)) {
       end_backlogged(r, c, i, made ? Status::not_connected : Status::no_memory);
       if (!is_opening(r, name)) return;
       continue;

@@ -29,6 +29,7 @@ ConnectionClient* connection_of(Rpc& r, std::uint32_t session, const Connection&
 
 /// Gives the remaining steps of a call, such as closing its key, a deadline of their own.
 void extend_deadline(const Rpc& r, ConnectionClientSlot& k) noexcept {
+  if (k.asked_deadline == 0) k.asked_deadline = k.call.deadline;
   k.call.deadline = std::max(k.call.deadline, r.context.clock.now() + r.timeouts.close);
 }
 
@@ -141,15 +142,16 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   advance_if_ready(r, session);
 }
 
-/// Ends all calls of a connection that is gone: no peer can reach their memory any more.
-void end_active_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
+/// Ends all calls of a connection that is gone: no peer can reach their memory any more. `unsent`:
+/// the status of those whose handler cannot have run, because their request was not sent.
+void end_active_calls(Rpc& r, ConnectionClient& b, Status status, Status unsent) noexcept {
   const std::uint64_t ending = b.active;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if ((ending & bit(slot)) == 0 || !is_active(b, slot)) continue;
     ConnectionClientSlot& k = b.slots[slot];
     k.key_open = k.request_in_flight = false;
     k.cancel = Cancel::none;
-    if (!k.call.outcome) k.call.outcome = status;
+    if (!k.call.outcome) k.call.outcome = k.sent == Sent::all ? status : unsent;
     try_finish(r, b, k);
   }
 }
@@ -191,14 +193,14 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
     c.goodbye = error.goodbye;
   const bool was_ready = std::exchange(b->was_ready, false);
   if (std::exchange(b->is_interrupted, false) && c.state == SessionState::opening)
-    return end_active_calls(r, *b, b->interrupted_as);
+    return end_active_calls(r, *b, b->interrupted_as, Status::not_connected);
   const bool wanted = c.state == SessionState::ready;
   const bool has_moved = wanted && !was_ready && why && why->goodbye.invites_back();
   const bool sole_transport = c.transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
   if (b->is_ending && b->why) status = status_of_calls(b->why);
   if (sole_transport && !why) status = Status::flushed;
-  end_active_calls(r, *b, status);
+  end_active_calls(r, *b, status, status);
   if (sole_transport) {
     if (connection_of(r, session) == b) on_mandatory_connection_lost(r, c, was_ready, why);
     return;

@@ -52,14 +52,16 @@ struct ConnectionClientSlot {
   Buffer reply_message;               ///< the reply, kept until the request's message ends
   std::uint32_t rkey = 0;
   std::uint32_t lease = 0;  ///< the agent's lease id of the key
+  /// The deadline of a refused call, whose own one is that of its remaining steps; 0: it has none.
+  std::uint64_t asked_deadline = 0;
   ConnectionCall call;
 };
 
 struct ConnectionClient : ConnectionEnd {
   std::uint32_t window = 0;
-  std::uint64_t active = 0;  ///< slots with a call
+  std::uint64_t active = 0;  ///< slots with a call, and all bits beyond the window
   std::unique_ptr<ConnectionClientSlot[]> slots;
-  std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring of rpc.backlog
+  std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring of backlog_room()
   std::uint32_t backlog_first = 0;
   std::uint32_t backlog_count = 0;
   bool wants_connection = false;  ///< in Rpc::connection_requests
@@ -102,7 +104,7 @@ struct ConnectionServer : ConnectionEnd {
 /// session may have to wait for its connection, so those of both backlogs count together.
 inline bool is_backlog_full(const Rpc& r, const ClientSession& c, std::uint32_t waiting) noexcept {
   const std::uint32_t most = r.context.config.rpc.backlog;
-  if (c.state != SessionState::opening) return waiting == most;
+  if (c.state != SessionState::opening) return waiting >= most;
   return c.backlog_count + (c.connection != nullptr ? c.connection->backlog_count : 0) >= most;
 }
 
