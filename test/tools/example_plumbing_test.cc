@@ -35,11 +35,11 @@ std::vector<std::string> naps_in(const std::string& code) {
   return matches(code, kNap);
 }
 
-/// Containers of what is to be sent.
+/// Containers of what is to be sent, and marks of what is to be sent when there is a peer again.
 std::vector<std::string> outboxes_in(const std::string& code) {
   static const std::regex kOutbox(
       "(?:deque|queue|vector|list|map)<[^;>(]*(?:Buffer|BufferSlice|Message|std::byte|Bytes)\\b|"
-      "\\b(?:outbox|unsent|to_send|backlog|resend)[a-z_]*\\b");
+      "\\b(?:outbox|unsent|to_send|backlog|resend|is_waiting|resume)[a-z_]*\\b");
   return matches(code, kOutbox);
 }
 
@@ -94,7 +94,8 @@ TEST(ExamplePlumbing, TheRulesFindWhatTheyForbid) {
        {"engine_.poll();", "engine->poll()", "idler.idle(e, 0);", "is_asleep();"})
     EXPECT_TRUE(naps_in(none).empty()) << none;
   for (const char* outbox : {"std::deque<Buffer> waiting_;", "std::vector<BufferSlice> v;",
-                             "std::map<int, std::vector<std::byte>> m;", "Positions outbox_;"})
+                             "std::map<int, std::vector<std::byte>> m;", "Positions outbox_;",
+                             "if (is_waiting_) place();", "void resume() {"})
     EXPECT_FALSE(outboxes_in(outbox).empty()) << outbox;
   EXPECT_TRUE(outboxes_in("std::deque<Peer> peers_; std::vector<Feed> feeds_;").empty());
   for (const char* redial :

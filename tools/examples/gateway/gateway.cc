@@ -13,7 +13,8 @@
 // exchange. Each gateway knows the positions of all accounts, whichever gateway an order took, so
 // the second one can stand in for the first at any time. A trader whose gateway is lost goes on to
 // the other one. Whether the order under way was filled is not known then; the trader repeats it
-// under its number, and the exchange fills a number once.
+// under its number, and the exchange fills a number once. An order that a gateway refused because
+// it ends was not passed on; the library places it at the next gateway.
 //
 // A gateway checks order n of an account against the position after order n - 1, and refuses it
 // while it does not know that one. It passes on a repetition unchecked: that has counted already.
@@ -23,7 +24,7 @@
 // Any other refusal ends the trader. A gateway that the exchange refuses for good ends, too.
 //
 // Note what is not here: a loop that connects again (Reconnect), a queue of orders or positions
-// that wait for room (on_writable), a wait for a gateway (WhenNotReady), a sleep (Idler, timers).
+// that wait for room (on_writable) or for a gateway (WhenNotReady), a sleep (Idler, timers).
 //
 // CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
@@ -298,9 +299,7 @@ class Trader {
     session.on_ready = [this](Session s) {
       fmt::print("trading through {}\n", s.peer());
       std::fflush(stdout);
-      resume();
     };
-    session.on_writable = [this](Session) { resume(); };
     session.on_interrupted = [this](Session, const Error& why) {
       losses_ += why.goodbye.reason == GoodbyeReason::none ? 1 : 0;
     };
@@ -337,16 +336,14 @@ class Trader {
     place();
   }
 
-  void resume() {
-    if (is_waiting_) place();
-  }
-
-  /// Places the order, also again if it may not have been filled. The call waits for a gateway.
+  /// Places the order, also again if it may not have been filled. The call waits for a gateway. It
+  /// is the only one, so there is room for it.
   void place() {
     const Order order{kAccount, placed_, 1};
     const auto done = [this](Reply& reply) { on_fill(reply); };
-    is_waiting_ = gateway_.call(kOrder, bytes_of(order), done, {.timeout = 300ms}) != Status::ok;
-    calls_ += is_waiting_ ? 0 : 1;
+    const Status status = gateway_.call(kOrder, bytes_of(order), done, {.timeout = 300ms});
+    if (status != Status::ok) fault_ = fmt::format("order {}: {}", placed_, to_string(status));
+    ++calls_;
   }
 
   void on_fill(const Reply& reply) {
@@ -356,8 +353,6 @@ class Trader {
       fault_ = fmt::format("order {}: {}: {}", placed_, to_string(reply.status()), reply.text());
       return;
     }
-    is_waiting_ = reply.status() == Status::not_connected;  // the gateway ends the session
-    if (is_waiting_) return;
     if (reply.status() != Status::ok) return place();
     if (!decode(reply.bytes(), fill) || fill.number != filled_ + 1)
       fault_ = "a fill of another order";
@@ -375,7 +370,6 @@ class Trader {
 
   Options options_;
   std::string fault_;
-  bool is_waiting_ = false;  // with an order, for room or another gateway
   std::uint64_t placed_ = 0;
   std::uint64_t filled_ = 0;
   std::uint64_t calls_ = 0;

@@ -6,8 +6,8 @@
 // The client has several writers, each of which appends one record after another. A call that fails
 // may have appended its record, so the writer repeats it at once under the same number.
 // Note that the session finds the leader: a node that does not lead ends the session with a
-// goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile.
-// Any other refusal ends the program.
+// goodbye, a dead one is lost, and the session goes on to the next address. Calls wait meanwhile,
+// also those that a node refused because it ends. Any other refusal ends the program.
 //
 // CMake builds it, and so does this command. A copy of this folder of a clone needs `cp -rL`.
 //
@@ -71,7 +71,6 @@ class Client {
     options.when_not_ready = WhenNotReady::wait;
     options.timeout = 300ms;
     options.on_closed = [this](Session, const Error& e) { fault_ = e.message(); };
-    options.on_ready = options.on_writable = [this](Session) { resume(); };
     session_ = must(engine_.open_session(o.nodes[0], options));
     must(engine_.every(Nanoseconds(o.interval), [this] { on_tick(); }));
     last_answer_ = engine_.clock().now();
@@ -99,7 +98,6 @@ class Client {
     std::uint64_t client;
     std::uint64_t number = 0;  // of its last record
     bool is_answered = true;   // it is appended
-    bool is_waiting = false;   // with its call, for room or another node
   };
 
   [[nodiscard]] bool is_done() const { return left_ == 0 || program::stop_requested(); }
@@ -116,19 +114,15 @@ class Client {
     }
   }
 
-  void resume() {
-    for (Writer& w : writers_) {
-      if (w.is_waiting) append(w);
-    }
-  }
-
+  /// The call waits for a node. There is room, because each writer has one call at a time.
   void append(Writer& w) {
     Append record{w.client, w.number, ++attempts_, {}};
     fmt::format_to_n(record.text.data(), record.text.size(), "record {}", w.number);
     CallOptions options;
     options.timeout = 500ms;
     const auto done = [this, &w](Reply& reply) { on_reply(w, reply); };
-    w.is_waiting = session_.call(kAppend, bytes_of(record), done, options) != Status::ok;
+    const Status status = session_.call(kAppend, bytes_of(record), done, options);
+    if (status != Status::ok) fault_ = fmt::format("record {}: {}", w.number, to_string(status));
   }
 
   void on_reply(Writer& w, const Reply& reply) {
@@ -138,8 +132,6 @@ class Client {
                            printable(reply.text()));
       return;
     }
-    w.is_waiting = reply.status() == Status::not_connected;  // the node ends the session
-    if (w.is_waiting) return;
     if (reply.status() != Status::ok) return append(w);
     w.is_answered = true;
     --open_;
