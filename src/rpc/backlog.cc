@@ -14,22 +14,21 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
   r.may_have_deferred_work = true;
 }
 
-std::size_t bytes_of_backlog(const Rpc& r, const ClientSession& c) noexcept {
-  return backlog_room(r, c) * sizeof(BackloggedCall);
+std::size_t bytes_of_backlog(const ClientSession& c) noexcept {
+  return c.backlog_room * sizeof(BackloggedCall);
 }
 
-/// Moves a waiting call into a free slot.
-std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
+/// Moves the waiting call `w`, which is entry `i`, into a free slot.
+std::uint32_t occupy_slot(ClientSession& c, const BackloggedCall& w, std::uint32_t i) noexcept {
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
-  const BackloggedCall& w = backlog_at(r, c, i);
   k.method = w.method;
   k.size = static_cast<std::uint16_t>(w.size);
   k.id = w.id;
   k.deadline = w.deadline;
   k.done = w.done;
   k.payload = w.payload;
-  erase_from_backlog(r, c, i);
+  erase_from_backlog(c, i);
   return slot;
 }
 
@@ -37,7 +36,7 @@ std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
 
 bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
   static_assert(std::is_trivially_destructible_v<BackloggedCall>);
-  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, bytes_of_backlog(r, c));
+  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, bytes_of_backlog(c));
   if (c.backlog_block == nullptr) return false;
   c.backlog = reinterpret_cast<BackloggedCall*>(c.backlog_block->payload);
   return true;
@@ -53,8 +52,8 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallb
   if (is_backlog_full(r, c, c.backlog_count))
     return refuse_for_backlog(r, c, Backlog::inline_calls);
   if (c.backlog == nullptr && !allocate_backlog(r, c))
-    return refuse_for_block(r, c, bytes_of_backlog(r, c));
-  BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
+    return refuse_for_block(r, c, bytes_of_backlog(c));
+  BackloggedCall& w = *new (&backlog_at(c, c.backlog_count)) BackloggedCall;
   if (!store_call(r, c, call, done, w)) {
     if (c.backlog_count == 0) release_backlog(c);
     return refuse_for_block(r, c, call.size);
@@ -68,17 +67,20 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallb
 }
 
 void send_backlog(Rpc& r, ClientSession& c) noexcept {
+  const bool waits = waits_until_ready(c, {});
   for (std::uint32_t i = 0; i < c.backlog_count && c.state == SessionState::ready;) {
-    if (backlog_at(r, c, i).outcome) {
+    const BackloggedCall& w = backlog_at(c, i);
+    if (w.outcome) {
       ++i;
       continue;
     }
     if (!can_send(r, c)) break;
-    const bool waits = backlog_at(r, c, i).waits_until_ready;
-    const std::uint32_t slot = occupy_slot(r, c, i);
+    const bool waits_otherwise = w.waits_until_ready != waits;
+    const std::uint32_t slot = occupy_slot(c, w, i);
     ClientSlot& k = c.slots[slot];
     send_request(r, c, k, slot, header_of(c, k), r.context.now);
-    if (waits != waits_until_ready(c, {})) k.flags |= kWaitsOtherwise;
+    if (waits_otherwise) [[unlikely]]
+      k.flags |= kWaitsOtherwise;
   }
   if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);
 }

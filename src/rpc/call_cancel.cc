@@ -29,7 +29,7 @@ void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot) && c.slots[slot].outcome) end_call_in_slot(r, c, slot, Status::cancelled);
   }
-  run_backlog_callbacks(r, c);
+  run_backlog_callbacks(c);
   send_backlog(r, c);
   if (c.connection != nullptr) run_cancel_callbacks(r, *c.connection);
   if (c.name == name && c.state == SessionState::closing && c.deadline == 0)
@@ -46,19 +46,19 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     return list_pending(r, c), Status::ok;
   }
   const bool found =
-      cancel_in_backlog(r, c, id) || (c.connection != nullptr && cancel_on_connection(r, c, id));
+      cancel_in_backlog(c, id) || (c.connection != nullptr && cancel_on_connection(r, c, id));
   if (!found) return Status::invalid_argument;
   return list_pending(r, c), Status::ok;
 }
 
-CallId last_call(const Rpc& r, const ClientSession& c) noexcept {
-  std::uint32_t age = age_of_newest(r, c, c.last_call_id);
+CallId last_call(const ClientSession& c) noexcept {
+  std::uint32_t age = age_of_newest(c, c.last_call_id);
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     const ClientSlot& k = c.slots[slot];
     if (is_busy(c, slot) && !k.outcome) age = std::min(age, c.last_call_id - k.id);
   }
   if (c.connection != nullptr)
-    age = std::min(age, age_of_newest_long(r, *c.connection, c.last_call_id));
+    age = std::min(age, age_of_newest_long(*c.connection, c.last_call_id));
   return age != kNone ? CallId{c.last_call_id - age} : CallId{};
 }
 
@@ -66,13 +66,13 @@ void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot) && !c.slots[slot].outcome) set_outcome(c.slots[slot], outcome);
   }
-  cancel_backlog(r, c, outcome);
+  cancel_backlog(c, outcome);
   list_pending(r, c);
 }
 
 void cancel_waiting(Rpc& r, ClientSession& c, Status outcome) noexcept {
-  cancel_backlog(r, c, outcome);
-  if (c.connection != nullptr) cancel_backlog(r, *c.connection, outcome);
+  cancel_backlog(c, outcome);
+  if (c.connection != nullptr) cancel_backlog(*c.connection, outcome);
   list_pending(r, c);
 }
 
@@ -95,7 +95,7 @@ void end_calls(Rpc& r, ClientSession& c, Status status, Status unsent) noexcept 
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if (is_busy(c, slot)) end_call_in_slot(r, c, slot, status);
   }
-  end_backlog(r, c, unsent);
+  end_backlog(c, unsent);
 }
 
 }  // namespace spinwire::rpc

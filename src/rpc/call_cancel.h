@@ -10,7 +10,7 @@ namespace spinwire::rpc {
 /// Cancels a call. Errors: invalid_argument (the call is over).
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
 /// The id of the newest call that cancel() takes; empty if there is none.
-CallId last_call(const Rpc& r, const ClientSession& c) noexcept;
+CallId last_call(const ClientSession& c) noexcept;
 /// Gives an outcome to all inline calls of a session that have none.
 void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept;
 /// Ends the calls that wait in the backlogs with this outcome, by the end of the next poll.

@@ -41,6 +41,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.in_flight = 0;
   c.event_source = {};
   c.backlog_first = c.backlog_count = c.last_call_id = 0;
+  c.backlog_room = backlog_room(r, window);
   c.retransmissions = 0;
   c.state = SessionState::opening;
   // Of calls that wait for the first answer: longer ones wait for the connection.

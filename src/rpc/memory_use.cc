@@ -21,11 +21,11 @@ void see_long_call(MemorySearch& search, const ConnectionCall& call) noexcept {
   search.see(call.reply.data(), call.reply.size(), MemoryUse::changed);
 }
 
-void see_client(const Rpc& r, MemorySearch& search, const ClientSession& c) noexcept {
+void see_client(MemorySearch& search, const ClientSession& c) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot)
     see_payload(search, c.slots[slot].payload, c.slots[slot].size);
   for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
-    const BackloggedCall& call = backlog_at(r, c, i);
+    const BackloggedCall& call = backlog_at(c, i);
     see_payload(search, call.payload, call.size);
   }
   const ConnectionClient* const b = c.connection.get();
@@ -33,7 +33,7 @@ void see_client(const Rpc& r, MemorySearch& search, const ClientSession& c) noex
   for (std::uint32_t slot = 0; slot < b->window; ++slot) {
     if (is_active(*b, slot)) see_long_call(search, b->slots[slot].call);
   }
-  for (std::uint32_t i = 0; i < b->backlog_count; ++i) see_long_call(search, backlog_at(r, *b, i));
+  for (std::uint32_t i = 0; i < b->backlog_count; ++i) see_long_call(search, backlog_at(*b, i));
 }
 
 void see_server(MemorySearch& search, const ServerSession& s) noexcept {
@@ -50,7 +50,7 @@ void see_server(MemorySearch& search, const ServerSession& s) noexcept {
 }  // namespace
 
 void see_calls(Rpc& r, MemorySearch& search) noexcept {
-  r.clients.for_each([&](const ClientSession& c) { see_client(r, search, c); });
+  r.clients.for_each([&](const ClientSession& c) { see_client(search, c); });
   r.servers.for_each([&](const ServerSession& s) { see_server(search, s); });
   if (r.port == nullptr) return;
   // The slots of these datagrams may be free: the answer came before the device's completion.

@@ -23,12 +23,11 @@ bool may_find_server(const ClientSession& c) noexcept {
 /// Makes an entry for a call before those that were made later. The ring has room for all calls of
 /// the window, and its next entry must exist.
 template <typename Owner>
-auto& insert_into_backlog(const Rpc& r, Owner& o, std::uint32_t id,
-                          std::uint32_t last_id) noexcept {
+auto& insert_into_backlog(Owner& o, std::uint32_t id, std::uint32_t last_id) noexcept {
   std::uint32_t i = o.backlog_count++;
-  for (; i != 0 && last_id - backlog_at(r, o, i - 1).id < last_id - id; --i)
-    backlog_at(r, o, i) = std::exchange(backlog_at(r, o, i - 1), {});
-  return backlog_at(r, o, i);
+  for (; i != 0 && last_id - backlog_at(o, i - 1).id < last_id - id; --i)
+    backlog_at(o, i) = std::exchange(backlog_at(o, i - 1), {});
+  return backlog_at(o, i);
 }
 
 /// The call waits for the session's next server.
@@ -46,8 +45,8 @@ bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept {
   const bool waits = waits_until_ready(c, {}) != ((k.flags & kWaitsOtherwise) != 0);
   if (!waits || k.outcome || !may_find_server(c)) return false;
   if (c.backlog == nullptr && !allocate_backlog(r, c)) return false;
-  new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
-  BackloggedCall& w = insert_into_backlog(r, c, k.id, c.last_call_id);
+  new (&backlog_at(c, c.backlog_count)) BackloggedCall;
+  BackloggedCall& w = insert_into_backlog(c, k.id, c.last_call_id);
   w = {k.method, k.size, k.id, true, k.deadline, k.done, {}, k.payload};
   k.payload.block = nullptr;
   release_slot(r, c, k, slot);
@@ -62,7 +61,7 @@ bool wait_again(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
   k.call.outcome = {};
   b.active &= ~bit(k.number & (b.window - 1));
   k.number += b.window;
-  ConnectionCall& w = insert_into_backlog(r, b, k.call.id, c.last_call_id);
+  ConnectionCall& w = insert_into_backlog(b, k.call.id, c.last_call_id);
   w = std::exchange(k.call, {});
   await_next_server(r, c, w.deadline);
   return true;

@@ -13,7 +13,7 @@ void drop_callback(BackloggedCall& call) noexcept {
 
 void abort(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) drop_callback(b.slots[slot].call);
-  for (std::uint32_t i = 0; i < b.backlog_count; ++i) drop_callback(backlog_at(r, b, i));
+  for (std::uint32_t i = 0; i < b.backlog_count; ++i) drop_callback(backlog_at(b, i));
   // The session's own handlers are gone with the application's.
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) keep_closed_handler(r, b.session, *a);
 }
@@ -31,7 +31,7 @@ void abort(Rpc& r) noexcept {
     c.on_writable = nullptr;
     if (c.reconnect != nullptr) c.reconnect->on_interrupted = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.slots[slot].done = [](Reply&) {};
-    for (std::uint32_t i = 0; i < c.backlog_count; ++i) drop_callback(backlog_at(r, c, i));
+    for (std::uint32_t i = 0; i < c.backlog_count; ++i) drop_callback(backlog_at(c, i));
     if (c.connection != nullptr) abort(r, *c.connection);
   });
 }

@@ -83,13 +83,13 @@ class RpcAuditor : public base::Auditor {
     }
     unsent_ += c.unsent.slots != 0 ? 1 : 0;
     for (std::uint32_t w = 0; w < c.backlog_count; ++w)
-      has_cancelled = has_cancelled || backlog_at(r_, c, w).outcome;
+      has_cancelled = has_cancelled || backlog_at(c, w).outcome;
     expect(!has_cancelled || c.cancellation_pending, "a cancelled call has no callback due");
     pending_ += c.cancellation_pending ? 1 : 0;
     expect(active == c.in_flight, "{} calls under way, {} counted", active, c.in_flight);
     expect(active == 0 || r_.retransmission_queue.at(c.retransmission_place).session == c.name,
            "nobody watches its {} calls", active);
-    expect(c.backlog_count <= backlog_room(r_, c), "{} calls wait", c.backlog_count);
+    expect(c.backlog_count <= c.backlog_room, "{} calls wait", c.backlog_count);
     reserved_ += active;
     if (c.connection != nullptr) check_connection(*c.connection);
   }
@@ -117,7 +117,7 @@ class RpcAuditor : public base::Auditor {
     }
     const std::uint32_t granted = a != nullptr ? agent::leases_granted(*a) : keys_open;
     expect(granted == keys_open, "{} replies have keys, the connection has {}", keys_open, granted);
-    expect(b.backlog_count <= backlog_room(r_, b), "{} calls wait", b.backlog_count);
+    expect(b.backlog_count <= b.backlog_room, "{} calls wait", b.backlog_count);
   }
 
   void check_server(const ServerSession& s, std::uint32_t index) {

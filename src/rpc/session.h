@@ -231,11 +231,11 @@ struct alignas(64) ClientSession {
   std::uint64_t rttvar = 0;
   std::uint64_t rto = 0;      ///< retransmission time-out
   std::uint64_t min_rtt = 0;  ///< see congestion.cc
-  // Cold. The backlog: a ring of backlog_room() entries, in a block that exists while calls
-  // wait.
+  // Cold. The backlog: a ring in a block that exists while calls wait.
   BackloggedCall* backlog = nullptr;
   Block* backlog_block = nullptr;
   std::uint32_t backlog_first = 0;
+  std::uint32_t backlog_room = 0;  ///< entries of the ring
   ClientSession* next_blocked = nullptr;
   Unsent<ClientSession> unsent;  ///< requests
   ClientSession* next_pending = nullptr;

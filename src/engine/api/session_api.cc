@@ -266,7 +266,7 @@ Status Session::submit_call(Method method, std::span<const std::byte> request,
 
 CallId Session::last_call() const noexcept {
   const rpc::ClientSession* const c = locate(slot_, id_);
-  return c != nullptr ? rpc::last_call(*detail::core_at(slot_)->calls, *c) : CallId{};
+  return c != nullptr ? rpc::last_call(*c) : CallId{};
 }
 
 CallId Session::accepted_call() const noexcept {

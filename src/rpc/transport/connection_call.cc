@@ -123,9 +123,9 @@ Advanced advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
 ConnectionClientSlot* start_backlogged(Rpc& r, ConnectionClient& b) noexcept {
   const std::uint32_t slot = free_slot(b);
   std::uint32_t i = 0;
-  while (i < b.backlog_count && backlog_at(r, b, i).outcome) ++i;
+  while (i < b.backlog_count && backlog_at(b, i).outcome) ++i;
   if (i == b.backlog_count || slot >= b.window) return nullptr;
-  return &occupy_slot(r, b, slot, remove_from_backlog(r, b, i));
+  return &occupy_slot(r, b, slot, remove_from_backlog(b, i));
 }
 
 /// Advances all calls while there is room. Asks on_failed(call, agent, status) whether to go on

@@ -24,7 +24,8 @@ bool make_connection_client(Rpc& r, ClientSession& c) noexcept try {
   b->slots = std::make_unique<ConnectionClientSlot[]>(c.window);
   b->session = c.name;
   b->window = c.window;
-  b->backlog = std::make_unique<ConnectionCall[]>(backlog_room(r, *b));
+  b->backlog_room = backlog_room(r, c.window);
+  b->backlog = std::make_unique<ConnectionCall[]>(b->backlog_room);
   b->active = c.window == kWindowMax ? 0 : ~std::uint64_t{0} << c.window;
   const std::uint32_t first = random_call_number(r);
   for (std::uint32_t i = 0; i < c.window; ++i) b->slots[i].number = first + i;
@@ -90,7 +91,7 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
     request_connection(r, b);
   ConnectionClientSlot* k = nullptr;
   if (waits) {
-    backlog_at(r, b, b.backlog_count++) = std::move(w);
+    backlog_at(b, b.backlog_count++) = std::move(w);
   } else {
     k = &occupy_slot(r, b, slot, std::move(w));
   }
@@ -120,12 +121,11 @@ bool cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     abandon_call(r, c, k, Status::cancelled);
     return true;
   }
-  return cancel_in_backlog(r, b, id);
+  return cancel_in_backlog(b, id);
 }
 
-std::uint32_t age_of_newest_long(const Rpc& r, const ConnectionClient& b,
-                                 std::uint32_t last_id) noexcept {
-  std::uint32_t age = age_of_newest(r, b, last_id);
+std::uint32_t age_of_newest_long(const ConnectionClient& b, std::uint32_t last_id) noexcept {
+  std::uint32_t age = age_of_newest(b, last_id);
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     const ConnectionClientSlot& k = b.slots[slot];
     if (is_active(b, slot) && can_cancel(k)) age = std::min(age, last_id - k.call.id);
@@ -137,7 +137,7 @@ void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if (is_active(b, slot)) try_finish(r, b, b.slots[slot]);
   }
-  run_backlog_callbacks(r, b);
+  run_backlog_callbacks(b);
   advance_if_ready(r, b.session);
 }
 
@@ -145,7 +145,7 @@ bool close_client_connection(Rpc& r, ClientSession& c) noexcept {
   if (c.connection == nullptr) return false;
   ConnectionClient& b = *c.connection;
   withdraw_connection_request(r, b);
-  cancel_backlog(r, b, Status::flushed);
+  cancel_backlog(b, Status::flushed);
   // Other calls end with the connection: the server may be using their memory.
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     ConnectionClientSlot& k = b.slots[slot];
@@ -171,7 +171,7 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
     // The connection may take connections.close_timeout to end. Inline calls do not wait for it.
     const Status unsent = status_of_unsent_calls(why, !b.was_opening);
     end_calls(r, c, status_of_calls(why), unsent);
-    end_backlog(r, b, unsent);
+    end_backlog(b, unsent);
   }
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) {
     b.why = why;
@@ -204,34 +204,34 @@ void reclaim_inline_calls(Rpc& r, ClientSession& c) noexcept {
   if (c.connection == nullptr) return;
   ConnectionClient& b = *c.connection;
   for (std::uint32_t i = 0; i < b.backlog_count;) {
-    const ConnectionCall& w = backlog_at(r, b, i);
+    const ConnectionCall& w = backlog_at(b, i);
     if (w.reply || w.size > c.max_inline_call) {
       ++i;
       continue;
     }
     // Without memory they stay, and go over a connection.
     if (c.backlog == nullptr && !allocate_backlog(r, c)) return;
-    new (&backlog_at(r, c, c.backlog_count++)) BackloggedCall(remove_from_backlog(r, b, i));
+    new (&backlog_at(c, c.backlog_count++)) BackloggedCall(remove_from_backlog(b, i));
   }
 }
 
 void reroute_backlog(Rpc& r, ClientSession& c) noexcept {
   const std::uint32_t name = c.name;
   for (std::uint32_t i = 0; i < c.backlog_count;) {
-    const BackloggedCall& w = backlog_at(r, c, i);
+    const BackloggedCall& w = backlog_at(c, i);
     if (c.transport == Transport::datagram && w.size <= c.max_inline_call) {
       ++i;
       continue;
     }
     const bool made = c.connection != nullptr || make_connection_client(r, c);
-    if (!made || c.connection->backlog_count == backlog_room(r, *c.connection)) {
-      end_backlogged(r, c, i, made ? Status::not_connected : Status::no_memory);
+    if (!made || c.connection->backlog_count == c.connection->backlog_room) {
+      end_backlogged(c, i, made ? Status::not_connected : Status::no_memory);
       if (!is_opening(r, name)) return;
       continue;
     }
     ConnectionClient& b = *c.connection;
-    ConnectionCall& moved = backlog_at(r, b, b.backlog_count++);
-    static_cast<BackloggedCall&>(moved) = remove_from_backlog(r, c, i);
+    ConnectionCall& moved = backlog_at(b, b.backlog_count++);
+    static_cast<BackloggedCall&>(moved) = remove_from_backlog(c, i);
   }
 }
 
@@ -275,7 +275,7 @@ ClientSession& next_session_to_connect(Rpc& r) noexcept {
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept {
   withdraw_connection_request(r, *c.connection);
   if (c.transport == Transport::connection) return end_session(r, c, why);
-  end_backlog(r, *c.connection, Status::not_connected);
+  end_backlog(*c.connection, Status::not_connected);
 }
 
 }  // namespace spinwire::rpc

@@ -212,7 +212,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   if (is_ready(r, session) && doubt_server(r, c, why)) return;
   // A connection that could not be made would fail again. Its status says nothing of the calls that
   // waited for it: `refused` and `limit` would say that their handlers have run.
-  if (!was_ready) end_backlog(r, *b, wanted ? Status::not_connected : status);
+  if (!was_ready) end_backlog(*b, wanted ? Status::not_connected : status);
   if (connection_of(r, session) != b) return;
   if (b->is_ending) return end_session(r, c, EndReason(std::move(b->why)));
   if (b->backlog_count != 0 && state_of(c) == SessionState::ready) request_connection(r, *b);

@@ -61,7 +61,8 @@ struct ConnectionClient : ConnectionEnd {
   std::uint32_t window = 0;
   std::uint64_t active = 0;  ///< slots with a call, and all bits beyond the window
   std::unique_ptr<ConnectionClientSlot[]> slots;
-  std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring of backlog_room()
+  std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring
+  std::uint32_t backlog_room = 0;             ///< entries of the ring
   std::uint32_t backlog_first = 0;
   std::uint32_t backlog_count = 0;
   bool wants_connection = false;  ///< in Rpc::connection_requests
@@ -179,8 +180,7 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept;
 bool cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
 /// How many ids before `last_id` the newest call over the connection is that can be cancelled;
 /// kNone if there is none.
-std::uint32_t age_of_newest_long(const Rpc& r, const ConnectionClient& b,
-                                 std::uint32_t last_id) noexcept;
+std::uint32_t age_of_newest_long(const ConnectionClient& b, std::uint32_t last_id) noexcept;
 /// Runs the callbacks of cancelled calls over the connection.
 void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept;
 /// Makes the connection record of a session that sends all calls over it. Returns false without
