@@ -110,6 +110,10 @@ inline bool is_doubted(const ClientSession& c) noexcept {
 inline bool takes_no_calls(const ClientSession& c) noexcept {
   return c.is_leaving || (c.reconnect != nullptr && c.reconnect->refused_at != 0);
 }
+/// Whether the session was interrupted, or could not be opened, and has not been ready since.
+inline bool has_lost_its_server(const ClientSession& c) noexcept {
+  return c.reconnect != nullptr && c.reconnect->first.status != Status::ok;
+}
 /// Makes the session's timer fire at `tick` or before.
 inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
   if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]

@@ -134,7 +134,10 @@ void note_goodbye(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
 /// session leaves at once. Calls that may wait stay if it is opened again.
 void retire_unused(Rpc& r, ClientSession& c, const Goodbye& goodbye) noexcept {
   note_goodbye(r, c, goodbye);
-  comes_back(c) ? finish_leaving(r, c) : begin_leaving(r, c);
+  if (comes_back(c)) return finish_leaving(r, c);
+  if (!has_lost_its_server(c)) return begin_leaving(r, c);
+  send_session_datagram(r, c, RpcKind::close);
+  on_closed_by_server(r, c);
 }
 
 }  // namespace

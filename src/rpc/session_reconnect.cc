@@ -85,7 +85,8 @@ void start_next_attempt(Rpc& r, ClientSession& c) noexcept {
 
 void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
   const EndReason closed = Error{Status::flushed, {}, {}, {}};
-  if (c.state == SessionState::closing || !can_reconnect(r, c, closed))
+  // Without a further attempt, a session that has lost its server ends with that error.
+  if (c.state == SessionState::closing || (!can_reconnect(r, c, closed) && !has_lost_its_server(c)))
     return end_session_in_order(r, c);
   if (!c.goodbye.invites_back())
     return end_session(r, c, Status::flushed, "the server closed the session");
@@ -95,7 +96,7 @@ void on_closed_by_server(Rpc& r, ClientSession& c) noexcept {
 }
 
 EndReason final_reason(const ClientSession& c, const EndReason& why) noexcept {
-  if (c.reconnect == nullptr || !why || c.reconnect->first.status == Status::ok) return why;
+  if (!why || !has_lost_its_server(c)) return why;
   return agent::last_error(c.reconnect->first, *why, c.reconnect->plan);
 }
 

@@ -162,6 +162,9 @@ class RpcUnprovedSession : public RpcSessionReconnect {
     how.when_not_ready = WhenNotReady::wait;
     session_ = client_->core->open_session(address_, how).value();
     ASSERT_EQ(begin(kCount, filled(20, 1)), Status::ok);
+    ASSERT_NO_FATAL_FAILURE(meet_leaving_server());
+  }
+  void meet_leaving_server() {
     ASSERT_TRUE(engine_test::until({}, [&] {
       now_ += 10'000;
       (void)client_->core->poll();
@@ -206,6 +209,23 @@ TEST_F(RpcUnprovedSession, IsOpenedAgainAfterTheServersGoodbyeWithItsCalls) {
   EXPECT_EQ(ended_[0].status, Status::ok);
   EXPECT_EQ(ready_, 1);
   finish();
+}
+
+TEST_F(RpcUnprovedSession, EndsWithTheLossOfItsServerIfItsLastAttemptMeetsAGoodbye) {
+  start();
+  ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait, Reconnect{1, 10ms, 100ms}));
+  ASSERT_NO_FATAL_FAILURE(interrupt());
+  ASSERT_EQ(begin(kCount, filled(20, 1)), Status::ok);
+  start(address_);
+  ASSERT_NO_FATAL_FAILURE(meet_leaving_server());
+  ASSERT_TRUE(until([&] { return closed_.size() == 1; }));
+  EXPECT_EQ(ready_, 1);
+  EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
+  EXPECT_EQ(closed_[0].goodbye, kGoodbye);
+  ASSERT_TRUE(all_ended());
+  EXPECT_EQ(ended_[0].status, Status::not_connected);
+  EXPECT_TRUE(runs_.empty());
+  client_->expect_clean();
 }
 
 }  // namespace
