@@ -264,7 +264,7 @@ class CmProofs {
     std::string refused{};               ///< why it is refused; with a key, counted
     bool is_plain = false;               ///< without a key: the data is that of an endpoint alone
 
-    std::uint64_t number = 0;  ///< of a handshake that is plain, in the order of their begin
+    std::uint64_t number = 0;          ///< of a plain handshake; a later one has a higher number
     std::optional<Error> malformed{};  ///< refuse `client`
   };
   /// Takes a request. May throw std::bad_alloc. Errors: system.

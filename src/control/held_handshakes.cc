@@ -181,7 +181,8 @@ void ControlPort::send_more(Handshake& h) {
   const std::optional<CmMessage> first = cm_proofs_.send_more(std::move(request.client));
   if (!first) {
     return refuse(h, {Status::refused, "accept a connection through rdma_cm",
-                      "the client has begun another handshake since", "go on with that one"});
+                      "the client has begun another handshake since",
+                      "none is needed: the newer handshake goes on"});
   }
   if (request.id) request.id.reject(first->bytes());
   drop(h);

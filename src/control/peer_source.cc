@@ -40,7 +40,7 @@ Address source_of(const Address& peer, const Source& gid, GidType type) noexcept
 }
 
 Source event_source(const Address& source) noexcept {
-  const Address host = Address::from_v6(source.as_v6(), 0);  // an IPv4 address has one form there
+  const Address host = Address::from_v6(source.as_v6(), 0);  // ::ffff:a.b.c.d becomes a.b.c.d
   // A connection to the unspecified address reaches this host.
   if (host.is_loopback() || host.is_any()) return kThisHost;
   const Source found = host.source();

@@ -68,8 +68,8 @@ void drop_reply(Rpc& r, ConnectionServer& b, std::uint32_t slot) noexcept {
   ++r.stats.dropped_replies;
 }
 
-/// Visits the slots of sessions that have had a request, or something in them, since the last
-/// count.
+/// Looks at all slots of each session that was not empty at the last count, or has had a request
+/// since.
 void count_kept_replies(Rpc& r) noexcept {
   for (auto& [address, source] : r.sources) source.kept_replies = 0;
   r.servers.for_each([&r](ServerSession& s) {
@@ -121,8 +121,8 @@ void drop_kept_inline_replies(Rpc& r, ServerSession& s) noexcept {
   for_each_kept_inline(s, [&r](auto& end, std::uint32_t slot) { drop_reply(r, end, slot); });
 }
 
-/// Counting looks at each slot that was used. So an attempt frees the replies of several sessions,
-/// and one in vain is not repeated at once.
+/// Counting looks at all slots of many sessions. So an attempt frees the replies of several
+/// sessions, and one in vain is not repeated at once.
 bool ReplyReclaimer::reclaim() noexcept {
   if (release_spares(rpc_)) return true;
   const std::uint64_t now = rpc_.context.clock.now();

@@ -157,7 +157,8 @@ inline PeerIdentity identity_of(const std::unique_ptr<SessionPeer>& peer) noexce
 /// A session's view of a silent peer, beside `last_heard`.
 struct Liveness {
   /// Tick when the peer's last ping, pong, goodbye or close came. While a client's session awaits
-  /// the proof: tick of our last ping, or of a malformed answer that came later.
+  /// the proof: tick of our last ping, or of a malformed answer; the latter is that of the poll's
+  /// begin, which may be before our ping.
   std::uint64_t last_ping_or_close = 0;
   std::uint64_t last_check = 0;    ///< tick
   std::uint64_t silent_ticks = 0;  ///< silence while an answer was due

@@ -1,4 +1,4 @@
-// What a probe of a lost peer says of the connections that wait for it.
+// Tests that the outcome of a probe ends only connections that dialled the probed address.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -243,7 +243,7 @@ TEST(EngineSubjectRows, ASubjectThatMayLoseItsRowLeaves) {
   EXPECT_EQ(r.rows[20], SubjectRows::kNone);
 }
 
-// So its owner can record that the block is over.
+// The publisher records the end of the block by what was kept.
 TEST(EngineSubjectRows, ASubjectThatHasLostItsRowKeepsWhatWasRecorded) {
   UsedUpRows r;
   r.make_well(kWellFor);
@@ -293,7 +293,7 @@ TEST(EngineSubjectRows, ASourceLeavesRowsOfTheLastQuarterForOthers) {
   SubjectRows rows;
   rows.open(kMany, 1000, kWellFor);
   std::uint32_t index = 0;
-  for (; index < kMany - kMany / 4; ++index) (void)rows.claim({index, 1, 10});
+  for (; index < kMany - kMany / 4; ++index) ASSERT_NE(rows.claim({index, 1, 10}), nullptr);
   const auto claim_for = [&](std::uintptr_t source) {
     SubjectRows::Visit found{index++, 1, 10};
     found.is_silent = true;
@@ -321,7 +321,7 @@ TEST(EngineSubjectRows, ASourceDoesNotGetMoreInTurns) {
   SubjectRows rows;
   rows.open(kMany, 1000, kWellFor);
   std::uint32_t first = 0;
-  for (; first < kMany - kLast; ++first) (void)rows.claim({first, 1, 10});
+  for (; first < kMany - kLast; ++first) ASSERT_NE(rows.claim({first, 1, 10}), nullptr);
   std::uint64_t now = 10;
   const auto visit = [&](std::uint32_t index, bool is_silent, std::uintptr_t source) {
     SubjectRows::Visit found{index, 1, now};

@@ -228,7 +228,8 @@ TEST_F(RpcHostileServer, ALostProofIsAskedForAgain) {
   expect_clean();
 }
 
-// An answer that is no proof has the tick at which its poll began, before that of the first ping.
+// A malformed answer sets the tick of its poll's begin, which may be before the first ping. The
+// test sets that tick itself.
 TEST_F(RpcHostileServer, AnAnswerBeforeTheFirstPingDoesNotDelayTheNext) {
   Session late = open(listener_.address(), WhenNotReady::fail);
   ASSERT_TRUE(until([&] { return record_of(late).peer_address != nullptr || late.ready(); }));
