@@ -566,13 +566,13 @@ struct SessionOptions {
   std::uint32_t window = 0;  ///< calls at once, a power of two up to 64; 0: rpc.window
   Nanoseconds timeout{0};    ///< of each attempt, until ready; 0: connections.connect_timeout
   /// Opens the session again when its server is lost, was restarted, has forgotten the session or
-  /// closes it, or when an attempt fails. Close the session to end it. Calls that may have been
-  /// sent end with peer_lost (with `flushed` if the server closed the session): their handlers may
-  /// have run, so the library never sends them again. Calls that were not sent, or that the server
-  /// refused because it ends the session: see WhenNotReady. A server that says goodbye
-  /// (Error::goodbye) first answers the calls under way; no attempt at its address comes before
-  /// Goodbye::retry_after. A server that refuses calls so, and says no goodbye for
-  /// connections.close_timeout, is lost.
+  /// closes it, or when an attempt fails. Close the session to end it. Calls whose handlers may
+  /// have run end with peer_lost (with `flushed` if the server closed the session), and the library
+  /// never sends them again. Calls that were not sent, or that the server refused because it ends
+  /// the session: see WhenNotReady. A server that says goodbye (Error::goodbye) first answers the
+  /// calls under way; no attempt at its address comes before Goodbye::retry_after. A server that
+  /// has refused a call that waits again, and says no goodbye for connections.close_timeout, is
+  /// lost.
   Reconnect reconnect{};
   /// Further addresses of the server, or of servers that can stand in for it, in the order in which
   /// they are tried; see Reconnect and Session::peer().

@@ -32,11 +32,6 @@ inline void release_backlog(ConnectionClient&) noexcept {}
 
 // For both backlogs.
 
-/// Entries that a ring needs: rpc.backlog calls that may wait, and those of the window, which wait
-/// again if a server refuses them; see refused_calls.h.
-inline std::uint32_t backlog_room(const Rpc& r, std::uint32_t window) noexcept {
-  return r.context.config.rpc.backlog + window;
-}
 template <typename Owner>
 auto& backlog_at(const Owner& o, std::uint32_t i) noexcept {
   const std::uint32_t place = o.backlog_first + i;

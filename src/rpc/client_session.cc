@@ -41,7 +41,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.in_flight = 0;
   c.event_source = {};
   c.backlog_first = c.backlog_count = c.last_call_id = 0;
-  c.backlog_room = backlog_room(r, window);
+  c.backlog_room = r.context.config.rpc.backlog;
   c.retransmissions = 0;
   c.state = SessionState::opening;
   // Of calls that wait for the first answer: longer ones wait for the connection.
@@ -276,7 +276,7 @@ void end_session(Rpc& r, ClientSession& c, const EndReason& why) noexcept {
   c.state = SessionState::closed;
   record_state(r, c);
   update_send_window(c);
-  end_calls(r, c, status_of_calls(why), status_of_unsent_calls(why, !was_opening));
+  end_calls(r, c, status_of_calls(why), status_of_waiting_calls(c, why, !was_opening));
   if (c.on_closed) c.on_closed(handle(r, c), closing_error(c, final_reason(c, why)));
   r.context.timers.cancel(c.timer);
   forget_unsent(r, c);
@@ -315,7 +315,7 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
     next = std::min(next, check_slot(r, c, slot, now));
     if (!is_ready(r, name)) return next;
   }
-  next = check_backlog(r, c, name, now, next);
+  next = check_backlog(r, c, name, now, std::min(next, time_without_goodbye(r, c)));
   if (!is_ready(r, name)) return next;
   send_backlog(r, c);
   return next;

@@ -114,6 +114,13 @@ inline bool takes_no_calls(const ClientSession& c) noexcept {
 inline bool has_lost_its_server(const ClientSession& c) noexcept {
   return c.reconnect != nullptr && c.reconnect->first.status != Status::ok;
 }
+/// How the calls of an ended session end that wait. `was_ready`: the session. A call that waits has
+/// not run; of a server that has refused calls, the application is told so.
+inline Status status_of_waiting_calls(const ClientSession& c, const EndReason& why,
+                                      bool was_ready) noexcept {
+  const bool has_refused = c.reconnect != nullptr && c.reconnect->refused_at != 0;
+  return has_refused ? Status::not_connected : status_of_unsent_calls(why, was_ready);
+}
 /// Makes the session's timer fire at `tick` or before.
 inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
   if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]

@@ -22,8 +22,10 @@ namespace spinwire::rpc {
 /// Moves a long call whose memory no peer uses.
 [[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, ConnectionClient& b,
                                              ConnectionClientSlot& k) noexcept;
-/// Gives up the server of a ready session if it has refused a call, and said no goodbye for
-/// connections.close_timeout. Returns whether it has.
+/// Tick until when a ready session waits for the goodbye of a server that has refused a call: for
+/// connections.close_timeout. If it waits for none: after all others.
+[[nodiscard]] std::uint64_t time_without_goodbye(const Rpc& r, const ClientSession& c) noexcept;
+/// Gives up the server if that time is over. Returns whether it has.
 bool end_without_goodbye(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
 
 }  // namespace spinwire::rpc

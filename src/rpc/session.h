@@ -66,7 +66,7 @@ struct alignas(64) ClientSlot {
   ReplyCallback done;
   std::uint32_t id = 0;      ///< CallId::number
   std::uint8_t resends = 0;  ///< times sent again, or kNotSent
-  std::uint8_t flags = 0;    ///< see below
+  std::uint8_t flags = 0;    ///< kOnSessionTimer, kWaitsOtherwise
   std::optional<Status>
       outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;

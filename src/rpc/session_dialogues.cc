@@ -71,6 +71,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
     if (options.reconnect.attempts == 0 && plan->is_only_default())
       return dial(*c, plan->address());
     c->reconnect.reset(new SessionReconnect{std::move(*plan), options.on_interrupted});
+    c->backlog_room += c->window;  // calls that a server refuses wait besides; see refused_calls.h
     agent::ReconnectPlan& way = c->reconnect->plan;
     auto begun = dial(*c, way.address());
     // An attempt that ends at once is made again in the next round.

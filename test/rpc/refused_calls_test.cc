@@ -269,6 +269,8 @@ TEST_P(RpcRefusedCalls, EndIfTheirOwnEngineDrains) {
   ASSERT_EQ(begin(kCount, filled(20, 2)), Status::ok);
   ASSERT_EQ(begin(kCount, filled(60'000, 3)), Status::ok);
   turns(30);
+  EXPECT_EQ(session_.snapshot().backlog, 2u);
+  EXPECT_EQ(ended_[1].times + ended_[2].times, 0) << "they wait";
   client_->core->drain.begin(1h, {});
   ASSERT_TRUE(until([&] { return ended_[1].times + ended_[2].times == 2; }));
   EXPECT_EQ(ended_[1].status, Status::not_connected);
@@ -332,7 +334,76 @@ TEST_P(RpcRefusedCalls, EndWithTheSession) {
   EXPECT_EQ(runs_.size(), 1u);
 }
 
-/// The server breaks its word each time: it refuses all calls, and says no goodbye.
+/// A session that is not opened again goes on, without the call that was refused.
+TEST_P(RpcRefusedCalls, EndAtOnceWithoutANextServer) {
+  ASSERT_NO_FATAL_FAILURE(serve_at("127.0.0.1:0"));
+  SessionOptions how = options({});
+  how.alternatives = {address_};
+  how.when_not_ready = WhenNotReady::wait;
+  ASSERT_NO_FATAL_FAILURE(open(how));
+  ASSERT_EQ(begin(kCount, filled(20, 999)), Status::ok);  // the first reply opens the whole window
+  ASSERT_TRUE(until([&] { return all_ended(); }));
+  ended_.clear();
+  ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
+  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+  refuse_without_goodbye();
+  CallOptions longest;
+  longest.timeout = 1h;
+  ASSERT_EQ(begin(kCount, filled(20, 2), longest), Status::ok);
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return ended_[1].times == 1; }));
+  EXPECT_LT(now_ - from, 100 * kMillisecond);
+  EXPECT_EQ(ended_[1].status, Status::not_connected);
+  turns(2500, kMillisecond);
+  EXPECT_TRUE(session_.ready());
+  answer_all();
+  ASSERT_TRUE(until([&] { return ended_[0].times == 1; }));
+  EXPECT_EQ(ended_[0].status, Status::ok);
+  finish();
+}
+
+/// A call of a few bytes shows its peer the rest of the slot, too.
+TEST_P(RpcRefusedCalls, LeaveNoAddressInTheirSlots) {
+  ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
+  if (record().transport != rpc::Transport::datagram)
+    GTEST_SKIP() << "its calls are no direct datagrams";
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_EQ(begin(kCount, filled(2000, 2)), Status::ok);
+  const rpc::ClientSession& c = record();
+  std::uint32_t slot = 0;
+  while (slot < c.window && c.slots[slot].size != 2000) ++slot;
+  ASSERT_LT(slot, c.window) << "it was not sent";
+  EXPECT_NE(c.slots[slot].payload.in.data, nullptr);
+  turns(30);
+  ASSERT_EQ(session_.snapshot().backlog, 1u);
+  EXPECT_EQ(c.slots[slot].payload.in.data, nullptr);
+  EXPECT_EQ(c.slots[slot].payload.in.is_copy, 0);
+  ASSERT_NO_FATAL_FAILURE(replace_server());
+  ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+  finish();
+}
+
+/// Nothing else wakes the session meanwhile.
+TEST_P(RpcRefusedCalls, GiveTheirServerUpInTimeIfKeepalivesAreRare) {
+  Config config = reconnect_config();
+  config.connections.keepalive_interval = 30s;
+  config.connections.peer_timeout = 300s;
+  client_ = std::make_unique<Bare>(config, &now_);
+  ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
+  refuse_without_goodbye();
+  CallOptions longest;
+  longest.timeout = 1h;
+  ASSERT_EQ(begin(kCount, filled(20, 2), longest), Status::ok);
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !interrupted_.empty(); }, kMillisecond));
+  EXPECT_LE(now_ - from, static_cast<std::uint64_t>(config.connections.close_timeout.count()) +
+                             100 * kMillisecond);
+  ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+  EXPECT_EQ(ended_[0].status, Status::ok);
+  finish();
+}
+
+/// The server refuses all calls, and says no goodbye, whenever the session is opened again.
 TEST_P(RpcRefusedCalls, AreNotSentInALoopToAServerThatSaysNoGoodbye) {
   bool refuses = true;
   on_ready = [&](Session) {

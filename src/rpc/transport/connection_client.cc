@@ -24,7 +24,7 @@ bool make_connection_client(Rpc& r, ClientSession& c) noexcept try {
   b->slots = std::make_unique<ConnectionClientSlot[]>(c.window);
   b->session = c.name;
   b->window = c.window;
-  b->backlog_room = backlog_room(r, c.window);
+  b->backlog_room = c.backlog_room;
   b->backlog = std::make_unique<ConnectionCall[]>(b->backlog_room);
   b->active = c.window == kWindowMax ? 0 : ~std::uint64_t{0} << c.window;
   const std::uint32_t first = random_call_number(r);
@@ -169,7 +169,7 @@ bool release_client_connection(Rpc& r, ClientSession& c, const EndReason& why) n
     r.context.timers.cancel(c.timer);
     withdraw_connection_request(r, b);
     // The connection may take connections.close_timeout to end. Inline calls do not wait for it.
-    const Status unsent = status_of_unsent_calls(why, !b.was_opening);
+    const Status unsent = status_of_waiting_calls(c, why, !b.was_opening);
     end_calls(r, c, status_of_calls(why), unsent);
     end_backlog(b, unsent);
   }
