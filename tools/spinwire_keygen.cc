@@ -218,9 +218,10 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Makes a key for security.key_file. Copy the file to every host that may connect.\n"
       "An engine proves the first key of its file and accepts all of them. To replace a key:\n"
-      "  1. add a new one with --add, copy the file to all hosts and restart their programs;\n"
-      "  2. move the new line to the top everywhere and restart again;\n"
-      "  3. remove the old line.",
+      "  1. add a new one with --add, copy the file to all hosts, and have each engine\n"
+      "     read it (Engine::reload_keys(), or a restart of the program);\n"
+      "  2. move the new line to the top everywhere, and have the file read again;\n"
+      "  3. remove the old line, and have the file read again.",
       "spinwire-keygen");
   app.add_option("file", options.file, "The key file; made with mode 0600, never overwritten")
       ->required();

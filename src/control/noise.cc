@@ -168,6 +168,7 @@ void NoiseHandshake::mix_psk() noexcept {
   chaining_key_ = psk_.chaining_key_;
   mix_hash(psk_.hash_.bytes);
   cipher_.set_key(psk_.key_);
+  psk_.clear();  // it is as good as the key, and is not needed again
 }
 
 /// The token `e` of a handshake with a pre-shared key, in the message whose payload is sealed next.

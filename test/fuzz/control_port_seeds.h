@@ -150,7 +150,7 @@ inline std::vector<Seed> sessions_and_probes() {
 
 inline Script proves(int peer, int ring) { return act(Act::proves, peer, ring); }
 
-/// Peers that prove a key, and that do not. Rings: see kRings.
+/// Peers that prove a key, and that do not. The rings are those of control_port_fuzz.cc.
 inline std::vector<Seed> proofs() {
   const Script proof = proves(0, 1) + polls(0) + act(Act::reads, 0);
   const Script hello = calls(0) + proof + kOwnHello + polls(0, 0);
