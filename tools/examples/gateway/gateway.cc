@@ -296,7 +296,7 @@ class Trader {
     session.reconnect = kForEver;
     session.timeout = 500ms;
     session.when_not_ready = WhenNotReady::wait;
-    session.on_ready = [this](Session s) {
+    session.on_ready = [](Session s) {
       fmt::print("trading through {}\n", s.peer());
       std::fflush(stdout);
     };
