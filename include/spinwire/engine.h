@@ -366,14 +366,14 @@ class SPINWIRE_API Engine {
   /// former keys stay in force. May be called in a callback. It waits for the file system, and runs
   /// no callback.
   ///
-  /// Connections and sessions stay, and their PeerIdentity::key, too. Whatever proves a key from
-  /// now on does so by the new keys: new connections and sessions, reconnects, and the connection
-  /// of a session's long calls. A handshake whose proof has been made or checked goes on with its
-  /// key; a peer whose proof arrives later is checked by the new keys. An out-of-band endpoint that
-  /// the application has got stays valid for its peer's answer. The secrets of the former keys are
-  /// zeroed before the function returns. Set-up. Errors:
+  /// Connections and sessions stay, and their PeerIdentity::key, too. New connections and sessions,
+  /// reconnects, and the connection of a session's long calls use the new keys. A handshake whose
+  /// client's proof has been made or checked goes on with its key; a client whose proof arrives
+  /// later is checked by the new keys. An out-of-band endpoint that the application has got keeps
+  /// its proof, and stays valid for its peer's answer. The secrets of the former keys are zeroed
+  /// before the function returns. Set-up. Errors:
   ///   bad_config  the engine was opened without a key file; or, as in open(), the file cannot be
-  ///               read, has no key, a line that is none, or rights for others than its owner
+  ///               read, has no key, a line that is not a key, or rights for others than its owner
   ///   no_memory   memory has run out
   ///   system      the operating system gives no random numbers
   [[nodiscard]] Result<void> reload_keys();

@@ -58,9 +58,9 @@ class ControlPort {
   /// `network`: a simulated one; null: the system's. Errors: limit, no_memory, system.
   Result<void> open(Network* network = nullptr);
   /// Sets the keys: from now on every peer must prove one of them over TCP, and is shown the first
-  /// of them. Without keys before: only before the first listener or handshake. With keys, at any
-  /// time: the secrets of the former ones are zeroed, and a handshake whose proof was made or read
-  /// goes on.
+  /// of them. A port without keys takes some only before its first listener or handshake. A port
+  /// with keys takes others at any time: it zeroes the secrets of the former ones, and a handshake
+  /// whose proof was made or read goes on.
   void set_keys(KeyRing keys) noexcept { keys_ = std::move(keys); }
   /// What proves out-of-band endpoints. Null: no key. Valid as long as the port.
   [[nodiscard]] EndpointKeys* endpoint_keys() noexcept {

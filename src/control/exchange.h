@@ -47,7 +47,8 @@ class Exchange {
 
   /// Resets the exchange and begins to connect, on a simulated network if one is given. advance()
   /// reports the network's answer. `keys`: the peer must prove the first of them; they must outlive
-  /// the exchange; null: no key. Errors of this host: invalid_argument, limit, no_memory, system.
+  /// the exchange, but may be given other keys (see SecureChannel::begin()); null: no key. Errors
+  /// of this host: invalid_argument, limit, no_memory, system.
   Result<void> connect(const Address& remote, wire::KindSet expected, Network* network = nullptr,
                        const KeyRing* keys = nullptr, OwnRequests* own = nullptr) noexcept;
   /// Resets the exchange and takes over a connected stream socket. `keys`: the peer must prove one

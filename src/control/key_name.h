@@ -1,5 +1,5 @@
-// The name of a key, for those that outlive the key: Engine::reload_keys() drops keys whose peers
-// stay. Cold.
+// The name of a key. It stays valid when Engine::reload_keys() drops the key, because connections
+// by that key stay. Cold.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace spinwire::control {
 
-/// Copies share the text. A name is not secret. One thread.
+/// Copies share the text. A name is not secret. All copies are used by one thread.
 class KeyName {
  public:
   /// No key.
