@@ -24,16 +24,23 @@ inline std::byte* pointer(std::uint64_t address) noexcept {
 /// also longer ones.
 enum class Sizes : std::uint8_t { line, any };
 
-/// Makes room for a packet's bytes in the lane's data, as far as acknowledgements are known; false
-/// if there is none. Cold: one call frees all that the peer has consumed.
-/// `most`: the part in use does not grow beyond it.
-bool make_data_room(OutLane& out, std::uint32_t bytes, std::uint32_t most = kLaneData) noexcept;
+/// Which acknowledgements of the peer a sender has applied. Polls do not watch for those of direct
+/// packets: only apply_peer_acks() finds them all. With `known` the sender comes again with `all`.
+/// Work requests are `all`, because polls watch for theirs.
+enum class Acks : std::uint8_t { known, all };
+
+/// Makes room for a packet's bytes in the lane's data, as far as acknowledgements are applied;
+/// false if there is none. Cold: one call frees all that the peer has consumed. `most`: the part in
+/// use does not grow beyond it, and not beyond kLaneData without all acknowledgements; only
+/// messages have more than kLaneData.
+bool make_data_room(OutLane& out, std::uint32_t bytes, Acks acks,
+                    std::uint32_t most = kLaneData) noexcept;
 
 /// Whether the lane has room for a packet's bytes, in the line or in the data.
-inline bool has_data_room(OutLane& out, std::uint32_t bytes,
+inline bool has_data_room(OutLane& out, std::uint32_t bytes, Acks acks,
                           std::uint32_t most = kLaneData) noexcept {
   return bytes <= kLinePayload || out.data_next + bytes <= out.data_bound ||
-         make_data_room(out, bytes, most);
+         make_data_room(out, bytes, acks, most);
 }
 
 /// The place in the lane's data that place_in_data() returns next. A sender that writes the bytes

@@ -39,6 +39,10 @@ struct PlacedBytes {
 /// one can be written while another is read.
 inline constexpr std::uint32_t kLeastData = 16 * 1024;
 
+/// Laps with little in flight until a ring beyond kLaneData shrinks by half. A ring that shrinks
+/// too early costs a few hundred messages that go a slower way, so that must be rare.
+inline constexpr std::uint32_t kCalmLaps = 256;
+
 /// The lane to a peer, in the peer's segment.
 struct OutLane : DirectLane {
   std::uint64_t head = 0;   ///< lines consumed by the peer, as far as applied
@@ -60,6 +64,8 @@ struct OutLane : DirectLane {
   std::uint32_t data_next = 0;            ///< offset of the next packet's bytes
   std::uint32_t data_bound = 0;           ///< bound of their end
   std::uint32_t data_size = kLeastData;   ///< the part in use
+  std::uint32_t data_calm_laps = 0;       ///< in a row, that ended with little in flight
+  std::uint32_t data_lap_end = 0;         ///< end of the last lap's bytes
   bool data_was_short = false;            ///< a packet did not fit since the part in use grew
   std::uint64_t data_scanned = 0;         ///< no earlier line in flight has bytes in the data
   std::uint64_t data_end = 0;             ///< position after the last line that has

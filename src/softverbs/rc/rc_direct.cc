@@ -31,8 +31,8 @@ inline bool is_below_limit(const Qp& qp) noexcept {
 
 /// Whether the lane has room for a message's bytes. All of the data may be used: a message that
 /// finds none goes by a slower way, while datagrams wait.
-inline bool has_message_room(OutLane& out, std::uint32_t bytes) noexcept {
-  return has_data_room(out, bytes, out.data_capacity);
+inline bool has_message_room(OutLane& out, std::uint32_t bytes, Acks acks) noexcept {
+  return has_data_room(out, bytes, acks, out.data_capacity);
 }
 
 /// Whether the lane takes a message of so many bytes now. Acknowledgements, which polls do not
@@ -43,10 +43,10 @@ inline bool has_room(Qp& qp, std::uint32_t bytes) noexcept {
   if (!is_below_limit(qp)) [[unlikely]] {
     if (!open_limit(qp) || !may_send(qp)) return false;
   }
-  if (has_message_room(qp.peer->out, bytes)) [[likely]]
+  if (has_message_room(qp.peer->out, bytes, Acks::known)) [[likely]]
     return true;
   apply_peer_acks(*qp.peer);
-  return may_send(qp) && is_below_limit(qp) && has_message_room(qp.peer->out, bytes);
+  return may_send(qp) && is_below_limit(qp) && has_message_room(qp.peer->out, bytes, Acks::all);
 }
 
 /// Queues the completion of a message. False: the queue has no room, or completions of earlier work

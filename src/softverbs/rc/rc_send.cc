@@ -113,7 +113,7 @@ void publish(Qp& qp, SendWr& wr, Line& first, std::uint64_t kind,
 
 bool has_room_or_stall(Qp& qp, std::uint32_t bytes) noexcept {
   OutLane& out = qp.peer->out;
-  if (out.tail < out.limit && has_data_room(out, bytes)) [[likely]]
+  if (out.tail < out.limit && has_data_room(out, bytes, Acks::all)) [[likely]]
     return true;
   out.limit = out.tail;
   out.direct_limit = 0;
@@ -179,7 +179,7 @@ inline bool is_simple_and_long(const ibv_send_wr& wr) noexcept {
 inline bool copy_to_data(Qp& qp, OutLane& out, Line& line, std::uint64_t position, SendWr& kept,
                          const ibv_send_wr& wr) noexcept {
   const ibv_sge& sge = *wr.sg_list;
-  if (sge.length > kMaxCopiedMessage || !has_data_room(out, sge.length)) return false;
+  if (sge.length > kMaxCopiedMessage || !has_data_room(out, sge.length, Acks::all)) return false;
   std::memcpy(place_packet(out, line, position, sge.length), pointer(sge.addr), sge.length);
   if ((wr.send_flags & IBV_SEND_INLINE) == 0) return true;
   kept.length = sge.length;

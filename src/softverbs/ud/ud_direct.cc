@@ -56,8 +56,8 @@ inline bool has_direct_room(const DirectEnd& by, const OutLane& out, std::uint64
                                                    std::uint64_t bytes) noexcept {
   OutLane& out = *static_cast<OutLane*>(to.lane);
   const bool within = out.tail < out.direct_limit && by.sender->sends_at_once;
-  if (within && make_data_room(out, static_cast<std::uint32_t>(bytes))) return true;
-  return open_limit(by, to) && has_data_room(out, static_cast<std::uint32_t>(bytes));
+  if (within && make_data_room(out, static_cast<std::uint32_t>(bytes), Acks::known)) return true;
+  return open_limit(by, to) && has_data_room(out, static_cast<std::uint32_t>(bytes), Acks::all);
 }
 
 /// Writes a datagram's bytes beside its line, and queues the line. `short_one`: a payload of up to

@@ -17,15 +17,15 @@ namespace {
 /// Whether the lane has room beside the lines reserved for connected messages. Never waits.
 bool has_room(Peer& peer, std::uint32_t bytes) noexcept {
   OutLane& out = peer.out;
-  const auto has = [&] {
-    return out.tail + kConnectedLines < out.limit && has_data_room(out, bytes);
+  const auto has = [&](Acks acks) {
+    return out.tail + kConnectedLines < out.limit && has_data_room(out, bytes, acks);
   };
-  if (has()) [[likely]]
+  if (has(Acks::known)) [[likely]]
     return true;
   // The acknowledgement must be applied, not only read: consumed lines may hold the only copy of a
   // short message that the peer refused.
   apply_peer_acks(peer);
-  return has();
+  return has(Acks::all);
 }
 
 /// Copies a datagram's bytes into the lane; nothing is visible yet.
