@@ -11,10 +11,12 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tools/doctor_host.h"
 #include "tools/doctor_link.h"
 #include "tools/programs.h"
+#include "tools/scripted_peer.h"
 
 namespace tools_test {
 namespace {
@@ -318,26 +320,25 @@ TEST_F(Tools, DoctorTellsAClientOnlyTheStatusOfAnError) {
 /// What the doctor says of a server that answers with these bytes.
 Outcome compare_with(const std::string& bytes) {
   const DoctorHost host;
-  sockaddr_in address{};
-  const int fd = tcp_socket(address, 0);
-  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  EXPECT_EQ(::listen(fd, 1), 0);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  std::thread server([&] {
-    const int client = ::accept(fd, nullptr, nullptr);
-    char some[65536];
-    (void)!::recv(client, some, sizeof some, 0);
-    (void)!::send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    ::shutdown(client, SHUT_WR);
-    while (::recv(client, some, sizeof some, 0) > 0) {
-    }
-    ::close(client);
-  });
-  const Outcome o = compare(host, "127.0.0.1:" + std::to_string(ntohs(address.sin_port)));
-  server.join();
-  ::close(fd);
-  return o;
+  const ScriptedPeer peer(bytes);
+  return compare(host, peer.address());
+}
+
+/// Clients of tests that run beside this one. The first says nothing, and the second does not go.
+TEST_F(Tools, ScriptedPeerAnswersTheDoctorBehindOtherClients) {
+  const DoctorHost host;
+  const ScriptedPeer peer(frame("spinwire=9.9.9\n"));
+  std::vector<int> others;
+  for (const std::string& bytes : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n")}) {
+    sockaddr_in address{};
+    others.push_back(tcp_socket(address, peer.port()));
+    ASSERT_EQ(::connect(others.back(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::send(others.back(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  const Outcome o = compare(host, peer.address());
+  EXPECT_NE(o.out.find("9.9.9 there"), std::string::npos) << o.out << o.err;
+  for (const int fd : others) ::close(fd);
 }
 
 TEST_F(Tools, DoctorRefusesServersThatAreNoDoctors) {
