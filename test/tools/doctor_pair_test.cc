@@ -353,6 +353,31 @@ TEST_F(Tools, DoctorRefusesServersThatAreNoDoctors) {
   EXPECT_NE(newer.out.find("version 2 of the protocol, ours is 1"), std::string::npos) << newer.out;
 }
 
+/// The kernel takes the connection, and nobody reads from it: the peer hangs, or serves another
+/// one.
+TEST_F(Tools, DoctorDoesNotWaitForASilentServer) {
+  DoctorHost host;
+  host.put("probe/first_limit_ms", "200");
+  const SilentPeer peer;
+  const Outcome o = compare(host, peer.address());
+  EXPECT_TRUE(has(o, "tcp", "error")) << o.out << o.err;
+  EXPECT_NE(o.out.find("has not answered in 0.2 s"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("it serves another doctor"), std::string::npos) << o.out;
+  EXPECT_EQ(o.code, 2);
+}
+
+/// Each answer comes in time, but all of them take too long.
+TEST_F(Tools, DoctorDoesNotWaitForAServerThatAnswersSlowly) {
+  DoctorHost host;
+  host.put("probe/first_limit_ms", "3000");
+  const ScriptedPeer peer(frame("clock.exchanges=16\n"), frame("received=1\nsent=1\n", 1, 3),
+                          std::chrono::milliseconds(250));
+  const Outcome o = compare(host, peer.address());
+  EXPECT_LT(peer.answered_later(), 16) << "16 answers take longer than the limit";
+  EXPECT_TRUE(has(o, "clock offset", "note")) << o.out << o.err;
+  EXPECT_NE(o.out.find("it does not answer in time"), std::string::npos) << o.out;
+}
+
 /// A doctor that tells no time, none that makes sense, or does not go on.
 TEST_F(Tools, DoctorBelievesNoTimeThatIsNone) {
   const std::string facts = "clock.exchanges=16\n";

@@ -14,6 +14,8 @@ namespace {
 using Time = std::chrono::steady_clock;
 
 constexpr Link::Limit kExchangeLimit{5000};
+/// For all exchanges of a client.
+constexpr Link::Limit kExchangesLimit{10000};
 /// Above these the order of events of two hosts is doubtful, or wrong.
 constexpr std::int64_t kNotableNs = 1'000'000;
 constexpr std::int64_t kMostNs = 10'000'000;
@@ -41,11 +43,11 @@ std::optional<std::int64_t> time_fact(const Facts& facts, std::string_view name)
 }
 
 /// Asks once. Nothing: the answer has no sensible times. Errors: those of Link.
-Result<std::optional<Exchange>> ask(const Host& host, Link& link) {
+Result<std::optional<Exchange>> ask(const Host& host, Link& link, Link::Limit limit) {
   const std::int64_t asked = host.unix_ns();
   const Time::time_point begin = Time::now();
-  const auto answer = link.send(LinkKind::clock, "", kExchangeLimit).and_then([&] {
-    return link.receive(LinkKind::clock, kExchangeLimit);
+  const auto answer = link.send(LinkKind::clock, "", limit).and_then([&] {
+    return link.receive(LinkKind::clock, limit);
   });
   if (!answer) return tl::unexpected(answer.error());
   const std::int64_t took = std::chrono::nanoseconds(Time::now() - begin).count();
@@ -86,6 +88,11 @@ void judge(const Exchange& best, std::uint32_t exchanges, Findings& findings) {
   }
 }
 
+/// The time until `end`, and not below zero.
+Link::Limit time_until(Time::time_point end) {
+  return std::max(std::chrono::ceil<Link::Limit>(end - Time::now()), Link::Limit(0));
+}
+
 }  // namespace
 
 bool measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& findings) {
@@ -96,9 +103,10 @@ bool measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& 
     add_unknown(kClockFact, "the other doctor is older and does not tell its time");
     return true;
   }
+  const auto end = Time::now() + Link::Limit(host.first_limit_ms(kExchangesLimit.count()));
   std::optional<Exchange> best;
   for (std::uint32_t i = 0; i < kClockExchanges; ++i) {
-    const auto exchange = ask(host, link);
+    const auto exchange = ask(host, link, std::min(time_until(end), kExchangeLimit));
     if (!exchange) {
       add_unknown("the doctors' link", exchange.error().message());
       return false;
@@ -115,18 +123,15 @@ bool measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& 
 
 Result<void> answer_clock(const Host& host, Link& client, const Facts& theirs, Link::Limit limit) {
   const Time::time_point end = Time::now() + limit;
-  const auto left = [&] {
-    const auto time = std::chrono::ceil<Link::Limit>(end - Time::now());
-    return std::max(time, Link::Limit(0));
-  };
   const std::uint32_t exchanges = number_fact(theirs, kClockFact, kMostClockExchanges).value_or(0);
   for (std::uint32_t i = 0; i < exchanges; ++i) {
-    if (const auto asked = client.receive(LinkKind::clock, left()); !asked)
+    if (const auto asked = client.receive(LinkKind::clock, time_until(end)); !asked)
       return tl::unexpected(asked.error());
     const std::int64_t received = host.unix_ns();
     const Facts times{{"received", std::to_string(received)},
                       {"sent", std::to_string(host.unix_ns())}};
-    if (auto sent = client.send(LinkKind::clock, encode_facts(times), left()); !sent) return sent;
+    if (auto sent = client.send(LinkKind::clock, encode_facts(times), time_until(end)); !sent)
+      return sent;
   }
   return {};
 }

@@ -43,7 +43,8 @@ class Host {
   /// The time since the Unix epoch. Below another root, later by the nanoseconds in
   /// /probe/ahead_ns.
   [[nodiscard]] std::int64_t unix_ns() const;
-  /// How long one client may take until its engine has connected. Below another root, the number in
+  /// How long one client may take until its engine has connected, and how long a client waits for
+  /// the other doctor's facts, and then for its times. Below another root, the number in
   /// /probe/first_limit_ms.
   [[nodiscard]] std::int64_t first_limit_ms(std::int64_t usual) const;
   /// A round trip that was measured. Below another root, the number in /probe/round_trip_ns.

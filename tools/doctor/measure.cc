@@ -20,7 +20,8 @@ namespace spinwire::doctor {
 namespace {
 
 constexpr std::uint32_t kMostPort = 65535;
-constexpr Nanoseconds kConnectLimit = std::chrono::seconds(20);
+/// For a connection, and for a session: a peer that does not answer costs each of them once.
+constexpr Nanoseconds kConnectLimit = std::chrono::seconds(10);
 constexpr Nanoseconds kMeasureLimit = std::chrono::seconds(60);
 constexpr std::uint32_t kEchoes = 2000;
 /// Slow hosts and lossy links do fewer echoes, writes and calls, because the other doctor serves
@@ -429,12 +430,28 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
   measure_connection(subject, *engine, address, theirs, nonce, measure_others, findings);
 }
 
+/// Says why the other doctor's facts did not come.
+void add_no_answer(const Error& error, Link::Limit limit, Findings& findings) {
+  if (error.status != Status::timed_out) {
+    findings.add("tcp", Severity::error, "the other end is no doctor that this one understands",
+                 error.message(), error.remedy);
+    return;
+  }
+  findings.add("tcp", Severity::error,
+               fmt::format("the other end takes connections, but has not answered in {} s",
+                           static_cast<double>(limit.count()) / 1e3),
+               "it is no doctor, it hangs, or it serves another doctor, for a minute at most",
+               "spinwire-doctor --serve ADDRESS  # there; if one serves another doctor, run this "
+               "one again in a minute");
+}
+
 }  // namespace
 
 std::optional<Encounter> meet(const Subject& subject, const std::string& host, int port,
                               const std::string& nonce, Findings& findings) {
-  // The doctor there may be serving another one, for a minute at most.
-  constexpr Link::Limit kLimit{90000};
+  // Longer than a doctor serves one whose engine does not connect.
+  constexpr Link::Limit kUsualLimit{20000};
+  const Link::Limit limit(subject.host.first_limit_ms(kUsualLimit.count()));
   auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
   if (!link) {
     findings.add("tcp", Severity::error, "the other host cannot be reached over TCP",
@@ -444,12 +461,11 @@ std::optional<Encounter> meet(const Subject& subject, const std::string& host, i
   findings.add("tcp", Severity::ok, "the other host is reached over TCP", link->peer_host());
   Facts ours = facts_of(subject);
   if (!nonce.empty()) ours["certify"] = nonce;
-  const auto answer = link->send(LinkKind::facts, encode_facts(ours), kLimit).and_then([&] {
-    return link->receive(LinkKind::facts, kLimit);
+  const auto answer = link->send(LinkKind::facts, encode_facts(ours), limit).and_then([&] {
+    return link->receive(LinkKind::facts, limit);
   });
   if (!answer) {
-    findings.add("tcp", Severity::error, "the other end is no doctor that this one understands",
-                 answer.error().message(), answer.error().remedy);
+    add_no_answer(answer.error(), limit, findings);
     return std::nullopt;
   }
   return Encounter{std::move(*link), std::move(ours), decode_facts(*answer)};
