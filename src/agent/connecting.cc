@@ -250,19 +250,19 @@ void on_cm_disconnected(EngineContext& ctx, Agent& a) {
 
 namespace {
 
-/// This end's endpoint, with a proof if there is a key. The peer's answer names our code, so an
-/// endpoint keeps its proof when the engine takes other keys. May throw std::bad_alloc.
+/// This end's endpoint, with a proof if there is a key. The peer's answer names our code, and the
+/// code is of every value, credits too. So an endpoint stays as it was proved, whatever keys the
+/// engine takes and whatever credit it grants. May throw std::bad_alloc.
 Endpoint proved_endpoint(const EngineContext& ctx, const Agent& a,
                          const control::EndpointCode& answers) {
-  Endpoint ours = endpoint(ctx, a);
-  if (ctx.endpoint_keys == nullptr) return ours;
-  EndpointProof& made = a.setup.endpoints->proof;
-  if (made.empty() || made.answers != answers) {
+  if (ctx.endpoint_keys == nullptr) return endpoint(ctx, a);
+  Endpoint& proved = a.setup.endpoints->proved;
+  if (proved.proof.empty() || proved.proof.answers != answers) {
+    Endpoint ours = endpoint(ctx, a);
     ctx.endpoint_keys->prove(ours, a.setup.endpoints->nonce, answers);
-    made = ours.proof;
+    proved = ours;
   }
-  ours.proof = made;
-  return ours;
+  return proved;
 }
 
 /// Checks the proof of the peer's endpoint, if there must be one. Answers the key; null: there need

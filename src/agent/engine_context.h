@@ -245,7 +245,7 @@ struct EndpointExchange {
   bool peer_has_no_key = false;
   control::EndpointNonce nonce{};  ///< of our endpoint, if there is a key
   control::EndpointCode peer{};    ///< of the peer's endpoint, once it has been joined
-  EndpointProof proof{};           ///< of our endpoint, as it was made last
+  Endpoint proved{};               ///< our endpoint, as it was proved last
 };
 
 /// Bringing a connection up and taking it down. Cold.

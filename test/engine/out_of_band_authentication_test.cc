@@ -257,6 +257,25 @@ TEST(EndpointAuthentication, AnEndpointStaysValidWhenTheKeysAreReloaded) {
   }
 }
 
+// A code is of all values, and the credits grow with each message.
+TEST(EndpointAuthentication, AnEndpointStaysValidWhenMessagesHaveBeenExchanged) {
+  const KeyFile file(kKey);
+  End a(file), stranger(small_config()), late(file);
+  a.options.peer_has_no_key = true;
+  for (End* end : {&a, &stranger, &late}) end->prepare();
+  EXPECT_EQ(a.join(stranger.told[0]), Status::ok);
+  EXPECT_EQ(stranger.join(a.told[0]), Status::ok);
+  ASSERT_TRUE(both_ready(a, stranger));
+  for (std::uint64_t i = 1; i <= 100; ++i) {
+    ASSERT_EQ(stranger.connection.send(stranger.node.filled(64, 1)), Status::ok);
+    ASSERT_TRUE(until({&a.node, &stranger.node}, [&] { return a.node.messages == i; }));
+  }
+  const auto again = a.connection.endpoint();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(*again, a.told[0]);
+  EXPECT_EQ(late.join(*again), Status::ok) << late.why.message();
+}
+
 TEST(EndpointAuthentication, AProofByAKeyThatWasRemovedIsRefused) {
   const KeyFile file(kKey);
   End a(file), b(file);
