@@ -198,5 +198,34 @@ TEST(Noise, SecretsAreZeroedWhenTheyAreDropped) {
   for (std::size_t i = 0; i < room.size(); ++i) EXPECT_EQ(bytes[i], 0) << i;
 }
 
+/// The bytes of an object that is not trivially copied.
+template <typename Object>
+std::string_view bytes_of(const Object& object) {
+  return {reinterpret_cast<const char*>(&object), sizeof object};
+}
+
+// Its parts are private: this looks for the bytes of the key in the whole handshake.
+TEST(Noise, AHandshakeZeroesItsCopyOfTheKeyWhenItHasMixedItIn) {
+  const NoisePsk psk(secret(kPsk));
+  NoiseHandshake client, server;
+  const auto count_parts = [&](const NoiseHandshake& end) {
+    int found = 0;
+    for (std::size_t at = 0; at < sizeof psk; at += sizeof(NoiseSecret)) {
+      const std::string_view part = bytes_of(psk).substr(at, sizeof(NoiseSecret));
+      found += bytes_of(end).find(part) != std::string_view::npos ? 1 : 0;
+    }
+    return found;
+  };
+  for (NoiseHandshake* end : {&client, &server}) {
+    end->begin(psk, {});
+    EXPECT_EQ(count_parts(*end), 3);
+  }
+  Bytes message(kNoiseMessageBytes);
+  ASSERT_TRUE(client.write_first(secret(kPsk), {}, message.data()));
+  ASSERT_TRUE(server.read_first(message, message.data()));
+  EXPECT_EQ(count_parts(client), 0);
+  EXPECT_EQ(count_parts(server), 0);
+}
+
 }  // namespace
 }  // namespace noise_test
