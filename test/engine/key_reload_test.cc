@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "control/key_files.h"
+#include "engine/zero_cost.h"
 #include "observe/engine_folder.h"
 #include "rpc/long_calls.h"
 
@@ -132,6 +133,31 @@ TEST(KeyReload, ARefusedFileChangesNothing) {
   reload(servers, kNew + kOld, p.server.engine);
   EXPECT_EQ(key_of_new_connection(p.client, p.server), "old");
   p.finish();
+}
+
+TEST(KeyReload, ExhaustedMemoryChangesNothing) {
+#if SPINWIRE_TEST_COUNTS_HEAP
+  const KeyFile file(kOld);
+  Node node(keyed(file));
+  std::size_t failed = 0;
+  for (std::uint32_t round = 0; round < 300; ++round) {
+    const std::uint32_t every = 1 + round % 13;  // so each allocation is hit
+    reload(file, kOld, node.engine);
+    file.write(kNew);
+    zero_cost_test::fail_every = every;
+    const auto reloaded = node.engine.reload_keys();
+    zero_cost_test::fail_every = 0;
+    const std::string shown = node.engine.describe();
+    EXPECT_NE(shown.find(reloaded ? "keys: new\n" : "keys: old\n"), std::string::npos) << every;
+    if (reloaded) continue;
+    ++failed;
+    EXPECT_EQ(reloaded.error().status, Status::no_memory) << reloaded.error().message();
+  }
+  EXPECT_GT(failed, 100u);
+  reload(file, kNew, node.engine);
+#else
+  GTEST_SKIP() << "a sanitizer has its own allocator";
+#endif
 }
 
 TEST(KeyReload, AnEngineWithoutAKeyFileSaysSo) {
