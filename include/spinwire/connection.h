@@ -361,7 +361,8 @@ class SPINWIRE_API Connection {
   ///   not_connected     closing
   [[nodiscard]] Result<void> join(const Endpoint& peer);
   /// Our endpoint of a prepared connection. After join(), with a key, it answers the peer's: see
-  /// PrepareOptions::peer_joins_first. Set-up. Errors: not_connected (before on_endpoint, or
+  /// PrepareOptions::peer_joins_first. An endpoint with a proof keeps the values that it had when
+  /// it was proved, its credits too. Set-up. Errors: not_connected (before on_endpoint, or
   /// closing), no_memory.
   [[nodiscard]] Result<Endpoint> endpoint() const;
 

@@ -251,8 +251,8 @@ void on_cm_disconnected(EngineContext& ctx, Agent& a) {
 namespace {
 
 /// This end's endpoint, with a proof if there is a key. The peer's answer names our code, and the
-/// code is of every value, credits too. So an endpoint stays as it was proved, whatever keys the
-/// engine takes and whatever credit it grants. May throw std::bad_alloc.
+/// code covers every value, the credits too. So an endpoint stays as it was proved, whatever keys
+/// the engine takes and whatever credit it grants. May throw std::bad_alloc.
 Endpoint proved_endpoint(const EngineContext& ctx, const Agent& a,
                          const control::EndpointCode& answers) {
   if (ctx.endpoint_keys == nullptr) return endpoint(ctx, a);

@@ -401,6 +401,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   a.raw.reset();
   a.private_data.reset();
   a.peer.private_data.reset();
+  a.setup.endpoints.reset();
   close_account(ctx, a);
   ctx.agents.release(a.index);
   find_yielding_peers(ctx);

@@ -257,7 +257,7 @@ TEST(EndpointAuthentication, AnEndpointStaysValidWhenTheKeysAreReloaded) {
   }
 }
 
-// A code is of all values, and the credits grow with each message.
+// The code covers all values, and the credits grow with each message.
 TEST(EndpointAuthentication, AnEndpointStaysValidWhenMessagesHaveBeenExchanged) {
   const KeyFile file(kKey);
   End a(file), stranger(small_config()), late(file);

@@ -324,7 +324,8 @@ Outcome compare_with(const std::string& bytes) {
   return compare(host, peer.address());
 }
 
-/// Clients of tests that run beside this one. The first says nothing, and the second does not go.
+/// Clients of tests that run beside this one. The first says nothing, and the second does not
+/// close.
 TEST_F(Tools, ScriptedPeerAnswersTheDoctorBehindOtherClients) {
   const DoctorHost host;
   const ScriptedPeer peer(frame("spinwire=9.9.9\n"));
@@ -369,7 +370,7 @@ TEST_F(Tools, DoctorDoesNotWaitForASilentServer) {
 /// Each answer comes in time, but all of them take too long.
 TEST_F(Tools, DoctorDoesNotWaitForAServerThatAnswersSlowly) {
   DoctorHost host;
-  host.put("probe/first_limit_ms", "3000");
+  host.put("probe/clock_limit_ms", "3000");
   const ScriptedPeer peer(frame("clock.exchanges=16\n"), frame("received=1\nsent=1\n", 1, 3),
                           std::chrono::milliseconds(250));
   const Outcome o = compare(host, peer.address());

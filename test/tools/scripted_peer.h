@@ -1,6 +1,7 @@
 // Peers of spinwire-doctor that say what a test tells them, or nothing.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>

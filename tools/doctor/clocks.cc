@@ -103,7 +103,7 @@ bool measure_clock(const Host& host, Link& link, const Facts& theirs, Findings& 
     add_unknown(kClockFact, "the other doctor is older and does not tell its time");
     return true;
   }
-  const auto end = Time::now() + Link::Limit(host.first_limit_ms(kExchangesLimit.count()));
+  const auto end = Time::now() + Link::Limit(host.limit_ms("clock", kExchangesLimit.count()));
   std::optional<Exchange> best;
   for (std::uint32_t i = 0; i < kClockExchanges; ++i) {
     const auto exchange = ask(host, link, std::min(time_until(end), kExchangeLimit));

@@ -150,8 +150,8 @@ std::int64_t Host::unix_ns() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() + ahead;
 }
 
-std::int64_t Host::first_limit_ms(std::int64_t usual) const {
-  return is_real_ ? usual : number("/probe/first_limit_ms").value_or(usual);
+std::int64_t Host::limit_ms(std::string_view name, std::int64_t usual) const {
+  return is_real_ ? usual : number(fmt::format("/probe/{}_limit_ms", name)).value_or(usual);
 }
 
 double Host::round_trip_us(double measured) const {

@@ -43,10 +43,10 @@ class Host {
   /// The time since the Unix epoch. Below another root, later by the nanoseconds in
   /// /probe/ahead_ns.
   [[nodiscard]] std::int64_t unix_ns() const;
-  /// How long one client may take until its engine has connected, and how long a client waits for
-  /// the other doctor's facts, and then for its times. Below another root, the number in
-  /// /probe/first_limit_ms.
-  [[nodiscard]] std::int64_t first_limit_ms(std::int64_t usual) const;
+  /// A limit for what the other doctor does. "first": until a client's engine has connected, or
+  /// until a server's facts have come. "clock": for all times that a server tells. Below another
+  /// root, the number in /probe/NAME_limit_ms.
+  [[nodiscard]] std::int64_t limit_ms(std::string_view name, std::int64_t usual) const;
   /// A round trip that was measured. Below another root, the number in /probe/round_trip_ns.
   [[nodiscard]] double round_trip_us(double measured) const;
   /// Makes a harmless system call that the library needs: memfd_create, membarrier, pidfd_open or

@@ -437,21 +437,23 @@ void add_no_answer(const Error& error, Link::Limit limit, Findings& findings) {
                  error.message(), error.remedy);
     return;
   }
-  findings.add("tcp", Severity::error,
-               fmt::format("the other end takes connections, but has not answered in {} s",
-                           static_cast<double>(limit.count()) / 1e3),
-               "it is no doctor, it hangs, or it serves another doctor, for a minute at most",
-               "spinwire-doctor --serve ADDRESS  # there; if one serves another doctor, run this "
-               "one again in a minute");
+  findings.add(
+      "tcp", Severity::error,
+      fmt::format("the other end takes connections, but has not answered in {} s",
+                  static_cast<double>(limit.count()) / 1e3),
+      "it is no doctor, it hangs, or it serves another doctor: for a minute, or for as long "
+      "as a certification takes",
+      "spinwire-doctor --serve ADDRESS  # there; if one serves another doctor, run this "
+      "one again when that has ended");
 }
 
 }  // namespace
 
 std::optional<Encounter> meet(const Subject& subject, const std::string& host, int port,
                               const std::string& nonce, Findings& findings) {
-  // Longer than a doctor serves one whose engine does not connect.
-  constexpr Link::Limit kUsualLimit{20000};
-  const Link::Limit limit(subject.host.first_limit_ms(kUsualLimit.count()));
+  // A doctor serves a client whose engine does not connect for 20 s.
+  constexpr Link::Limit kUsualLimit{30000};
+  const Link::Limit limit(subject.host.limit_ms("first", kUsualLimit.count()));
   auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
   if (!link) {
     findings.add("tcp", Severity::error, "the other host cannot be reached over TCP",

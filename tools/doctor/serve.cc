@@ -25,7 +25,7 @@ constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
 /// Limits for one client while others wait. Both run from its accept: the first until its engine
 /// has connected, with all questions before, the second until the client is done.
-constexpr Link::Limit kFirstLimit{15000};
+constexpr Link::Limit kFirstLimit{20000};
 constexpr Link::Limit kServeLimit{60000};
 
 /// The two deadlines of a client.
@@ -34,7 +34,7 @@ struct ClientTime {
   SteadyTime end;
 
   explicit ClientTime(const Host& host)
-      : to_connect(now() + Link::Limit(host.first_limit_ms(kFirstLimit.count()))),
+      : to_connect(now() + Link::Limit(host.limit_ms("first", kFirstLimit.count()))),
         end(now() + kServeLimit) {}
 };
 

@@ -43,7 +43,7 @@ void compare_hosts(const Subject& subject, const Config& config, Encounter& enco
 [[nodiscard]] Findings examine_pair(const Subject& subject, const Config& config,
                                     const std::string& host, int port);
 
-/// Answers one doctor after the other until a signal. Each has 15 s, from when it is accepted,
+/// Answers one doctor after the other until a signal. Each has 20 s, from when it is accepted,
 /// until its engine has connected, and a minute in all. Prints the address. A peer on the link
 /// proves no key, so `config` should be small. With `certification` also certifies, for clients
 /// that the configuration's security admits. Errors: those of Link::listen().
