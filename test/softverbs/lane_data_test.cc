@@ -117,6 +117,32 @@ TEST_F(SoftverbsLaneData, ARefusalOrGrowthBeginsTheCountOfCalmLapsAnew) {
   EXPECT_EQ(out().data_calm_laps, 0u);
 }
 
+/// The ring goes on behind only where it gains more than it leaves unused until the last lap is
+/// consumed.
+TEST_F(SoftverbsLaneData, AShrunkRingTakesWhatThePeerGivesBack) {
+  constexpr std::uint32_t kKept = 16;
+  send_all(kWhole);
+  read(kWhole - kKept);
+  keep_up(1);
+  be_calm(1);
+  ASSERT_EQ(out().data_size, sv::kWideLaneData / 2);
+  std::uint32_t in_flight = kKept;
+  // A slow peer: messages reach far behind the part in use, which does not grow.
+  for (; out().data_next < sv::kWideLaneData * 7 / 8; ++in_flight) send_all(1);
+  ASSERT_EQ(out().data_size, sv::kWideLaneData / 2);
+  read(in_flight - 40);
+  while (send(kLongMessage)) {
+  }
+  a_.publish();
+  std::uint32_t refused = 0;
+  for (int i = 0; i < 30; ++i) {
+    read(1);
+    refused += send(kLongMessage) ? 0 : 1;
+    a_.publish();
+  }
+  EXPECT_LE(refused, 1u);
+}
+
 TEST_F(SoftverbsLaneData, ALapWithMuchInFlightKeepsTheRing) {
   hold_the_peer_up();
   keep_up(1);

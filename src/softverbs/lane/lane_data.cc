@@ -8,7 +8,8 @@
 // acknowledgements, and the part grows only if the packet still does not fit: what lies in the
 // caches is faster. Then it also grows while the ring wraps around: the next bytes go behind the
 // part that was in use, and the ring wraps around again only when what lay in front of its
-// beginning is consumed. After many laps with little in flight the part beyond kLaneData shrinks.
+// beginning is consumed. After many laps of messages with little in flight the part in use halves,
+// down to kLaneData.
 #include "softverbs/lane/lane_data.h"
 
 #include <algorithm>
@@ -33,9 +34,11 @@ void grow(OutLane& out, std::uint32_t most) noexcept {
 }
 
 /// Has a ring that wraps around go on behind the part in use, and behind the bytes of the last lap.
+/// Until that lap is consumed, what lies between is not used: it must not be more than is gained.
 void go_on_behind(OutLane& out, std::uint32_t bytes, std::uint32_t most) noexcept {
   const std::uint32_t begin = std::max(out.data_size, out.data_lap_end);
   if (out.data_size >= most || most <= kLaneData || begin + bytes > most) return;
+  if (begin - out.data_next > most - begin) return;
   out.data_next = begin;
   while (out.data_next + bytes > out.data_size) grow(out, most);
   out.data_bound = out.data_size;
@@ -83,6 +86,7 @@ bool make_data_room(OutLane& out, std::uint32_t bytes, Acks acks, std::uint32_t 
   const std::uint32_t oldest = out.placed[out.data_scanned % kLaneLines].begin;
   const bool much_in_flight =
       out.data_size < kLaneData && out.data_next - oldest > std::max(kLeastData, out.data_size / 4);
+  const bool was_short = out.data_was_short && out.data_next + bytes <= most;
   // Bytes of two laps are in flight, so no new lap may begin.
   const bool is_second_lap = acks == Acks::all && out.data_scanned < out.data_turn;
   if (oldest >= out.data_next) {  // the ring wraps around already
@@ -93,7 +97,7 @@ bool make_data_room(OutLane& out, std::uint32_t bytes, Acks acks, std::uint32_t 
   } else if (of_message && acks == Acks::known && out.data_size >= kLaneData) {
     return false;  // the next lap depends on what is in flight
   } else if (out.data_size < most &&
-             (out.data_was_short || bytes > oldest || much_in_flight || is_second_lap)) {
+             (was_short || bytes > oldest || much_in_flight || is_second_lap)) {
     while (out.data_next + bytes > out.data_size && out.data_size < most) grow(out, most);
     out.data_bound = out.data_size;
   } else if (bytes <= oldest && out.data_scanned >= out.data_turn) {

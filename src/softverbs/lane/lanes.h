@@ -40,7 +40,7 @@ struct PlacedBytes {
 inline constexpr std::uint32_t kLeastData = 16 * 1024;
 
 /// Laps with little in flight until a ring beyond kLaneData shrinks by half. A ring that shrinks
-/// too early costs a few hundred messages that go a slower way, so that must be rare.
+/// too early may cost a few hundred messages that go a slower way, so that must be rare.
 inline constexpr std::uint32_t kCalmLaps = 256;
 
 /// The lane to a peer, in the peer's segment.
@@ -66,7 +66,7 @@ struct OutLane : DirectLane {
   std::uint32_t data_size = kLeastData;   ///< the part in use
   std::uint32_t data_calm_laps = 0;       ///< in a row, that ended with little in flight
   std::uint32_t data_lap_end = 0;         ///< end of the last lap's bytes
-  bool data_was_short = false;            ///< a packet did not fit since the part in use grew
+  bool data_was_short = false;            ///< a packet did not fit since the size changed
   std::uint64_t data_scanned = 0;         ///< no earlier line in flight has bytes in the data
   std::uint64_t data_end = 0;             ///< position after the last line that has
   std::uint64_t data_turn = 0;            ///< `data_end` when the ring wrapped around
