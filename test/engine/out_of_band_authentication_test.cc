@@ -268,11 +268,15 @@ TEST(EndpointAuthentication, AnEndpointStaysValidWhenMessagesHaveBeenExchanged) 
   ASSERT_TRUE(both_ready(a, stranger));
   for (std::uint64_t i = 1; i <= 100; ++i) {
     ASSERT_EQ(stranger.connection.send(stranger.node.filled(64, 1)), Status::ok);
-    ASSERT_TRUE(until({&a.node, &stranger.node}, [&] { return a.node.messages == i; }));
+    ASSERT_EQ(a.connection.send(a.node.filled(64, 1)), Status::ok);
+    ASSERT_TRUE(until({&a.node, &stranger.node},
+                      [&] { return a.node.messages == i && stranger.node.messages == i; }));
   }
   const auto again = a.connection.endpoint();
   ASSERT_TRUE(again);
   EXPECT_EQ(*again, a.told[0]);
+  // The other end's endpoint has no proof, so it shows how the credits of both have grown.
+  EXPECT_NE(stranger.connection.endpoint()->credits, stranger.told[0].credits);
   EXPECT_EQ(late.join(*again), Status::ok) << late.why.message();
 }
 
