@@ -1,10 +1,14 @@
 // An attacker between a client and a server that have keys: it passes frames on, alters, drops,
 // repeats and replays them, and says what it likes to either end. An end hears only what the other
-// end has said, in that order and without gaps, and nothing at all unless both have the same key.
+// end has said, in that order and without gaps, and nothing at all unless the server has the key
+// that the client proves. Both then know the other by the name of that key.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +44,7 @@ enum class Act : std::uint8_t {
   say,     ///< bytes of the attacker's
   cut,     ///< a stream ends
   refuse,  ///< an end refuses
+  claim,   ///< the next frame goes on; if it is a proof, it names another key of the server
   count,
 };
 
@@ -77,16 +82,24 @@ struct End {
   bool is_refusing = false;
 };
 
-KeyRing ring(char digit) {
-  return std::move(*KeyRing::parse("key " + std::string(64, digit), "keys"));
+/// A ring of the keys with these names, in this order.
+KeyRing ring(std::string_view names) {
+  std::string text;
+  for (const char name : names) text += name + (' ' + std::string(64, name)) + '\n';
+  return std::move(*KeyRing::parse(text, "keys"));
 }
 
 class World {
  public:
+  /// Bits of the settings: the server lacks the key that the client proves; the client proves the
+  /// key `b`, not `a`. Both ends have the key `c`, which the client does not prove.
   explicit World(std::uint8_t settings)
       : shares_key_((settings & 1) == 0),
-        client_keys_(ring('a')),
-        server_keys_(ring(shares_key_ ? 'a' : 'b')) {
+        proves_((settings & 2) == 0 ? 'a' : 'b'),
+        client_keys_(ring(proves_ == 'a' ? "ac" : "bc")),
+        server_keys_(ring(shares_key_      ? "acb"
+                          : proves_ == 'a' ? "bc"
+                                           : "ca")) {
     const auto address = *control::Address::parse("127.0.0.1:7");
     expect(client_.exchange.connect(address, kAny, &network_, &client_keys_).has_value(),
            "a connection begins");
@@ -153,6 +166,12 @@ class World {
     Bytes frame = *next;
     if (what == Act::drop) return;
     if (what == Act::alter) frame[in.take<std::uint8_t>() % frame.size()] ^= std::byte{0x10};
+    if (what == Act::claim && kind_of(frame) == FrameKind::authenticate) {
+      const auto& keys = server_keys_.all();
+      const control::KeyId& id = keys[in.take<std::uint8_t>() % keys.size()].id;
+      std::copy_n(std::as_bytes(std::span(id)).begin(), id.size(),
+                  frame.begin() + wire::kHeaderBytes);
+    }
     put(to, frame);
     if (what == Act::repeat) put(to, frame);
   }
@@ -170,9 +189,13 @@ class World {
     return frame;
   }
 
+  static FrameKind kind_of(std::span<const std::byte> frame) {
+    return static_cast<FrameKind>(wire::get_number<std::uint16_t>(frame.data() + 8));
+  }
+
   /// No end says anything in the clear but its proof, and the refusal of strangers.
   void check_frame(const End& from, std::span<const std::byte> frame) const {
-    const auto kind = static_cast<FrameKind>(wire::get_number<std::uint16_t>(frame.data() + 8));
+    const FrameKind kind = kind_of(frame);
     const bool is_client = &from == &client_;
     if (kind == FrameKind::refuse) {
       const auto refusal =
@@ -211,7 +234,8 @@ class World {
 
   void hear(End& end, const End& other) const {
     expect(shares_key_, "strangers hear nothing of each other");
-    expect(!end.exchange.proved_key().empty(), "a frame comes from a peer with the key");
+    expect(end.exchange.proved_key() == std::string_view(&proves_, 1),
+           "a frame comes from a peer with the key that the client proves");
     expect(end.heard < other.said.size(), "a frame was sent");
     const auto& received = end.exchange.received();
     const wire::Frame again = std::visit(
@@ -225,6 +249,7 @@ class World {
   }
 
   bool shares_key_;
+  char proves_;  ///< the name of the client's first key
   KeyRing client_keys_, server_keys_;
   Network network_;
   End client_, server_;
@@ -251,11 +276,15 @@ void sow(Seeds& seeds) {
   const std::string proof = act(Act::speak, 0) + act(Act::pass, 0) + act(Act::pass, 1);
   const std::string talk = proof + act(Act::pass, 0) + act(Act::speak, 3) + act(Act::pass, 1) +
                            act(Act::speak, 4) + act(Act::pass, 0);
-  for (const char settings : {'\0', '\1'}) {
+  for (const char settings : {'\0', '\1', '\2', '\3'}) {
     const std::string first(1, settings);
     seeds.add(first + talk);
     seeds.add(first + act(Act::alter, 0, "\x20"s) + act(Act::pass, 1));
     seeds.add(first + act(Act::pass, 0) + act(Act::alter, 1, "\x20"s));
+    for (int key = 0; key < 3; ++key)
+      seeds.add(first + act(Act::speak, 0) +
+                act(Act::claim, 0, std::string(1, static_cast<char>(key))) + act(Act::pass, 1) +
+                act(Act::pass, 0));
     seeds.add(first + proof + act(Act::alter, 0, "\x20"s));
     seeds.add(first + proof + act(Act::repeat, 0));
     seeds.add(first + proof + act(Act::speak, 2) + act(Act::drop, 0) + act(Act::pass, 0));

@@ -1,13 +1,14 @@
 // An attacker between clients and a server that authenticate each other through rdma_cm: it passes
 // messages on, alters, cuts, repeats, reflects and replays them, gives them to another handshake,
-// and names other ends. A server believes only the endpoint and private data that a client with
-// its key has given for these ends, and a client only the server's answer to it. Without a key,
-// both believe anything, within their limits.
+// and names other ends. A server believes only the endpoint and private data that a client with one
+// of its keys has given for these ends, and knows which key; a client believes only the server's
+// answer to it. Without a key, both believe anything, within their limits.
 #include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -77,21 +78,26 @@ struct Client {
   bool is_over = false;
 };
 
-/// '0': no key.
-control::KeyRing ring(char digit) {
-  if (digit == '0') return {};
-  return std::move(*control::KeyRing::parse("key " + std::string(64, digit), "keys"));
+/// A ring of the keys with these names, in this order.
+control::KeyRing ring(std::string_view names) {
+  if (names.empty()) return {};
+  std::string text;
+  for (const char name : names) text += name + (' ' + std::string(64, name)) + '\n';
+  return std::move(*control::KeyRing::parse(text, "keys"));
 }
 
 class World {
  public:
+  /// Bits of the settings: the server lacks the keys that the clients prove; nobody has a key. The
+  /// first two clients prove the key `a`, the others `b`. All have the key `c`, which nobody
+  /// proves.
   explicit World(std::uint8_t settings)
       : has_keys_((settings & 2) == 0),
         shares_key_(has_keys_ && (settings & 1) == 0),
-        client_keys_(ring(has_keys_ ? 'a' : '0')),
-        server_keys_(ring(!has_keys_    ? '0'
-                          : shares_key_ ? 'a'
-                                        : 'b')) {}
+        client_keys_{ring(has_keys_ ? "ac" : ""), ring(has_keys_ ? "bc" : "")},
+        server_keys_(ring(!has_keys_    ? ""
+                          : shares_key_ ? "acb"
+                                        : "dc")) {}
 
   void act(Act what, Input& in) {
     const auto detail = in.take<std::uint8_t>();
@@ -199,6 +205,7 @@ class World {
     };
     const auto client = std::find_if(clients_.begin(), clients_.end(), named);
     expect(client != clients_.end(), "a client has said this for these ends");
+    expect(said->key() == client->proof.key().view(), "and has proved this key");
     return answer(std::move(said), &*client);
   }
 
@@ -270,12 +277,13 @@ class World {
   bool shares_key_;
   std::uint64_t now_ = 1;
   Clock clock_ = Clock::manual(&now_);
-  control::KeyRing client_keys_, server_keys_;
+  std::array<control::KeyRing, 2> client_keys_;
+  control::KeyRing server_keys_;
   control::AuthenticationCounts counts_;
   control::CmProofs proofs_{server_keys_, counts_, clock_, kMostRecords,
                             std::chrono::milliseconds(500)};
-  std::array<Client, 4> clients_{Client(client_keys_, 1), Client(client_keys_, 2),
-                                 Client(client_keys_, 3), Client(client_keys_, 4)};
+  std::array<Client, 4> clients_{Client(client_keys_[0], 1), Client(client_keys_[0], 2),
+                                 Client(client_keys_[1], 3), Client(client_keys_[1], 4)};
   std::vector<Bytes> said_;
   std::vector<Answered> answers_;
 };

@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,10 @@ class Peer {
   }
   /// Whether this peer has a key of the port's, and knows that the port has it, too.
   [[nodiscard]] bool has_proved() const { return channel_.seals(); }
+  /// The name of that key. Empty: none.
+  [[nodiscard]] std::string_view proved_key() const {
+    return has_proved() ? channel_.key().view() : std::string_view();
+  }
   /// A frame as it travels: sealed, if the peer has proved a key. So it must be sent next.
   Bytes dress(const wire::Frame& frame) {
     if (!has_proved()) return alone(frame.bytes());

@@ -354,7 +354,7 @@ class Owner final : public control::ConnectionOwner,
   /// An owner hears of a client that has proved its key, if there is one, and gets its name.
   void expect_key(HandshakeId id, const Peer& peer) {
     expect(peer.has_proved() == network_.has_keys, "with keys, a client proves one first");
-    expect(port_.key_of(id).empty() != network_.has_keys, "and has the name of its key");
+    expect(port_.key_of(id).view() == peer.proved_key(), "and has the name of that key");
   }
   static Error no() {
     Error why{Status::refused, "shake hands", "the owner does not want to", ""};
