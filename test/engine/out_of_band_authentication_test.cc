@@ -280,6 +280,33 @@ TEST(EndpointAuthentication, AnEndpointStaysValidWhenMessagesHaveBeenExchanged) 
   EXPECT_EQ(late.join(*again), Status::ok) << late.why.message();
 }
 
+// With a key at both ends, each endpoint answers the other's code.
+TEST(EndpointAuthentication, EndpointsOfTwoEndsWithKeysStayValidWhenMessagesHaveBeenExchanged) {
+  const KeyFile file(kKey);
+  End a(file), b(file), judge(file);
+  for (End* end : {&a, &b, &judge}) end->prepare();
+  EXPECT_EQ(a.join(b.told[0]), Status::ok);
+  EXPECT_EQ(b.join(a.told[0]), Status::ok);
+  ASSERT_TRUE(both_ready(a, b));
+  const Endpoint of_a = *a.connection.endpoint(), of_b = *b.connection.endpoint();
+  EXPECT_EQ(of_a.proof.answers, b.told[0].proof.code);
+  EXPECT_EQ(of_b.proof.answers, a.told[0].proof.code);
+  for (std::uint64_t i = 1; i <= 100; ++i) {
+    ASSERT_EQ(a.connection.send(a.node.filled(64, 1)), Status::ok);
+    ASSERT_EQ(b.connection.send(b.node.filled(64, 1)), Status::ok);
+    ASSERT_TRUE(
+        until({&a.node, &b.node}, [&] { return a.node.messages == i && b.node.messages == i; }));
+  }
+  EXPECT_EQ(*a.connection.endpoint(), of_a);
+  EXPECT_EQ(*b.connection.endpoint(), of_b);
+  // Another end with the key finds nothing wrong with either, but that it answers somebody else.
+  EXPECT_EQ(judge.join(*a.connection.endpoint()), Status::unauthenticated);
+  EXPECT_EQ(judge.join(*b.connection.endpoint()), Status::unauthenticated);
+  EXPECT_EQ(judge.counts().wrong_proof, 0u);
+  EXPECT_EQ(judge.counts().unconfirmed_proof, 2u);
+  finish(a.node, b.node);
+}
+
 TEST(EndpointAuthentication, AProofByAKeyThatWasRemovedIsRefused) {
   const KeyFile file(kKey);
   End a(file), b(file);
