@@ -73,6 +73,38 @@ TEST_F(CmRequests, TheLastRequestOfAPeerWithTheKeyReachesTheOwner) {
   EXPECT_EQ(server_.port.refusals(), 0u);
 }
 
+// The port takes other keys after each request of a client, as Engine::reload_keys() does.
+TEST_F(CmRequests, AReloadOfTheKeysHarmsNoClientThatHasProvedAFormerOne) {
+  for (int reload_after = 1; reload_after <= 3; ++reload_after) {
+    SCOPED_TRACE(reload_after);
+    use(kKey);
+    const auto client = client_.port.make_cm_client();
+    for (int requests = 1; requests <= 3; ++requests) {
+      EXPECT_EQ(ask(*client), requests < 3);
+      if (requests == reload_after) use(line("new", 'b'));
+    }
+    ASSERT_EQ(server_.port.handshakes(), 1u);
+    const HandshakeId id = listener_->handshake;
+    EXPECT_EQ(server_.port.key_of(id), "2026");
+    const auto server = server_.port.take_cm_server(id);
+    ASSERT_NE(server, nullptr);
+    const auto answer = server->answer(wire::encode_cm(endpoint(7, 8)), {}, 7);
+    EXPECT_TRUE(client->open_answer(answer.bytes(), 7));
+    EXPECT_EQ(client->key(), "2026");
+    server_.port.drop(id);
+  }
+  // A client that has not proved anything yet must prove a key of the new ring.
+  const KeyRing former = ring(kKey);
+  control::AuthenticationCounts counts;
+  control::CmClient late(former, counts);
+  EXPECT_FALSE(ask(late));
+  EXPECT_EQ(server_.port.handshakes(), 0u);
+  EXPECT_EQ(failures(server_, AuthenticationFailure::unknown_key), 1u);
+  const auto client = client_.port.make_cm_client();
+  for (int requests = 1; requests <= 3; ++requests) EXPECT_EQ(ask(*client), requests < 3);
+  EXPECT_EQ(server_.port.key_of(listener_->handshake), "new");
+}
+
 TEST_F(CmRequests, AProofThatNothingFollowsIsCountedInTime) {
   const auto client = client_.port.make_cm_client();
   EXPECT_TRUE(ask(*client));

@@ -32,6 +32,11 @@ class RdmaCmAuthentication : public ThroughRdmaCm {
     c.security.open = true;
     return c;
   }
+  static void reload(const KeyFile& file, const std::string& text, Node& node) {
+    file.write(text);
+    const auto reloaded = node.engine.reload_keys();
+    EXPECT_TRUE(reloaded) << reloaded.error().message();
+  }
   /// Both ends fail, and the server makes nothing.
   Error expect_stranger(Node& client, Node& server) {
     listen(server);
@@ -119,6 +124,69 @@ TEST_F(RdmaCmAuthentication, AServerWithoutAKeyIsNotUsed) {
   const Error why = expect_stranger(client, server);
   EXPECT_EQ(why.status, Status::unauthenticated) << why.message();
   EXPECT_EQ(client.engine.stats().authentication.unproven_servers, 1u);
+}
+
+// As over TCP: see KeyReload. A client takes its new first key at each instant of a handshake.
+TEST_F(RdmaCmAuthentication, NoInstantOfAHandshakeIsHarmedByAReload) {
+  const std::string next = line("next", 'b');
+  const KeyFile servers(kKey + next), clients(kKey);
+  Node server(keyed(servers)), client(keyed(clients));
+  listen(server);
+  for (int polls = 0; polls < 60; polls += 3) {
+    SCOPED_TRACE(polls);
+    reload(clients, kKey, client);
+    const std::size_t before = server.ready.size();
+    const Connection c = begin(client, server.listener.address());
+    for (int i = 0; i < polls; ++i) (void)(client.poll() + server.poll());
+    reload(clients, next, client);
+    ASSERT_TRUE(until({&client, &server}, [&] {
+      return (c.ready() && server.ready.size() > before) || !client.closed.empty();
+    }));
+    ASSERT_TRUE(client.closed.empty()) << client.closed[0].message();
+    EXPECT_EQ(c.peer_identity().key, server.ready.back().peer_identity().key);
+  }
+  finish(client, server);
+}
+
+TEST_F(RdmaCmAuthentication, AHandshakeUnderWayEndsWithTheKeyOfItsProof) {
+  const KeyFile file(kKey);
+  Node server(keyed(file)), client(keyed(file));
+  listen(server);
+  const Connection c = begin(client, server.listener.address());
+  ASSERT_TRUE(until({&client, &server},
+                    [&] { return server.engine.stats().authentication.authenticated == 1; }));
+  ASSERT_FALSE(c.ready());
+  reload(file, line("next", 'b'), client);
+  reload(file, line("next", 'b'), server);
+  ASSERT_TRUE(until({&client, &server}, [&] { return c.ready() && server.ready.size() == 1; }));
+  EXPECT_EQ(c.peer_identity().key, "2026");
+  EXPECT_EQ(server.ready[0].peer_identity().key, "2026");
+  const Connection later = begin(client, server.listener.address());
+  ASSERT_TRUE(until({&client, &server}, [&] { return later.ready() && server.ready.size() == 2; }));
+  EXPECT_EQ(later.peer_identity().key, "next");
+  EXPECT_EQ(server.ready[1].peer_identity().key, "next");
+  finish(client, server);
+}
+
+TEST_F(RdmaCmAuthentication, AReconnectProvesTheNewKeyAndARemovedOneIsRefused) {
+  const KeyFile file(kKey), old(kKey);
+  Node server(keyed(file)), client(keyed(file)), late(keyed(old));
+  listen(server);
+  const Connection c = begin(client, server.listener.address(), {1000, 1ms, 2ms});
+  ASSERT_TRUE(until({&client, &server}, [&] { return c.ready() && server.ready.size() == 1; }));
+  reload(file, line("next", 'b'), client);
+  reload(file, line("next", 'b'), server);
+  EXPECT_EQ(c.peer_identity().key, "2026") << "what is connected stays";
+  EXPECT_EQ(server.ready[0].close({spinwire::GoodbyeReason::overloaded, 1ms}), Status::ok);
+  ASSERT_TRUE(until({&client, &server}, [&] { return c.ready() && server.ready.size() == 2; }));
+  EXPECT_EQ(c.peer_identity().key, "next");
+  EXPECT_EQ(server.ready[1].peer_identity().key, "next");
+  (void)begin(late, server.listener.address());
+  ASSERT_TRUE(until({&client, &server, &late}, [&] { return !late.closed.empty(); }));
+  EXPECT_EQ(late.closed[0].status, Status::unauthenticated) << late.closed[0].message();
+  EXPECT_EQ(server.engine.stats().authentication.unknown_key, 1u);
+  server.ready.erase(server.ready.begin());
+  finish(client, server);
 }
 
 TEST_F(RdmaCmAuthentication, TheApplicationSeesTheKeyAndItsRefusalArrives) {
