@@ -39,6 +39,18 @@ void await_next_server(Rpc& r, ClientSession& c) noexcept {
   schedule_check(r, c, time_without_goodbye(r, c));
 }
 
+/// Moves a long call from its slot to the backlog.
+void return_to_backlog(Rpc& r, ClientSession& c, ConnectionClientSlot& k) noexcept {
+  ConnectionClient& b = *c.connection;
+  if (k.asked_deadline != 0) k.call.deadline = k.asked_deadline;
+  k.call.outcome = {};
+  b.active &= ~bit(k.number & (b.window - 1));
+  k.number += b.window;
+  ConnectionCall& w = insert_into_backlog(b, k.call.id, c.last_call_id);
+  w = std::exchange(k.call, {});
+  schedule_check(r, c, w.deadline);
+}
+
 }  // namespace
 
 std::uint64_t time_without_goodbye(const Rpc& r, const ClientSession& c) noexcept {
@@ -63,18 +75,24 @@ bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept {
   return true;
 }
 
-bool wait_again(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
+bool wait_again(Rpc& r, const ConnectionClient& b, ConnectionClientSlot& k) noexcept {
   ClientSession& c = *find_client(r, b.session);
   if (!k.call.waits_until_ready || !may_find_server(r, c)) return false;
   await_next_server(r, c);
-  if (k.asked_deadline != 0) k.call.deadline = k.asked_deadline;
-  k.call.outcome = {};
-  b.active &= ~bit(k.number & (b.window - 1));
-  k.number += b.window;
-  ConnectionCall& w = insert_into_backlog(b, k.call.id, c.last_call_id);
-  w = std::exchange(k.call, {});
-  schedule_check(r, c, w.deadline);
+  return_to_backlog(r, c, k);
   return true;
+}
+
+void keep_unsent_calls(Rpc& r, ClientSession& c) noexcept {
+  if (c.reconnect == nullptr) return;  // its ring has no room for the calls of the window
+  ConnectionClient& b = *c.connection;
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    ConnectionClientSlot& k = b.slots[slot];
+    const bool is_unsent = k.sent == ConnectionClientSlot::Sent::nothing;
+    if (!is_active(b, slot) || k.call.outcome || !is_unsent) continue;
+    k.key_open = false;
+    return_to_backlog(r, c, k);
+  }
 }
 
 bool end_without_goodbye(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {

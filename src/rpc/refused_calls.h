@@ -1,12 +1,14 @@
-// Calls that a server has refused because the session ends, and calls that found no room to be sent
-// before their server was lost: their handlers have not run. If the session reconnects and they may
-// wait until it is ready, they wait in its backlog again, at their former place in the order, for
-// the next server. Their time-outs go on, and they can be cancelled. Other calls end as
-// not_connected. Cold.
+// Calls whose handlers have not run, although they were under way: their server has refused them
+// because it ends the session, or their requests were not sent before the server was lost. Such a
+// call goes back to the backlog of its session, to its former place in the order, and waits for the
+// next server. Its time-out goes on, and it can be cancelled. It ends as not_connected instead if
+// the session does not reconnect, if the call may not wait until the session is ready, or without
+// memory. Cold.
 //
-// A refusal may overtake the goodbye. Then the session makes no further calls, and waits for the
-// goodbye, which says whether and when it may come back. So a server that refuses all calls is
-// asked once for each, and again only after the pauses of Reconnect.
+// A refusal may overtake the goodbye. After a refusal the session sends no further calls, and waits
+// for the goodbye, which says whether and when the client may come back. Without a goodbye for
+// connections.close_timeout, the session gives the server up. So a server that refuses all calls
+// gets each of them once, and again only after the next pause of Reconnect.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +18,20 @@
 
 namespace spinwire::rpc {
 
-/// Moves the call in a slot, which has not run, to the backlog. Returns false if it must end: it
-/// may not wait, or there is no memory. Runs no callback.
+/// Moves an inline call, whose handler has not run, from its slot to the backlog. Returns false if
+/// the call must end. Runs no callback.
 [[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept;
-/// Moves a long call whose memory no peer uses.
-[[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, ConnectionClient& b,
+/// Moves a long call, whose memory no peer uses.
+[[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, const ConnectionClient& b,
                                              ConnectionClientSlot& k) noexcept;
-/// Tick until when a ready session waits for the goodbye of a server that has refused a call: for
-/// connections.close_timeout. If it waits for none: after all others.
+/// The connection of a ready session has ended. If the session reconnects, moves its calls of which
+/// nothing was sent to its backlog: the next connection takes them, whether to this server or to
+/// the next one.
+void keep_unsent_calls(Rpc& r, ClientSession& c) noexcept;
+/// Tick at which a ready session gives up a server that has refused a call and says no goodbye. If
+/// no server has refused one: after all others.
 [[nodiscard]] std::uint64_t time_without_goodbye(const Rpc& r, const ClientSession& c) noexcept;
-/// Gives up the server if that time is over. Returns whether it has.
+/// Gives up the server if that tick has come. Returns whether it did.
 bool end_without_goodbye(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
 
 }  // namespace spinwire::rpc

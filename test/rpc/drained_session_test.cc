@@ -1,30 +1,16 @@
 // Sessions that reconnect, whose server or own engine drains.
-#include "rpc/reconnecting_session.h"
+#include "rpc/leaving_server.h"
 
 namespace rpc_session_reconnect_test {
 namespace {
 
-using spinwire::Goodbye;
-using spinwire::GoodbyeReason;
-
-constexpr Goodbye kGoodbye{GoodbyeReason::draining, 300ms};
-
-class RpcDrainedSession : public RpcSessionReconnect,
-                          public testing::WithParamInterface<RpcTransport> {
+class RpcDrainedSession : public RpcLeavingServer {
  protected:
-  void serve_at(const std::string& address) {
-    start(address, over(GetParam(), reconnect_config()));
-  }
-  void drain(const Bare& engine) const {
-    engine.core->drain.begin(1h, {.retry_after = kGoodbye.retry_after, .on_drained = {}});
-  }
   /// A call is in progress at a server that drains, and its client knows.
-  void begin_drain() {
+  void begin_known_drain() {
     serve_at("127.0.0.1:0");
     ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));
-    ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
-    ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
-    drain(server_->engine);
+    ASSERT_NO_FATAL_FAILURE(begin_drain());
     ASSERT_TRUE(until([&] { return !session_.ready(); }));
     EXPECT_EQ(session_.state(), SessionState::opening);
     EXPECT_EQ(session_.max_inline_call(), 0u);
@@ -33,34 +19,28 @@ class RpcDrainedSession : public RpcSessionReconnect,
 
 INSTANTIATE_TEST_SUITE_P(Transports, RpcDrainedSession,
                          testing::Values(RpcTransport::automatic, RpcTransport::connection),
-                         [](const auto& of) {
-                           return of.param == RpcTransport::automatic ? "Automatic" : "Connection";
-                         });
+                         name_of_transport);
 
 TEST_P(RpcDrainedSession, IsOpenedAgainAfterTheCallsUnderWayAndNotTooEarly) {
-  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_NO_FATAL_FAILURE(begin_known_drain());
   ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
   ASSERT_EQ(begin(kCount, filled(9000, 3), waiting()), Status::ok);  // over a connection
   CallOptions at_once;
   at_once.when_not_ready = WhenNotReady::fail;
   EXPECT_EQ(begin(kCount, filled(20, 4), at_once), Status::not_connected);
-  for (int i = 0; i < 100; ++i) turn(kMillisecond / 10);
+  turns(100);
   EXPECT_TRUE(interrupted_.empty()) << "a call is in progress";
-  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
-  ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
-  const std::uint64_t from = now_;
+  ASSERT_NO_FATAL_FAILURE(finish_drain());
   EXPECT_EQ(ended_[0].status, Status::ok);
-  EXPECT_EQ(interrupted_[0].goodbye, kGoodbye);
   EXPECT_EQ(interrupted_[0].status, Status::flushed);
   EXPECT_EQ(interrupted_[0].found, "the peer is draining");
   EXPECT_EQ(interrupted_[0].remedy, "come back after 300 ms, or use another peer");
-  ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
   EXPECT_EQ(runs_.size(), 1u) << "the server takes no more calls";
   server_.reset();
   serve_at(address_);
   ASSERT_TRUE(until([&] { return session_.ready(); }, kMillisecond));
-  EXPECT_GE(now_ - from, 300 * kMillisecond);
-  EXPECT_LE(now_ - from, 500 * kMillisecond);
+  EXPECT_GE(now_ - interrupted_at_, 300 * kMillisecond);
+  EXPECT_LE(now_ - interrupted_at_, 500 * kMillisecond);
   ASSERT_TRUE(until([&] { return all_ended(); }));
   for (const Ended& e : ended_) EXPECT_EQ(e.status, Status::ok) << to_string(e.status);
   EXPECT_EQ(runs_.size(), 3u);
@@ -74,7 +54,7 @@ TEST_P(RpcDrainedSession, IsRefusedForATimeWhileTheServerDrains) {
   session_ = client_->core->open_session(address_, options()).value();
   const std::uint64_t from = now_;
   // Without that time, the next attempts would come within 100 ms each.
-  for (int i = 0; i < 150; ++i) turn(kMillisecond);
+  turns(150, kMillisecond);
   EXPECT_TRUE(closed_.empty());
   EXPECT_EQ(session_.state(), SessionState::opening);
   server_.reset();
@@ -86,13 +66,13 @@ TEST_P(RpcDrainedSession, IsRefusedForATimeWhileTheServerDrains) {
 
 /// What waits for the next server ends, and there is no further attempt.
 TEST_P(RpcDrainedSession, EndsIfItsOwnEngineDrainsMeanwhile) {
-  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_NO_FATAL_FAILURE(begin_known_drain());
   ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
   drain(*client_);
   ASSERT_TRUE(until([&] { return ended_[1].times == 1; }));
   EXPECT_EQ(ended_[1].status, Status::not_connected);
   EXPECT_TRUE(closed_.empty()) << "a call is in progress";
-  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  answer_all();
   ASSERT_TRUE(until([&] { return !closed_.empty(); }));
   EXPECT_EQ(closed_[0].status, Status::ok);
   EXPECT_EQ(closed_[0].goodbye, kGoodbye);
@@ -101,8 +81,8 @@ TEST_P(RpcDrainedSession, EndsIfItsOwnEngineDrainsMeanwhile) {
 }
 
 TEST_P(RpcDrainedSession, CallsThatWaitForAServerDoNotRunIfTheirOwnEngineDrains) {
-  ASSERT_NO_FATAL_FAILURE(begin_drain());
-  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  ASSERT_NO_FATAL_FAILURE(begin_known_drain());
+  answer_all();
   ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
   ASSERT_EQ(begin(kCount, filled(20, 2), waiting()), Status::ok);
   ASSERT_EQ(begin(kCount, filled(9000, 3), waiting()), Status::ok);
@@ -116,17 +96,12 @@ TEST_P(RpcDrainedSession, CallsThatWaitForAServerDoNotRunIfTheirOwnEngineDrains)
 /// Alternatives alone are tried only until the first success.
 TEST_P(RpcDrainedSession, EndsInOrderWithoutFurtherAttempts) {
   serve_at("127.0.0.1:0");
-  SessionOptions how = options({});
-  how.alternatives = {address_};
-  how.when_not_ready = WhenNotReady::wait;
-  ASSERT_NO_FATAL_FAILURE(open(how));
-  ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
-  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
-  drain(server_->engine);
+  ASSERT_NO_FATAL_FAILURE(open(options_for_one_opening()));
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
   ASSERT_TRUE(until([&] { return !session_.ready(); }));
   EXPECT_EQ(session_.state(), SessionState::closing);
   EXPECT_EQ(begin(kCount, filled(20, 2), waiting()), Status::not_connected);
-  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  answer_all();
   ASSERT_TRUE(until([&] { return !closed_.empty(); }));
   EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
   EXPECT_EQ(closed_[0].goodbye, kGoodbye);
@@ -135,12 +110,12 @@ TEST_P(RpcDrainedSession, EndsInOrderWithoutFurtherAttempts) {
 
 /// The next attempt is later than the deadline of a long call that waits for it.
 TEST_P(RpcDrainedSession, LongCallsThatWaitHaveTheirDeadlines) {
-  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  ASSERT_NO_FATAL_FAILURE(begin_known_drain());
   CallOptions how = waiting();
   how.timeout = 50ms;
   ASSERT_EQ(begin(kCount, filled(9000, 2), how), Status::ok);
   EXPECT_TRUE(interrupted_.empty()) << "a call is in progress";
-  EXPECT_EQ(server_->later[0].reply(Bytes()), Status::ok);
+  answer_all();
   ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
   EXPECT_EQ(ended_[1].times, 0);
   const std::uint64_t from = now_;
@@ -178,7 +153,7 @@ class RpcUnprovedSession : public RpcSessionReconnect {
     server_->engine.set(plan);
     (void)server_->engine.core->poll();
     server_->engine.set({});
-    server_->engine.core->drain.begin(1h, {.retry_after = kGoodbye.retry_after, .on_drained = {}});
+    drain(server_->engine);
   }
 };
 

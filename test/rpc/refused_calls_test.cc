@@ -3,25 +3,16 @@
 #include "rpc/refused_calls.h"
 
 #include "base/internals.h"
-#include "rpc/reconnecting_session.h"
-#include "rpc/session_goodbye.h"
+#include "rpc/leaving_server.h"
 
 namespace rpc_session_reconnect_test {
 namespace {
 
 namespace rpc = spinwire::rpc;
-using spinwire::Buffer;
-using spinwire::Goodbye;
-using spinwire::GoodbyeReason;
 using spinwire::SessionBlocker;
 
-constexpr Nanoseconds kAway = 300ms;
-
-class RpcRefusedCalls : public RpcSessionReconnect,
-                        public testing::WithParamInterface<RpcTransport> {
+class RpcRefusedCalls : public RpcLeavingServer {
  protected:
-  [[nodiscard]] Config server_config() const { return over(GetParam(), reconnect_config()); }
-  void serve_at(const std::string& address) { start(address, server_config()); }
   /// Serves a session, over a connection if it needs one for long calls.
   void begin_session(WhenNotReady meanwhile) {
     serve_at("127.0.0.1:0");
@@ -33,56 +24,11 @@ class RpcRefusedCalls : public RpcSessionReconnect,
     runs_.clear();
     server_->order.clear();
   }
-  /// A call is in progress at the server, which drains; the client does not know that yet.
-  void begin_drain() {
-    ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
-    ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
-    drain(*server_);
-    ASSERT_TRUE(session_.ready());
-  }
-  static void drain(const Server& server) {
-    server.engine.core->drain.begin(1h, {.retry_after = kAway, .on_drained = {}});
-  }
-  void turns(int count, std::uint64_t step = kMillisecond / 10) {
-    for (int i = 0; i < count; ++i) turn(step);
-  }
-  /// Answers the call in progress, and replaces the server. Returns when the session was lost.
-  void replace_server() {
-    answer_all();
-    ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
-    interrupted_at_ = now_;
-    EXPECT_EQ(interrupted_.back().goodbye, (Goodbye{GoodbyeReason::draining, kAway}));
-    ASSERT_TRUE(until([&] { return server_->engine.core->drain.is_over(); }));
-    server_.reset();
-    serve_at(address_);
-  }
-  [[nodiscard]] Buffer buffer(std::size_t size) const {
-    spinwire::detail::Block* const block =
-        client_->core->context.arena->allocate(spinwire::memory::PoolId::send, size);
-    return spinwire::detail::make<Buffer>(block, size);
-  }
-  template <typename Work>
-  void for_each_served(Work&& work) const {
-    server_->engine.core->calls->servers.for_each(work);
-  }
-  /// The server refuses further calls, but says no goodbye.
-  void refuse_without_goodbye() const {
-    rpc::Rpc& calls = *server_->engine.core->calls;
-    for_each_served([&calls](rpc::ServerSession& s) {
-      s.advertised_window |= rpc::kTakesNoCalls;
-      s.leaving.deadline = ~std::uint64_t{0};
-      calls.context.timers.cancel(s.timer);
-    });
-  }
-
-  std::uint64_t interrupted_at_ = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, RpcRefusedCalls,
                          testing::Values(RpcTransport::automatic, RpcTransport::connection),
-                         [](const auto& of) {
-                           return of.param == RpcTransport::automatic ? "Automatic" : "Connection";
-                         });
+                         name_of_transport);
 
 TEST_P(RpcRefusedCalls, GoToTheNextServerInTheirOrderAndNotTooEarly) {
   ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
@@ -243,10 +189,79 @@ TEST_P(RpcRefusedCalls, WaitOnlyIfTheyMay) {
   }
 }
 
+/// The memory is used up when the refusals come. Inline calls need some to wait, calls over a
+/// connection do not.
+TEST_P(RpcRefusedCalls, EndIfThereIsNoMemoryToKeepThem) {
+  ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
+  const bool needs_memory = record().transport == rpc::Transport::datagram;
+  ASSERT_NO_FATAL_FAILURE(begin_drain());
+  std::vector<Buffer> all;
+  for (std::size_t size = 512u << 10; size >= 256; size /= 2) {
+    for (Buffer b; (b = buffer(size));) all.push_back(std::move(b));
+  }
+  ASSERT_EQ(begin(kCount, filled(20, 2)), Status::ok);
+  ASSERT_EQ(begin(kCount, filled(20, 3)), Status::ok);
+  turns(30);
+  EXPECT_EQ(session_.state(), SessionState::opening);
+  EXPECT_EQ(session_.snapshot().backlog, needs_memory ? 0u : 2u);
+  for (std::size_t i = 1; i <= 2; ++i) {
+    EXPECT_EQ(ended_[i].times, needs_memory ? 1 : 0);
+    if (needs_memory) {
+      EXPECT_EQ(ended_[i].status, Status::not_connected) << to_string(ended_[i].status);
+    }
+  }
+  EXPECT_EQ(begin(kCount, filled(20, 4)), needs_memory ? Status::no_buffer : Status::ok);
+  client_->expect_clean();
+  all.clear();
+  ASSERT_EQ(begin(kCount, filled(20, 5)), Status::ok);
+  ASSERT_NO_FATAL_FAILURE(replace_server());
+  ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+  EXPECT_EQ(ended_.back().status, Status::ok);
+  EXPECT_EQ(server_->order.size(), needs_memory ? 1u : 4u);
+  finish();
+}
+
+/// A connection loses and repeats nothing.
+TEST_P(RpcRefusedCalls, WaitOnceIfTheirRefusalIsLostOrComesTwice) {
+  for (const bool is_lost : {true, false}) {
+    SCOPED_TRACE(is_lost);
+    ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
+    if (record().transport != rpc::Transport::datagram) GTEST_SKIP() << "datagrams alone";
+    refuse_without_goodbye();
+    const rpc::Rpc& calls = *client_->core->calls;
+    const auto late = calls.stats.late_replies, again = calls.stats.retransmitted_requests;
+    spinwire::softverbs::FaultPlan plan;
+    (is_lost ? plan.drop : plan.duplicate) = 1;
+    server_->engine.set(plan);
+    ASSERT_EQ(begin(kCount, filled(20, 2)), Status::ok);
+    const auto faults = [&] {
+      return spinwire::softverbs::fault_statistics(server_->engine.core->context.device->context());
+    };
+    ASSERT_TRUE(until([&] { return faults().dropped + faults().duplicated != 0; }));
+    EXPECT_EQ(session_.snapshot().backlog, 0u) << "the client has not polled since";
+    server_->engine.set({});
+    ASSERT_TRUE(until([&] { return session_.snapshot().backlog == 1; }));
+    turns(300);
+    EXPECT_EQ(session_.snapshot().backlog, 1u);
+    EXPECT_EQ(session_.snapshot().in_flight, 0u);
+    EXPECT_EQ(calls.stats.retransmitted_requests > again, is_lost);
+    EXPECT_EQ(calls.stats.late_replies > late, !is_lost);
+    client_->expect_clean();
+    send_goodbye({GoodbyeReason::overloaded, 300ms});
+    ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
+    EXPECT_EQ(ended_[0].status, Status::ok);
+    EXPECT_EQ(ended_[0].times, 1);
+    EXPECT_EQ(runs_[filled(20, 2)], 1);
+    finish();
+    closed_.clear();
+    ended_.clear();
+  }
+}
+
 /// The window and the backlog are full when the server drains.
 TEST_P(RpcRefusedCalls, FitBesideAFullBacklog) {
   ASSERT_NO_FATAL_FAILURE(begin_session(WhenNotReady::wait));
-  drain(*server_);
+  drain(server_->engine);
   std::uint32_t made = 0;
   while (begin(kCount, filled(20, made)) == Status::ok) ++made;
   ASSERT_EQ(made, 24u) << "the window and rpc.backlog";
@@ -294,14 +309,10 @@ TEST_P(RpcRefusedCalls, WaitForTheGoodbye) {
   turns(30);
   EXPECT_EQ(session_.snapshot().backlog, 3u);
   EXPECT_EQ(session_.snapshot().in_flight + session_.snapshot().long_calls, 0u);
-  for_each_served([this](rpc::ServerSession& s) {
-    s.advertised_window &= ~rpc::kTakesNoCalls;
-    rpc::begin_leaving(*server_->engine.core->calls, s, {GoodbyeReason::overloaded, kAway},
-                       ~std::uint64_t{0});
-  });
+  send_goodbye({GoodbyeReason::overloaded, 300ms});
   ASSERT_TRUE(until([&] { return !interrupted_.empty(); }));
   const std::uint64_t from = now_;
-  EXPECT_EQ(interrupted_[0].goodbye, (Goodbye{GoodbyeReason::overloaded, kAway}));
+  EXPECT_EQ(interrupted_[0].goodbye, (Goodbye{GoodbyeReason::overloaded, 300ms}));
   ASSERT_TRUE(until([&] { return all_ended(); }, kMillisecond));
   EXPECT_GE(now_ - from, 300 * kMillisecond);
   for (const Ended& e : ended_) EXPECT_EQ(e.status, Status::ok);
@@ -311,16 +322,9 @@ TEST_P(RpcRefusedCalls, WaitForTheGoodbye) {
 /// Alternatives alone are tried only until the first success, so the goodbye is final.
 TEST_P(RpcRefusedCalls, EndWithTheSession) {
   ASSERT_NO_FATAL_FAILURE(serve_at("127.0.0.1:0"));
-  SessionOptions how = options({});
-  how.alternatives = {address_};
-  how.when_not_ready = WhenNotReady::wait;
-  ASSERT_NO_FATAL_FAILURE(open(how));
-  ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
-  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
-  for_each_served([this](rpc::ServerSession& s) {
-    rpc::begin_leaving(*server_->engine.core->calls, s, {GoodbyeReason::overloaded, 0ms},
-                       ~std::uint64_t{0});
-  });
+  ASSERT_NO_FATAL_FAILURE(open(options_for_one_opening()));
+  ASSERT_NO_FATAL_FAILURE(begin_long_work());
+  send_goodbye({GoodbyeReason::overloaded, 0ms});
   ASSERT_EQ(begin(kCount, filled(20, 2)), Status::ok);
   ASSERT_EQ(begin(kCount, filled(20, 3)), Status::ok);
   ASSERT_TRUE(until([&] { return ended_[1].times + ended_[2].times == 2; }));
@@ -337,15 +341,11 @@ TEST_P(RpcRefusedCalls, EndWithTheSession) {
 /// A session that is not opened again goes on, without the call that was refused.
 TEST_P(RpcRefusedCalls, EndAtOnceWithoutANextServer) {
   ASSERT_NO_FATAL_FAILURE(serve_at("127.0.0.1:0"));
-  SessionOptions how = options({});
-  how.alternatives = {address_};
-  how.when_not_ready = WhenNotReady::wait;
-  ASSERT_NO_FATAL_FAILURE(open(how));
+  ASSERT_NO_FATAL_FAILURE(open(options_for_one_opening()));
   ASSERT_EQ(begin(kCount, filled(20, 999)), Status::ok);  // the first reply opens the whole window
   ASSERT_TRUE(until([&] { return all_ended(); }));
   ended_.clear();
-  ASSERT_EQ(begin(kLater, filled(20, 1)), Status::ok);
-  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+  ASSERT_NO_FATAL_FAILURE(begin_long_work());
   refuse_without_goodbye();
   CallOptions longest;
   longest.timeout = 1h;
@@ -441,12 +441,7 @@ TEST_P(RpcRefusedCalls, AreNotSentInALoopToAServerThatSaysNoGoodbye) {
 /// The server ends each session at once, and asks the client to come back.
 TEST_P(RpcRefusedCalls, AreNotSentInALoopToAServerThatAlwaysSaysGoodbye) {
   ASSERT_NO_FATAL_FAILURE(serve_at("127.0.0.1:0"));
-  on_ready = [this](Session) {
-    for_each_served([this](rpc::ServerSession& s) {
-      rpc::begin_leaving(*server_->engine.core->calls, s, {GoodbyeReason::overloaded, 0ms},
-                         ~std::uint64_t{0});
-    });
-  };
+  on_ready = [this](Session) { send_goodbye({GoodbyeReason::overloaded, 0ms}); };
   SessionOptions how = options();
   how.when_not_ready = WhenNotReady::wait;
   session_ = client_->core->open_session(address_, how).value();
@@ -481,7 +476,7 @@ TEST_P(RpcRefusedCalls, RunOnceWhateverServersDrain) {
       ASSERT_NO_FATAL_FAILURE(call());
       if (i % 3 == 0) turn(10'000);
     }
-    drain(*server_);
+    drain(server_->engine);
     for (int i = 0; i < 20; ++i) {
       ASSERT_NO_FATAL_FAILURE(call());
       if (i % 5 == 0) turn(10'000);

@@ -7,6 +7,7 @@
 #include "base/internals.h"
 #include "rpc/backlog.h"
 #include "rpc/client_session.h"
+#include "rpc/refused_calls.h"
 #include "rpc/session_goodbye.h"
 #include "rpc/session_liveness.h"
 #include "rpc/session_reconnect.h"
@@ -27,7 +28,7 @@ ConnectionClient* connection_of(Rpc& r, std::uint32_t session, const Connection&
   return b != nullptr && is_connection_of(r, *b, named) ? b : nullptr;
 }
 
-/// Gives the remaining steps of a call, such as closing its key, a deadline of their own.
+/// Gives the steps after a reply, such as closing a key, a deadline of their own.
 void extend_deadline(const Rpc& r, ConnectionClientSlot& k) noexcept {
   if (k.asked_deadline == 0) k.asked_deadline = k.call.deadline;
   k.call.deadline = std::max(k.call.deadline, r.context.clock.now() + r.timeouts.close);
@@ -142,8 +143,9 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   advance_if_ready(r, session);
 }
 
-/// Ends all calls of a connection that is gone: no peer can reach their memory any more. `unsent`:
-/// the status of those whose handler cannot have run, because their request was not sent.
+/// Ends all calls in the slots of a connection that is gone: no peer can reach their memory any
+/// more. `unsent`: the status of those whose handler cannot have run, because their request was not
+/// sent.
 void end_active_calls(Rpc& r, ConnectionClient& b, Status status, Status unsent) noexcept {
   const std::uint64_t ending = b.active;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
@@ -200,6 +202,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   Status status = wanted ? Status::peer_lost : Status::flushed;
   if (b->is_ending && b->why) status = status_of_calls(b->why);
   if (sole_transport && !why) status = Status::flushed;
+  if (wanted && !b->is_ending && (!c.is_leaving || comes_back(c))) keep_unsent_calls(r, c);
   end_active_calls(r, *b, status, status);
   if (sole_transport) {
     if (connection_of(r, session) == b) on_mandatory_connection_lost(r, c, was_ready, why);

@@ -52,7 +52,8 @@ struct ConnectionClientSlot {
   Buffer reply_message;               ///< the reply, kept until the request's message ends
   std::uint32_t rkey = 0;
   std::uint32_t lease = 0;  ///< the agent's lease id of the key
-  /// The deadline of a refused call, whose own one is that of its remaining steps; 0: it has none.
+  /// The tick at which the call times out, while `call.deadline` is that of the steps after its
+  /// reply, such as closing a key. A refused call that waits again gets it back. 0: not replaced.
   std::uint64_t asked_deadline = 0;
   ConnectionCall call;
 };
