@@ -103,11 +103,12 @@ class SPINWIRE_API Reply {
   ///   flushed           the session was closed; the handler may have run
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
-  ///   not_connected     the handler has not run, and the call may not wait for another server
-  ///                     (WhenNotReady), or there is none or no memory to keep it: the server ends
-  ///                     the session in order, see ServedSession::close() and Engine::drain(); or
-  ///                     the call was never sent, because its session was interrupted or could not
-  ///                     be opened, or the connection for long calls could not be made
+  ///   not_connected     the handler has not run. The server has refused the call because it ends
+  ///                     the session (ServedSession::close(), Engine::drain()), or the request was
+  ///                     never sent: the session was interrupted or could not be opened, or the
+  ///                     connection for long calls could not be made. The call did not wait for
+  ///                     the next server, because it may not (WhenNotReady::fail), because there
+  ///                     is none, or because there is no memory to keep it
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up. is_retryable() is true, but
   ///                     calling again runs the handler again
@@ -380,15 +381,17 @@ class SPINWIRE_API Request {
 /// Serves the calls of a method.
 using MethodHandler = Callback<void(Request&)>;
 
-/// What becomes of calls while their session is `opening`. is_retryable() holds for not_connected.
+/// Whether calls wait while their session is not ready: those that are made while it is `opening`,
+/// and those that were made before and whose handlers have not run. The latter were not sent before
+/// the session was interrupted, or a server has refused them because it ends the session.
+/// is_retryable() holds for not_connected.
 enum class WhenNotReady : std::uint8_t {
-  /// call() answers not_connected. If the session is interrupted, calls that wait for the window
-  /// end with not_connected. So do calls that a server refused because it ends the session.
+  /// call() answers not_connected. Calls that were made before end as not_connected.
   fail,
-  /// Calls wait in the backlog, within their time-outs, and can be cancelled. They are sent in
-  /// their order when the session is ready. They end with not_connected if it cannot be opened.
-  /// With SessionOptions::reconnect, so do calls that a server refused because it ends the session:
-  /// their handlers have not run. They wait ahead of later calls, also beyond rpc.backlog.
+  /// Calls wait in the backlog, and are sent in their order when the session is ready. Their
+  /// time-outs go on, and they can be cancelled. They end as not_connected if the session cannot be
+  /// opened. Calls that were made before wait only with SessionOptions::reconnect: ahead of later
+  /// ones, also beyond rpc.backlog.
   wait,
 };
 
