@@ -417,26 +417,36 @@ TEST_F(ObserveRecorder, EventsCountForTheAddressOfThePeer) {
   calls.finish();
 }
 
+/// Two nodes whose endpoints are exchanged out-of-band.
+struct JoinedNodes {
+  explicit JoinedNodes(const spinwire::ConnectionSettings& settings = {}) {
+    for (const std::size_t i : {0, 1}) {
+      spinwire::PrepareOptions options;
+      options.handlers = nodes[i].handlers();
+      options.settings = settings;
+      to[i] = *nodes[i].engine.prepare(options);
+    }
+    EXPECT_TRUE(until([&] { return to[0].endpoint() && to[1].endpoint(); }));
+    EXPECT_TRUE(to[0].join(*to[1].endpoint()));
+    EXPECT_TRUE(to[1].join(*to[0].endpoint()));
+    EXPECT_TRUE(until([&] { return to[0].ready() && to[1].ready(); }));
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return engine_test::until({&nodes[0], &nodes[1]}, done);
+  }
+  std::array<Node, 2> nodes;
+  std::array<spinwire::Connection, 2> to;
+};
+
 // The endpoint is the peer's word, until something comes from there.
 TEST_F(ObserveRecorder, EventsCountForTheProcessOfAnEndpoint) {
   const auto here =
       spinwire::control::event_source(*spinwire::control::Address::parse("127.0.0.1:1"));
-  std::array<Node, 2> nodes;
-  std::array<spinwire::Connection, 2> to;
-  for (std::size_t i : {0, 1}) {
-    spinwire::PrepareOptions options;
-    options.handlers = nodes[i].handlers();
-    to[i] = *nodes[i].engine.prepare(options);
-  }
-  const auto both = [&](auto&& is) {
-    return engine_test::until({&nodes[0], &nodes[1]}, [&] { return is(to[0]) && is(to[1]); });
-  };
-  ASSERT_TRUE(both([](const auto& c) { return c.endpoint().has_value(); }));
-  ASSERT_TRUE(to[0].join(*to[1].endpoint()));
-  ASSERT_TRUE(to[1].join(*to[0].endpoint()));
-  ASSERT_TRUE(both([](const auto& c) { return c.ready(); }));
+  JoinedNodes joined;
+  auto& [nodes, to] = joined;
   ASSERT_EQ(to[0].send(nodes[0].buffer(8)), spinwire::Status::ok);
-  ASSERT_TRUE(engine_test::until({&nodes[0], &nodes[1]}, [&] { return nodes[1].messages == 1; }));
+  ASSERT_TRUE(joined.until([&] { return joined.nodes[1].messages == 1; }));
   for (const spinwire::agent::Agent& a :
        spinwire::detail::core_of(nodes[1].engine)->context.agents) {
     EXPECT_EQ(spinwire::agent::event_origin_of(a).source, here);
@@ -447,21 +457,10 @@ TEST_F(ObserveRecorder, EventsCountForTheProcessOfAnEndpoint) {
 // Nothing comes from such a peer but the answers of its device.
 TEST_F(ObserveRecorder, TheRawPeerOfAnEndpointThatOnlyReceivesIsNoStranger) {
   bool came = false, sent = false;
-  std::array<Node, 2> nodes;
-  std::array<spinwire::Connection, 2> to;
-  for (std::size_t i : {0, 1}) {
-    spinwire::PrepareOptions options;
-    options.handlers = nodes[i].handlers();
-    options.settings.raw.emplace();
-    to[i] = *nodes[i].engine.prepare(options);
-  }
-  const auto both = [&](auto&& is) {
-    return engine_test::until({&nodes[0], &nodes[1]}, [&] { return is(to[0]) && is(to[1]); });
-  };
-  ASSERT_TRUE(both([](const auto& c) { return c.endpoint().has_value(); }));
-  ASSERT_TRUE(to[0].join(*to[1].endpoint()));
-  ASSERT_TRUE(to[1].join(*to[0].endpoint()));
-  ASSERT_TRUE(both([](const auto& c) { return c.ready(); }));
+  spinwire::ConnectionSettings raw;
+  raw.raw.emplace();
+  JoinedNodes joined(raw);
+  auto& [nodes, to] = joined;
   const auto ring = [&](const Node& node) {
     return spinwire::agent::event_ring_of(
         *spinwire::detail::core_of(node.engine)->context.agents.begin());
@@ -479,7 +478,7 @@ TEST_F(ObserveRecorder, TheRawPeerOfAnEndpointThatOnlyReceivesIsNoStranger) {
     sent = true;
   };
   ASSERT_EQ(to[0].send_raw(data.slice(), on_sent), spinwire::Status::ok);
-  ASSERT_TRUE(engine_test::until({&nodes[0], &nodes[1]}, [&] { return came && sent; }));
+  ASSERT_TRUE(joined.until([&] { return came && sent; }));
   for (const Node& node : nodes) EXPECT_EQ(ring(node), observe::EventRing::all);
 }
 
