@@ -32,7 +32,7 @@ TEST_F(SoftverbsDirectMessage, WholeGroupsAreSeenAtOnceAndTheRestWhenItIsPublish
   EXPECT_EQ(a_.sends.size(), 0u);
 }
 
-TEST_F(SoftverbsDirectMessage, TheLongestIsEightKibibytes) {
+TEST_F(SoftverbsDirectMessage, TheLongestIs32KibibytesAndAHeader) {
   EXPECT_EQ(sv::direct_messages().longest, kLongestDirect);
 }
 
