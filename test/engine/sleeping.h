@@ -1,6 +1,8 @@
 // Shared by the tests of engines that sleep.
 #pragma once
 
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -28,6 +30,19 @@ spinwire::Nanoseconds shortest_of(int times, Attempt&& attempt) {
     shortest = std::min(shortest, clock.duration(clock.now() - begin));
   }
   return shortest;
+}
+
+/// Whether the engine's descriptor is ready.
+inline bool is_readable(Engine& engine, int timeout_ms = 0) {
+  auto fd = engine.fd();
+  EXPECT_TRUE(fd);
+  pollfd set{fd.value_or(-1), POLLIN, 0};
+  return ::poll(&set, 1, timeout_ms) == 1;
+}
+
+/// Polls until the engine may sleep, and nothing is on its way any more.
+inline bool armed(Node& node) {
+  return until({}, [&] { return node.engine.arm() && !is_readable(node.engine); });
 }
 
 }  // namespace engine_test
