@@ -206,7 +206,7 @@ NEW_PROJECT := $(BIN)/spinwire-new-project
 
 # ---- targets ----------------------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo demo-build test test-build verify nightly test-softroce check check-folder \
+.PHONY: all libs tools examples tests everything demo check-demo demo-build test test-build verify nightly test-softroce check check-folder \
   check-tests bench bench-curve report check-report report-record bench-attached peers count \
   compare-softroce sim sim-proof \
   count-record cost-counts unobserved conformance conformance-run conformance-proof tidy check-layers check-words check-secrets diagrams check-diagrams check-defects check-curve \
@@ -233,6 +233,9 @@ demo:
 	@tools/install-deps.sh --build
 	+$(Q)$(MAKE) --no-print-directory demo-build
 	@tools/dev/demo.sh
+## check-demo: run the demonstration, and check that each part shows its results
+check-demo:
+	+@MAKE='$(MAKE)' tools/dev/check_demo.py
 # What the demonstration runs. A new user waits for this.
 demo-build: $(addprefix $(BIN)/,spinwire-perf tour echo file-push kv-store market-feed)
 

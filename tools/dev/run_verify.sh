@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `make verify`: every check that `make test` leaves out: formatting, layers and clang-tidy, the slow
-# tests, the planted defects, Soft-RoCE, the other compiler, the sanitizers, the fuzzers, the instruction
-# counts, a short report, the install test and the Debian packages. Stops at the first stage that fails.
-# The last line is "N passed, N failed".
+# `make verify`: every check that `make test` leaves out: the demonstration, formatting, layers and
+# clang-tidy, the slow tests, the planted defects, Soft-RoCE, the other compiler, the sanitizers, the
+# fuzzers, the instruction counts, a short report, the install test and the Debian packages. Stops at
+# the first stage that fails. The last line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
@@ -80,6 +80,7 @@ else
   stage dependencies tools/install-deps.sh --bench --docs --gdb
 fi
 stage build "${make[@]}" everything
+stage demo "${make[@]}" check-demo
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage words-self-test tools/dev/check_words.sh --self-test
 stage secrets-self-test tools/dev/check_secrets.sh --self-test
