@@ -254,5 +254,49 @@ TEST_F(ToolsStat, ShowsTheFlightRecorderOfLivingAndDeadProcesses) {
   EXPECT_EQ(tools_test::run("spinwire-stat", {"--connection", "0"}).code, 2);
 }
 
+/// Connections whose indices differ by the number of rings share one, so a busy one displaces the
+/// events of another. What is shown belongs to the connection that is asked for, and the last line
+/// says that something is missing.
+TEST_F(ToolsStat, SaysWhichEventsWereDisplaced) {
+  constexpr std::uint32_t kRings = 4;
+  const EngineFolder folder;
+  observe_test::PageFileOptions options = observe_test::options_in(folder);
+  options.events = 16;
+  options.event_rings = {1, kRings, 0, 0, 0};
+  auto page = observe_test::PageFile::create(options);
+  ASSERT_TRUE(page) << page.error().message();
+  using spinwire::observe::EventKind;
+  using spinwire::observe::EventSubject;
+  const spinwire::Clock clock;
+  spinwire::observe::Recorder recorder(clock);
+  recorder.open(
+      page->all_events(),
+      {page->events(EventSubject::engine), page->events(EventSubject::connection), {}, {}, {}});
+  const auto record = [&](std::uint32_t index, int first, int count) {
+    for (int i = first; i < first + count; ++i)
+      recorder.record(EventKind::state, EventSubject::connection, index, 1,
+                      {"event ", std::to_string(i)});
+  };
+  const auto stat = [&](Words words) {
+    words.insert(words.begin(), {"--directory", folder.path(), "--events"});
+    return tools_test::run("spinwire-stat", words).out;
+  };
+  record(1, 0, 6);
+  EXPECT_FALSE(has(stat({}), "displaced")) << "all are there";
+  record(1 + kRings, 6, 20);
+  const std::string one = stat({"--connection", "1"});
+  EXPECT_FALSE(has(one, "connection 5-1")) << one;
+  EXPECT_FALSE(has(one, "event 6\n")) << one;
+  EXPECT_TRUE(has(one, "Later events have displaced ")) << one;
+  EXPECT_TRUE(has(one, " of the engine's 26; the list may lack events of this connection")) << one;
+  const std::string other = stat({"--connection", "5"});
+  EXPECT_FALSE(has(other, "connection 1-1")) << other;
+  EXPECT_TRUE(has(other, "event 25\n")) << other;
+  const nlohmann::json all = tools_test::parse_object(stat({"--json"})).at("engines").at(0);
+  EXPECT_EQ(all.at("recorded"), 26);
+  EXPECT_EQ(all.at("displaced"), 26 - all.at("events").size());
+  EXPECT_GT(all.at("displaced"), 0);
+}
+
 }  // namespace
 }  // namespace stat_test

@@ -29,6 +29,35 @@ std::string wall_clock(Nanoseconds since_epoch) {
   return fmt::format("{}.{:06}", text.data(), (since_epoch - seconds).count() / kMicrosecond);
 }
 
+/// Events of an engine since it was opened, and those of them that its file has no more.
+struct EventCounts {
+  std::uint64_t recorded = 0;
+  std::uint64_t displaced = 0;
+};
+
+/// Events are counted from 1, and the file always has the last one.
+EventCounts count_events(const EngineReading& reading) {
+  EventCounts counts;
+  std::uint64_t kept = 0;
+  for (const EngineEvent& event : reading.events) {
+    if (!event.is_consistent) continue;  // its number may be half written
+    ++kept;
+    counts.recorded = std::max(counts.recorded, event.number);
+  }
+  counts.displaced = counts.recorded - std::min(kept, counts.recorded);
+  return counts;
+}
+
+/// What the list does not show; empty: it is complete.
+std::string displaced_text(const EngineReading& reading, const EventFilter& filter) {
+  const EventCounts counts = count_events(reading);
+  if (counts.displaced == 0) return {};
+  const bool is_part = !filter.connection.empty() || !filter.session.empty();
+  return fmt::format("Later events have displaced {} of the engine's {}{}.\n", counts.displaced,
+                     counts.recorded,
+                     is_part ? "; the list may lack events of this connection or session" : "");
+}
+
 std::string head_text(const EngineReading& reading) {
   return fmt::format("{}  pid {}  engine {}  {}", reading.program, reading.file.pid,
                      reading.file.engine, reading.file.is_alive ? "running" : "dead");
@@ -81,6 +110,7 @@ std::string events_text(std::span<const EngineReading> readings, const EventFilt
       while (line.ends_with(' ')) line.pop_back();
       text += line + '\n';
     }
+    text += displaced_text(reading, filter);
   }
   return text;
 }
@@ -102,11 +132,14 @@ std::string events_json(std::span<const EngineReading> readings, const EventFilt
                         {"text", event.text},
                         {"consistent", event.is_consistent}});
     }
+    const EventCounts counts = count_events(reading);
     engines.push_back({{"pid", reading.file.pid},
                        {"engine", reading.file.engine},
                        {"alive", reading.file.is_alive},
                        {"program", reading.program},
                        {"file", reading.file.path},
+                       {"recorded", counts.recorded},
+                       {"displaced", counts.displaced},
                        {"events", std::move(events)}});
   }
   return json_line({{"engines", std::move(engines)}});

@@ -22,9 +22,9 @@ std::vector<EngineEvent> chosen_events(const EngineReading& reading, const Event
 /// "connection 3-1", "engine"
 std::string subject_text(const EngineEvent& event);
 
-/// A line for each event, the oldest first.
+/// A line for each event, the oldest first. A last line says how many others were displaced.
 std::string events_text(std::span<const EngineReading> readings, const EventFilter& filter);
-/// {"engines":[{...,"events":[...]}]}
+/// {"engines":[{...,"recorded":N,"displaced":N,"events":[...]}]}
 std::string events_json(std::span<const EngineReading> readings, const EventFilter& filter);
 
 }  // namespace spinwire::tools
