@@ -1,12 +1,7 @@
 // spinwire-doctor certify between two hosts, which are two processes on softverbs here, with
 // programs that play a device.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +9,7 @@
 #include "eventually.h"
 #include "spinwire/spinwire.h"
 #include "tools/certify_programs.h"
+#include "tools/doctor_link.h"
 
 namespace tools_test {
 namespace {
@@ -132,50 +128,6 @@ TEST(CertifyPair, SaysThatTheOtherDoctorDoesNotCertify) {
               "the doctor there does not certify\n         read: 127.0.0.1\n"
               "         run:  spinwire-doctor certify --device DEVICE --serve ADDRESS  # there\n");
 }
-
-/// A client of the doctors' protocol that does as it likes.
-class LinkClient {
- public:
-  explicit LinkClient(const std::string& address) {
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port =
-        htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
-    // Only a defect leaves a client without an answer.
-    const timeval limit{60, 0};
-    EXPECT_EQ(::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
-  }
-  LinkClient(const LinkClient&) = delete;
-  LinkClient& operator=(const LinkClient&) = delete;
-  ~LinkClient() { ::close(fd_); }
-
-  void send(const std::string& facts) const {
-    const std::uint16_t version_and_kind[] = {1, 1};
-    const auto length = static_cast<std::uint32_t>(facts.size());
-    std::string frame = "SWDR";
-    frame.append(reinterpret_cast<const char*>(version_and_kind), sizeof version_and_kind);
-    frame.append(reinterpret_cast<const char*>(&length), sizeof length);
-    frame += facts;
-    EXPECT_EQ(::send(fd_, frame.data(), frame.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(frame.size()));
-  }
-  /// The facts of the next frame; empty at the end.
-  [[nodiscard]] std::string receive() const {
-    char head[12];
-    if (::recv(fd_, head, sizeof head, MSG_WAITALL) != sizeof head) return {};
-    std::uint32_t length = 0;
-    std::memcpy(&length, head + 8, sizeof length);
-    std::string text(length, '\0');
-    EXPECT_EQ(::recv(fd_, text.data(), length, MSG_WAITALL), static_cast<ssize_t>(length));
-    return text;
-  }
-
- private:
-  int fd_;
-};
 
 /// Connects an engine to that of the facts, and says the text until it comes back.
 void send_to_engine(const std::string& facts, const std::string& text) {

@@ -79,24 +79,27 @@ class Program {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -2;
   }
   /// Reads until stdout has a line with this beginning. Returns the rest of the line.
-  std::string wait_for(const std::string& beginning) {
-    const auto end = Clock::now() + kLimit;
-    while (open_ != 0 && Clock::now() < end) {
-      const std::size_t at = text_[0].find(beginning);
-      const std::size_t line_end = at == std::string::npos ? at : text_[0].find('\n', at);
-      if (line_end != std::string::npos) {
-        return text_[0].substr(at + beginning.size(), line_end - at - beginning.size());
-      }
-      read_some();
-    }
-    return {};
-  }
+  std::string wait_for(const std::string& beginning) { return wait_for(beginning, text_[0]); }
+  /// Reads until stderr has a line with this in it. Returns the rest of the line.
+  std::string wait_for_error(const std::string& text) { return wait_for(text, text_[1]); }
   void signal(int number) const { ::kill(pid_, number); }
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] const std::string& out() const { return text_[0]; }
   [[nodiscard]] const std::string& err() const { return text_[1]; }
 
  private:
+  std::string wait_for(const std::string& beginning, const std::string& text) {
+    const auto end = Clock::now() + kLimit;
+    while (Clock::now() < end) {
+      const std::size_t at = text.find(beginning);
+      const std::size_t line_end = at == std::string::npos ? at : text.find('\n', at);
+      if (line_end != std::string::npos)
+        return text.substr(at + beginning.size(), line_end - at - beginning.size());
+      if (open_ == 0) break;
+      read_some();
+    }
+    return {};
+  }
   void read_some() {
     std::array<pollfd, 2> polled{};
     for (std::size_t i = 0; i < 2; ++i) polled[i] = {closed_[i] ? -1 : fds_[i], POLLIN, 0};

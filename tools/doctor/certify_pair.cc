@@ -269,7 +269,6 @@ bool is_nonce(std::string_view text) noexcept {
 
 Findings certify_pair(const Certification& what, const Subject& subject, const Config& config,
                       const std::string& host, int port) {
-  const SteadyTime began = now();
   const Programs programs(what.programs);
   Findings findings;
   if (!find_device(what.device, findings)) return findings;
@@ -281,6 +280,8 @@ Findings certify_pair(const Certification& what, const Subject& subject, const C
   }
   auto encounter = meet(subject, host, port, *nonce, findings);
   if (!encounter) return findings;
+  // The other doctor may have served others until now.
+  const SteadyTime began = now();
   compare_hosts(subject, config, *encounter, *nonce, findings);
   Requests requests(encounter->link);
   if (!begin(requests, encounter->theirs, findings)) return findings;

@@ -44,8 +44,8 @@ class Host {
   /// /probe/ahead_ns.
   [[nodiscard]] std::int64_t unix_ns() const;
   /// A limit for what the other doctor does. "first": until a client's engine has connected, or
-  /// until a server's facts have come. "clock": for all times that a server tells. Below another
-  /// root, the number in /probe/NAME_limit_ms.
+  /// until a server's facts have come. "busy": for a server that serves others. "clock": for all
+  /// times that a server tells. Below another root, the number in /probe/NAME_limit_ms.
   [[nodiscard]] std::int64_t limit_ms(std::string_view name, std::int64_t usual) const;
   /// A round trip that was measured. Below another root, the number in /probe/round_trip_ns.
   [[nodiscard]] double round_trip_us(double measured) const;

@@ -216,6 +216,10 @@ Result<void> Link::send(LinkKind kind, std::string_view text, Limit limit) {
 }
 
 Result<std::string> Link::receive(LinkKind kind, Limit limit) {
+  return receive_either(kind, kind, limit).map([](Frame frame) { return std::move(frame.text); });
+}
+
+Result<Link::Frame> Link::receive_either(LinkKind one, LinkKind other, Limit limit) {
   const auto end = LinkClock::now() + limit;
   LinkHead head;
   std::array<char, sizeof head> bytes{};
@@ -227,17 +231,40 @@ Result<std::string> Link::receive(LinkKind kind, Limit limit) {
     return link_error(Status::unsupported,
                       fmt::format("it speaks version {} of the protocol, ours is {}", head.version,
                                   kLinkVersion));
-  if (head.kind != static_cast<std::uint16_t>(kind) || head.length > kMostText)
+  const auto kind = static_cast<LinkKind>(head.kind);
+  if ((kind != one && kind != other) || head.length > kMostText)
     return link_error(Status::protocol, "it sent a frame that does not belong here");
   std::string text(head.length, '\0');
   if (auto got = receive_all(fd_, std::span<char>(text), end); !got)
     return tl::unexpected(got.error());
-  return text;
+  return Frame{kind, std::move(text)};
+}
+
+std::optional<std::string> Link::peek(LinkKind kind) const {
+  LinkHead head;
+  std::string bytes(sizeof head + kMostText, '\0');
+  const ssize_t got = ::recv(fd_, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got < static_cast<ssize_t>(sizeof head)) return std::nullopt;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  const std::size_t come = static_cast<std::size_t>(got) - sizeof head;
+  if (head.magic != LinkHead::kMagic || head.version != kLinkVersion ||
+      static_cast<LinkKind>(head.kind) != kind || head.length > come)
+    return std::nullopt;
+  return bytes.substr(sizeof head, head.length);
 }
 
 bool Link::is_readable(Limit limit) const noexcept {
   pollfd polled{fd_, POLLIN, 0};
   return ::poll(&polled, 1, static_cast<int>(limit.count())) > 0;
+}
+
+std::optional<LinkKind> Link::next_kind() const noexcept {
+  LinkHead head;
+  const ssize_t got = ::recv(fd_, &head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
+  if (got > 0 && got < static_cast<ssize_t>(sizeof head)) return std::nullopt;
+  const bool is_frame = got > 0 && head.magic == LinkHead::kMagic && head.version == kLinkVersion;
+  return is_frame ? static_cast<LinkKind>(head.kind) : LinkKind::end;
 }
 
 std::string Link::peer_host() const {

@@ -3,10 +3,14 @@
 //
 //   client                   server
 //   facts (of its host)    →
+//                          ← busy (how many are served before)   again and again while it serves
+//                                                    another client (waiting_room.h)
 //                          ← facts (of its host, and where its engine listens)
 //   clock                  →                                                     16 times, if both
 //                          ← clock (when this came, and when the answer left)    know it (clocks.h)
 //   (both engines measure)
+//   endpoint (ours)        →
+//                          ← endpoint (its own)      once, if both know it (out_of_band.h)
 //   end                    →
 //
 // A client that certifies goes on, with facts that request something and facts that answer; see
@@ -47,7 +51,7 @@ using Facts = std::map<std::string, std::string, std::less<>>;
 /// A value that is a name of a network interface; else "INTERFACE".
 [[nodiscard]] std::string interface_fact(const Facts& facts, std::string_view name);
 
-enum class LinkKind : std::uint16_t { facts = 1, end = 2, clock = 3 };
+enum class LinkKind : std::uint16_t { facts = 1, end = 2, clock = 3, endpoint = 4, busy = 5 };
 
 /// A TCP socket with deadlines. The destructor closes it.
 class Link {
@@ -73,8 +77,20 @@ class Link {
   /// Errors: timed_out, peer_lost, protocol (malformed, too long, another kind), unsupported
   /// (another version of the protocol, which the error names).
   [[nodiscard]] Result<std::string> receive(LinkKind kind, Limit limit);
+  /// A frame of one of two kinds. Errors: those of receive().
+  struct Frame {
+    LinkKind kind;
+    std::string text;
+  };
+  [[nodiscard]] Result<Frame> receive_either(LinkKind one, LinkKind other, Limit limit);
+  /// The text of a frame of that kind, which receive() returns again. Nothing: no such frame has
+  /// come as a whole. Does not wait.
+  [[nodiscard]] std::optional<std::string> peek(LinkKind kind) const;
   /// Whether the peer has sent something or has closed; waits for it until `limit`.
   [[nodiscard]] bool is_readable(Limit limit = Limit(0)) const noexcept;
+  /// The kind of the frame that has come and was not received yet; `end` also if the peer has
+  /// closed, or sends no frames. Nothing: no whole header is there. Does not wait.
+  [[nodiscard]] std::optional<LinkKind> next_kind() const noexcept;
   [[nodiscard]] int fd() const noexcept { return fd_; }
 
   /// Numeric address of the peer, and of a listener; an IPv6 address in brackets.

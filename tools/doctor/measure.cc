@@ -9,11 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include "common/cli.h"
 #include "common/spin.h"
 #include "doctor/clocks.h"
 #include "doctor/latency.h"
 #include "doctor/measured_region.h"
+#include "doctor/out_of_band.h"
 #include "doctor/two_hosts.h"
+#include "doctor/waiting_room.h"
 #include "spinwire/spinwire.h"
 
 namespace spinwire::doctor {
@@ -278,6 +281,8 @@ void judge_bandwidth(const Port* adapter, const MeasuredConnection& measured, do
 /// What the network loses, as far as calls over datagrams show it.
 enum class Loss : std::uint8_t { unknown, none, some, many };
 
+bool is_lossy(Loss loss) noexcept { return loss == Loss::some || loss == Loss::many; }
+
 constexpr const char* kLossRemedy =
     "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and configure PFC or ECN";
 
@@ -299,9 +304,8 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
     return findings.add("rdma_cm", Severity::ok, "a connection by rdma_cm works",
                         fmt::format("connect({})", address));
   // The connection manager sends datagrams, too.
-  const bool is_lossy = loss == Loss::some || loss == Loss::many;
   findings.add("rdma_cm", Severity::warning, "no connection by rdma_cm", connection.why(),
-               is_lossy ? kLossRemedy : "modprobe rdma_ucm  # on both hosts");
+               is_lossy(loss) ? kLossRemedy : "modprobe rdma_ucm  # on both hosts");
 }
 
 Loss judge_loss(std::uint64_t lost, std::uint32_t calls, Findings& findings) {
@@ -397,7 +401,7 @@ void measure_connection(const Subject& subject, Engine& engine, const std::strin
 }
 
 /// Connects our engine to the other doctor's in each way that both have, and measures.
-void measure(const Subject& subject, const Config& config, const Encounter& encounter,
+void measure(const Subject& subject, const Config& config, Encounter& encounter,
              const std::string& nonce, Findings& findings) {
   const Facts& theirs = encounter.theirs;
   const std::string host = encounter.link.peer_host();
@@ -422,38 +426,77 @@ void measure(const Subject& subject, const Config& config, const Encounter& enco
     return;
   }
   const std::string address = fmt::format("{}:{}", host, *port);
+  // Before all ways that wait for a port: the other doctor leaves an engine that does not connect.
+  const OutOfBandTrial trial = try_out_of_band(*engine, encounter.link, theirs);
   const auto measure_others = [&] {
     const Loss loss = measure_datagrams(*engine, address, findings);
+    judge_out_of_band(trial, is_lossy(loss) ? kLossRemedy : nullptr, findings);
     measure_rdma_cm(*engine, host, theirs, loss, findings);
     return loss;
   };
   measure_connection(subject, *engine, address, theirs, nonce, measure_others, findings);
 }
 
-/// Says why the other doctor's facts did not come.
-void add_no_answer(const Error& error, Link::Limit limit, Findings& findings) {
-  if (error.status != Status::timed_out) {
-    findings.add("tcp", Severity::error, "the other end is no doctor that this one understands",
-                 error.message(), error.remedy);
-    return;
+/// How long to wait for the other doctor's facts.
+struct FactsLimits {
+  Link::Limit silence;  ///< without a frame
+  Link::Limit busy;     ///< while it serves others
+};
+
+/// Waits for the other doctor's facts; says so while it serves others. Errors: those of
+/// Link::receive(); limit (it has served others for too long).
+Result<std::string> receive_facts(Link& link, const FactsLimits& limits) {
+  const SteadyTime end = now() + limits.busy;
+  std::uint32_t told = 0;
+  for (;;) {
+    auto frame = link.receive_either(LinkKind::facts, LinkKind::busy, limits.silence);
+    if (!frame) return tl::unexpected(frame.error());
+    if (frame->kind == LinkKind::facts) return std::move(frame->text);
+    if (now() >= end)
+      return tl::unexpected(
+          Error{Status::limit, "wait for the other doctor", "its time for others is over", ""});
+    const auto ahead = number_fact(decode_facts(frame->text), kAheadFact, kMostAhead);
+    if (!ahead || *ahead == told) continue;
+    told = *ahead;
+    (void)tools::fail(fmt::format(
+        "the doctor at {} serves another one; this one waits; to be served before it: {}",
+        link.peer_host(), *ahead));
   }
-  findings.add(
-      "tcp", Severity::error,
-      fmt::format("the other end takes connections, but has not answered in {} s",
-                  static_cast<double>(limit.count()) / 1e3),
-      "it is no doctor, it hangs, or it serves another doctor: for a minute, or for as long "
-      "as a certification takes",
-      "spinwire-doctor --serve ADDRESS  # there; if one serves another doctor, run this "
-      "one again when that has ended");
+}
+
+/// Says why the other doctor's facts did not come.
+void add_no_answer(const Error& error, const FactsLimits& limits, Findings& findings) {
+  const auto seconds = [](Link::Limit limit) { return static_cast<double>(limit.count()) / 1e3; };
+  if (error.status == Status::limit)
+    return findings.add(
+        "tcp", Severity::error,
+        fmt::format("the other doctor has served others for {} s", seconds(limits.busy)),
+        "it says that it is busy",
+        "spinwire-doctor --serve ADDRESS  # there: serve again, for this host alone");
+  if (error.status != Status::timed_out)
+    return findings.add("tcp", Severity::error,
+                        "the other end is no doctor that this one understands", error.message(),
+                        error.remedy);
+  findings.add("tcp", Severity::error,
+               fmt::format("the other end takes connections, but has not answered in {} s",
+                           seconds(limits.silence)),
+               "it is no doctor, it hangs, or it serves another doctor and does not say so, as an "
+               "older one",
+               "spinwire-doctor --serve ADDRESS  # there; if one serves another doctor, run this "
+               "one again when that has ended");
 }
 
 }  // namespace
 
 std::optional<Encounter> meet(const Subject& subject, const std::string& host, int port,
                               const std::string& nonce, Findings& findings) {
-  // A doctor serves a client whose engine does not connect for 20 s.
-  constexpr Link::Limit kUsualLimit{30000};
-  const Link::Limit limit(subject.host.limit_ms("first", kUsualLimit.count()));
+  // An older doctor that serves another client says nothing, for 20 s if its engine does not
+  // connect.
+  constexpr Link::Limit kUsualSilence{30000};
+  // Longer than certifications usually take.
+  constexpr Link::Limit kUsualBusy = std::chrono::hours(2);
+  const FactsLimits limits{Link::Limit(subject.host.limit_ms("first", kUsualSilence.count())),
+                           Link::Limit(subject.host.limit_ms("busy", kUsualBusy.count()))};
   auto link = Link::connect(host, port, std::chrono::milliseconds(5000));
   if (!link) {
     findings.add("tcp", Severity::error, "the other host cannot be reached over TCP",
@@ -462,12 +505,13 @@ std::optional<Encounter> meet(const Subject& subject, const std::string& host, i
   }
   findings.add("tcp", Severity::ok, "the other host is reached over TCP", link->peer_host());
   Facts ours = facts_of(subject);
+  ours[kWaitsFact] = "1";
   if (!nonce.empty()) ours["certify"] = nonce;
-  const auto answer = link->send(LinkKind::facts, encode_facts(ours), limit).and_then([&] {
-    return link->receive(LinkKind::facts, limit);
+  const auto answer = link->send(LinkKind::facts, encode_facts(ours), limits.silence).and_then([&] {
+    return receive_facts(*link, limits);
   });
   if (!answer) {
-    add_no_answer(answer.error(), limit, findings);
+    add_no_answer(answer.error(), limits, findings);
     return std::nullopt;
   }
   return Encounter{std::move(*link), std::move(ours), decode_facts(*answer)};

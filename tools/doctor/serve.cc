@@ -15,7 +15,9 @@
 #include "doctor/certify_pair.h"
 #include "doctor/clocks.h"
 #include "doctor/measured_region.h"
+#include "doctor/out_of_band.h"
 #include "doctor/two_hosts.h"
+#include "doctor/waiting_room.h"
 #include "spinwire/spinwire.h"
 
 namespace spinwire::doctor {
@@ -23,8 +25,8 @@ namespace {
 
 constexpr Link::Limit kAnswerLimit{5000};
 constexpr Link::Limit kStopInterval{100};
-/// Limits for one client while others wait. Both run from its accept: the first until its engine
-/// has connected, with all questions before, the second until the client is done.
+/// Limits for one client while others wait. Both run from the beginning of its turn: the first
+/// until its engine has connected, with all questions before, the second until the client is done.
 constexpr Link::Limit kFirstLimit{20000};
 constexpr Link::Limit kServeLimit{60000};
 
@@ -75,24 +77,37 @@ class MeasuredEngine {
   MeasuredEngine(const MeasuredEngine&) = delete;
   MeasuredEngine& operator=(const MeasuredEngine&) = delete;
 
-  [[nodiscard]] bool is_connected() const noexcept { return connected_; }
+  [[nodiscard]] bool is_connected() const noexcept {
+    return connected_ || out_of_band_.is_connected();
+  }
   /// Whether an engine that was admitted has said the nonce.
   [[nodiscard]] bool is_known() const noexcept { return is_known_; }
 
   /// Drives the engine until the client is done, or its time is over. With a key, only a client
   /// that has proved it connects.
-  void run(const Link& client, const ClientTime& time) {
+  void run(Link& client, const ClientTime& time) {
     if (!engine_) return;
     const tools::Deadline to_connect(engine_->clock(), until(time.to_connect, kFirstLimit));
     const tools::Deadline end(engine_->clock(), until(time.end, kServeLimit));
     Idler idler(IdleStrategy::yield);
-    while (!client.is_readable() && !end.passed() && (connected_ || !to_connect.passed()) &&
+    while (goes_on(client, time) && !end.passed() && (is_connected() || !to_connect.passed()) &&
            !tools::stop_requested()) {
       for (int i = 0; i < 256; ++i) (void)idler.idle(*engine_, tools::drive(*engine_));
     }
   }
 
  private:
+  /// Takes a client's endpoint, and answers it. False: the client sends something else, has closed,
+  /// or breaks the protocol.
+  bool goes_on(Link& client, const ClientTime& time) {
+    const Link::Limit limit = until(is_connected() ? time.end : time.to_connect, kAnswerLimit);
+    const auto next = client.next_kind();
+    if (next &&
+        (next != LinkKind::endpoint || !listens_ || !out_of_band_.take(*engine_, client, limit)))
+      return false;
+    return out_of_band_.answer(client, limit);
+  }
+
   /// Tells our user the error, and the client, which may be anyone, its status alone: the rest may
   /// name files of this host.
   static void set_error(Facts& facts, const std::string& name, const Error& error) {
@@ -118,6 +133,8 @@ class MeasuredEngine {
       if (c.send_copy(std::as_bytes(std::span(&region_, 1))) != Status::ok) (void)c.close();
     };
     options.handlers.on_message = [this](Connection c, Message& message) {
+      // No doctor sends a write with an immediate, which has a size and no bytes.
+      if (message.is_write()) return (void)c.close();
       const std::string_view said(reinterpret_cast<const char*>(message.data()), message.size());
       is_known_ = is_known_ || (is_nonce(said) && said == nonce_);
       echo(c, {message.data(), message.size()});
@@ -131,10 +148,15 @@ class MeasuredEngine {
     listener = std::move(*listening);
     const std::string address = listener.address();
     facts[name + ".port"] = address.substr(address.rfind(':') + 1);
+    // So a client gets no connection that the rules for listening forbid.
+    facts[kEndpointFact] = "1";
+    listens_ = true;
   }
 
   std::string nonce_;
   bool is_known_ = false;
+  bool listens_ = false;
+  OutOfBandServer out_of_band_;  ///< before the engine, whose callbacks use it
   std::optional<Engine> engine_;
   BufferSlice buffer_;
   RemoteRegion region_;
@@ -189,12 +211,12 @@ Result<void> serve(const Subject& subject, const Config& config, const std::stri
   fmt::print("listening on {}\n", bound);
   std::fflush(stdout);
   const std::string host = bound.substr(0, bound.rfind(':'));
+  WaitingRoom room(*listener);
   while (!tools::stop_requested()) {
-    const int fd = listener->accept(kStopInterval);
-    if (fd < 0) continue;
-    Link client(fd);
-    const std::string from = client.peer_host();
-    if (auto served = serve_client(subject, config, host, certification, std::move(client));
+    auto client = room.next(kStopInterval);
+    if (!client) continue;
+    const std::string from = client->peer_host();
+    if (auto served = serve_client(subject, config, host, certification, std::move(*client));
         !served)
       (void)tools::fail(fmt::format("{}: {}", from, served.error().message()));
   }

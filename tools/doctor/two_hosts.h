@@ -30,7 +30,8 @@ struct Encounter {
 };
 
 /// Connects to the doctor that serves at `host`, and exchanges facts with it; `nonce`, if any, goes
-/// with ours. Nothing: a finding says why not.
+/// with ours. Waits while that doctor serves others, and says so on stderr. Nothing: a finding says
+/// why not.
 [[nodiscard]] std::optional<Encounter> meet(const Subject& subject, const std::string& host,
                                             int port, const std::string& nonce, Findings& findings);
 
@@ -43,10 +44,11 @@ void compare_hosts(const Subject& subject, const Config& config, Encounter& enco
 [[nodiscard]] Findings examine_pair(const Subject& subject, const Config& config,
                                     const std::string& host, int port);
 
-/// Answers one doctor after the other until a signal. Each has 20 s, from when it is accepted,
-/// until its engine has connected, and a minute in all. Prints the address. A peer on the link
-/// proves no key, so `config` should be small. With `certification` also certifies, for clients
-/// that the configuration's security admits. Errors: those of Link::listen().
+/// Answers one doctor after the other until a signal; those that wait are told so. Each has 20 s,
+/// from when its turn begins, until its engine has connected, and a minute in all. Prints the
+/// address. A peer on the link proves no key, so `config` should be small. With `certification`
+/// also certifies, for clients that the configuration's security admits. Errors: those of
+/// Link::listen().
 [[nodiscard]] Result<void> serve(const Subject& subject, const Config& config,
                                  const std::string& address, int port,
                                  const Certification* certification = nullptr);
