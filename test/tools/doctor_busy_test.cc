@@ -111,7 +111,7 @@ TEST_F(Tools, DoctorPrintsNoTextOfABusyServer) {
 
 /// Each frame of a busy server gives it new time: together they come for longer than the limit of
 /// silence.
-TEST_F(SlowTools, DoctorIsPatientWithABusyServer) {
+TEST_F(SlowTools, DoctorWaitsOnWhileABusyServerReports) {
   DoctorHost host;
   host.put("probe/first_limit_ms", "6000");
   SilentPeer peer;

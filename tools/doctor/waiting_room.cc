@@ -71,9 +71,9 @@ bool WaitingRoom::tell(Client& client, std::uint32_t ahead) {
     const auto facts = client.link.peek(LinkKind::facts);
     client.understands = facts && !fact(decode_facts(*facts), kWaitsFact).empty();
   }
-  if (!client.understands || (client.ahead == ahead && now() < client.tell_again)) return true;
+  if (!client.understands || (client.ahead == ahead && now() < client.next_report)) return true;
   client.ahead = ahead;
-  client.tell_again = now() + kTellInterval;
+  client.next_report = now() + kTellInterval;
   const Facts said{{kAheadFact, std::to_string(ahead)}};
   return client.link.send(LinkKind::busy, encode_facts(said), Link::Limit(0)).has_value();
 }

@@ -38,7 +38,7 @@ class WaitingRoom {
     Link link;
     bool understands = false;  ///< busy frames
     std::uint32_t ahead = 0;   ///< that it was told; 0: nothing yet
-    SteadyTime tell_again{};
+    SteadyTime next_report{};
   };
 
   void run();
