@@ -133,6 +133,10 @@ CLI::Option* add_certify(CLI::App& app, Options& options) {
   serves->expected(0, 1)->excludes("host");
   certify->add_option("-d,--device", what.device, "the device, as spinwire-devices names it")
       ->required();
+  certify
+      ->add_option("--port", what.port,
+                   "number of the device's port for all parts; without one, each program chooses")
+      ->check(CLI::Range(1, 255));
   certify->add_option("--gid", what.gid_index,
                       "index of the GID for the conformance cases, perftest and the way between "
                       "two hosts");
@@ -165,6 +169,7 @@ Result<doctor::Findings> certify_with_others(const Options& options, const std::
   auto config = Config::load(options.file);
   if (!config) return tl::unexpected(config.error());
   config->device.name = what.device;
+  if (what.port > 0) config->device.port = static_cast<std::uint32_t>(what.port);
   if (what.gid_index >= 0) config->device.gid_index = what.gid_index;
   if (const auto good = config->check(); !good) return tl::unexpected(good.error());
   const doctor::Host host(options.root);
@@ -177,7 +182,7 @@ Result<doctor::Findings> certify_with_others(const Options& options, const std::
                                 "set security.key_file on both hosts (spinwire-keygen), or "
                                 "security.open on a network where every host is trusted"});
   doctor::Findings findings;
-  if (doctor::find_device(what.device, findings)) {
+  if (doctor::find_device(what, findings)) {
     const auto served = doctor::serve(subject, measuring, name, port, &what);
     if (!served) return tl::unexpected(served.error());
   }

@@ -2,7 +2,7 @@
 // through plain `ibv_*` calls. One unit: GoogleTest, the layer of planted defects, and each
 // *_cases.cc beside this file.
 //
-//   verbs-conformance [--device NAME] [--gid INDEX] [--timeout MS]    tests a device
+//   verbs-conformance [--device NAME] [--port N] [--gid INDEX] [--timeout MS]    tests a device
 //   verbs-conformance --prove [--jobs N]      proves that each case fails on a broken device
 //   verbs-conformance --defect NAME           tests a device with this defect
 //   verbs-conformance --list-defects          lists defects and the cases that must detect them
@@ -41,6 +41,8 @@ bool set(const std::string& option, const char* value, Wish& wish) {
   char* end = nullptr;
   const long number = std::strtol(value, &end, 10);
   if (end == value || *end != '\0' || number < 0) return false;
+  if (option == "--port")
+    return settings.port = static_cast<std::uint8_t>(number), number > 0 && number < 256;
   if (option == "--gid") return settings.gid_index = static_cast<int>(number), true;
   if (option == "--timeout") return settings.timeout = std::chrono::milliseconds(number), true;
   if (option == "--report") return report_to(static_cast<int>(number)), true;

@@ -23,15 +23,14 @@
 namespace conformance {
 
 struct Settings {
-  std::string device;  ///< empty: the first device
-  int gid_index = -1;  ///< -1: the first IPv4 address, else 0
+  std::string device;     ///< empty: the first device
+  std::uint8_t port = 1;  ///< of the device
+  int gid_index = -1;     ///< -1: the first IPv4 address, else 0
   /// Time limit for expected events. A missing event costs this much time, and devices with defects
   /// miss many.
   std::chrono::milliseconds timeout{5000};
 };
 inline Settings settings;
-
-constexpr std::uint8_t kPort = 1;
 
 /// For set-up that no case is about: a failure ends the case.
 inline void must(bool good, const char* what) {
@@ -79,10 +78,10 @@ inline int choose_gid(ibv_context* context) {
   if (settings.gid_index >= 0) return settings.gid_index;
   constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   ibv_port_attr port{};
-  must(ibv_query_port(context, kPort, &port) == 0, "ibv_query_port");
+  must(ibv_query_port(context, settings.port, &port) == 0, "ibv_query_port");
   for (int i = 0; i < port.gid_tbl_len; ++i) {
     ibv_gid gid{};
-    if (ibv_query_gid(context, kPort, i, &gid) == 0 &&
+    if (ibv_query_gid(context, settings.port, i, &gid) == 0 &&
         std::memcmp(gid.raw, kMapped, sizeof kMapped) == 0)
       return i;
   }

@@ -71,7 +71,7 @@ class End {
   [[nodiscard]] std::uint32_t psn() const { return 0xfffff0 + (qp->qp_num & 7); }  // wraps soon
   [[nodiscard]] ibv_gid gid() const {
     ibv_gid value{};
-    must(ibv_query_gid(context, kPort, gid_index, &value) == 0, "ibv_query_gid");
+    must(ibv_query_gid(context, settings.port, gid_index, &value) == 0, "ibv_query_gid");
     return value;
   }
 
@@ -79,7 +79,7 @@ class End {
   [[nodiscard]] ibv_qp_attr init_attr() const {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_INIT;
-    attr.port_num = kPort;
+    attr.port_num = settings.port;
     attr.qp_access_flags = static_cast<unsigned>(options.qp_access);
     attr.qkey = options.qkey;
     return attr;
@@ -108,7 +108,7 @@ class End {
   [[nodiscard]] ibv_ah_attr address_of(const End& peer) const {
     ibv_ah_attr attr{};
     attr.is_global = 1;
-    attr.port_num = kPort;
+    attr.port_num = settings.port;
     attr.grh.dgid = peer.gid();
     attr.grh.sgid_index = static_cast<std::uint8_t>(gid_index);
     attr.grh.hop_limit = 64;

@@ -23,7 +23,7 @@ class Datagrams : public Verbs {
     to_b_.reset(ibv_create_ah(pd.get(), &where));
     must(to_b_ != nullptr, "ibv_create_ah");
     ibv_port_attr port{};
-    must(ibv_query_port(context.get(), kPort, &port) == 0, "ibv_query_port");
+    must(ibv_query_port(context.get(), settings.port, &port) == 0, "ibv_query_port");
     mtu_ = 128u << port.active_mtu;
   }
   Send& addressed(Send& send, std::uint32_t qkey = kKey) const {
@@ -114,7 +114,7 @@ TEST_F(Datagrams, AreAnsweredByTheirCompletion) {
   send(2, 0, 16);
   ibv_wc wc = b.received();
   auto* header = reinterpret_cast<ibv_grh*>(b.memory.at(0, kHeader).data());
-  const Ah back(ibv_create_ah_from_wc(pd.get(), &wc, header, kPort));
+  const Ah back(ibv_create_ah_from_wc(pd.get(), &wc, header, settings.port));
   ASSERT_NE(back, nullptr);
   a.receive(3, 0, 256);
   fill(b.memory.at(8192, 16), 1);
@@ -129,9 +129,9 @@ TEST_F(Datagrams, AddressOfACompletionNamesTheSender) {
   ibv_wc wc = b.received();
   auto* header = reinterpret_cast<ibv_grh*>(b.memory.at(0, kHeader).data());
   ibv_ah_attr attr{};
-  ASSERT_EQ(ibv_init_ah_from_wc(context.get(), kPort, &wc, header, &attr), 0);
+  ASSERT_EQ(ibv_init_ah_from_wc(context.get(), settings.port, &wc, header, &attr), 0);
   EXPECT_EQ(attr.is_global, 1);
-  EXPECT_EQ(attr.port_num, kPort);
+  EXPECT_EQ(attr.port_num, settings.port);
   EXPECT_EQ(std::memcmp(&attr.grh.dgid, a.gid().raw, sizeof(ibv_gid)), 0);
 }
 

@@ -75,7 +75,7 @@ TEST_F(Queries, ExtendedAgrees) {
 
 TEST_F(Queries, PortIsUp) {
   ibv_port_attr port{};
-  ASSERT_EQ(ibv_query_port(context.get(), kPort, &port), 0);
+  ASSERT_EQ(ibv_query_port(context.get(), settings.port, &port), 0);
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
   EXPECT_GE(port.active_mtu, IBV_MTU_256);
   EXPECT_LE(port.active_mtu, port.max_mtu);
@@ -95,23 +95,24 @@ TEST_F(Queries, OfOtherPortsAreRefused) {
 
 TEST_F(Queries, GidIsThereAndNotZero) {
   ibv_gid gid{};
-  ASSERT_EQ(ibv_query_gid(context.get(), kPort, choose_gid(context.get()), &gid), 0);
+  ASSERT_EQ(ibv_query_gid(context.get(), settings.port, choose_gid(context.get()), &gid), 0);
   EXPECT_TRUE(std::ranges::any_of(gid.raw, [](std::uint8_t b) { return b != 0; }));
   ibv_port_attr port{};
-  ASSERT_EQ(ibv_query_port(context.get(), kPort, &port), 0);
-  EXPECT_NE(ibv_query_gid(context.get(), kPort, port.gid_tbl_len, &gid), 0);
+  ASSERT_EQ(ibv_query_port(context.get(), settings.port, &port), 0);
+  EXPECT_NE(ibv_query_gid(context.get(), settings.port, port.gid_tbl_len, &gid), 0);
   EXPECT_NE(ibv_query_gid(context.get(), 200, 0, &gid), 0);
 }
 
 TEST_F(Queries, GidTableAgrees) {
   const int index = choose_gid(context.get());
   ibv_gid gid{};
-  ASSERT_EQ(ibv_query_gid(context.get(), kPort, index, &gid), 0);
+  ASSERT_EQ(ibv_query_gid(context.get(), settings.port, index, &gid), 0);
   ibv_gid_entry entry{};
-  ASSERT_EQ(ibv_query_gid_ex(context.get(), kPort, static_cast<std::uint32_t>(index), &entry, 0),
-            0);
+  ASSERT_EQ(
+      ibv_query_gid_ex(context.get(), settings.port, static_cast<std::uint32_t>(index), &entry, 0),
+      0);
   EXPECT_EQ(std::memcmp(&entry.gid, &gid, sizeof gid), 0);
-  EXPECT_EQ(entry.port_num, kPort);
+  EXPECT_EQ(entry.port_num, settings.port);
   std::vector<ibv_gid_entry> table(512);
   const ssize_t found = ibv_query_gid_table(context.get(), table.data(), table.size(), 0);
   ASSERT_GT(found, 0);
@@ -122,10 +123,10 @@ TEST_F(Queries, GidTableAgrees) {
 
 TEST_F(Queries, PartitionKeyIsFound) {
   __be16 pkey = 0;
-  ASSERT_EQ(ibv_query_pkey(context.get(), kPort, 0, &pkey), 0);
+  ASSERT_EQ(ibv_query_pkey(context.get(), settings.port, 0, &pkey), 0);
   EXPECT_NE(pkey, 0);
-  EXPECT_EQ(ibv_get_pkey_index(context.get(), kPort, pkey), 0);
-  EXPECT_LT(ibv_query_pkey(context.get(), kPort, 60000, &pkey), 0);
+  EXPECT_EQ(ibv_get_pkey_index(context.get(), settings.port, pkey), 0);
+  EXPECT_LT(ibv_query_pkey(context.get(), settings.port, 60000, &pkey), 0);
 }
 
 TEST_F(Queries, RegionsTellWhatTheyCover) {

@@ -339,7 +339,7 @@ TEST_F(TwoContexts, AreReachedThroughOneAddress) {
   EXPECT_TRUE(holds(other.end.memory.at(kHeader, 24), 6));
   // The return address, from the received datagram.
   auto* header = reinterpret_cast<ibv_grh*>(other.end.memory.at(0, kHeader).data());
-  const Ah back(ibv_create_ah_from_wc(other.pd.get(), &wc, header, kPort));
+  const Ah back(ibv_create_ah_from_wc(other.pd.get(), &wc, header, settings.port));
   ASSERT_NE(back, nullptr);
   Send(4, IBV_WR_SEND, {other.end.memory.sge(512, 8)})
       .to(back.get(), wc.src_qp, datagrams.qkey)

@@ -313,7 +313,7 @@ TEST_F(States, QueryTellsWhatWasSet) {
   EXPECT_EQ(attr.rq_psn, link.b.psn());
   EXPECT_EQ(attr.sq_psn, link.a.psn());
   EXPECT_EQ(attr.qp_access_flags, static_cast<unsigned>(kRemote));
-  EXPECT_EQ(attr.port_num, kPort);
+  EXPECT_EQ(attr.port_num, settings.port);
   EXPECT_EQ(attr.pkey_index, 0);
   EXPECT_EQ(attr.timeout, link.a.options.timeout);
   EXPECT_EQ(attr.retry_cnt, link.a.options.retries);

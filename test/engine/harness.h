@@ -98,6 +98,9 @@ inline Config small_config() {
   Config c;
   c.connections.connect_timeout = c.connections.handshake_timeout = kHandshakeLimit;
   c.device.name = device_name();
+  // A port of the device; without one, the library chooses.
+  if (const char* port = std::getenv("SPINWIRE_TEST_PORT"); port != nullptr)
+    c.device.port = static_cast<std::uint32_t>(std::atoi(port));
   c.memory.hugepages = HugepagePolicy::off;
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;

@@ -207,7 +207,7 @@ figures_are_reported() {
 IsCertified() {
   local status=0 part
   timeout 900 "$vm" --timeout 840 --env SPINWIRE_SECURITY_OPEN=true -- "$bin/spinwire-doctor" certify \
-    --device rxe0 --gid 1 --address 10.77.0.1 --config conf/softroce.toml --slowness 20 --minutes 12 \
+    --device rxe0 --port 1 --gid 1 --address 10.77.0.1 --config conf/softroce.toml --slowness 20 --minutes 12 \
     --tests 'EngineClose.*:RdmaCm.*:RpcCalls.*' >"$dir/out" 2>&1 || status=$?
   check 'it has reported' test $status -le 2
   expect_text output 'a known departure: ' "$dir/out"
@@ -225,7 +225,7 @@ IsCertified() {
 # report on each part, and no test failed on either.
 IsCertifiedBetweenHosts() {
   local status=0 part options reasons
-  options="certify --device rxe0 --gid 1 --config conf/softroce.toml --slowness 100 --minutes 1.2 --tests EngineClose.*:RpcCalls.An*"
+  options="certify --device rxe0 --port 1 --gid 1 --config conf/softroce.toml --slowness 100 --minutes 1.2 --tests EngineClose.*:RpcCalls.An*"
   timeout 310 "$vm" --timeout 240 --pair --ready-line 'listening on' --stop-server --env SPINWIRE_SECURITY_OPEN=true \
     "exec $bin/spinwire-doctor $options --address 10.77.0.1 --serve \$SOFTROCE_ADDRESS" \
     "$bin/spinwire-doctor $options --address 10.77.0.2 \$SOFTROCE_PEER; echo status \$?" >"$dir/out" 2>&1 || status=$?

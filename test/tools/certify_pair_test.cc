@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "eventually.h"
 #include "spinwire/spinwire.h"
@@ -19,8 +20,8 @@ const std::string kCertifyNonce(32, '7');
 /// A doctor that certifies with others, on a free port of loopback.
 class CertifyServer {
  public:
-  CertifyServer(const CertifyPrograms& programs, const Words& settings)
-      : program_(programs.command(settings, {"--serve", "127.0.0.1:0"})),
+  CertifyServer(const CertifyPrograms& programs, const Words& settings, Words options = {})
+      : program_(programs.command(settings, with_serve(std::move(options)))),
         address_(program_.wait_for("listening on ")) {
     EXPECT_EQ(address_.find("127.0.0.1:"), 0u) << program_.err();
   }
@@ -33,6 +34,11 @@ class CertifyServer {
   }
 
  private:
+  static Words with_serve(Words options) {
+    options.insert(options.end(), {"--serve", "127.0.0.1:0"});
+    return options;
+  }
+
   Program program_;
   std::string address_;
 };
@@ -71,6 +77,20 @@ TEST(CertifyPair, EachHostRunsTheTestsAndTheWayBetweenIsMeasured) {
   EXPECT_EQ(served.code, 0);
   EXPECT_EQ(served.err, "");
   expect_text(served, "report for 127.0.0.1:\nok       conformance  passed: 3 tests\n");
+}
+
+/// Both doctors are on one host, each at its own port, as with a cable between two ports.
+TEST(CertifyPair, MeasuresBetweenTwoPortsOfOneHost) {
+  const CertifyPrograms programs;
+  const std::string open = "SPINWIRE_SECURITY_OPEN=true";
+  const CertifyServer server(programs, {open, "FAKE_PORT=1"}, {"--port", "1"});
+  const Outcome ran =
+      programs.certify({open, "FAKE_PORT=2"}, {"--port", "2", "--json", server.address()});
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  for (const char* check : {"connection", "out-of-band", "latency", "bandwidth", "engine there"})
+    EXPECT_TRUE(has(ran, check, "ok")) << check << ran.out;
+  // Its second port has none, which shows that the engine uses it.
+  EXPECT_TRUE(has(ran, "datagrams", "note")) << ran.out;
 }
 
 TEST(CertifyPair, NamesWhatFailsOnTheOtherHost) {

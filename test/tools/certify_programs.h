@@ -19,6 +19,11 @@ namespace tools_test {
 inline constexpr const char* kTests = R"py(#!/usr/bin/python3 -IS
 import json, os, signal, sys, time
 declared = os.environ.get("FAKE_TESTS", "Good.One Good.Two").split()
+named = os.environ.get("SPINWIRE_TEST_PORT")
+if "--port" in sys.argv:
+    named = sys.argv[sys.argv.index("--port") + 1]
+if named != os.environ.get("FAKE_PORT"):
+    sys.exit("port %s is named" % named)
 chosen = None
 for word in sys.argv[1:]:
     if word.startswith("--gtest_filter=") and "*" not in word:
@@ -64,6 +69,8 @@ import os, socket, sys
 name = os.path.basename(sys.argv[0])
 at = ("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1]))
 words = sys.argv[1:]
+if name == "spinwire-perf" and os.environ.get("SPINWIRE_DEVICE_PORT") != os.environ.get("FAKE_PORT"):
+    sys.exit("port %s is named" % os.environ.get("SPINWIRE_DEVICE_PORT"))
 if "--bind" in words:
     words.remove(words[words.index("--bind") + 1])
 if "localhost" in words or "127.0.0.1" in words:

@@ -102,6 +102,22 @@ TEST(Certify, RefusesADeviceThatThisHostLacks) {
   EXPECT_EQ(run("spinwire-doctor", {"certify"}).code, 3);  // which device?
 }
 
+TEST(Certify, NamesThePortForAllPrograms) {
+  const CertifyPrograms programs;
+  EXPECT_EQ(programs.certify({}).code, 0) << "no port is named";
+  for (const std::string& port : {std::string("1"), std::string("2")}) {
+    const Outcome ran = programs.certify({"FAKE_PORT=" + port}, {"--port", port});
+    EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+    expect_text(ran, port == "1" ? "ok       conformance  passed: 2 tests\n"
+                                 : "conformance  not run: programs see the first port alone\n");
+    expect_text(ran, "ok       engine       passed: 2 tests\n");
+    expect_text(ran, "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00 million/s");
+  }
+  const Outcome none = programs.certify({}, {"--port", "3"});
+  EXPECT_EQ(none.code, 2) << none.err;
+  expect_text(none, "device softverbs has no port 3\n         read: its ports: 1, 2\n");
+}
+
 /// The project's own programs have the options and the output that the doctor expects.
 TEST(Certify, RunsTheProjectsTests) {
   CertifyPrograms programs;
@@ -109,8 +125,8 @@ TEST(Certify, RunsTheProjectsTests) {
   for (const char* name : {"softverbs-preload", "verbs-conformance"})
     programs.use_own(name, own + "/" + name);
   programs.use_own("spinwire-tests", std::filesystem::read_symlink("/proc/self/exe"));
-  const Outcome ran =
-      programs.certify({}, {"--tests", "EngineClose.*:RpcCalls.EveryRefusal*:Units.*"});
+  const Outcome ran = programs.certify(
+      {"FAKE_PORT=1"}, {"--port", "1", "--tests", "EngineClose.*:RpcCalls.EveryRefusal*:Units.*"});
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   expect_text(ran, "ok       engine       passed: ");
   expect_text(ran, "ok       calls        passed: 1 test\n");

@@ -29,10 +29,15 @@ void add_failure(std::string_view part, const Error& error, Findings& findings) 
 void certify_conformance(const Certification& what, const Programs& programs, SteadyTime deadline,
                          Findings& findings) {
   const std::string part = "conformance";
+  if (is_embedded(what) && what.port > 1)
+    return findings.add(part, Severity::note, "not run: programs see the first port alone",
+                        "softverbs-preload");
   const std::string program = programs.find(part, "verbs-conformance", kBuild, findings);
   if (program.empty()) return;
   Command command{{program, "--device", what.device}};
   command.watched_fd = what.watched_fd;
+  if (what.port > 0)
+    command.words.insert(command.words.end(), {"--port", std::to_string(what.port)});
   if (what.gid_index >= 0)
     command.words.insert(command.words.end(), {"--gid", std::to_string(what.gid_index)});
   if (!add_preload(what, programs, part, command, findings)) return;
@@ -45,6 +50,8 @@ Command test_command(const Certification& what, const std::string& program) {
   Command command{{program}};
   command.watched_fd = what.watched_fd;
   if (!is_embedded(what)) command.environment.emplace_back("SPINWIRE_TEST_DEVICE", what.device);
+  if (what.port > 0)
+    command.environment.emplace_back("SPINWIRE_TEST_PORT", std::to_string(what.port));
   if (!what.address.empty())
     command.environment.emplace_back("SPINWIRE_TEST_ADDRESS", what.address);
   if (what.slowness > 1)
@@ -70,13 +77,24 @@ void certify_suites(const Certification& what, const Programs& programs, const s
 
 }  // namespace
 
-bool find_device(const std::string& name, Findings& findings) {
+bool find_device(const Certification& what, Findings& findings) {
   const auto devices = list_devices();
   std::set<std::string> names;
-  if (devices)
-    for (const DeviceCandidate& each : *devices) names.insert(each.device);
-  if (names.contains(name)) return true;
-  findings.add("device", Severity::error, fmt::format("there is no device {}", name),
+  std::set<int> ports;
+  if (devices) {
+    for (const DeviceCandidate& each : *devices) {
+      names.insert(each.device);
+      if (each.device == what.device) ports.insert(each.port);
+    }
+  }
+  if (names.contains(what.device) && (what.port == 0 || ports.contains(what.port))) return true;
+  if (names.contains(what.device)) {
+    findings.add("device", Severity::error,
+                 fmt::format("device {} has no port {}", what.device, what.port),
+                 fmt::format("its ports: {}", fmt::join(ports, ", ")), "spinwire-devices");
+    return false;
+  }
+  findings.add("device", Severity::error, fmt::format("there is no device {}", what.device),
                devices ? fmt::format("{}", fmt::join(names, ", ")) : devices.error().message(),
                "spinwire-devices");
   return false;
@@ -123,7 +141,7 @@ Findings certify(const Certification& what) {
   const SteadyTime began = std::chrono::steady_clock::now();
   const Programs programs(what.programs);
   Findings findings;
-  if (!find_device(what.device, findings)) return findings;
+  if (!find_device(what, findings)) return findings;
   run_suites(what, programs, began, began + part_of_time(what, 0.9), findings);
   LocalServer server(what, programs, "");
   compare_with_perftest(what, programs, server, began + part_of_time(what, 1), findings);

@@ -12,6 +12,7 @@ namespace spinwire::doctor {
 
 struct Certification {
   std::string device;
+  int port = 0;            ///< of the device; 0: the programs choose
   int gid_index = -1;      ///< negative: the programs choose
   std::string address;     ///< of the device's port; empty: loopback
   std::string programs;    ///< the folder of the programs; empty: that of this one
@@ -34,8 +35,8 @@ inline SteadyTime::duration part_of_time(const Certification& what, double part)
       std::chrono::duration<double, std::ratio<60>>(what.minutes * part));
 }
 
-/// Whether this host has the device. If not, that is a finding.
-bool find_device(const std::string& name, Findings& findings);
+/// Whether this host has the device, with the port. If not, that is a finding.
+bool find_device(const Certification& what, Findings& findings);
 
 /// Paths of the programs, and what is missing.
 class Programs {

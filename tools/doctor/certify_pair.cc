@@ -271,7 +271,7 @@ Findings certify_pair(const Certification& what, const Subject& subject, const C
                       const std::string& host, int port) {
   const Programs programs(what.programs);
   Findings findings;
-  if (!find_device(what.device, findings)) return findings;
+  if (!find_device(what, findings)) return findings;
   const auto nonce = make_nonce();
   if (!nonce) {
     findings.add("certify", Severity::error, nonce.error().found, nonce.error().asked,

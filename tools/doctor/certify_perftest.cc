@@ -134,6 +134,9 @@ Result<Command> perftest_command(const Certification& what, const Programs& prog
   }
   std::vector<std::string>& words = command.words;
   words.insert(words.end(), {"-d", what.device, "-F", "-p", std::to_string(port)});
+  // The embedded device shows such programs its first port alone.
+  if (what.port > 0 && what.device != "softverbs")
+    words.insert(words.end(), {"-i", std::to_string(what.port)});
   if (what.gid_index >= 0) words.insert(words.end(), {"-x", std::to_string(what.gid_index)});
   words.insert(words.end(), m.theirs.begin(), m.theirs.end());
   words.insert(words.end(), {"-n", std::to_string(operations)});
@@ -160,6 +163,8 @@ Result<Command> spinwire_command(const Certification& what, const Programs& prog
                          {"SPINWIRE_CONNECTIONS_CREDITS", m.is_rate ? "256" : "32"}};
   // Between hosts, what the user has set decides whether a key is needed.
   if (is_loopback) command.environment.emplace_back("SPINWIRE_SECURITY_OPEN", "true");
+  if (what.port > 0)
+    command.environment.emplace_back("SPINWIRE_DEVICE_PORT", std::to_string(what.port));
   if (what.gid_index >= 0)
     command.environment.emplace_back("SPINWIRE_DEVICE_GID_INDEX", std::to_string(what.gid_index));
   return command;
