@@ -380,6 +380,8 @@ Result<RemoteRegion> expose_to_peer(EngineContext& ctx, Agent& a, const BufferSl
 Result<memory::RegisteredMemory> register_memory(EngineContext& ctx, Agent& a,
                                                  std::span<std::byte> bytes, Access access,
                                                  MemoryFlags flags);
+/// Whether a key of this engine that the agent's peer can have opens these bytes.
+bool is_exposed(const EngineContext& ctx, const Agent& a, const RemoteRegion& region) noexcept;
 /// The agent's queue pair if the key works for no other; else 0.
 std::uint32_t qp_bound_to(const Agent& a, std::uint32_t rkey) noexcept;
 /// Errors: invalid_argument (memory of another engine).

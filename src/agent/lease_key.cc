@@ -277,4 +277,13 @@ bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {
   return lease != nullptr && lease->state == State::open && lease->key.is_window();
 }
 
+bool is_exposed(const EngineContext& ctx, const Agent& a, const RemoteRegion& region) noexcept {
+  const LeaseGranted* const lease = find_exposure(a, region.rkey);
+  if (lease == nullptr) return ctx.registrations->opens(region);
+  const memory::KeyTarget& target = lease->target;
+  const std::uint64_t offset = region.address - reinterpret_cast<std::uint64_t>(target.data);
+  return lease->state == State::open && offset <= target.bytes &&
+         region.length <= target.bytes - offset;
+}
+
 }  // namespace spinwire::agent

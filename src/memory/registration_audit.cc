@@ -17,14 +17,16 @@ void RegistrationTable::check_entry(base::Auditor& audit, std::uint32_t index) c
     audit.expect(own == nullptr || (own->table == this && own->entry == index &&
                                     own->block.owner == own && own->block.refs != 0),
                  "control words of registered memory {} were overwritten", index);
+    audit.expect(own == nullptr || keys_.holds(entry.rkey, index),
+                 "registered memory {} is not found by its key {:#x}", index, entry.rkey);
     return;
   }
   audit.expect((entry.held == nullptr) == (ended || entry.of_device), "exposure {} holds {}", index,
                ended ? "a block after its end" : "no block");
   audit.expect(entry.held == nullptr || entry.held->refs != 0,
                "exposure {} holds a block that is free", index);
-  audit.expect(exposures_.holds(entry.rkey, index), "exposure {} is not found by its key {:#x}",
-               index, entry.rkey);
+  audit.expect(keys_.holds(entry.rkey, index), "exposure {} is not found by its key {:#x}", index,
+               entry.rkey);
 }
 
 void RegistrationTable::check_list(base::Auditor& audit, const List& list, std::uint32_t size,

@@ -69,7 +69,7 @@ Error registration_error(std::string asked, std::uint64_t bytes, int error) {
 
 RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd,
                                      std::uint32_t limit)
-    : provider_(provider), pd_(pd), entries_(limit), exposures_(limit) {}
+    : provider_(provider), pd_(pd), entries_(limit), keys_(limit) {}
 
 Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte> bytes,
                                                             Access access, Group* group,
@@ -85,6 +85,7 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     entry.own = own.get();
+    add_key(*index);
     own->table = this;
     own->entry = *index;
     own->block.lkey = entry.mr->lkey;
@@ -130,20 +131,15 @@ Result<RemoteRegion> RegistrationTable::expose_bytes(ibv_qp* qp, std::span<std::
         add(bytes, exposed_access_flags(access) | memory_access_flags(flags), "expose", group, qp);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
-    // The device may reuse a key as soon as the key is free.
-    if (const std::uint32_t old = exposures_.find(entry.rkey);
-        old != kNone && entries_.at(old).state == State::ended) {
-      forget(old);
-    }
     entry.exposure = true;
     entry.owner = owner;
     entry.held = held;
     entry.of_device = held == nullptr;
     if (held != nullptr) detail::retain(held);
-    exposures_.insert(entry.rkey, *index);
-    const bool from_zero = contains(flags, MemoryFlags::zero_based);
-    return RemoteRegion{from_zero ? 0 : reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(),
-                        entry.rkey, access};
+    entry.zero_based = contains(flags, MemoryFlags::zero_based);
+    add_key(*index);
+    return RemoteRegion{entry.zero_based ? 0 : reinterpret_cast<std::uint64_t>(bytes.data()),
+                        bytes.size(), entry.rkey, access};
   });
 }
 
@@ -184,6 +180,16 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   return index;
 }
 
+/// Makes the entry known by its key.
+void RegistrationTable::add_key(std::uint32_t index) noexcept {
+  const std::uint32_t rkey = entries_.at(index).rkey;
+  // The device may reuse a key as soon as the key is free.
+  if (const std::uint32_t old = keys_.find(rkey);
+      old != kNone && entries_.at(old).state == State::ended)
+    forget(old);
+  keys_.insert(rkey, index);
+}
+
 /// Takes a free entry, or else the entry of the exposure that ended longest ago.
 std::uint32_t RegistrationTable::acquire_entry() noexcept {
   if (entries_.full() && !ended_.empty()) forget(entries_.index_of(*ended_.front()));
@@ -191,8 +197,9 @@ std::uint32_t RegistrationTable::acquire_entry() noexcept {
 }
 
 Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
-  const std::uint32_t index = exposures_.find(rkey);
-  if (index == kNone || entries_.at(index).owner != owner) return Status::invalid_argument;
+  const std::uint32_t index = keys_.find(rkey);
+  if (index == kNone || !entries_.at(index).exposure || entries_.at(index).owner != owner)
+    return Status::invalid_argument;
   if (entries_.at(index).state != State::ended) {
     const int error = deregister(index);
     if (error != 0) return error == EBUSY ? Status::would_block : Status::local_error;
@@ -207,8 +214,8 @@ Status RegistrationTable::revoke(std::uint32_t rkey, Owner owner) noexcept {
 }
 
 void RegistrationTable::remember_ended(std::uint32_t rkey, Owner owner) noexcept {
-  if (const std::uint32_t found = exposures_.find(rkey); found != kNone) {
-    // A live entry is another exposure: the device reuses keys.
+  if (const std::uint32_t found = keys_.find(rkey); found != kNone) {
+    // A live entry is another use of the key: the device reuses keys.
     if (Entry& known = entries_.at(found); known.state != State::live) known.owner = owner;
     return;
   }
@@ -218,17 +225,28 @@ void RegistrationTable::remember_ended(std::uint32_t rkey, Owner owner) noexcept
   entry.owner = owner;
   entry.rkey = rkey;
   entry.exposure = true;
-  exposures_.insert(rkey, index);
+  keys_.insert(rkey, index);
   list_ended(index);
 }
 
 bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
-  const std::uint32_t found = exposures_.find(rkey);
-  // A live entry, or another owner's, is another exposure: the device reuses keys.
+  const std::uint32_t found = keys_.find(rkey);
+  // A live entry, or another owner's, is another use of the key: the device reuses keys.
   if (found == kNone || entries_.at(found).owner != kLibrary) return true;
   const State state = entries_.at(found).state;
   if (state == State::ended) forget(found);
   return state != State::pending;
+}
+
+bool RegistrationTable::opens(const RemoteRegion& region) const noexcept {
+  const std::uint32_t found = keys_.find(region.rkey);
+  if (found == kNone || entries_.at(found).state != State::live) return false;
+  // A peer's key can have the same number: the bytes decide.
+  const Entry& entry = entries_.at(found);
+  const std::uint64_t begin =
+      entry.zero_based ? 0 : reinterpret_cast<std::uint64_t>(entry.mr->addr);
+  const std::uint64_t offset = region.address - begin;
+  return offset <= entry.mr->length && region.length <= entry.mr->length - offset;
 }
 
 bool RegistrationTable::end_next(Group& group) noexcept {
@@ -236,6 +254,7 @@ bool RegistrationTable::end_next(Group& group) noexcept {
   Entry& entry = *group.live.front();
   const std::uint32_t index = entries_.index_of(entry);
   if (entry.own != nullptr) {
+    keys_.erase(index);
     entry.own->block.lkey = 0;
     std::exchange(entry.own, nullptr)->table = nullptr;
   }
@@ -302,7 +321,7 @@ void RegistrationTable::close() noexcept {
     entries_.release(i);
     if (held != nullptr) detail::release(held);
   }
-  exposures_.clear();
+  keys_.clear();
   pending_ = ended_ = List{};
   pending_count_ = ended_count_ = 0;
 }
@@ -318,6 +337,7 @@ void RegistrationTable::recycle(detail::Block* block) noexcept {
 
 /// Deregisters memory after its last reference was dropped.
 void RegistrationTable::drop(std::uint32_t index) noexcept {
+  keys_.erase(index);
   entries_.at(index).own = nullptr;
   if (deregister(index) == 0) entries_.release(index);
 }
@@ -365,7 +385,7 @@ void RegistrationTable::forget(std::uint32_t index) noexcept {
     ended_.erase(entry);
     --ended_count_;
   }
-  exposures_.erase(index);
+  keys_.erase(index);
   entries_.release(index);
 }
 

@@ -122,6 +122,9 @@ class RegistrationTable {
   /// Whether the access has ended that made revoke(rkey, kLibrary) return would_block; if it has,
   /// the table forgets the key. Makes no control verb: poll_revocations() does.
   bool has_ended(std::uint32_t rkey) noexcept;
+  /// Whether a key of this table opens these bytes to peers: an exposure's, or that of registered
+  /// memory. Accepts any region. Hot.
+  [[nodiscard]] bool opens(const RemoteRegion& region) const noexcept;
 
   /// Ends the oldest registration of a group, with one control verb; false if there is none left.
   /// Registered memory that is still held becomes plain memory. A registration that cannot be
@@ -173,6 +176,7 @@ class RegistrationTable {
     State state = State::live;
     bool exposure = false;
     bool of_device = false;             ///< an exposure of memory that no block holds
+    bool zero_based = false;            ///< peers address its bytes from 0 on
     Group* group = nullptr;             ///< the group of a live entry
     base::IntrusiveLinks<Entry> links;  ///< in the list of its state or group
   };
@@ -185,6 +189,7 @@ class RegistrationTable {
   Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what,
                             Group* group, ibv_qp* qp = nullptr);
   void end(std::uint32_t index) noexcept;
+  void add_key(std::uint32_t index) noexcept;
   void remove_from_group(std::uint32_t index) noexcept;
   void check_entry(base::Auditor& audit, std::uint32_t index) const;
   void check_list(base::Auditor& audit, const List& list, std::uint32_t size, State state) const;
@@ -196,7 +201,7 @@ class RegistrationTable {
   const verbs::Provider& provider_;
   ibv_pd* pd_;
   base::IndexPool<Entry> entries_;
-  base::KeyMap exposures_;  ///< by rkey
+  base::KeyMap keys_;  ///< exposures, and registered memory that is referenced, by rkey
   List pending_;
   List ended_;
   std::uint32_t pending_count_ = 0;

@@ -356,5 +356,55 @@ TEST(EngineTokens, TheTimeIsChecked) {
   t.finish(b);
 }
 
+TEST(EngineTokens, AreMadeOnlyOfMemoryThatThisEndHasOpened) {
+  for (const By by : {By::window, By::registration, By::own_domain}) {
+    SCOPED_TRACE(static_cast<int>(by));
+    Leases t(by);
+    Connection& server = t.ends.server;
+    Connection& client = t.ends.client;
+    const auto refused = [](Connection& by_whom, const RemoteRegion& region) {
+      const auto token = by_whom.token(region);
+      const auto timed = by_whom.token(region, std::chrono::seconds(1));
+      return !token && !timed && token.error().status == Status::invalid_argument &&
+             timed.error().status == Status::invalid_argument;
+    };
+    Buffer b = t.server.filled(64, 3), mine = t.client.filled(64, 4);
+    std::vector<std::byte> bytes(4096);
+    auto registered = server.register_memory(bytes, Access::remote_read);
+    ASSERT_TRUE(registered) << registered.error().message();
+    const auto shared = server.expose(b.slice(), Access::remote_read);
+    const auto narrow =
+        server.expose(b.slice(), Access::remote_read, spinwire::KeyScope::connection);
+    const auto own = client.expose(mine.slice(), Access::remote_read);
+    ASSERT_TRUE(shared && narrow && own);
+    for (const RemoteRegion& region : {*shared, *narrow, registered->remote()}) {
+      for (const RemoteRegion& part : {region, region.slice(region.length - 8, 8)}) {
+        const auto token = server.token(part);
+        ASSERT_TRUE(token) << token.error().message();
+        const auto came = client.import_token(*token);
+        ASSERT_TRUE(came) << came.error().message();
+        EXPECT_TRUE(refused(client, *came)) << "the region is the peer's";
+        RemoteRegion alike = *came;
+        alike.rkey = own->rkey;  // engines give keys of the same numbers
+        EXPECT_TRUE(refused(client, alike)) << "the key has the number of one of ours";
+      }
+      EXPECT_TRUE(refused(server, {region.address + 8, region.length, region.rkey, region.access}));
+      EXPECT_TRUE(refused(server, {region.address - 8, region.length, region.rkey, region.access}));
+    }
+    EXPECT_EQ(server.revoke(registered->remote()), Status::invalid_argument);
+    const RemoteRegion dropped = registered->remote();
+    *registered = {};
+    EXPECT_TRUE(refused(server, dropped));
+    EXPECT_EQ(server.revoke(*shared), Status::ok);
+    EXPECT_TRUE(refused(server, *shared)) << "it was revoked";
+    EXPECT_EQ(server.revoke(*narrow), Status::would_block);
+    EXPECT_TRUE(refused(server, *narrow)) << "it is being revoked";
+    EXPECT_EQ(client.revoke(*own), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+    t.returned.clear();
+    t.finish(b, mine);
+  }
+}
+
 }  // namespace
 }  // namespace lease_limits_test

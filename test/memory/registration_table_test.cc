@@ -434,6 +434,63 @@ TEST(RegistrationTest, KeyThatTheDeviceReusesMeansItsNewUse) {
   EXPECT_EQ(table.revoke(key), Status::invalid_argument);
 }
 
+TEST(RegistrationTest, OpensTheBytesOfKeysInForce) {
+  FakeDevice device;
+  FakeBlock block;
+  RegistrationTable table(device.provider, &device.pd, 8);
+  RegistrationTable::Group group{&device.pd, {}};
+  std::vector<std::byte> bytes(1000);
+  auto own = table.register_memory(bytes, Access::remote_read);
+  auto of_group = table.register_memory(bytes, Access::remote_read, &group);
+  const RemoteRegion exposed = *table.expose(block.slice, Access::remote_read);
+  const RemoteRegion from_zero =
+      *table.expose(block.slice, Access::remote_read, nullptr, RegistrationTable::kApplication,
+                    spinwire::MemoryFlags::zero_based);
+  EXPECT_EQ(from_zero.address, 0u);
+  for (const RemoteRegion& region : {own->remote, of_group->remote, exposed, from_zero}) {
+    EXPECT_TRUE(table.opens(region));
+    EXPECT_TRUE(table.opens(region.slice(8, 8)));
+    const auto [address, length, rkey, access, lease, timed, deadline] = region;
+    EXPECT_FALSE(table.opens({address, length, rkey + 1, access}));
+    EXPECT_FALSE(table.opens({address + 1, length, rkey, access}));
+    EXPECT_FALSE(table.opens({address - 1, length, rkey, access}));
+    EXPECT_FALSE(table.opens({address, length + 1, rkey, access}));
+  }
+  EXPECT_FALSE(table.opens({}));
+  EXPECT_EQ(table.revoke(own->remote.rkey), Status::invalid_argument);
+  const RemoteRegion was_own = own->remote;
+  own->whole = {};
+  EXPECT_FALSE(table.opens(was_own));
+  EXPECT_TRUE(table.end_next(group));
+  EXPECT_FALSE(table.opens(of_group->remote));
+  EXPECT_EQ(table.revoke(exposed.rkey), Status::ok);
+  EXPECT_FALSE(table.opens(exposed));
+  device.busy = {from_zero.rkey};
+  EXPECT_EQ(table.revoke(from_zero.rkey), Status::would_block);
+  EXPECT_FALSE(table.opens(from_zero)) << "an access is under way, but the key is closed";
+  EXPECT_TRUE(table.audit());
+  device.busy.clear();
+}
+
+TEST(RegistrationTest, RegisteredMemoryWithAReusedKeyIsItsNewUse) {
+  FakeDevice device;
+  FakeBlock block;
+  RegistrationTable table(device.provider, &device.pd, 8);
+  const RemoteRegion former = *table.expose(block.slice, Access::remote_read);
+  device.busy = {former.rkey};
+  EXPECT_EQ(table.revoke(former.rkey), Status::would_block);
+  device.busy.clear();
+  EXPECT_TRUE(table.poll_revocations());
+  device.next_key = former.rkey;
+  std::vector<std::byte> bytes(100);
+  const auto own = table.register_memory(bytes, Access::remote_read);
+  ASSERT_EQ(own->remote.rkey, former.rkey);
+  EXPECT_TRUE(table.opens(own->remote));
+  EXPECT_FALSE(table.opens(former));
+  EXPECT_EQ(table.revoke(former.rkey), Status::invalid_argument);
+  EXPECT_TRUE(table.audit());
+}
+
 TEST(RegistrationTest, DeviceThatRefusesKeepsTheMemoryHeld) {
   FakeDevice device;
   FakeBlock memory;

@@ -174,27 +174,37 @@ Nanoseconds token_time(const Clock& clock) noexcept {
   return std::chrono::system_clock::now().time_since_epoch();
 }
 
+/// Why no token can be made of the region; null if one can.
+const char* refusal_of(const engine::Located& found, const RemoteRegion& region) noexcept {
+  if (region.lease != 0) return "the region is part of a lease";
+  if (region.timed_rkey != 0) return "the region is the peer's";
+  if (region.rkey == 0 || region.length == 0) return "the region is empty";
+  if (!agent::is_exposed(found.core->context, *found.agent, region))
+    return "no key here opens the region: it is the peer's, or was revoked";
+  return nullptr;
+}
+
 /// `valid_for` of 0: no deadline.
 Result<RegionToken> make_token(const engine::Located& found, const RemoteRegion& region,
                                Nanoseconds valid_for, const char* asked) {
-  const Agent& a = *found.agent;
+  if (const char* const why = refusal_of(found, region); why != nullptr) {
+    return base::fail(Status::invalid_argument, asked, why,
+                      "give what expose() or register_memory() answered");
+  }
   wire::Token token;
   token.address = region.address;
   token.length = region.length;
   token.rkey = region.rkey;
   token.access = static_cast<std::uint8_t>(region.access);
   token.incarnation = found.core->context.incarnation;
-  token.qp_num = agent::qp_bound_to(a, region.rkey);
+  token.qp_num = agent::qp_bound_to(*found.agent, region.rkey);
   if (valid_for != Nanoseconds{0}) {
     const Nanoseconds until = token_time(found.core->context.clock) + valid_for;
     token.deadline = static_cast<std::uint64_t>(until / kMillisecond);
   }
   const RegionToken bytes = wire::encode(token);
-  if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;
-  return base::fail(Status::invalid_argument, asked,
-                    region.lease != 0        ? "the region is part of a lease"
-                    : region.timed_rkey != 0 ? "the region is the peer's"
-                                             : "the region is empty",
+  if (wire::Token same; wire::decode(bytes, same)) return bytes;
+  return base::fail(Status::invalid_argument, asked, "the region has no valid rights or length",
                     "give what expose() or register_memory() answered");
 }
 
