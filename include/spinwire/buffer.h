@@ -214,7 +214,7 @@ constexpr MemoryFlags operator&(MemoryFlags a, MemoryFlags b) noexcept {
 /// Whether `all` has every flag of `some`.
 constexpr bool contains(MemoryFlags all, MemoryFlags some) noexcept { return (all & some) == some; }
 
-/// Which peers can use a key.
+/// Which peers can use a remote key.
 enum class KeyScope : std::uint8_t {
   domain,      ///< every peer of the engine; for a connection with its own domain, that peer only
   connection,  ///< the peer of one connection; a device with windows refuses the key to others

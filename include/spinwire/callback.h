@@ -40,7 +40,7 @@ class Callback;
 ///   - A ServedSessionVisitor: the visit goes on with the next session.
 ///   - A DeviceEventCallback: the event has been reported.
 ///   - A ReplyWritableCallback: it does not run again until another answer is refused.
-/// What the log's callback throws is dropped with the message.
+/// An exception of the log's callback is dropped, with the message.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:

@@ -13,8 +13,8 @@ using Nanoseconds = std::chrono::nanoseconds;
 
 /// Monotonic time in ticks. The real clock reads the time-stamp counter, calibrated once per
 /// process against CLOCK_MONOTONIC. If the counter is not invariant and the kernel does not use it,
-/// the real clock reads clock_gettime. A manual clock is for tests and simulations. Any thread.
-/// Hot, except for the first real().
+/// the real clock reads clock_gettime. A manual clock is for tests and simulations. Any thread,
+/// except now_from(), which changes the clock. Hot, except for the first real().
 class SPINWIRE_API Clock {
  public:
   /// The process's real clock.
@@ -39,7 +39,7 @@ class SPINWIRE_API Clock {
       return read;
     return resume_from(last, read);
   }
-  /// Conversions round down and saturate.
+  /// The ticks of a duration. Rounds down and saturates.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
   /// The duration of so many ticks. Rounds down and saturates.
   [[nodiscard]] Nanoseconds duration(std::uint64_t ticks) const noexcept;

@@ -63,7 +63,7 @@ struct LeaseLimits {
 struct Config {
   /// The device, port and GID to open.
   struct Device {
-    /// Device to open: a name, "provider:name", or "auto" for the best device that is not embedded.
+    /// Device to open: a name, "provider:name", or "auto" for the best device besides softverbs.
     std::string name = "softverbs";
     std::uint32_t port = 0;       ///< 1 … 255; 0: the library chooses
     std::int32_t gid_index = -1;  ///< 0 … 255; -1: the library chooses
@@ -94,7 +94,9 @@ struct Config {
     SharedReceiveQueue shared_receive_queue = SharedReceiveQueue::automatic;
     std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
     std::uint32_t operations = 4096;  ///< operations in flight, all connections; 16 … 1048576
-    std::uint32_t inline_bytes = 64;  ///< payloads up to this length go inline; 0 … 1024
+    /// Writes of up to this length go inline. Messages do, too, with their header of 8 bytes.
+    /// 0 … 1024
+    std::uint32_t inline_bytes = 64;
     /// Parts of a gathered send or write; 1 … 64. A message's header is one element more. Limited
     /// by the device, see DeviceInfo::max_sge.
     std::uint32_t max_send_sge = 4;
@@ -117,14 +119,15 @@ struct Config {
     /// Unfinished handshakes at once, inbound and outbound each; 1 … 4096. Inbound connections
     /// among them hold at most a quarter of `maximum`; further ones wait.
     std::uint32_t handshakes = 64;
-    /// A longer message is a rendezvous message: the receiver READs it. 256 … 1 MiB - 64
+    /// A longer message is a rendezvous message: the receiver READs it. The smaller one of both
+    /// ends' values counts, wherever these headers name connections.eager_bytes. 256 … 1 MiB - 64
     std::uint32_t eager_bytes = 4096;
     std::uint32_t max_message_bytes = 64u << 20;  ///< longest message; eager_bytes … 1 GiB
     /// How long a rendezvous message waits for a block of the receiver's pool. Then the receiver
     /// refuses it. 1ms … 1h
     Nanoseconds rendezvous_timeout = std::chrono::seconds(1);
     /// automatic: short messages go without work requests, and are read where they arrive, where
-    /// the device can do that, as the embedded one does; credit is stored, too. off: all go by work
+    /// the device can do that, as softverbs can; credit is stored, too. off: all go by work
     /// requests.
     DirectPath direct_messages = DirectPath::automatic;
     std::uint32_t credits = 64;  ///< most receives reserved for one peer; 1 … 32768
@@ -132,11 +135,15 @@ struct Config {
     Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< outbound, until ready; 1ms … 1h
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
-    Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between keepalives; 1ms … 1h
-    /// A peer that is silent for this long is lost. So is a peer that polls, but grants no credit
-    /// for the answers that it waits for, or lets no operation complete, or, while less than half
-    /// of the windows or of the records of rendezvous messages is free, answers no offer. For each
-    /// MB of a message it has a second more, and for an offer also rendezvous_timeout. 25ms … 1h
+    /// Between keepalives. A connection takes at most a quarter of its peer's peer_timeout; a
+    /// session does not know that of its server. 1ms … 1h
+    Nanoseconds keepalive_interval = std::chrono::seconds(1);
+    /// A peer that is silent for this long is lost. A peer that polls is lost, too, if for so long
+    ///   - it grants no credit for control messages, or for replies to its calls,
+    ///   - it lets no operation complete, or
+    ///   - it answers no offer of a rendezvous message, although half of our windows or of our
+    ///     records of such messages is in use. An offer also has rendezvous_timeout.
+    /// For each MB under way, it has a second more. 25ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);
     /// Unused credit returns to the engine after this time; 1ms … 1h
     Nanoseconds credit_idle_timeout = std::chrono::seconds(1);
@@ -239,8 +246,8 @@ struct Config {
   struct Observability {
     /// Folder of the engine's file, which must be on a file system in memory. Empty: no file.
     std::string directory = "/dev/shm";
-    /// Connections, sessions and served sessions in the file, each; a quarter is for those in
-    /// trouble. The counters of the engine and its pools include all. 0 … 65536
+    /// Connections, sessions and served sessions in the file, each; a quarter is for those that
+    /// are blocked or silent. The counters of the engine and its pools include all. 0 … 65536
     std::uint32_t rows = 256;
     /// Of so many operations and calls, about one has its latency measured; see "Latencies" in
     /// observing.md of the guide. 0 … 1e9; 0: none

@@ -35,8 +35,8 @@ struct ListenOptions {
   /// A peer asks for a connection, and nothing has been made for it. Accept or refuse it there;
   /// on_accept follows if it is accepted. Empty: every peer is accepted. It may drop the listener.
   Callback<void(PeerRequest&)> on_connect_request;
-  /// A peer asks for a session. Works like on_connect_request. The address to which replies would
-  /// go is the peer's own claim as yet.
+  /// A peer asks for a session, which it does over TCP: never with Via::rdma_cm. Works like
+  /// on_connect_request. The address to which replies would go is the peer's own claim as yet.
   Callback<void(PeerRequest&)> on_session_request;
   /// Given to every peer that is accepted, for a connection or a session; up to kPrivateDataMax
   /// bytes, which listen() copies.
@@ -77,9 +77,9 @@ struct PrepareOptions {
   ConnectionSettings settings{};  ///< instead of the engine's
   /// Given to the peer in our endpoint; up to kPrivateDataMax bytes, which prepare() copies.
   std::span<const std::byte> private_data{};
-  /// With a key: the peer joins our endpoint before it takes its own, which then answers ours.
-  /// join() refuses an endpoint that does not, and so every endpoint of an earlier connection. At
-  /// one of the two ends only.
+  /// With a key: protects against an endpoint that was recorded earlier. The peer calls join() with
+  /// our endpoint first, and then Connection::endpoint(), whose proof answers ours. Our join()
+  /// refuses any other endpoint. Set it at one of the two ends only.
   bool peer_joins_first = false;
   /// With a key: join() also takes an endpoint without a proof, of a peer that is no engine or has
   /// no key.

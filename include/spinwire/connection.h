@@ -52,18 +52,17 @@ class SPINWIRE_API Connection {
   /// Sends a message of up to max_message() bytes, which arrives whole, once and in order. `done`
   /// runs when the peer's device has the message. The peer's engine reads messages longer than
   /// connections.eager_bytes, except for direct messages (see Offer); `done` then runs after that
-  /// read. It reports `refused` if the peer's
-  /// application refused the message, and `no_buffer` if the peer's pool had no block in time.
-  /// Errors:
+  /// read. `done` reports `refused` if the peer's application refused the message, and `no_buffer`
+  /// if the peer's pool had no block in time. Errors:
   ///   would_block       no credit, or no room in the send queue, the operations or the windows;
   ///                     see ConnectionHandlers::on_writable
   ///   message_too_long  longer than max_message()
-  ///   out_of_bounds     an empty slice
+  ///   out_of_bounds     a slice without memory; a slice of 0 bytes sends a message without bytes
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
   ///   unsupported       a raw connection
   ///   not_connected     not ready
-  ///   no_memory         the registration of a long message failed (see memory.windows)
-  ///   system            the registration of a long message failed (see memory.windows)
+  ///   no_memory         the registration of a rendezvous message failed (see memory.windows)
+  ///   system            the registration of a rendezvous message failed (see memory.windows)
   Status send(const BufferSlice& data, const CompletionCallback& done = {},
               Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_send(data, done, post, id != nullptr), id);
@@ -88,8 +87,8 @@ class SPINWIRE_API Connection {
   ///   no_buffer         the send pool has no block for a message above connections.eager_bytes
   ///   unsupported       a raw connection; see send_raw()
   ///   not_connected     not ready
-  ///   no_memory         the registration of a long message failed (see memory.windows)
-  ///   system            the registration of a long message failed (see memory.windows)
+  ///   no_memory         the registration of a rendezvous message failed (see memory.windows)
+  ///   system            the registration of a rendezvous message failed (see memory.windows)
   Status send(std::span<const BufferSlice> parts, const CompletionCallback& done = {},
               Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_send(parts, done, post, id != nullptr), id);
@@ -98,12 +97,12 @@ class SPINWIRE_API Connection {
   ///   would_block       no credit, or no room in the send queue, the operations or the windows;
   ///                     see ConnectionHandlers::on_writable
   ///   message_too_long  longer than max_message()
-  ///   out_of_bounds     an empty slice
+  ///   out_of_bounds     a slice without memory; a slice of 0 bytes sends a message without bytes
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
   ///   unsupported       a raw connection
   ///   not_connected     not ready
-  ///   no_memory         the registration of a long message failed (see memory.windows)
-  ///   system            the registration of a long message failed (see memory.windows)
+  ///   no_memory         the registration of a rendezvous message failed (see memory.windows)
+  ///   system            the registration of a rendezvous message failed (see memory.windows)
   Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                        const CompletionCallback& done = {}, Post post = Post::automatic,
                        OperationId* id = nullptr) {
@@ -116,8 +115,8 @@ class SPINWIRE_API Connection {
   ///   no_buffer         the send pool has no block
   ///   unsupported       a raw connection
   ///   not_connected     not ready
-  ///   no_memory         the registration of a long message failed (see memory.windows)
-  ///   system            the registration of a long message failed (see memory.windows)
+  ///   no_memory         the registration of a rendezvous message failed (see memory.windows)
+  ///   system            the registration of a rendezvous message failed (see memory.windows)
   Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done = {},
                    Post post = Post::automatic, OperationId* id = nullptr) {
     return identify(submit_send_copy(bytes, done, post, id != nullptr), id);
@@ -260,9 +259,9 @@ class SPINWIRE_API Connection {
   /// without bytes or a write with immediate. May be called as soon as there is a handle. Deferred
   /// receives are posted together, before deferred operations. Errors:
   ///   would_block       RawSettings::receive_depth receives are outstanding
-  ///   invalid_argument  more elements than RawSettings::max_recv_sge, memory of another engine, or
+  ///   invalid_argument  more parts than RawSettings::max_recv_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
-  ///   out_of_bounds     an element without bytes
+  ///   out_of_bounds     a part without bytes
   ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     closing or closed
@@ -276,9 +275,9 @@ class SPINWIRE_API Connection {
   /// Sends these parts of memory as one message, which uses one of the peer's receives. An empty
   /// list sends a message without bytes. Errors:
   ///   would_block       no room in the send queue or the operations
-  ///   invalid_argument  more elements than RawSettings::max_send_sge, memory of another engine, or
+  ///   invalid_argument  more parts than RawSettings::max_send_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
-  ///   out_of_bounds     an element without bytes
+  ///   out_of_bounds     a part without bytes
   ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     not ready
@@ -293,9 +292,9 @@ class SPINWIRE_API Connection {
   }
   /// Sends a raw message with a 32-bit immediate. Errors:
   ///   would_block       no room in the send queue or the operations
-  ///   invalid_argument  more elements than RawSettings::max_send_sge, memory of another engine, or
+  ///   invalid_argument  more parts than RawSettings::max_send_sge, memory of another engine, or
   ///                     memory that the connection's own domain cannot use
-  ///   out_of_bounds     an element without bytes
+  ///   out_of_bounds     a part without bytes
   ///   message_too_long  more than DeviceInfo::max_operation_bytes
   ///   unsupported       the connection is not raw
   ///   not_connected     not ready
@@ -312,10 +311,7 @@ class SPINWIRE_API Connection {
   }
 
   /// Posts the connection's deferred operations with one doorbell. An operation that the device
-  /// refuses ends through its callback. Errors:
-  ///   not_connected  the connection is closed, or its engine is gone
-  ///   wrong_thread   called from another thread than the engine's
-  ///   forked_child   called in a forked child
+  /// refuses ends through its callback. Errors: those of every function.
   Status flush();
 
   /// Loads the connection's record into the cache. With thousands of connections, call it some
@@ -391,9 +387,9 @@ class SPINWIRE_API Connection {
   ///   not_connected     closing, or the connection's own domain does not exist yet
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
                                             MemoryFlags flags = MemoryFlags::none);
-  /// With KeyScope::connection, makes a key for this connection's peer alone, if the device has
-  /// memory windows. Needs no system call if `slice` is memory of the engine's pools. The peer can
-  /// use the key in messages that we send from now on. The key ends with the connection, or by
+  /// With KeyScope::connection, makes a remote key for this connection's peer alone, if the device
+  /// has memory windows. Needs no system call if `slice` is memory of the engine's pools. The peer
+  /// can use the key in messages that we send from now on. The key ends with the connection, or by
   /// revoke() of this connection; no other handle closes it. Set-up. Errors:
   ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
   ///                     that cannot be registered, or of another engine
@@ -406,11 +402,11 @@ class SPINWIRE_API Connection {
   ///   not_connected     not ready; for KeyScope::domain as for expose(slice, access)
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
                                             KeyScope scope);
-  /// Closes a key that expose() made: of this connection, or of KeyScope::domain by any handle of
-  /// this engine. Call it, between polls, until it answers something other than would_block. A key
-  /// of KeyScope::connection always answers would_block first, and on_returned also reports its
-  /// end. The peer gets no notice, and loses the connection if it uses the key again. Runs no
-  /// callback. Set-up. Answers:
+  /// Closes a remote key that expose() made: of this connection, or of KeyScope::domain by any
+  /// handle of this engine. Call it, between polls, until it answers something other than
+  /// would_block. A key of KeyScope::connection always answers would_block first, and on_returned
+  /// also reports its end. The peer gets no notice, and loses the connection if it uses the key
+  /// again. Runs no callback. Set-up. Answers:
   ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
   ///                     answered once for each key
   ///   would_block       the key is closing, and an access may be under way; call again
@@ -418,8 +414,10 @@ class SPINWIRE_API Connection {
   ///   invalid_argument  no such key, one of KeyScope::connection of another connection, or one
   ///                     revoked already; nothing is closed
   Status revoke(const RemoteRegion& region);
-  /// Encodes a region that was exposed here as bytes, to be sent to the peer by any means. Errors:
-  /// invalid_argument (empty, imported, or part of a lease), not_connected (not ready).
+  /// Encodes a region that is open here, or a part of it, as bytes, to be sent to the peer by any
+  /// means. Errors:
+  ///   invalid_argument  a region that is empty, revoked, the peer's, or part of a lease
+  ///   not_connected     not ready
   [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region) const;
   /// Encodes a region with a deadline, `valid_for` from now on, after which a correct peer starts
   /// no operation on it. The key stays open: revoke() it then, with Engine::after() for example. A
@@ -427,8 +425,7 @@ class SPINWIRE_API Connection {
   /// is a time of the system's clock, so the clocks of both hosts must agree, but for leases.guard
   /// of the importer; engines with a manual clock use that clock, at both ends. Releases that do
   /// not know deadlines refuse the token. Errors:
-  ///   invalid_argument  a region that is empty, imported, or part of a lease; or a time below 1 ms
-  ///                     or above 24 h
+  ///   invalid_argument  as token(region); or a time below 1 ms or above 24 h
   ///   not_connected     not ready
   [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region, Nanoseconds valid_for) const;
   /// Decodes the peer's token, for operations on this connection. If the token has a deadline,
@@ -459,8 +456,9 @@ class SPINWIRE_API Connection {
   /// `id`, unless null, receives the lease's id for recall(), which may be called before `done` has
   /// run. Errors:
   ///   out_of_bounds     no bytes
-  ///   invalid_argument  no valid rights, rights that the settings leave out, a duration not above
-  ///                     leases.guard or above 1 h, or memory of another engine
+  ///   invalid_argument  no valid rights, rights that the settings leave out, atomics on a device
+  ///                     without them, a duration not above leases.guard or above 1 h, or memory of
+  ///                     another engine
   ///   would_block       leases.maximum is reached, or too many control messages wait (see
   ///                     on_writable)
   ///   unsupported       a raw connection; or a tag, which the peer's release does not know
@@ -490,9 +488,10 @@ class SPINWIRE_API Connection {
                                                      MemoryFlags flags = MemoryFlags::none);
 
   /// Stops accepting operations, lets the outstanding ones end for up to connections.close_timeout,
-  /// and sends goodbye to the peer. on_closed runs in a later poll(); no callback runs inside the
-  /// call. A connection that is ending already does not reconnect any more. Set-up. Errors:
-  /// not_connected (closing or closed already).
+  /// and sends goodbye to the peer. Messages of the peer that arrive from now on are dropped,
+  /// although their sends end as `ok` there; close(Goodbye) can deliver them. on_closed runs in a
+  /// later poll(); no callback runs inside the call. Of a connection that is closing or
+  /// interrupted, ends the reconnecting. Set-up. Errors: not_connected (closing or closed already).
   Status close();
   /// Closes with a reason, which the peer gets as Error::goodbye. If the reason invites the peer
   /// back, no message is lost: first our operations end, then the peer's, for up to
@@ -505,10 +504,7 @@ class SPINWIRE_API Connection {
   Status close(const Goodbye& goodbye);
 
   /// Replaces the handlers. A callback that is running keeps its captures until it returns. Set-up.
-  /// Errors:
-  ///   not_connected  the connection is closed, or its engine is gone
-  ///   wrong_thread   called from another thread than the engine's
-  ///   forked_child   called in a forked child
+  /// Errors: those of every function.
   Status set_handlers(const ConnectionHandlers& handlers);
 
   /// The state; `closed` for an empty or stale handle.
@@ -529,8 +525,8 @@ class SPINWIRE_API Connection {
   /// Asks the device for the state of the queue pair. Set-up (a control verb). Errors:
   /// not_connected (there is no queue pair), system.
   [[nodiscard]] Result<QueuePairState> query_state() const;
-  /// The peer: "address:port" of its TCP end; GID and queue pair after join(). Empty also if memory
-  /// has run out. Set-up.
+  /// The peer: "address:port" of its TCP end. Of a prepared connection, GID and queue pair after
+  /// join(), and before it a text that says so. Empty also if memory has run out. Set-up.
   [[nodiscard]] std::string peer() const noexcept;
   /// The local path of the present attempt, and the one in use when the connection is ready; see
   /// ConnectOptions::local_paths. Through rdma_cm, the port alone. Port 0 once the connection is

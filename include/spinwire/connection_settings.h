@@ -20,7 +20,7 @@ struct ConnectionSettings {
   /// more than queues.receive_depth; without a shared receive queue, or with own_domain, no more
   /// than the connection's own receives. A raw connection has RawSettings::receive_depth instead.
   std::optional<std::uint32_t> credits;
-  std::optional<std::uint32_t> inline_bytes;  ///< payloads up to this length go inline; 0 … 1024
+  std::optional<std::uint32_t> inline_bytes;  ///< 0 … 1024
   /// Parts of a gathered send or write; 1 … 64, and less than DeviceInfo::max_sge. A raw connection
   /// has RawSettings::max_send_sge.
   std::optional<std::uint32_t> max_send_sge;
@@ -53,8 +53,8 @@ struct ConnectionSettings {
   std::optional<Access> access;
   /// Limits on leases, instead of the engine's `leases`. `access` bounds the peer's rights.
   std::optional<LeaseLimits> leases;
-  /// Gives the connection a protection domain of its own. Keys made elsewhere do not open memory to
-  /// its peer, and its own keys do not open memory to peers of other connections: the device
+  /// Gives the connection a protection domain of its own. Remote keys made elsewhere do not open
+  /// memory to its peer, and its own do not open memory to peers of other connections: the device
   /// answers remote_access. The peer need not know.
   ///
   ///   - Buffers of the engine's pools work as usual. The pools are registered again, which counts
@@ -62,7 +62,7 @@ struct ConnectionSettings {
   ///   - Open memory with Connection::expose(), and register your own with
   ///     Connection::register_memory(). Operations answer invalid_argument for memory that was
   ///     registered elsewhere; memory registered here ends other connections (local_error).
-  ///   - The keys end with the connection, even if it reconnects.
+  ///   - The remote keys end with the connection, even if it reconnects.
   ///   - The connection has its own receives, and operations take some more instructions.
   ///
   /// If connections.own_domains are in use, or the device has no more, the connection ends with

@@ -21,7 +21,7 @@ enum class LinkLayer : std::uint8_t {
   infiniband,  ///< InfiniBand
   ethernet,    ///< RoCE
 };
-/// Any thread; never allocates.
+/// "InfiniBand", "Ethernet" or "unknown". Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(LinkLayer layer) noexcept;
 
 /// An entry of a port's GID table that an engine could use. A `gid_index` of -1 stands for a port,
@@ -40,7 +40,7 @@ struct DeviceCandidate {
   bool chosen = false;                        ///< whether Engine::open() uses it
   std::string reason;                         ///< why it was chosen or not; text for people
 
-  /// One line: "mlx5_0 port 1 GID 3 (RoCEv2, 10.0.0.1, eth0): chosen: ...".
+  /// One line: "rdma-core:mlx5_0 port 1 GID 3 (RoCEv2, 10.0.0.1, eth0): chosen: ...".
   [[nodiscard]] SPINWIRE_API std::string text() const;
 };
 
@@ -57,7 +57,7 @@ struct DeviceInfo {
   GidType gid_type = GidType::unknown;        ///< the GID's
   std::uint32_t mtu = 0;                      ///< active path MTU, bytes
   std::uint32_t max_operation_bytes = 0;      ///< longest read, write or raw message: max_msg_sz
-  std::uint32_t inline_bytes = 0;             ///< payloads up to this length are sent inline
+  std::uint32_t inline_bytes = 0;             ///< in effect; see Config::Queues::inline_bytes
   std::uint32_t initiator_depth = 0;          ///< READs and atomics that a connection has under way
   std::uint32_t responder_depth = 0;  ///< READs and atomics of the peer that a connection accepts
   bool shared_receives = false;       ///< all connections share one receive queue

@@ -21,8 +21,8 @@ struct DrainOptions {
   /// Peers are asked not to come back before; 0 … kMaxRetryAfter. Those that reconnect come back at
   /// random times within a quarter of it afterwards.
   Nanoseconds retry_after{0};
-  /// The drain is over. Runs once, inside a poll(), unless another drain() or the engine's end came
-  /// first. May destroy the engine.
+  /// The drain is over. Runs once, in a control step (see TimerCallback), unless another drain() or
+  /// the engine's end came first. May destroy the engine.
   Callback<void(const DrainReport&)> on_drained{};
 };
 

@@ -42,8 +42,8 @@ struct AllocateOptions {
   bool zeroed = false;         ///< all bytes are 0; takes time in proportion to their number
 };
 
-/// The application's own memory, registered for operations. Dropping the region deregisters the
-/// memory after the last operation on it has ended. Hot.
+/// The application's own memory, registered for operations. Dropping the last reference to it, of
+/// the region, a slice or an operation, deregisters the memory: a control verb. Hot otherwise.
 class SPINWIRE_API MemoryRegion {
  public:
   MemoryRegion() noexcept = default;
@@ -80,10 +80,10 @@ class SPINWIRE_API Listener {
   [[nodiscard]] std::string address() const noexcept;
   /// True while it listens.
   explicit operator bool() const noexcept;
-  /// The listening socket, which stays ours: send it to a successor (SCM_RIGHTS), which then
-  /// accepts peers beside us. The connection of a session's long calls may reach either engine; the
-  /// wrong one ends the session, see release(). From now on clients notice the death of this engine
-  /// later, see Engine::adopt_listener(). Errors:
+  /// The listening socket. The engine owns it: do not close it, but send a copy to a successor
+  /// (SCM_RIGHTS), which then accepts peers beside this engine. The connection of a session's long
+  /// calls may reach either engine; the wrong one ends the session, see release(). From now on
+  /// clients notice the death of this engine later, see Engine::adopt_listener(). Errors:
   ///   unsupported    rdma_cm, or a simulated network: there is no such socket
   ///   not_connected  it does not listen
   [[nodiscard]] Result<int> fd() const;
@@ -137,7 +137,9 @@ class SPINWIRE_API Engine {
   Engine& operator=(Engine&&) noexcept;
   /// Ends all connections and sessions at once: each outstanding operation and call ends as
   /// `flushed`, and each on_closed runs. The captures of callbacks must still be valid. Memory that
-  /// buffers still hold is freed when they are dropped.
+  /// buffers still hold is freed when they are dropped. Waits briefly for peers that are in the
+  /// middle of an access; on softverbs also for up to 5 s until no other thread of the process
+  /// copies to or from this engine's memory. Set-up.
   ///
   /// An engine that one of its callbacks destroys or replaces ends when the poll(),
   /// poll_control(), arm(), wait() or visit_served_sessions() that runs the callback returns, or
@@ -158,21 +160,18 @@ class SPINWIRE_API Engine {
   /// poll(). Set-up.
   int poll_control() noexcept;
   /// Posts all deferred operations and calls. One that the device refuses ends through its
-  /// callback. Hot. Errors:
-  ///   not_connected  an empty engine
-  ///   wrong_thread   called from another thread than the engine's
-  ///   forked_child   called in a forked child
+  /// callback. Hot. Errors: those of every function.
   Status flush() noexcept;
 
   // Waiting. The functions make system calls; after the first call they allocate nothing. arm() and
   // wait() poll once and post deferred operations, as poll() and flush() do.
-  /// Sleeps until something is to be done, or `timeout` has passed. Polls once before, so callbacks
+  /// Sleeps until the engine has work, or `timeout` has passed. Polls once before, so callbacks
   /// may run inside. While the engine sleeps, its timers, time-outs and keepalives go on: the
   /// function returns in time for them. Call poll() after each return, and poll_control() if
   /// engine.control is manual. include/waiting.md says what wakes an engine. With a manual clock it
   /// never sleeps. Answers:
-  ///   ok         something may be to be done; also after a signal, after next_deadline(), and if a
-  ///              callback has destroyed the engine
+  ///   ok         call poll(): there may be work. Also after a signal, after next_deadline(), and
+  ///              if a callback has destroyed the engine
   ///   timed_out  `timeout` was shorter than next_deadline(), and nothing has happened
   ///   reentrant  inside a callback
   ///   limit      descriptors are used up
@@ -192,19 +191,19 @@ class SPINWIRE_API Engine {
   /// manual clock next_deadline() is no real time.
   [[nodiscard]] bool arm() noexcept;
   /// A descriptor for poll(2), epoll and the like, the same for the engine's life. It is readable
-  /// if something is to be done, provided that arm() has answered true since the last poll(). Do
-  /// not read from it. Errors:
+  /// if the engine has work, provided that arm() has answered true since the last poll(). The
+  /// engine owns it: neither read from it nor close it. Errors:
   ///   limit   descriptors are used up
   ///   system  the operating system refused
   [[nodiscard]] Result<int> fd();
-  /// How long the engine may sleep although nothing comes; 0: poll() is due. Never more than
-  /// 250 ms. After arm(), the end of the sleep that it allows; what is started between arm() and
-  /// the sleep may shorten it, so start operations and calls before arm(), or arm again. Hot.
+  /// A duration: how long the engine may sleep although nothing comes; 0: poll() is due. Never more
+  /// than 250 ms. After arm(), the end of the sleep that it allows; what is started between arm()
+  /// and the sleep may shorten it, so start operations and calls before arm(), or arm again. Hot.
   [[nodiscard]] Nanoseconds next_deadline() const noexcept;
 
-  // Timers. They run in the first control step after their time, so later by
-  // engine.control_interval at most if the engine is polled; a step runs 64 of all timers that are
-  // due, and the next poll the next. They end with the engine.
+  // Timers. A timer runs in the first control step after its time: at most engine.control_interval
+  // late if the engine is polled. A step runs at most 64 timers, those of the library included; the
+  // next poll() then takes another step. The engine's end cancels all timers.
   /// Runs `callback` once, `delay` from now. Allocates only when more timers exist than ever
   /// before; otherwise hot. Errors:
   ///   invalid_argument  a delay below 0, or an empty callback
@@ -216,9 +215,9 @@ class SPINWIRE_API Engine {
   ///   limit             1,048,576 timers exist
   [[nodiscard]] Result<Timer> every(Nanoseconds interval, const TimerCallback& callback);
 
-  /// Resolves "host:port" as spinwire::resolve() does, but without waiting: `done` runs in a poll()
-  /// that a thread of the library wakes; the thread exists only until then. Not if the engine ends
-  /// before. Set-up. Errors:
+  /// Resolves "host:port" as spinwire::resolve() does, but without waiting: a thread of the library
+  /// asks, and wakes the engine. `done` runs in a control step (see TimerCallback), unless the
+  /// engine ends before. Set-up. Errors:
   ///   invalid_argument  an empty callback
   ///   not_connected     this engine drains, and makes nothing new any more
   ///   limit             16 names are being resolved, or descriptors or threads are used up
@@ -291,9 +290,9 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Result<Connection> prepare(const PrepareOptions& options);
 
   // Remote calls; see rpc.h.
-  /// Runs `handler` for each call of `method`, in sessions through any listener of this engine. An
-  /// empty handler ends the method. The first serve() takes the memory that remote calls need.
-  /// Set-up. Errors:
+  /// Runs `handler` for each call of `method`, in sessions through any listener with Via::tcp. A
+  /// listener with Via::rdma_cm takes no sessions. An empty handler ends the method. The first
+  /// serve() takes the memory that remote calls need. Set-up. Errors:
   ///   reentrant      inside a callback
   ///   not_connected  this engine drains
   ///   limit          the completion queue or a pool has not enough room
@@ -324,12 +323,13 @@ class SPINWIRE_API Engine {
   [[nodiscard]] RpcStats rpc_stats() const noexcept;
   /// Visits the sessions that peers have opened here: those among the `most` records from number
   /// `from` on. Returns the number to go on from; 0 at the end. So a loop from 0 to 0 visits all.
+  /// For an empty engine or visitor, and on another thread, visits nothing and answers 0.
   /// The visitor runs inside this call, under the rules of callbacks; it may close sessions. An
   /// engine that it destroys ends when the visit does, which goes on until then. Operations and
   /// calls that it starts are posted at the end. Allocates nothing; takes time in proportion to
   /// `most` and the sessions' windows. Set-up.
-  std::uint32_t visit_served_sessions(std::uint32_t from, std::uint32_t most,
-                                      const ServedSessionVisitor& visitor) const;
+  [[nodiscard]] std::uint32_t visit_served_sessions(std::uint32_t from, std::uint32_t most,
+                                                    const ServedSessionVisitor& visitor) const;
 
   /// Ends all connections and sessions in order, for a restart. Does not block: the work is done by
   /// poll(). From now on the engine accepts and makes no connections and sessions: what would make
@@ -393,10 +393,10 @@ class SPINWIRE_API Engine {
   /// Registers memory of the application. The memory must stay mapped until the region is dropped
   /// and its operations have ended. The destruction of the engine waits for up to 5 s until other
   /// threads of the process copy nothing from or to it; if the log then has an error, leave it
-  /// mapped. On the embedded device, engines in other processes reach
-  /// memory of the pools. They do not reach this memory, because it could make their polls wait,
-  /// unless SOFTVERBS_TRUST_PAGES=1 is in their environment: reads, writes, and sends from it above
-  /// 1 KiB then end the connection. Set-up. Errors:
+  /// mapped. On softverbs, engines in other processes reach memory of the pools. They do not reach
+  /// this memory, because it could make their polls wait, unless SOFTVERBS_TRUST_PAGES=1 is in
+  /// their environment: reads, writes, and sends from it above 1 KiB otherwise end the connection.
+  /// Set-up. Errors:
   ///   invalid_argument  no bytes; rights that do not exist or that queue_pair.access leaves out;
   ///                     memory that cannot be registered; MemoryFlags::zero_based
   ///   unsupported       Access::remote_atomic, and the device has no atomics; or a flag that
@@ -406,7 +406,7 @@ class SPINWIRE_API Engine {
   ///   system            the registration failed
   [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access,
                                                      MemoryFlags flags = MemoryFlags::none);
-  /// Opens exactly the bytes of `slice` to peers, under a new key, until revoke(). Holds a
+  /// Opens exactly the bytes of `slice` to peers, under a new remote key, until revoke(). Holds a
   /// reference to the memory. Set-up (a registration). Errors:
   ///   invalid_argument  no bytes; no remote rights, or some that queue_pair.access leaves out;
   ///                     memory that cannot be registered, or of another engine; zero-based memory
@@ -418,7 +418,7 @@ class SPINWIRE_API Engine {
   ///   system            the registration failed
   [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
                                             MemoryFlags flags = MemoryFlags::none);
-  /// Closes a key that expose() made: of this engine, or of one of its connections with
+  /// Closes a remote key that expose() made: of this engine, or of one of its connections with
   /// KeyScope::domain. Connection::revoke() closes a key of KeyScope::connection. Call it, between
   /// polls, until it answers something other than would_block. Runs no callback. Set-up. Answers:
   ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
@@ -429,10 +429,8 @@ class SPINWIRE_API Engine {
   Status revoke(const RemoteRegion& region);
 
   /// Sets the callback for events of the device; an empty callback drops events. An event of a
-  /// connection is reported before the connection ends because of the event. Set-up. Errors:
-  ///   not_connected  an empty engine
-  ///   wrong_thread   called from another thread than the engine's
-  ///   forked_child   called in a forked child
+  /// connection is reported before the connection ends because of the event. Set-up.
+  /// Errors: those of every function.
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
   /// Sets the callback for replies that found no memory; an empty callback ends the waiting. Set it
@@ -441,10 +439,8 @@ class SPINWIRE_API Engine {
   /// reserve_reply() was empty because the send pool had no block, and may succeed now. Runs once,
   /// in a poll(), for all such answers since the last time; answer until no_buffer comes again. A
   /// handler that finds no memory keeps the call by Request::defer(). The call may be over when the
-  /// callback runs. While an engine waits for this, its sleeps are brief. Set-up. Errors:
-  ///   not_connected  an empty engine
-  ///   wrong_thread   called from another thread than the engine's
-  ///   forked_child   called in a forked child
+  /// callback runs. While an engine waits for this, its sleeps are brief. Set-up.
+  /// Errors: those of every function.
   Status set_reply_writable_handler(const ReplyWritableCallback& handler) noexcept;
 
   /// Checks that the engine's records are consistent: operations, credit, receives, leases,
@@ -461,9 +457,10 @@ class SPINWIRE_API Engine {
   [[nodiscard]] EngineStats stats() const noexcept;
   /// All counters and levels of the engine, its pools and its calls. Takes constant time. Hot.
   [[nodiscard]] EngineSnapshot snapshot() const noexcept;
-  /// A text for a debugger or a log: changed settings, names of keys, counters, pools, a drain, and
-  /// up to 64 lines each of listeners, timers, connections, leases and sessions, the blocked ones
-  /// first. Takes time in proportion to all that exists. Empty if memory has run out. Set-up.
+  /// A text for a debugger or a log: changed settings, names of security keys, counters, pools, a
+  /// drain, and up to 64 lines each of listeners, timers, connections, leases and sessions, the
+  /// blocked ones first. Takes time in proportion to all that exists. Empty if memory has run out.
+  /// Set-up.
   [[nodiscard]] std::string describe() const noexcept;
   /// Size and counts of a pool. Hot.
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;

@@ -34,7 +34,7 @@ struct AuthenticationStats {
 
 /// Counts of an engine since it was opened, and its present levels.
 struct EngineStats {
-  std::uint64_t polls = 0;              ///< completed poll() calls
+  std::uint64_t polls = 0;              ///< by poll(), arm() and wait()
   std::uint64_t control_steps = 0;      ///< taken by poll() or poll_control()
   std::uint64_t sleeps = 0;             ///< times that wait() slept
   std::uint64_t completions = 0;        ///< drained ones; one may stand for many direct datagrams
@@ -61,7 +61,7 @@ struct EngineStats {
   std::uint32_t reserved_receives = 0;   ///< receives reserved for peers now
   std::uint32_t windows_free = 0;        ///< unused memory windows
   std::uint32_t own_domains = 0;  ///< connections' own protection domains, including closing ones
-  /// Keys of the application and one for each connection, including keys that are being revoked.
+  /// Remote keys of the application and one for each connection, including those being revoked.
   /// Excludes the pools' keys.
   std::uint32_t registrations = 0;
 };

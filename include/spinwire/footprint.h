@@ -23,13 +23,13 @@ struct Footprint {
   std::uint64_t pool_bytes = 0;
 
   // Queues. Entries.
-  std::uint64_t completion_entries = 0;  ///< least queues.completion_depth, for connections alone
+  std::uint64_t completion_entries = 0;  ///< least queues.completion_depth, without calls
   std::uint64_t completion_entries_with_calls = 0;  ///< least, if remote calls use datagrams
   std::uint64_t receive_entries = 0;                ///< receives of all connections
   std::uint32_t send_entries = 0;                   ///< of each connection's send queue
 
   // What the pools are used for. Bytes.
-  std::uint64_t receive_bytes_needed = 0;  ///< least memory.receive_bytes, for connections alone
+  std::uint64_t receive_bytes_needed = 0;             ///< least memory.receive_bytes, without calls
   std::uint64_t receive_bytes_needed_with_calls = 0;  ///< least, if remote calls use datagrams
   /// Receives of a connection that has all of connections.credits, and its credit cell.
   std::uint64_t connection_bytes = 0;

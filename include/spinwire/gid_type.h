@@ -13,10 +13,10 @@ enum class GidType : std::uint8_t {
   infiniband = 0,  ///< of a port of InfiniBand
   roce_v1 = 1,     ///< RoCE in Ethernet frames, within one link
   roce_v2 = 2,     ///< RoCE in UDP; the GID is an IP address
-  embedded = 3,    ///< of softverbs
+  embedded = 3,    ///< of softverbs, the device within the library
   unknown = 255,   ///< the device does not say, or says what this release does not know
 };
-/// Any thread; never allocates.
+/// "InfiniBand", "RoCEv1", "RoCEv2", "embedded" or "unknown". Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(GidType type) noexcept;
 
 }  // namespace spinwire

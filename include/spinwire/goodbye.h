@@ -14,7 +14,7 @@ enum class GoodbyeReason : std::uint8_t {
   closed = 1,  ///< the peer's application has closed; a connection that reconnects ends
   // The peer wants this end to come back: a connection that reconnects does so.
   draining = 2,    ///< the peer's engine drains; see Engine::drain()
-  overloaded = 3,  ///< the peer has too much to do
+  overloaded = 3,  ///< the peer is overloaded
 };
 
 /// Longest Goodbye::retry_after.

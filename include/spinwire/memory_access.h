@@ -2,8 +2,8 @@
 // to change them. Operations need no such access; it finds mistakes of a program.
 //
 // What counts as use: operations of the engine's connections that have not ended, deferred ones
-// included. A read(), a receive of a raw connection and a long message under way change their
-// memory, all others read it. Of a long message, the whole buffer or region is in use.
+// included. A read(), a receive of a raw connection and a rendezvous message that arrives change
+// their memory, all others read it. Of a rendezvous message, the whole buffer or region is in use.
 //
 // A call that has not ended reads its request, also while it waits in the backlog, and changes its
 // CallOptions::reply_into. A server reads the memory of a reply until the client certainly has it,
@@ -91,17 +91,18 @@ class SPINWIRE_API MemoryAccess {
 class SPINWIRE_API SharedAccess : public detail::MemoryAccess {
  public:
   SharedAccess() noexcept = default;
-  /// Empty if an operation is changing the bytes, an ExclusiveAccess has some of them, or the slice
-  /// is empty. Takes time in proportion to the operations under way. `checked`: see open().
+  /// Empty if an operation is changing the bytes, an ExclusiveAccess has some of them, the slice or
+  /// the engine is empty, the engine is another thread's, or memory has run out. Takes time in
+  /// proportion to the operations under way. `checked`: see open().
   [[nodiscard]] static SharedAccess try_open(const Engine& engine, const BufferSlice& memory,
                                              bool checked = SPINWIRE_CHECK_ACCESS) noexcept {
     SharedAccess access;
     access.begin_checked(engine, memory, false, false, checked);
     return access;
   }
-  /// If `checked`, ends the program, with a message in the log, where try_open() gives no access;
-  /// and likewise at the end of the access, if an operation has begun to change the bytes
-  /// meanwhile and has not ended.
+  /// If `checked`, ends the program, with a message in the log and on stderr, where try_open()
+  /// gives no access; and likewise at the end of the access, if an operation has begun to change
+  /// the bytes meanwhile and has not ended.
   [[nodiscard]] static SharedAccess open(const Engine& engine, const BufferSlice& memory,
                                          bool checked = SPINWIRE_CHECK_ACCESS) noexcept {
     SharedAccess access;
@@ -120,7 +121,8 @@ class SPINWIRE_API SharedAccess : public detail::MemoryAccess {
 class SPINWIRE_API ExclusiveAccess : public detail::MemoryAccess {
  public:
   ExclusiveAccess() noexcept = default;
-  /// Empty if an operation uses the bytes, another access has some of them, or the slice is empty.
+  /// Empty if an operation uses the bytes or another access has some of them, and for the other
+  /// reasons of SharedAccess::try_open().
   [[nodiscard]] static ExclusiveAccess try_open(const Engine& engine, const BufferSlice& memory,
                                                 bool checked = SPINWIRE_CHECK_ACCESS) noexcept {
     ExclusiveAccess access;

@@ -1,4 +1,4 @@
-// An inbound message, and the offer of a long one, as callbacks receive them.
+// An inbound message, and the offer of a rendezvous message, as callbacks receive them.
 #pragma once
 
 #include <cstddef>

@@ -157,7 +157,7 @@ struct SPINWIRE_API EngineReading {
   std::vector<MetricTable> tables;  ///< counters and levels, by subject
   /// The last events of all subjects together, and of each one, in the order of their last time.
   std::vector<EngineEvent> events;
-  std::vector<LatencyHistogram> latencies;  ///< with a sample at least
+  std::vector<LatencyHistogram> latencies;  ///< those that have a sample
 
   /// Null if the file has no such table.
   [[nodiscard]] const MetricTable* find(std::string_view table) const noexcept;

@@ -14,7 +14,7 @@ namespace spinwire {
 enum class Post : std::uint8_t {
   automatic,  ///< `now` between polls, `defer` inside callbacks
   now,        ///< at once, behind the operations that the connection has deferred
-  defer,      ///< with the next flush(), or at the end of the poll()
+  defer,      ///< at the next Connection::flush() (not calls) or Engine::flush(), or in poll()
 };
 
 /// How an accepted operation ended.

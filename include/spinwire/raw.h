@@ -32,8 +32,8 @@ namespace spinwire {
 /// and the connections' control requests.
 struct RawSettings {
   std::uint32_t receive_depth = 64;  ///< outstanding receives; at least 1
-  std::uint32_t max_send_sge = 4;    ///< elements of a message; 1 … DeviceInfo::max_sge
-  std::uint32_t max_recv_sge = 4;    ///< elements of a receive; 1 … DeviceInfo::max_sge
+  std::uint32_t max_send_sge = 4;    ///< parts of a message; 1 … DeviceInfo::max_sge
+  std::uint32_t max_recv_sge = 4;    ///< parts of a receive; 1 … DeviceInfo::max_sge
 };
 
 /// How a receive ended.
@@ -41,7 +41,7 @@ struct RawReceive {
   /// One of:
   ///   ok                the receive took a message or a write
   ///   flushed           the connection ended first
-  ///   message_too_long  the message exceeded the elements; the connection ends
+  ///   message_too_long  the message exceeded the parts; the connection ends
   ///   local_error       our device refused the receive
   Status status = Status::ok;
   std::size_t bytes = 0;  ///< received; 0 unless ok. The memory beyond them is unchanged

@@ -104,11 +104,10 @@ class SPINWIRE_API Reply {
   ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
   ///                     have run
   ///   not_connected     the handler has not run. The server has refused the call because it ends
-  ///                     the session (ServedSession::close(), Engine::drain()), or the request was
-  ///                     never sent: the session was interrupted or could not be opened, or the
-  ///                     connection for long calls could not be made. The call did not wait for
-  ///                     the next server, because it may not (WhenNotReady::fail), because there
-  ///                     is none, or because there is no memory to keep it
+  ///                     the session in order, or the request was never sent: the session was
+  ///                     interrupted or could not be opened, or there is no connection for long
+  ///                     calls. The call could not wait for the next server (WhenNotReady::fail, no
+  ///                     reconnect, or no memory)
   ///   limit             the handler has run; the server dropped the reply, which did not arrive in
   ///                     time, because its send pool was used up. is_retryable() is true, but
   ///                     calling again runs the handler again
@@ -119,7 +118,8 @@ class SPINWIRE_API Reply {
   ///   invalid_argument, limit, no_memory, system
   ///                     the registration of `reply_into` failed
   [[nodiscard]] Status status() const noexcept { return status_; }
-  /// The reply. With CallOptions::reply_into, the first bytes of that memory.
+  /// The reply; with CallOptions::reply_into, the first bytes of that memory. Unless the status is
+  /// ok, the bytes of text().
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   /// The server's reason for `refused`.
   [[nodiscard]] std::string_view text() const noexcept {
@@ -347,11 +347,10 @@ class SPINWIRE_API Request {
   [[nodiscard]] ServedSession session() const noexcept { return call_.session(); }
   /// Who the client is.
   [[nodiscard]] PeerIdentity peer() const noexcept { return call_.peer(); }
-  /// Answers the handle to answer the call with, after the handler has returned. The window bounds
-  /// the calls that a client waits for, not those that a handler has deferred: a client that gives
-  /// calls up, or only says so, makes new ones at once, and sessions end and are opened again.
-  /// Bound what you keep, and refuse more; PendingCall::max_reply() of a call that nobody waits for
-  /// is 0.
+  /// Answers the handle to answer the call with, after the handler has returned. The window does
+  /// not bound deferred calls: a client may cancel its calls, or say that it has, and make new ones
+  /// at once. Bound the calls that you keep, and refuse more. A call whose PendingCall::max_reply()
+  /// is 0 is over, and needs no answer.
   [[nodiscard]] PendingCall defer() noexcept {
     answered_ = true;
     return call_;
@@ -435,7 +434,8 @@ class SPINWIRE_API Session {
   /// network is simulated.
   [[nodiscard]] std::size_t max_inline_call() const noexcept;
   /// Longest request, in bytes: connections.max_message_bytes here and, once there is a connection
-  /// for long calls, at the server; 0 unless ready.
+  /// for long calls, at the server. If queue_pair.access forbids peers to read,
+  /// connections.eager_bytes. At least max_inline_call(). 0 unless ready.
   [[nodiscard]] std::size_t max_call() const noexcept;
   /// The server's "address:port": of the present attempt, and the one that is connected when the
   /// session is ready. Empty also if memory has run out. Set-up.

@@ -8,7 +8,13 @@
 //
 // Cost. A function marked "Hot" allocates nothing, makes no system call and takes bounded time. A
 // function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
-// pause does no harm.
+// pause does no harm. Exceptions from "Hot":
+//   - A rendezvous message, or CallOptions::reply_into, is registered if no memory window can open
+//     it: see memory.windows. A window opens memory of the pools only, and none to a connection
+//     with its own domain.
+//   - A session's first long call and its first reserve_reply() at the server allocate.
+//   - The last reference to the memory of a MemoryRegion deregisters it, also in a poll().
+//   - On softverbs, an operation or a call that wakes a sleeping peer makes a system call.
 //
 // Callbacks run inside Engine::poll(), poll_control(), arm() or wait(), or while their engine is
 // destroyed; a visitor runs inside Engine::visit_served_sessions(). None runs inside cancel(),
@@ -22,13 +28,20 @@
 // {}). A moved Engine keeps its handles. An empty or moved-from Engine answers not_connected.
 // Buffer, BufferSlice and MemoryRegion keep their memory beyond their engine.
 //
-// Ownership. A call that does not answer ok has taken nothing, except revoke(): when it answers
-// would_block or local_error, the key is closing. An accepted operation or call holds a reference
-// to its memory until its callback has run.
+// Ownership. A call that does not answer ok has taken nothing, with two exceptions. When revoke()
+// answers would_block or local_error, the key is closing. When Connection::close() answers
+// not_connected, a connection that was closing or interrupted has stopped reconnecting. An accepted
+// operation or call holds a reference to its memory until its callback has run. The device may go
+// on with an operation that has ended as cancelled or timed_out, and the operation then holds its
+// memory longer: do not write to the memory until Buffer::unique() is true. For calls, see
+// CallOptions::reply_into.
 //
 // Errors. Each function lists its errors, except wrong_thread, forked_child and not_connected (the
 // named object is gone), which every function may answer. A function that answers a Result may also
 // answer no_memory.
+//
+// Names. A to_string() answers the enumerator as written in its header, unless its comment says
+// otherwise. A 0 byte follows the text.
 #pragma once
 
 #include "spinwire/buffer.h"

@@ -24,20 +24,20 @@ enum class [[nodiscard]] Status : std::uint8_t{
     would_block,       ///< A queue or the peer's credit is used up; try again after poll().
     no_buffer,         ///< The pool has no free block; it gets some as buffers are released.
     invalid_argument,  ///< An argument is outside its documented range.
-    out_of_bounds,     ///< A slice exceeds its buffer or remote region, or is empty.
+    out_of_bounds,     ///< A slice has no memory or bytes to move, or exceeds its buffer or region.
     message_too_long,  ///< Longer than the connection's message limit.
     not_connected,     ///< The connection or session is not `ready`, or its engine is gone.
     wrong_thread,      ///< Called from another thread than the one that opened the engine.
     reentrant,         ///< Called from inside a callback, where it is not allowed.
     forked_child,      ///< Called in a child made by fork(); only the parent owns the engine.
-    unsupported,       ///< The device or this build cannot do it.
+    unsupported,       ///< The device, the kind of connection, or the peer cannot do it.
     // An accepted operation failed.
     flushed,        ///< The connection was closed or failed before the operation ran.
     peer_lost,      ///< The peer died, or did not answer within the configured time.
     remote_access,  ///< The peer's device refused: bad key, bounds or access rights.
     remote_error,   ///< The peer's device answered with an error of its own.
     local_error,    ///< Our device refused: local key, length or queue-pair state.
-    timed_out,      ///< A deadline passed.
+    timed_out,      ///< A time-out passed.
     refused,        ///< The peer refused.
     protocol,       ///< The peer sent bytes that are not a valid message.
     // Set-up.

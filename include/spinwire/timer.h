@@ -14,7 +14,8 @@ struct EngineSlot;
 struct Internals;
 }  // namespace detail
 
-/// Runs inside a poll(). May cancel its own timer and start others.
+/// Runs in a control step: inside poll(), arm() or wait(), or, if engine.control is manual, inside
+/// poll_control(). May cancel its own timer and start others.
 using TimerCallback = Callback<void()>;
 
 /// Names a timer that Engine::after() or Engine::every() started. A plain value: dropping it does
