@@ -30,6 +30,7 @@ constexpr const char* kBeforeAll = R"(
 using namespace spinwire;
 using namespace std::chrono_literals;
 int fail(const Error& error);
+Endpoint exchange_endpoints(const Endpoint& ours);
 )";
 /// In a block, so that the example can declare the names again.
 constexpr const char* kParameters = R"((

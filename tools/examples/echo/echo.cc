@@ -49,7 +49,7 @@ int serve(const std::string& address, bool once, int announce) {
 
   ListenOptions options;
   options.handlers.on_message = [](Connection client, Message& message) {
-    // take() keeps the received buffer and send() sends that buffer back: nothing is copied. If a
+    // take() keeps the message and send() sends it back: on an adapter, nothing is copied. If a
     // client does not take its replies, our credit runs out and send() returns would_block. This
     // server then disconnects the client. close() fails only if the connection is closing already.
     if (client.send(message.take()) != Status::ok) (void)client.close();
