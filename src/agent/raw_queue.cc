@@ -95,8 +95,10 @@ Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
 
 bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noexcept {
   if (queue == nullptr) {
-    const bool was = std::exchange(a.raw, nullptr) != nullptr;
-    return !was || reserve_first_receive(ctx, a);
+    std::unique_ptr<RawQueue> was = std::move(a.raw);
+    if (was == nullptr || reserve_first_receive(ctx, a)) return true;
+    a.raw = std::move(was);
+    return false;
   }
   if (a.raw == nullptr) return_reserved_receives(ctx, a);
   a.raw = std::move(queue);

@@ -1,6 +1,8 @@
 // Raw connections: how they begin and end, their limits, and peers without an engine.
 #include <gtest/gtest.h>
 
+#include "base/internals.h"
+#include "engine/engine_core.h"
 #include "engine/raw_ends.h"
 #include "engine/rdma_cm_ends.h"
 
@@ -258,6 +260,44 @@ TEST(EngineRawLife, ConfigureMakesAConnectionRawOrNot) {
     client.expect_clean();
     server.expect_clean();
   }
+}
+
+TEST(EngineRawLife, ConfigureThatFindsNoReceiveChangesNothing) {
+  Node server, client;
+  auto& context = spinwire::detail::core_of(server.engine)->context;
+  ListenOptions listen;
+  listen.handlers = server.handlers();
+  listen.settings = raw_settings();
+  Error why;
+  listen.on_accept = [&](Connection c) {
+    const std::uint32_t before =
+        std::exchange(context.reserved_receives, context.reservable_receives);
+    const auto done = c.configure({});
+    context.reserved_receives = before;
+    ASSERT_FALSE(done);
+    why = done.error();
+  };
+  server.listener = std::move(*server.engine.listen("127.0.0.1:0", listen));
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.settings = raw_settings();
+  Connection c = *client.engine.connect(server.listener.address(), options);
+  ASSERT_TRUE(until({&client, &server}, [&] {
+    return (c.ready() && server.ready.size() == 1) || !client.closed.empty();
+  }));
+  EXPECT_EQ(why.status, Status::limit) << why.message();
+  ASSERT_TRUE(client.closed.empty()) << client.closed[0].message();
+  Receives receives;
+  ASSERT_EQ(receives.post(c, Elements{}), Status::ok);
+  EXPECT_EQ(server.ready[0].send_raw(Elements{}), Status::ok) << "the connection is still raw";
+  EXPECT_TRUE(until({&client, &server}, [&] { return receives.ok == 1; }));
+  EXPECT_EQ(c.close(), Status::ok);
+  (void)server.ready[0].close();
+  ASSERT_TRUE(until({&client, &server}, [&] {
+    return client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
+  }));
+  client.expect_clean();
+  server.expect_clean();
 }
 
 TEST(EngineRawLife, WhatThereIsNotIsRefusedByName) {
