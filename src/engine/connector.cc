@@ -181,13 +181,15 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
   if (!ours) return tl::unexpected(ours.error());
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
-  auto attempt = begin_first(*plan, options.via, timeout, attributes->queue_pair);
-  if (!attempt) return tl::unexpected(attempt.error());
-  const control::Address to = plan->address();
-  const control::AddressText peer = to.text();
   std::unique_ptr<agent::ReconnectState> again;
   if (options.reconnect.attempts != 0 || plan->has_choice())
     again = std::make_unique<agent::ReconnectState>(std::move(*plan), options.via);
+  // What may throw is done: nobody else would end the handshake that begins here.
+  agent::ReconnectPlan& first = again != nullptr ? again->plan : *plan;
+  auto attempt = begin_first(first, options.via, timeout, attributes->queue_pair);
+  if (!attempt) return tl::unexpected(attempt.error());
+  const control::Address to = first.address();
+  const control::AddressText peer = to.text();
   const auto made = agent::make(context_,
                                 {.state = ConnectionState::resolving,
                                  .outbound = true,

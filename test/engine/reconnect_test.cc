@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/unique_fd.h"
 #include "control/loopback.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
+#include "engine/zero_cost.h"
 
 namespace reconnect_test {
 namespace {
@@ -395,6 +398,37 @@ TEST(EngineReconnect, AKilledServerIsFoundAgainAfterItsRestart) {
   client.expect_clean();
   second.tell('q');
   EXPECT_EQ(second.wait(), 0);
+}
+
+TEST(EngineReconnect, AnAttemptThatFindsNoMemoryLeavesNoHandshake) {
+#if SPINWIRE_TEST_COUNTS_HEAP
+  Node server, client;
+  server.listen();
+  const std::string address = server.listener.address();
+  const auto& port = spinwire::detail::core_of(client.engine)->control;
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.reconnect = kManyAttempts;
+  std::size_t failed = 0;
+  for (std::uint32_t round = 0; round < 400; ++round) {
+    zero_cost_test::fail_every = 1 + round % 20;  // so each allocation is hit
+    auto made = client.engine.connect(address, options);
+    zero_cost_test::fail_every = 0;
+    if (made) {
+      EXPECT_EQ(made->close(), Status::ok);
+      ASSERT_TRUE(until({&client, &server}, [&] { return port.handshakes() == 0; }));
+    } else {
+      ++failed;
+      EXPECT_EQ(made.error().status, Status::no_memory) << made.error().message();
+    }
+    ASSERT_EQ(port.handshakes(), 0u) << round;
+  }
+  EXPECT_GT(failed, 20u);
+  EXPECT_LT(failed, 400u);
+  client.expect_clean();
+#else
+  GTEST_SKIP() << "a sanitizer's heap does not fail";
+#endif
 }
 
 }  // namespace
