@@ -300,6 +300,7 @@ JoinOutcome SessionDialogues::accept_join(control::HandshakeId handshake,
   if (!made) return refuse(made.error());
   agent::Agent* const a = *made;
   subject = agent::subject_of(*a);
+  agent::set_peer_key(*a, port_.key_of(handshake));
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
     if (auto taken = agent::accept_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
     join_session(rpc_, *s, *a);

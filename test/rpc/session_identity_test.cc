@@ -5,7 +5,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "agent/connecting.h"
+#include "base/internals.h"
 #include "control/key_files.h"
+#include "engine/engine_core.h"
 #include "engine/expect_made.h"
 #include "rpc/rpc_ends.h"
 
@@ -158,6 +161,19 @@ TEST(SessionIdentityKeys, TheKeyThatThePeerHasProvedIsNamed) {
   EXPECT_EQ(session.peer_identity().key, "trading");
   (void)door.call(session);
   EXPECT_EQ(door.seen.at(0).key, "trading");
+  door.finish({session});
+}
+
+TEST(SessionIdentityKeys, TheConnectionOfItsCallsIsNoStrangers) {
+  const KeyFile file(line("trading", 'c'));
+  Config c = over(RpcTransport::connection);
+  c.security.key_file = file.path();
+  Door door(c);
+  const Session session = door.opened(text("x"));
+  auto& context = spinwire::detail::core_of(door.server.engine)->context;
+  ASSERT_EQ(context.agents.size(), 1u);
+  for (const spinwire::agent::Agent& a : context.agents)
+    EXPECT_EQ(spinwire::agent::peer_identity_of(a).key, "trading") << "it need not give way";
   door.finish({session});
 }
 
