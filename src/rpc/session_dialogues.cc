@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <memory>
 
 #include "agent/connecting.h"
 #include "base/error.h"
@@ -189,14 +190,16 @@ Result<control::AcceptedSession> SessionDialogues::accept(control::HandshakeId h
       return tl::unexpected(share_is_used_up("open a session", source));
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
+    const auto release = [this](PeerAddress* address) { release_peer_address(rpc_, address); };
+    std::unique_ptr<PeerAddress, decltype(release)> reference(*peer, release);
     ServerSession* const s = accept_session(rpc_, client, *peer, source);
     if (s == nullptr) {
-      release_peer_address(rpc_, *peer);
       return base::fail(
           Status::limit, "open a session",
           base::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
           "raise rpc.sessions at the server");
     }
+    (void)reference.release();  // it is the session's
     // A client without datagrams gets no datagram address.
     const bool datagrams = s->transport == Transport::datagram;
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);

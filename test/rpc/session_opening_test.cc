@@ -2,6 +2,7 @@
 #include "base/internals.h"
 #include "control/exchange.h"
 #include "control/socket.h"
+#include "engine/zero_cost.h"
 #include "rpc/bare_engine.h"
 #include "rpc/client_session.h"
 #include "rpc/raw_datagrams.h"
@@ -197,6 +198,35 @@ TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
   t.now += kLongerThanAHandshake;
   t.expect_stream_closed();
   t.expect_forgotten();
+}
+
+TEST(RpcSessionOpening, AServerWithoutMemoryKeepsNothingOfASession) {
+#if SPINWIRE_TEST_COUNTS_HEAP
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  ByHand t;
+  rpc::Rpc& calls = *t.server.core->calls;
+  const auto from = *Address::parse("10.0.0.1:5");
+  auto end = t.datagrams.end(7);
+  std::size_t failed = 0;
+  for (std::uint32_t round = 0; round < 400; ++round) {
+    ++end.incarnation;                            // another peer
+    zero_cost_test::fail_every = 1 + round % 20;  // so each allocation is hit
+    const auto made = calls.dialogues.accept({}, from, end, {});
+    zero_cost_test::fail_every = 0;
+    if (made) {
+      calls.dialogues.on_unconfirmed(made->subject, made->opened_at);
+    } else {
+      ++failed;
+      EXPECT_EQ(made.error().status, Status::no_memory);
+    }
+    ASSERT_EQ(calls.peer_addresses.size(), 0u) << round;
+  }
+  EXPECT_GT(failed, 20u);
+  EXPECT_LT(failed, 400u);
+  t.server.expect_clean();
+#else
+  GTEST_SKIP() << "a sanitizer's heap does not fail";
+#endif
 }
 
 TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
