@@ -14,6 +14,7 @@
 #include "rpc/retransmission.h"
 #include "rpc/room_for_calls.h"
 #include "rpc/server_session.h"
+#include "rpc/session_goodbye.h"
 #include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 #include "rpc/unsent.h"
@@ -133,17 +134,12 @@ JoinOutcome on_join_session(Rpc& r, control::HandshakeId handshake, const contro
 
 void end(Rpc& r, const Goodbye& goodbye) noexcept {
   r.clients.for_each([&r](ClientSession& c) {
-    if (c.state == SessionState::ready || awaits_proof(c))
-      send_session_datagram(r, c, RpcKind::close);
+    close_at_once(r, c);
     flush(r);
-    end_session_in_order(r, c);
   });
   r.servers.for_each([&](ServerSession& s) {
-    const Goodbye& said = is_leaving(s) ? s.leaving.goodbye : goodbye;
-    send_session_datagram(r, s, RpcKind::closed, wire::encode(said));
+    send_last_goodbye(r, s, is_leaving(s) ? s.leaving.goodbye : goodbye);
     flush(r);
-    agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
-    if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, said);
     release_server_session(r, s, Status::flushed);
   });
 }

@@ -79,11 +79,14 @@ std::uint64_t continue_leaving(Rpc& r, ServerSession& s, std::uint64_t now) noex
   return std::min(next, leaving.deadline);
 }
 
-void end_served_session(Rpc& r, ServerSession& s) noexcept {
-  if (is_reachable(s))
-    send_session_datagram(r, s, RpcKind::closed, wire::encode(s.leaving.goodbye));
+void send_last_goodbye(Rpc& r, const ServerSession& s, const Goodbye& goodbye) noexcept {
+  if (is_reachable(s)) send_session_datagram(r, s, RpcKind::closed, wire::encode(goodbye));
   agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
-  if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, s.leaving.goodbye);
+  if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, goodbye);
+}
+
+void end_served_session(Rpc& r, ServerSession& s) noexcept {
+  send_last_goodbye(r, s, s.leaving.goodbye);
   release_with_tombstone(r, s, Status::flushed);
 }
 
@@ -113,6 +116,12 @@ void begin_leaving(Rpc& r, ClientSession& c) noexcept {
   update_send_window(c);
   if (!comes_back(c)) cancel_waiting(r, c, Status::not_connected);
   schedule_check(r, c, r.context.clock.now() + r.min_rto);
+}
+
+void close_at_once(Rpc& r, ClientSession& c) noexcept {
+  if (c.state == SessionState::ready || awaits_proof(c))
+    send_session_datagram(r, c, RpcKind::close);
+  end_session_in_order(r, c);
 }
 
 void finish_leaving(Rpc& r, ClientSession& c) noexcept {
@@ -179,11 +188,7 @@ void end_own_in_order(Rpc& r) noexcept {
 
 void end_all_sessions(Rpc& r) noexcept {
   r.servers.for_each([&r](ServerSession& s) { end_served_session(r, s); });
-  r.clients.for_each([&r](ClientSession& c) {
-    if (c.state == SessionState::ready || awaits_proof(c))
-      send_session_datagram(r, c, RpcKind::close);
-    end_session_in_order(r, c);
-  });
+  r.clients.for_each([&r](ClientSession& c) { close_at_once(r, c); });
 }
 
 }  // namespace spinwire::rpc

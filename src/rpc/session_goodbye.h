@@ -29,7 +29,9 @@ void begin_leaving(Rpc& r, ServerSession& s, const Goodbye& goodbye,
 /// Takes the next step of a session that is leaving. Returns the tick of the next; 0 if the session
 /// is over.
 std::uint64_t continue_leaving(Rpc& r, ServerSession& s, std::uint64_t now) noexcept;
-/// Ends a session at once, with its goodbye.
+/// Sends the client of a session that ends now the goodbye, and closes the session's connection.
+void send_last_goodbye(Rpc& r, const ServerSession& s, const Goodbye& goodbye) noexcept;
+/// Ends a session that is leaving at once, with its goodbye.
 void end_served_session(Rpc& r, ServerSession& s) noexcept;
 /// Refuses a request that came after the goodbye. Cold, out of the hot path.
 [[gnu::cold, gnu::noinline]] void refuse_late_call(Rpc& r, CallRef call) noexcept;
@@ -38,6 +40,8 @@ void end_served_session(Rpc& r, ServerSession& s) noexcept;
 
 /// Makes no new calls, and closes the session when none is under way. Runs no callback.
 void begin_leaving(Rpc& r, ClientSession& c) noexcept;
+/// Closes the session without waiting for its calls or for an answer. Runs callbacks.
+void close_at_once(Rpc& r, ClientSession& c) noexcept;
 /// Whether a call of the session has not ended.
 bool has_calls(const ClientSession& c) noexcept;
 /// The calls under way of a session that leaves have ended: closes it, or has it opened again.

@@ -59,6 +59,23 @@ class RawDatagrams {
   }
   /// The token of a challenge for session `name`; 0 if none has arrived. Drops all other datagrams.
   [[nodiscard]] std::uint64_t challenge(std::uint32_t name) {
+    std::uint64_t token = 0;
+    const std::uint64_t proof = spinwire::wire::session_proof(kToken);
+    return find(spinwire::wire::RpcKind::path_challenge, name, proof, token) ? token : 0;
+  }
+  /// Whether a datagram of this kind has arrived for session `name`. Drops all others.
+  [[nodiscard]] bool has(spinwire::wire::RpcKind kind, std::uint32_t name) {
+    std::uint64_t ignored = 0;
+    return find(kind, name, 0, ignored);
+  }
+
+ private:
+  static constexpr std::uint32_t kReceives = 64, kBytes = 2048, kQkey = 0x1234;
+  static constexpr std::uint64_t kToken = 0x1122334455667788;
+
+  /// `proof` 0: any.
+  bool find(spinwire::wire::RpcKind kind, std::uint32_t name, std::uint64_t proof,
+            std::uint64_t& payload) {
     ibv_wc wc{};
     spinwire::verbs::Device& device = *core_.context.device;
     // Adapters have no such work.
@@ -68,21 +85,16 @@ class RawDatagrams {
       const auto at = static_cast<std::uint32_t>(wc.wr_id);
       const std::byte* const datagram = bytes_.data() + at * kBytes + 40;
       spinwire::wire::RpcHeader header{};
-      std::uint64_t token = 0;
-      if (wc.status == IBV_WC_SUCCESS &&
-          spinwire::wire::decode(datagram, wc.byte_len - 40, header) &&
-          header.kind == spinwire::wire::RpcKind::path_challenge && header.session == name &&
-          spinwire::wire::proof_of(header) == spinwire::wire::session_proof(kToken))
-        std::memcpy(&token, datagram + spinwire::wire::kRpcHeaderBytes, sizeof token);
+      const bool found = wc.status == IBV_WC_SUCCESS &&
+                         spinwire::wire::decode(datagram, wc.byte_len - 40, header) &&
+                         header.kind == kind && header.session == name &&
+                         (proof == 0 || spinwire::wire::proof_of(header) == proof);
+      std::memcpy(&payload, datagram + spinwire::wire::kRpcHeaderBytes, sizeof payload);
       post(at);
-      if (token != 0) return token;
+      if (found) return true;
     }
-    return 0;
+    return false;
   }
-
- private:
-  static constexpr std::uint32_t kReceives = 64, kBytes = 2048, kQkey = 0x1234;
-  static constexpr std::uint64_t kToken = 0x1122334455667788;
 
   void post(std::uint32_t at) {
     ibv_sge place{reinterpret_cast<std::uint64_t>(bytes_.data() + at * kBytes), kBytes, mr_->lkey};

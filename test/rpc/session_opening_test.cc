@@ -200,6 +200,26 @@ TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
   t.expect_forgotten();
 }
 
+TEST(RpcSessionOpening, AnEngineThatEndsTellsThoseWhoseAddressWasShownToBeReached) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  for (const bool shown : {true, false}) {
+    ByHand t;
+    if (shown) {
+      t.open();
+    } else {
+      t.ask();
+      (void)t.challenge();
+    }
+    ASSERT_EQ(t.served(), 1u);
+    rpc::end(*t.server.core->calls, {});
+    EXPECT_EQ(t.served(), 0u);
+    int left = 50;
+    EXPECT_EQ(t.until([&] { return t.datagrams.has(wire::RpcKind::closed, 77) || --left == 0; }) &&
+                  left != 0,
+              shown);
+  }
+}
+
 TEST(RpcSessionOpening, AServerWithoutMemoryKeepsNothingOfASession) {
 #if SPINWIRE_TEST_COUNTS_HEAP
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
