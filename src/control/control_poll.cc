@@ -140,7 +140,9 @@ void ControlPort::on_timer(base::Timer& timer) noexcept {
 Result<void> ControlPort::watch(int fd, DescriptorOwner& owner) {
   const auto index = static_cast<std::uint32_t>(descriptors_.size());
   descriptors_.push_back(&owner);
-  return epoll_.add(fd, token(TokenKind::descriptor, index), Interest::read);
+  auto added = epoll_.add(fd, token(TokenKind::descriptor, index), Interest::read);
+  if (!added) descriptors_.pop_back();
+  return added;
 }
 
 }  // namespace spinwire::control

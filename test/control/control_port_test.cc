@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "control/control_port_fixture.h"
+#include "engine/zero_cost.h"
 
 namespace control_port_test {
 namespace {
@@ -483,6 +484,24 @@ TEST_F(ControlPortTest, DescriptorsOfOthersAreWatched) {
   ASSERT_EQ(::write(ends[1], "x", 1), 1);
   server_.step();
   EXPECT_EQ(reader.count, 1);
+}
+
+TEST_F(ControlPortTest, AnOwnerWhoseDescriptorCannotBeWatchedIsNotKept) {
+#if SPINWIRE_TEST_COUNTS_HEAP
+  struct Reader : control::DescriptorOwner {
+    void on_readable() override {}
+  } reader;
+  const auto watch_in_vain = [&] {
+    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(server_.port.watch(-1, reader));
+  };
+  zero_cost_test::heap_bytes = 0;
+  zero_cost_test::armed = true;
+  watch_in_vain();
+  zero_cost_test::armed = false;
+  EXPECT_LT(zero_cost_test::heap_bytes, 1000);  // bytes for each are at least those of a pointer
+#else
+  GTEST_SKIP() << "a sanitizer has its own heap";
+#endif
 }
 
 }  // namespace
