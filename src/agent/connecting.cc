@@ -378,7 +378,7 @@ void begin_end(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
   const bool sends_goodbye = is_ready(a) || (a.closing && !a.goodbye_sent);
   if (a.stage == Stage::up && a.raw == nullptr) {
     // Saves the peer from waiting for its time-out. close() may have queued it already.
-    if (sends_goodbye) a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+    if (sends_goodbye) (void)send_goodbye(ctx, a);
     (void)flush(ctx, a);
   }
   close(ctx, a);

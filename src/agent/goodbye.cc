@@ -1,6 +1,7 @@
 #include "agent/goodbye.h"
 
 #include "agent/agent.h"
+#include "agent/recording.h"
 #include "base/error.h"
 #include "wire/goodbye.h"
 
@@ -25,13 +26,19 @@ void stop_reconnecting(Agent& a) noexcept {
   if (a.reconnect != nullptr) a.reconnect->is_over = true;
 }
 
+bool send_goodbye(EngineContext& ctx, Agent& a) noexcept {
+  a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+  if (a.goodbye_sent) record(ctx, a, observe::EventKind::goodbye, {"sent"});
+  return a.goodbye_sent;
+}
+
 void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
   stop_reconnecting(a);
   a.goodbyes.awaits_peer = false;
   if (!a.goodbye_sent) {
     a.goodbyes.ours = wire::encode(goodbye);
     if (a.stage == Stage::up && a.raw == nullptr) {
-      a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+      (void)send_goodbye(ctx, a);
       (void)flush(ctx, a);
     }
   }

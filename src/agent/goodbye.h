@@ -35,6 +35,8 @@ void close(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
 /// After our answer the peer may be ready, and not listen to a refusal any more: the connection
 /// goes on until it is ready here, too, or fails.
 void close_half_open(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;
+/// Appends our goodbye to the send queue. False: all records are in use.
+bool send_goodbye(EngineContext& ctx, Agent& a) noexcept;
 /// Sends the goodbye without waiting for operations or for the peer, and ends the connection when
 /// what the device has is over.
 void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept;

@@ -315,9 +315,7 @@ void continue_close(EngineContext& ctx, Agent& a) noexcept {
   if (can_send && a.closing && !a.goodbye_sent && is_due) {
     // The offers of both ends must be answered first.
     if (!a.rendezvous.sends.empty() || !a.control_to_send.empty()) return;
-    a.goodbye_sent = true;
-    record(ctx, a, observe::EventKind::goodbye, {"sent"});
-    if (submit_internal(ctx, a, OperationKind::goodbye)) {
+    if (send_goodbye(ctx, a)) {
       if (a.goodbyes.awaits_peer) {  // the peer has a time of its own
         a.setup.deadline = after(ctx, std::max(ctx.config.connections.close_timeout,
                                                ctx.config.connections.peer_timeout));

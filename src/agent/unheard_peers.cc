@@ -136,7 +136,7 @@ void give_way(EngineContext& ctx, Agent& a) noexcept {
   record(ctx, a, why);
   a.cause = std::move(why);
   a.goodbyes.ours = wire::encode(Goodbye{GoodbyeReason::overloaded, kComeBackAfter});
-  a.goodbye_sent = submit_internal(ctx, a, OperationKind::goodbye);
+  (void)send_goodbye(ctx, a);
   (void)flush(ctx, a);
   close(ctx, a);
   a.setup.deadline = ctx.clock.now() + ctx.clock.ticks(kTimeForGoodbye);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/recording.h"
+#include "agent/unheard_peers.h"
 #include "base/internals.h"
 #include "control/peer_source.h"
 #include "engine/engine_core.h"
@@ -318,6 +319,23 @@ TEST_F(ObserveRecorder, TellsTheLifeOfAConnection) {
   EXPECT_TRUE(has(events, "goodbye received"));
   EXPECT_TRUE(has(events, "state closed"));
   EXPECT_FALSE(has(events, "error"));
+}
+
+TEST_F(ObserveRecorder, TellsOfAGoodbyeThatWaitsForNothing) {
+  // What the engine that sends the goodbye ends the connection by.
+  void (*const kEnds[])(spinwire::agent::EngineContext&, spinwire::agent::Agent&) = {
+      [](auto& ctx, auto& a) { spinwire::agent::close_at_once(ctx, a, {}); },
+      [](auto& ctx, auto& a) { spinwire::agent::give_way(ctx, a); }};
+  for (const auto& end : kEnds) {
+    const EngineFolder folder;
+    Pair p(shown_in(folder));
+    auto& context = spinwire::detail::core_of(p.server.engine)->context;
+    EXPECT_FALSE(has(recorded(folder, "connection"), "goodbye sent"));
+    end(context, *context.agents.begin());
+    ASSERT_TRUE(p.until([&] { return !p.client.closed.empty() && !p.server.closed.empty(); }));
+    EXPECT_TRUE(has(recorded(folder, "connection"), "goodbye sent"));
+    EXPECT_TRUE(has(recorded(folder, "connection"), "goodbye received"));
+  }
 }
 
 TEST_F(ObserveRecorder, TellsWhyAConnectionFails) {
