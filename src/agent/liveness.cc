@@ -21,6 +21,7 @@
 #include "agent/recording.h"
 #include "agent/unheard_peers.h"
 #include "base/error.h"
+#include "base/ticks.h"
 #include "wire/credit_word.h"
 
 namespace spinwire::agent {
@@ -53,7 +54,7 @@ bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
 /// check adds at most two intervals.
 std::uint64_t elapsed_since_check(const EngineContext& ctx, const Agent& a,
                                   std::uint64_t now) noexcept {
-  return std::min(now - std::min(a.liveness.last_check, now),
+  return std::min(base::ticks_since(a.liveness.last_check, now),
                   2 * ctx.clock.ticks(check_interval(ctx, a)));
 }
 
@@ -162,7 +163,7 @@ void report_silent_peer(EngineContext& ctx, Agent& a) noexcept {
 void return_unused_credit(EngineContext& ctx, Agent& a) noexcept {
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.credit_idle_timeout);
-  if (now - std::min(a.activity.last_sent, now) <= timeout) return;
+  if (base::ticks_since(a.activity.last_sent, now) <= timeout) return;
   (void)count_header_grants(a);
   if (!read_credit_cell(ctx, a) || send_credits(a) < 2) return;
   // The return uses one credit, and one is left.

@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "agent/recording.h"
 #include "base/error.h"
+#include "base/ticks.h"
 #include "wire/credit_word.h"
 #include "wire/goodbye.h"
 
@@ -45,7 +46,7 @@ SourceAccount* heaviest(EngineContext& ctx) noexcept {
 /// Whether the peer has been silent for so long since it was ready.
 bool has_had(const EngineContext& ctx, const Agent& a, std::uint64_t grace) noexcept {
   const std::uint64_t now = ctx.clock.now();
-  return now - std::min(a.activity.last_heard, now) >=
+  return base::ticks_since(a.activity.last_heard, now) >=
          std::min(ctx.clock.ticks(ctx.config.connections.handshake_timeout / 8), grace);
 }
 

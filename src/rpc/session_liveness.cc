@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/ticks.h"
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/kept_replies.h"
@@ -28,10 +29,11 @@ namespace {
 /// check does not count.
 template <typename Session>
 void note_silence(const Rpc& r, Session& s, std::uint64_t now) noexcept {
-  s.liveness.silent_ticks = last_heard_from(s) >= s.liveness.last_check
-                                ? 0
-                                : s.liveness.silent_ticks + std::min(now - s.liveness.last_check,
-                                                                     2 * r.timeouts.keepalive);
+  const std::uint64_t elapsed = base::ticks_since(s.liveness.last_check, now);
+  s.liveness.silent_ticks =
+      last_heard_from(s) >= s.liveness.last_check
+          ? 0
+          : s.liveness.silent_ticks + std::min(elapsed, 2 * r.timeouts.keepalive);
   s.liveness.last_check = now;
 }
 
@@ -40,7 +42,7 @@ void note_silence(const Rpc& r, Session& s, std::uint64_t now) noexcept {
 bool is_silent(const Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   const std::uint64_t heard = last_heard_from(c);
   return c.liveness.silent_ticks != 0 && heard < c.liveness.last_check &&
-         now - heard >= r.timeouts.keepalive;
+         base::ticks_since(heard, now) >= r.timeouts.keepalive;
 }
 
 /// Calls `act` for each session that a probe concerns. Another address says nothing: any server may
@@ -120,7 +122,7 @@ bool check_doubt(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const ProbeOutcome found = c.probes.last;
   const bool replaced = found == ProbeOutcome::restarted || found == ProbeOutcome::no_listener;
   const bool heard = !is_doubted(c);
-  if (!heard && now - c.doubted_since < r.timeouts.keepalive) {
+  if (!heard && base::ticks_since(c.doubted_since, now) < r.timeouts.keepalive) {
     send_session_datagram(r, c, RpcKind::ping, first_open_call(c));
     schedule_check(r, c, now + r.timeouts.keepalive / 8);
     return true;
@@ -174,7 +176,7 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   probe_if_silent(r, c, now);
   // Checks may be early: see next_keepalive().
   const std::uint64_t due = r.timeouts.keepalive - r.timeouts.keepalive / 4;
-  if (now - std::min(last_heard_from(c), now) >= due)
+  if (base::ticks_since(last_heard_from(c), now) >= due)
     send_session_datagram(r, c, RpcKind::ping, first_open_call(c));
   return true;
 }
@@ -215,8 +217,8 @@ void review_tombstone(Rpc& r) noexcept {
   // The numbers of a counter are, like names, spread over all entries.
   SessionTombstone* const tombstone = find_tombstone(r.tombstones, r.tombstones.next_review++);
   if (tombstone == nullptr || tombstone->name == 0) return;
-  const bool over =
-      r.context.clock.now() - tombstone->released_at > r.context.clock.ticks(kRememberedFor);
+  const bool over = base::ticks_since(tombstone->released_at, r.context.clock.now()) >
+                    r.context.clock.ticks(kRememberedFor);
   if (!over && !r.context.device->peer_has_ended(tombstone->peer_address->destination.ah)) return;
   release_peer_address(r, std::exchange(*tombstone, {}).peer_address);
 }
@@ -253,13 +255,13 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   std::uint64_t next = next_keepalive(r, now);
   if (is_leaving(s)) next = continue_leaving(r, s, now);
   if (next == 0) return;
-  if (now - std::min(s.last_heard, now) > r.timeouts.idle) {
+  if (base::ticks_since(s.last_heard, now) > r.timeouts.idle) {
     return_receives(r, s);
     if (s.connection != nullptr) release_reply_buffers(*s.connection);
   }
   // A client that still waits for a reply sends its request again, until its call times out or its
   // silence lasts for the peer time-out.
-  if (now - std::min(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
+  if (base::ticks_since(s.last_heard, now) > std::max(r.timeouts.peer, r.timeouts.call))
     drop_kept_inline_replies(r, s);
   r.context.timers.schedule(s.timer, next);
 }

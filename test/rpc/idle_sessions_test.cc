@@ -4,6 +4,7 @@
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
 
 namespace rpc_idle_test {
 namespace {
@@ -264,6 +265,27 @@ TEST(RpcIdleSessions, PlacesThatWereUsedVeryDifferentlyGoOn) {
     t.client.expect_clean();
     t.server.expect_clean();
   }
+}
+
+TEST(RpcIdleSessions, AClockThatStepsBackAddsNoSilence) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Idle t;
+  auto& calls = *t.server.core->calls;
+  ServerSession& s = t.theirs();
+  const auto check_at = [&](std::uint64_t tick) {
+    t.now = tick;
+    calls.context.timers.cancel(s.timer);
+    spinwire::rpc::on_server_timer(calls, s);
+  };
+  const std::uint64_t from = t.now + 5'000'000;
+  check_at(from);
+  ASSERT_EQ(s.liveness.silent_ticks, 0u);
+  check_at(from + 1'000'000);
+  EXPECT_EQ(s.liveness.silent_ticks, 1'000'000u);
+  check_at(from);
+  EXPECT_EQ(s.liveness.silent_ticks, 1'000'000u);
+  check_at(from + 2'000'000);
+  EXPECT_EQ(s.liveness.silent_ticks, 3'000'000u);
 }
 
 }  // namespace
