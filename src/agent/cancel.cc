@@ -4,6 +4,7 @@
 
 #include "agent/completion.h"
 #include "agent/gathered.h"
+#include "agent/operation_id.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
 
@@ -62,20 +63,14 @@ Block* free_record(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   return block;
 }
 
-// A rendezvous message outlives the work request of its offer. Its id is the record's id, with a
-// low bit that no operation's id has.
-
 OperationId name_of(const EngineContext& ctx, const RendezvousSend& t) noexcept {
-  return {std::uint64_t{ctx.rendezvous->sends.generation(t.index)} << 32 |
-          std::uint64_t{t.index} << 1 | 1};
+  return {id_of_message(t.index, ctx.rendezvous->sends.generation(t.index))};
 }
-constexpr bool names_rendezvous(std::uint64_t name) noexcept { return (name & 1) != 0; }
 
 RendezvousSend* find_cancellable_send(const EngineContext& ctx, const Agent& a,
                                       std::uint64_t name) noexcept {
-  RendezvousSend* const t = ctx.rendezvous->sends.find(static_cast<std::uint32_t>(name) >> 1,
-                                                       static_cast<std::uint32_t>(name >> 32));
-  return t != nullptr && t->agent == &a && !t->cancelled ? t : nullptr;
+  RendezvousSend* const t = find_message(ctx, name);
+  return t != nullptr && t->agent == &a ? t : nullptr;
 }
 
 constexpr bool is_offer(OperationKind kind) noexcept {
@@ -149,7 +144,7 @@ void run_cancel_callback(EngineContext& ctx, Operation& op) noexcept {
 }  // namespace
 
 bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name, Status status) noexcept {
-  if (names_rendezvous(name)) return cancel_rendezvous(ctx, a, name, status);
+  if (names_message(name)) return cancel_rendezvous(ctx, a, name, status);
   Operation* before_last = nullptr;
   Operation* before = nullptr;
   for (Operation* op = a.send_queue.deferred; op != nullptr;) {

@@ -1,15 +1,10 @@
 #include "agent/operation_timers.h"
 
 #include "agent/agent.h"
-#include "agent/rendezvous.h"
+#include "agent/operation_id.h"
 
 namespace spinwire::agent {
 namespace {
-
-constexpr bool names_message(std::uint64_t name) noexcept { return (name & 1) != 0; }
-constexpr std::uint32_t record_of(std::uint64_t name) noexcept {
-  return static_cast<std::uint32_t>(name) >> 1;
-}
 
 /// The agent whose operation has the name; null if the operation has ended.
 Agent* agent_with(EngineContext& ctx, std::uint64_t name) noexcept {
@@ -17,9 +12,8 @@ Agent* agent_with(EngineContext& ctx, std::uint64_t name) noexcept {
     const Operation* const op = ctx.operations.find(name);
     return op != nullptr && is_users(op->kind) ? op->agent : nullptr;
   }
-  const RendezvousSend* const t =
-      ctx.rendezvous->sends.find(record_of(name), static_cast<std::uint32_t>(name >> 32));
-  return t != nullptr && !t->cancelled ? t->agent : nullptr;
+  const RendezvousSend* const t = find_message(ctx, name);
+  return t != nullptr ? t->agent : nullptr;
 }
 
 }  // namespace

@@ -37,7 +37,6 @@ class OperationTimers {
     base::Timer timer;
     std::uint64_t name = 0;
   };
-  [[nodiscard]] std::uint32_t index_of(std::uint64_t name) const noexcept;
 
   base::TimerWheel& wheel_;
   std::uint32_t operations_;
