@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/random.h"
@@ -58,6 +59,18 @@ class ReconnectPlan {
   /// Goes on to the next attempt; has_next() must have been true. Returns the pause before it, in
   /// ticks.
   std::uint64_t next(const AttemptEnd& end, std::uint64_t now) noexcept;
+  /// Begins the present attempt by `begin`, then the others of this round, until one does not end
+  /// at once. Returns how the last one began. The next round tries all again.
+  template <typename Begin>
+  [[nodiscard]] std::invoke_result_t<const Begin&> begin_round(const Begin& begin,
+                                                               std::uint64_t now) {
+    auto begun = begin();
+    while (!begun && !is_round_over()) {
+      (void)next({}, now);
+      begun = begin();
+    }
+    return begun;
+  }
   /// The peer at the present address asks for no attempt there before `least` has passed. Other
   /// addresses are tried meanwhile. A random part of up to a quarter is added, so that clients that
   /// were given the same time do not come all at once.

@@ -148,13 +148,7 @@ Result<Connector::Attempt> Connector::begin_first(agent::ReconnectPlan& plan, Vi
     }
     return begin(plan.address(), via, timeout);
   };
-  auto attempt = begin_next();
-  // An attempt that ends at once is made again in the next round.
-  while (!attempt && !plan.is_round_over()) {
-    (void)plan.next({}, context_.clock.now());
-    attempt = begin_next();
-  }
-  return attempt;
+  return plan.begin_round(begin_next, context_.clock.now());
 }
 
 void Connector::attach(Attempt attempt, Agent& a) noexcept {

@@ -74,13 +74,7 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
     c->reconnect.reset(new SessionReconnect{std::move(*plan), options.on_interrupted});
     c->backlog_room += c->window;  // calls that a server refuses wait besides; see refused_calls.h
     agent::ReconnectPlan& way = c->reconnect->plan;
-    auto begun = dial(*c, way.address());
-    // An attempt that ends at once is made again in the next round.
-    while (!begun && !way.is_round_over()) {
-      (void)way.next({}, rpc_.context.clock.now());
-      begun = dial(*c, way.address());
-    }
-    return begun;
+    return way.begin_round([&] { return dial(*c, way.address()); }, rpc_.context.clock.now());
   });
   if (!dialled) {
     end_session_in_order(rpc_, *c);
