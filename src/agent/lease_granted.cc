@@ -198,13 +198,9 @@ LeaseGranted* find_lease_granted(EngineContext& ctx, const Agent& a, std::uint32
 
 LeaseGranted* make_lease_granted(EngineContext& ctx, Agent& a, const memory::KeyTarget& target,
                                  Origin origin) noexcept {
-  const std::uint32_t index = ctx.leases->granted.acquire();
-  if (index == kNone) return nullptr;
-  LeaseGranted& lease = ctx.leases->granted.at(index);
-  lease.~LeaseGranted();
-  new (&lease) LeaseGranted();
-  lease.index = lease.timer.index = index;
-  lease.id = ctx.leases->granted.name(index);
+  LeaseGranted* const made = ctx.leases->granted.make();
+  if (made == nullptr) return nullptr;
+  LeaseGranted& lease = *made;
   lease.timer.kind = kLeaseGrantedTimer;
   lease.target = target;
   detail::retain(target.block);

@@ -29,15 +29,9 @@ LeaseReply make_reply(LeaseVerdict verdict) noexcept {
 }
 
 LeaseHeld* make_lease_held(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
-  auto& all = ctx.leases->held;
-  const std::uint32_t index = all.acquire();
-  if (index == kNone) return nullptr;
-  LeaseHeld& h = all.at(index);
-  h.~LeaseHeld();
-  new (&h) LeaseHeld();
-  h.index = index;
-  h.id = all.name(index);
-  h.timer.index = index;
+  LeaseHeld* const made = ctx.leases->held.make();
+  if (made == nullptr) return nullptr;
+  LeaseHeld& h = *made;
   h.timer.kind = kLeaseHeldTimer;
   h.agent = &a;
   h.region.length = bytes;

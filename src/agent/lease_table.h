@@ -31,6 +31,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -150,6 +151,17 @@ class LeaseRecords {
     names_.insert(next_name_++, index);
     return index;
   }
+  /// Makes a lease in a record that it takes; null when all are in use.
+  [[nodiscard]] Lease* make() noexcept {
+    const std::uint32_t index = acquire();
+    if (index == kNone) return nullptr;
+    Lease& lease = records_.at(index);
+    lease.~Lease();
+    new (&lease) Lease();
+    lease.index = lease.timer.index = index;
+    lease.id = name(index);
+    return &lease;
+  }
   /// Ends the record's use, and its name.
   void release(std::uint32_t index) noexcept {
     names_.erase(index);
@@ -183,7 +195,7 @@ struct LeasePool {
   /// May throw std::bad_alloc.
   LeasePool(std::uint32_t limit, std::uint32_t connections)
       : granted(limit), held(limit), bindings(connections) {}
-  /// Of a connection.
+  /// What leases on one connection wait for.
   struct Bindings {
     base::IntrusiveQueue<&LeaseGranted::next_work> waiters;  ///< blocked leases, the oldest first
     std::uint64_t last_ended = 0;  ///< tick at which a binding or unbinding ended
