@@ -9,10 +9,6 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-constexpr const char* kCmRemedy =
-    "give both ends the same key with the same name in security.key_file, and reload or restart "
-    "the end whose file has changed";
-
 /// One part of what a client says.
 std::array<std::byte, wire::kCmPartBytes> part_of(const CmData& endpoint, const PrivateData& ours,
                                                   std::size_t number) noexcept {
@@ -109,7 +105,7 @@ Error CmClient::fail(AuthenticationFailure why, std::string found) {
   counts_.count(why);
   is_sent_ = false;
   return base::make_error(Status::unauthenticated, "authenticate a server through rdma_cm",
-                          std::move(found), kCmRemedy);
+                          std::move(found), kSameKeyRemedy);
 }
 
 Error CmClient::takes_no_private_data() const {

@@ -50,15 +50,9 @@ std::array<std::byte, size> clear_bytes_of(const Struct& s) noexcept {
   return clear;
 }
 
-inline std::byte* room_in(auto& sealed) noexcept {
-  return std::as_writable_bytes(std::span(sealed)).data();
-}
 inline std::span<const std::byte> sealed_of(const auto& s) noexcept {
   return std::as_bytes(std::span(s.sealed));
 }
-
-/// Room for the payload of an empty message.
-inline std::byte no_payload{};
 
 /// Without a key, a request's handshake is named by its client's engine, whose number is random.
 std::array<std::uint8_t, 4> clear_handshake_of(const CmData& endpoint) noexcept;

@@ -7,13 +7,6 @@
 #include "control/exchange.h"
 
 namespace spinwire::control {
-namespace {
-
-constexpr const char* kRemedy =
-    "give both ends the same key with the same name in security.key_file, and reload or restart "
-    "the end whose file has changed";
-
-}  // namespace
 
 SecureChannel::Header Exchange::raw_header() const noexcept {
   return {header_, std::span<const std::byte>(in_).first(wire::kHeaderBytes)};
@@ -23,7 +16,7 @@ Progress Exchange::fail_authentication(AuthenticationFailure why, std::string fo
   failure_ = why;
   return fail(
       base::make_error(Status::unauthenticated, base::format("authenticate {}", peer_address()),
-                       std::move(found), kRemedy),
+                       std::move(found), kSameKeyRemedy),
       true);
 }
 

@@ -21,6 +21,11 @@
 
 namespace spinwire::control {
 
+/// The remedy of an Error for a peer that has not proved a key.
+inline constexpr const char* kSameKeyRemedy =
+    "give both ends the same key with the same name in security.key_file, and reload or restart "
+    "the end whose file has changed";
+
 using KeyId = std::array<std::uint8_t, wire::kKeyIdBytes>;
 
 struct Key {

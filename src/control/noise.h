@@ -15,6 +15,13 @@ inline constexpr std::size_t kNoiseTagBytes = 16;
 /// A handshake message without its payload: an ephemeral public key and a tag.
 inline constexpr std::size_t kNoiseMessageBytes = 32 + kNoiseTagBytes;
 
+/// Where the bytes of a message go in a struct of wire/.
+inline std::byte* room_in(auto& bytes) noexcept {
+  return std::as_writable_bytes(std::span(bytes)).data();
+}
+/// Room for the payload of an empty message.
+inline std::byte no_payload{};
+
 /// 32 secret bytes, zeroed when they are dropped.
 struct NoiseSecret {
   std::array<std::uint8_t, 32> bytes{};
@@ -81,7 +88,7 @@ class NoiseHandshake {
 
   /// The keys of the two directions.
   void split(NoiseCipher& from_initiator, NoiseCipher& from_responder) noexcept;
-  /// Equal at both ends, and different for each handshake.
+  /// Equal at both ends, and different for each handshake. Only tests compare it.
   [[nodiscard]] const std::array<std::uint8_t, 32>& hash() const noexcept { return hash_; }
   void clear() noexcept;
 

@@ -23,9 +23,6 @@ Bytes header_of(const wire::Frame& frame) noexcept {
   return frame.bytes().first(wire::kHeaderBytes);
 }
 
-/// Room for the payload of an empty message.
-std::byte nothing{};
-
 }  // namespace
 
 Result<NoiseSecret> make_ephemeral() {
@@ -113,8 +110,7 @@ Result<wire::Frame> SecureChannel::make_request(int fd) {
   wire::Authenticate request{key.id, {}};
   key_ = key.name;
   begin_noise(noise_, key, kContext, header_of(wire::encode(request)));
-  if (!noise_.write_first(*ephemeral, {},
-                          std::as_writable_bytes(std::span(request.message)).data()))
+  if (!noise_.write_first(*ephemeral, {}, room_in(request.message)))
     return tl::unexpected(Error{Status::system, "authenticate", "the handshake cannot begin", ""});
   if (own_ != nullptr) {
     std::memcpy(ephemeral_.data(), request.message.data(), ephemeral_.size());
@@ -132,7 +128,7 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
   if (key == nullptr) return AuthenticationFailure::unknown_key;
   key_ = key->name;
   begin_noise(noise_, *key, kContext, header.bytes);
-  if (!noise_.read_first(std::as_bytes(std::span(request.message)), &nothing)) {
+  if (!noise_.read_first(std::as_bytes(std::span(request.message)), &no_payload)) {
     noise_.clear();
     return AuthenticationFailure::wrong_proof;
   }
@@ -140,8 +136,7 @@ Result<AuthenticationFailure> SecureChannel::read_request(const Header& header,
   if (!ephemeral) return tl::unexpected(ephemeral.error());
   wire::Authenticated ours;
   const wire::Frame headed = wire::encode(ours);
-  if (!noise_.write_second(*ephemeral, header_of(headed),
-                           std::as_writable_bytes(std::span(ours.message)).data())) {
+  if (!noise_.write_second(*ephemeral, header_of(headed), room_in(ours.message))) {
     noise_.clear();
     return AuthenticationFailure::wrong_proof;
   }
