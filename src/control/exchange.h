@@ -98,9 +98,7 @@ class Exchange {
   /// connection: peer_lost, refused, timed_out, limit, no_memory or system. For a peer that has not
   /// proved the key: unauthenticated.
   [[nodiscard]] const Error& error() const noexcept { return error_; }
-  /// Whether the peer has not proved the key, and why.
-  [[nodiscard]] AuthenticationFailure authentication_failure() const noexcept { return failure_; }
-  /// What it would be if the peer said no more: `none` if it has proved the key, or need not.
+  /// Why the peer has not proved a key, if it sends no more: `none` if it has, or need not.
   [[nodiscard]] AuthenticationFailure failure_so_far() const noexcept {
     return failure_ != AuthenticationFailure::none ? failure_ : unproved(false);
   }
@@ -111,8 +109,6 @@ class Exchange {
   [[nodiscard]] const Address& peer() const noexcept { return remote_; }
   /// "address:port" of the other end.
   [[nodiscard]] std::string_view peer_address() const noexcept { return peer_text_.view(); }
-  /// This end's address, to choose the matching address of the device. Errors: system.
-  [[nodiscard]] Result<Address> local() const { return local_address(fd()); }
 
  private:
   static constexpr std::size_t kFrameRoom = sizeof(wire::SealedFrame::storage);

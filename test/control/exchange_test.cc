@@ -101,8 +101,8 @@ TEST(Exchange, WholeHandshakeOverLoopback) {
   Exchange server;
   server.adopt(std::move(accepted->fd), accepted->peer, kHelloOnly);
   EXPECT_EQ(server.interest(), Interest::read);
-  EXPECT_EQ(server.peer_address(), client.local()->str());
-  EXPECT_EQ(*server.local(), listener.local());
+  EXPECT_EQ(server.peer_address(), spinwire::control::local_address(client.fd())->str());
+  EXPECT_EQ(*spinwire::control::local_address(server.fd()), listener.local());
   ASSERT_EQ(until_told(server), Progress::frame);
   EXPECT_EQ(std::get<wire::Hello>(server.received().body).endpoint, endpoint(100));
 
