@@ -129,7 +129,7 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
 
 /// Why a receive failed. A message longer than its receive is the peer's fault; other errors are
 /// local. Soft-RoCE reports both with one status.
-Error receive_error(const Agent& a, const ibv_wc& wc) {
+Error receive_error(const Agent& a, const ibv_wc& wc) noexcept {
   const bool is_peers_fault = wc.status == IBV_WC_LOC_LEN_ERR ||
                               wc.status == IBV_WC_LOC_QP_OP_ERR ||
                               wc.status == IBV_WC_REM_INV_REQ_ERR;
@@ -163,13 +163,9 @@ void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
 void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   if (a.own_queue != kNone) stop_own_receives(ctx, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
-  try {
-    Error cause = receive_error(a, wc);
-    const bool is_peers_fault = cause.status == Status::protocol;
-    is_peers_fault ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
-  } catch (...) {
-    fail(ctx, a, base::out_of_memory());
-  }
+  Error cause = receive_error(a, wc);
+  const bool is_peers_fault = cause.status == Status::protocol;
+  is_peers_fault ? fail_protocol(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
 }
 
 }  // namespace spinwire::agent

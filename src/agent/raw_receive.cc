@@ -128,7 +128,7 @@ Status post_receive(EngineContext& ctx, Agent& a, const RawPost& r) noexcept {
 namespace {
 
 /// Why the connection of a failed receive ends.
-Error receive_error(const Agent& a, const ibv_wc& wc, Status status) {
+Error receive_error(const Agent& a, const ibv_wc& wc, Status status) noexcept {
   const bool flushed = status == Status::flushed;
   const char* const remedy =
       flushed
@@ -156,11 +156,7 @@ Status receive_status(ibv_wc_status status) noexcept {
   const Status status = receive_status(wc.status);
   a.raw->failed = true;
   if (status == Status::flushed && a.state == ConnectionState::draining) return status;
-  try {
-    fail(ctx, a, receive_error(a, wc, status));
-  } catch (...) {
-    fail(ctx, a, base::out_of_memory());
-  }
+  fail(ctx, a, receive_error(a, wc, status));
   return status;
 }
 
