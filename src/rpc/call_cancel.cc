@@ -4,15 +4,12 @@
 #include <utility>
 
 #include "rpc/backlog.h"
+#include "rpc/client_call.h"
 #include "rpc/client_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
 namespace {
-
-bool is_busy(const ClientSession& c, std::uint32_t slot) noexcept {
-  return (c.free_slots & bit(slot)) == 0;
-}
 
 void set_outcome(ClientSlot& k, Status outcome) noexcept {
   k.outcome = outcome;

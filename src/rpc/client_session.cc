@@ -311,7 +311,7 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
     }
   }
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.free_slots & bit(slot)) != 0 || (c.slots[slot].flags & kOnSessionTimer) == 0) continue;
+    if (!is_busy(c, slot) || (c.slots[slot].flags & kOnSessionTimer) == 0) continue;
     next = std::min(next, check_slot(r, c, slot, now));
     if (!is_ready(r, name)) return next;
   }

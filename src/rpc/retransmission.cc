@@ -37,7 +37,7 @@ std::uint64_t check_slots(Rpc& r, ClientSession& c, std::uint64_t now) noexcept 
   const std::uint32_t name = c.name;
   std::uint64_t next = kNever;
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.free_slots & bit(slot)) != 0) continue;
+    if (!is_busy(c, slot)) continue;
     next = std::min(next, check_slot(r, c, slot, now));
     if (!is_ready(r, name)) break;
   }

@@ -8,6 +8,7 @@
 #include "rpc/receive_reservation.h"
 #include "rpc/reply_completion.h"
 #include "rpc/rpc_state.h"
+#include "rpc/slots.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -72,7 +73,7 @@ class RpcAuditor : public base::Auditor {
     bool has_cancelled = false;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
       const ClientSlot& k = c.slots[slot];
-      const bool busy = (c.free_slots >> slot & 1) == 0;
+      const bool busy = is_busy(c, slot);
       active += busy ? 1 : 0;
       has_cancelled = has_cancelled || (busy && k.outcome);
       expect(k.number % c.window == slot, "slot {} has call {}", slot, k.number);

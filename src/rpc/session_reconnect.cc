@@ -22,7 +22,7 @@ agent::AttemptEnd end_of(const ClientSession& c, const Error& why) noexcept {
 bool end_sent_calls(Rpc& r, ClientSession& c, Status status) noexcept {
   const std::uint32_t name = c.name;
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.free_slots & bit(slot)) != 0) continue;
+    if (!is_busy(c, slot)) continue;
     const bool was_sent = c.slots[slot].resends != kNotSent;
     if (!was_sent && wait_again(r, c, slot)) continue;
     end_call_in_slot(r, c, slot, was_sent ? status : Status::not_connected);

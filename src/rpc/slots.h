@@ -53,6 +53,11 @@ inline void release_payload(Payload& payload) noexcept {
 
 inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
 
+/// Whether a call uses the slot.
+inline bool is_busy(const ClientSession& c, std::uint32_t slot) noexcept {
+  return (c.free_slots & bit(slot)) == 0;
+}
+
 /// A free slot of a session that may send one more call.
 inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return static_cast<unsigned>(__builtin_ctzll(c.free_slots));

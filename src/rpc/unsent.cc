@@ -40,7 +40,7 @@ void forget(Rpc& r, List& list, Session& s) noexcept {
 /// Returns false if there is no room. A slot may have been used again since it was deferred.
 bool send_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept {
   ClientSlot& k = c.slots[slot];
-  if ((c.free_slots & bit(slot)) != 0 || k.resends != kNotSent || k.outcome) return true;
+  if (!is_busy(c, slot) || k.resends != kNotSent || k.outcome) return true;
   if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return false;
   k.resends = 0;
   k.sent_at = r.context.clock.now();
