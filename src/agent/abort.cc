@@ -21,7 +21,7 @@ void drop_callbacks(Records& records) noexcept {
   for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).done = nullptr;
 }
 
-/// Of automatic renewals.
+/// Drops the callbacks of automatic renewals.
 void drop_renewals(LeaseRecords<LeaseHeld>& records) noexcept {
   for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).on_auto_end = nullptr;
 }

@@ -1,15 +1,18 @@
 // Detects the death of a peer. A connection ends with Status::peer_lost when
 //
 //   the device          fails an operation after its last retry, or the peer's device refuses our
-//                       word in the peer's credit cell: see completion_errors.cc
-//   the liveness timer  has not heard the peer's process for connections.peer_timeout
-//   the control port    hears from rdma_cm that the peer disconnected, and calls peer_lost()
+//                       word in the peer's credit cell: completion_errors.cc. Or it reports the
+//                       peer's end before a direct message was taken: end_lost_connections()
+//   the liveness timer  has not heard the peer's process for connections.peer_timeout, or finds
+//                       that the peer holds up what others share: find_stall()
+//   a lease             has no answer from the peer in time: lease_expiry.cc
+//   rdma_cm             says that the peer disconnected: on_cm_disconnected()
 //
 // A device answers for a process that hangs. What counts as heard is therefore what the peer's
 // polls bring about: messages, and words in our credit cell (wire/credit_word.h). Each end writes
 // such a word, or sends a message in its place (credit_by_messages.cc), at least four times within
-// the silence that the other accepts. A raw connection has
-// no cell: there the device's answers to outstanding operations count.
+// the silence that the other accepts. A raw connection has no cell: there the device's answers to
+// outstanding operations count.
 //
 // Cold.
 

@@ -1,6 +1,6 @@
 // Operations whose stages are timed, for EngineParts::latencies: one in observability.sample. A
-// sampled operation has a callback of the library, which runs the application's. Cold, except for
-// the count in submit.h.
+// sampled operation has a callback of the library, which runs the application's. Cold: the count of
+// operations is EngineContext::is_sample_due().
 #pragma once
 
 #include <array>

@@ -235,11 +235,11 @@ struct Handshake {
   AddressState address = AddressState::unknown;
   HeldFor held_for = HeldFor::nothing;
   bool needs_own_source = false;             ///< held for a connection; see Admission
-  bool was_asked = false;                    ///< of these, and others come first
+  bool was_asked = false;                    ///< in this round it was resumed already, and waits
   bool is_charged = false;                   ///< its resolution counts in ResolutionLimits
-  bool is_challenged = false;                ///< its path validation counts
-  bool is_authenticated = false;             ///< the peer has proved a key, and counts
-  bool is_failure_counted = false;           ///< it has not, and counts
+  bool is_challenged = false;                ///< counts among the path validations
+  bool is_authenticated = false;             ///< the peer has proved a key: counted in proved_
+  bool is_failure_counted = false;           ///< its missing proof is counted already
   bool takes_application_fields = false;     ///< inbound: the peer does; see wire::feature
   std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending or challenged
   std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then

@@ -48,10 +48,10 @@ class Grace {
 
  private:
   std::uint64_t shortest_, longest_, remembered_;
-  std::uint64_t flooded_ = 0;  ///< the time that a flood leaves,
-  std::uint64_t flooded_until_ = 0;
-  std::uint64_t slowest_ = 0;  ///< answer of the last time
-  std::uint64_t slowest_until_ = 0;
+  std::uint64_t flooded_ = 0;        ///< what at() answers in a flood
+  std::uint64_t flooded_until_ = 0;  ///< when that ends
+  std::uint64_t slowest_ = 0;        ///< the slowest answer of late
+  std::uint64_t slowest_until_ = 0;  ///< when it is forgotten
 };
 
 }  // namespace spinwire::control

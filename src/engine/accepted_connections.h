@@ -34,7 +34,7 @@ class AcceptedConnections {
   void add(std::uint64_t subject, const control::Address& source) noexcept;
   // Each does nothing for a record that is not, or no more, half-open.
   void on_ready(std::uint64_t subject) noexcept;
-  /// It is torn down before it was ready.
+  /// A half-open connection is torn down.
   void on_ending(std::uint64_t subject) noexcept;
   /// One that was ready is torn down for a new peer, which waits for it.
   void on_giving_way(std::uint64_t subject) noexcept;
@@ -45,7 +45,7 @@ class AcceptedConnections {
     std::uint32_t half_open = 0;
     std::uint32_t ending = 0;  ///< for a new peer, or before they were ready
   };
-  /// Those of one source.
+  /// The numbers of one source.
   [[nodiscard]] Unready unready_of(const control::Address& source) const noexcept;
   [[nodiscard]] std::uint32_t half_open() const noexcept { return unready_.half_open; }
   [[nodiscard]] std::uint32_t ending() const noexcept { return unready_.ending; }

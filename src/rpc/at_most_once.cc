@@ -5,7 +5,6 @@
 
 namespace spinwire::rpc {
 
-/// The request was here before: its reply was lost, or the handler is still running.
 void on_duplicate_request(Rpc& r, ServerSession& s, const ServerSlot& v,
                           std::uint32_t number) noexcept {
   if (number != v.number || v.state != ServerSlotState::answered) {
@@ -16,7 +15,6 @@ void on_duplicate_request(Rpc& r, ServerSession& s, const ServerSlot& v,
   send_reply(r, s, v, kServerTimeUnknown, number, v.status, v.size);
 }
 
-/// The client has finished all calls below this number, so their replies are not needed again.
 void drop_replies_below(ServerSession& s, std::uint32_t below) noexcept {
   if (s.window > 1 && (below & wire::kNoCallsOver) != 0) return;
   below &= ~(s.window - 1);

@@ -1,4 +1,4 @@
-// Ends the call of a reply's slot, for both transports. Hot.
+// Ends an inline call by the reply of its server. Hot.
 #pragma once
 
 #include <cstring>

@@ -10,7 +10,7 @@ namespace spinwire::rpc {
 /// Remembers that a request was not sent. The call is in its slot.
 [[gnu::cold, gnu::noinline]] void defer_request(Rpc& r, ClientSession& c,
                                                 std::uint32_t slot) noexcept;
-/// The same for the reply in a slot.
+/// Remembers that the reply in a slot was not sent.
 [[gnu::cold, gnu::noinline]] void defer_reply(Rpc& r, ServerSession& s,
                                               std::uint32_t slot) noexcept;
 /// The session ends.
