@@ -1,5 +1,4 @@
 // Accepts atomics.
-#include <cstring>
 
 #include "agent/completion.h"
 #include "agent/submit.h"

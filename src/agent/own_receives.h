@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "agent/qpn_map.h"
 #include "base/index_pool.h"

@@ -1,7 +1,6 @@
 #include "agent/receive_slots.h"
 
 #include <algorithm>
-#include <string>
 
 #include "agent/credit.h"
 #include "base/error.h"

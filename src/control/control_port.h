@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -71,7 +70,7 @@ class ControlPort {
   /// Whether connections that do not begin over TCP may be made by a device that reaches other
   /// hosts: with a key, or with ControlOptions::open. Errors: unauthenticated.
   [[nodiscard]] Result<void> check_adapter(const char* asked, const char* remedy) const;
-  /// The same for rdma_cm, which takes a loopback address for all devices.
+  /// Whether rdma_cm may be used, as check_adapter(): it takes a loopback address for all devices.
   [[nodiscard]] Result<void> check_cm() const;
   /// Drops every handshake and listener without notice to peers.
   void close() noexcept;

@@ -11,9 +11,6 @@
 //   join(B): B is new     <-- B, answers a --   endpoint()
 #pragma once
 
-#include <array>
-#include <cstdint>
-
 #include "control/key_ring.h"
 #include "control/secure_channel.h"
 #include "spinwire/endpoint.h"

@@ -9,7 +9,6 @@
 // position of each source, since when its oldest handshake of that group waits.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "control/address.h"
 #include "control/rdma_cm.h"

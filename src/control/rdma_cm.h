@@ -11,7 +11,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "control/address.h"
 #include "spinwire/clock.h"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "agent/agent.h"
+#include "agent/connecting.h"
 #include "base/error.h"
 
 namespace spinwire::engine {

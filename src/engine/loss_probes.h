@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "agent/agent.h"
-#include "agent/connecting.h"
+#include "agent/engine_context.h"
 #include "control/control_port.h"
 
 namespace spinwire::engine {

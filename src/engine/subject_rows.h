@@ -7,7 +7,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -62,7 +61,7 @@ class SubjectRows {
 
   /// All subjects, as their last visits found them.
   [[nodiscard]] const ByBlocker& by_blocker() const noexcept { return by_blocker_; }
-  /// Those of them that have no row.
+  /// Subjects without a row.
   [[nodiscard]] const ByBlocker& without_row() const noexcept { return without_row_; }
   [[nodiscard]] std::uint32_t silent_without_row() const noexcept { return silent_without_row_; }
 

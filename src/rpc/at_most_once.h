@@ -1,7 +1,9 @@
 // Runs the handler of a request at most once: the server's slot knows the number of its last call.
 #pragma once
 
-#include "rpc/client_call.h"
+#include <cstdint>
+
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 

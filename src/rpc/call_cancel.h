@@ -3,7 +3,9 @@
 // at the end of the next poll, never inside the application's call. Cold.
 #pragma once
 
-#include "rpc/client_call.h"
+#include <cstdint>
+
+#include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
 

@@ -2,9 +2,6 @@
 // except for the count in EngineParts::until_sample.
 #pragma once
 
-#include <array>
-#include <cstdint>
-
 #include "rpc/rpc_state.h"
 
 namespace spinwire::rpc {
@@ -13,8 +10,9 @@ namespace spinwire::rpc {
 [[gnu::always_inline]] inline bool is_sample_due(Rpc& r) noexcept {
   return observe::kObservesHotPath && --r.context.until_sample == 0;
 }
-/// Replaces the callback of a call by one that measures, and then runs it. None: too many calls are
-/// being measured. A call that is refused gives the record back by drop_sample().
+/// Replaces the callback of a call by one that measures, and then runs it. Null: too many calls are
+/// being measured, or latencies are not observed. A call that is refused gives the record back by
+/// drop_sample().
 [[gnu::cold, gnu::noinline]] CallSample* begin_sample(Rpc& r, Method method,
                                                       const ReplyCallback& done,
                                                       ReplyCallback& measuring) noexcept;

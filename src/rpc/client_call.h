@@ -1,9 +1,6 @@
 // Sends requests; inlined into the public API. Hot.
 #pragma once
 
-#include <algorithm>
-#include <bit>
-
 #include "base/internals.h"
 #include "rpc/client_session.h"
 #include "rpc/retransmission.h"

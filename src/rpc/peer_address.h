@@ -12,7 +12,6 @@
 
 #include "base/intrusive_list.h"
 #include "base/random.h"
-#include "control/owners.h"
 #include "spinwire/rpc.h"
 #include "verbs/direct_datagrams.h"
 #include "wire/handshake.h"

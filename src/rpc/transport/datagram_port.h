@@ -6,7 +6,6 @@
 
 #include <infiniband/verbs.h>
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
