@@ -31,7 +31,7 @@ inline void prefetch(const Agent& a) noexcept {
     __builtin_prefetch(reinterpret_cast<const std::byte*>(&a) + kHotAt + 64 * line);
 }
 
-/// The same by index. Accepts any number.
+/// Prefetches the agent of this index. Accepts any number.
 inline void prefetch(const EngineContext& ctx, std::uint32_t index) noexcept {
   asm volatile("");  // g++ drops calls of functions without effect; this counts as one
   if (index >= ctx.agents.capacity()) return;
@@ -119,9 +119,9 @@ Status flush(EngineContext& ctx, Agent& a) noexcept;
 void run_deferred(EngineContext& ctx, Agent& a) noexcept;
 /// Ends the operations that have run so. Returns their number.
 std::uint32_t end_ran_operations(EngineContext& ctx) noexcept;
-/// Has the next poll do that.
+/// Has the next poll call end_ran_operations().
 void await_ran_operations(EngineContext& ctx) noexcept;
-/// The agent ends.
+/// Drops what the agent has in those lists; it ends.
 void forget_ran_operations(EngineContext& ctx, Agent& a) noexcept;
 /// Shows the peers what direct sends have written.
 inline void publish_direct(EngineContext& ctx) noexcept {
@@ -136,7 +136,7 @@ void flush_listed_agents(EngineContext& ctx) noexcept;
 inline void flush_in_poll(EngineContext& ctx) noexcept {
   if (ctx.flush_queue.count() != 0 || ctx.direct_unpublished) flush_listed_agents(ctx);
 }
-/// The same, but they end in the next poll.
+/// As flush_in_poll(), outside a poll: operations that have run at once end in the next poll.
 inline void flush_queued_agents(EngineContext& ctx) noexcept {
   flush_in_poll(ctx);
   await_ran_operations(ctx);
@@ -173,7 +173,8 @@ OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
 
 /// Handles completions in order. Returns the number of events.
 std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
-/// Does the same, but leaves messages in the device's memory for release_what_was_read().
+/// As process_completions(), but leaves messages in the device's memory for
+/// release_what_was_read().
 std::uint32_t process_part(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
 /// Has messages delivered in blocks, not where they lie in the device's memory.
 inline void deliver_in_blocks(Agent& a) noexcept { a.slow_path |= kNeedsBlock; }
@@ -184,7 +185,7 @@ inline void release_in_place(EngineContext& ctx) noexcept {
     fill_spare_blocks(ctx);
   verbs::release_reads(*ctx.direct_reads, ctx.spare_blocks.count);
 }
-/// Does so if a message was read in place.
+/// As release_in_place(), if a message was read in place.
 inline void release_what_was_read(EngineContext& ctx) noexcept {
   if (ctx.in_place_seen) release_in_place(ctx);
 }
@@ -356,7 +357,7 @@ inline void replace_handlers(Agent& a, const ConnectionHandlers& handlers) noexc
 
 ConnectionStats stats(const Agent& a) noexcept;
 ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept;
-/// All counters but those of the polls and the control port.
+/// All counters but those of the control port.
 EngineStats stats(const EngineContext& ctx) noexcept;
 /// What stats() answers without the sums over living agents, in constant time.
 EngineStats stats_without_agents(const EngineContext& ctx) noexcept;

@@ -124,7 +124,7 @@ bool advertise_by_messages(EngineContext& ctx, Agent& a, bool has_news) noexcept
 /// Sends `credit` or `credit_ask`. False: all records are in use.
 [[nodiscard]] bool submit_credit_message(EngineContext& ctx, Agent& a,
                                          wire::MessageKind kind) noexcept;
-/// The device is done with it.
+/// The device is done with a credit message.
 void on_credit_message_sent(EngineContext& ctx, Agent& a, wire::MessageKind kind) noexcept;
 /// The peer asks for a message, or has sent one. False: it may not.
 bool on_credit_ask(EngineContext& ctx, Agent& a) noexcept;

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include "agent/cm_link.h"
 #include "agent/control_messages.h"
@@ -185,7 +184,8 @@ struct Activity {
 /// Something that only the peer can bring about, and for how long it has not. The time counts from
 /// the first check that finds no progress to the last.
 struct Stall {
-  std::uint64_t ticks = 0;  ///< plus 1; 0: nothing was outstanding, or there was progress
+  std::uint64_t ticks = 0;  ///< 1 + the time without progress; 0: at the last check nothing
+                            ///< was outstanding, or there was progress
 
   void on_progress() noexcept { ticks = 0; }
   /// A check, `elapsed` after the last one. `waits`: something is outstanding.

@@ -145,7 +145,7 @@ class OperationPool {
 
   /// Frees the record; its work-request id becomes stale.
   void release(Operation& op) noexcept { release(op, op.kind); }
-  /// Does so for a kind that the caller has at hand.
+  /// As release(op), where the caller knows the kind.
   void release(Operation& op, OperationKind kind) noexcept {
     op.wr.wr_id += std::uint64_t{1} << 32;
     op.has_run = false;

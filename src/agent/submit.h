@@ -360,7 +360,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
       ctx.direct->send(a.qp, build_header(a, size, is_last), data, size, verbs::kNoCompletion);
   return note_direct(ctx, a, sent, size, defer_it);
 }
-/// The same where credit is to be found first.
+/// As send_with_credit(), after a look for credit.
 bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, std::uint32_t size,
                           bool defer_it) noexcept;
 
@@ -380,13 +380,13 @@ bool find_credit_and_send(EngineContext& ctx, Agent& a, const std::byte* data, s
 bool send_direct_recorded(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
                           std::uint32_t size, const CompletionCallback& done) noexcept;
 
-/// Both for a message of several parts.
+/// As the two functions above, for a message of several parts.
 bool send_direct_gathered(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
                           std::uint32_t size, bool defer_it) noexcept;
 bool send_direct_gathered_recorded(EngineContext& ctx, Agent& a, std::span<const ibv_sge> parts,
                                    std::uint32_t size, const CompletionCallback& done) noexcept;
 
-/// Does the same for a message above the eager limit.
+/// As send_direct_recorded(), for a message above the eager limit.
 bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byte* data,
                       std::size_t size, const CompletionCallback& done, bool tracked,
                       bool defer) noexcept;

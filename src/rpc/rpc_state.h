@@ -2,15 +2,12 @@
 // rpc/. Hot fields first.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "agent/engine_context.h"
@@ -117,7 +114,7 @@ struct Rpc {
   base::IntrusiveQueue<&PeerAddress::next_waiting> waiting_peers;
   /// Connections with something to send: each has a turn in the next poll.
   base::RoundQueue<next_queued> connection_queue;
-  /// Those that could send nothing in their last turn: a few have one in each poll.
+  /// Connections that could send nothing in their last turn: a few have one in each poll.
   base::IntrusiveList<blocked_links> blocked_connections;
   /// Sessions whose on_writable is due once they have room.
   base::IntrusiveQueue<&ClientSession::next_room_waiter> room_waiters;
