@@ -46,6 +46,7 @@ void return_to_backlog(Rpc& r, ClientSession& c, ConnectionClientSlot& k) noexce
   k.call.outcome = {};
   b.active &= ~bit(k.number & (b.window - 1));
   k.number += b.window;
+  --r.stats.long_calls;  // occupy_slot() counts it again
   ConnectionCall& w = insert_into_backlog(b, k.call.id, c.last_call_id);
   w = std::exchange(k.call, {});
   schedule_check(r, c, w.deadline);
@@ -75,7 +76,7 @@ bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept {
   return true;
 }
 
-bool wait_again(Rpc& r, const ConnectionClient& b, ConnectionClientSlot& k) noexcept {
+bool wait_again(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
   ClientSession& c = *find_client(r, b.session);
   if (!k.call.waits_until_ready || !may_find_server(r, c)) return false;
   await_next_server(r, c);

@@ -1,9 +1,9 @@
 // Calls whose handlers have not run, although they were under way: their server has refused them
-// because it ends the session, or their requests were not sent before the server was lost. Such a
-// call goes back to the backlog of its session, to its former place in the order, and waits for the
-// next server. Its time-out goes on, and it can be cancelled. It ends as not_connected instead if
-// the session does not reconnect, if the call may not wait until the session is ready, or without
-// memory. Cold.
+// because it ends the session, or their requests were not sent before the server or the connection
+// was lost. Such a call goes back to the backlog of its session, to its former place in the order,
+// and waits for the next server or connection. Its time-out goes on, and it can be cancelled. It
+// ends as not_connected instead if the session does not reconnect, without memory, or if the
+// session is no longer ready and the call may not wait until it is. Cold.
 //
 // A refusal may overtake the goodbye. After a refusal the session sends no further calls, and waits
 // for the goodbye, which says whether and when the client may come back. Without a goodbye for
@@ -22,7 +22,7 @@ namespace spinwire::rpc {
 /// the call must end. Runs no callback.
 [[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept;
 /// Moves a long call, whose memory no peer uses.
-[[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, const ConnectionClient& b,
+[[gnu::cold, gnu::noinline]] bool wait_again(Rpc& r, ConnectionClient& b,
                                              ConnectionClientSlot& k) noexcept;
 /// The connection of a ready session has ended. If the session reconnects, moves its calls of which
 /// nothing was sent to its backlog: the next connection takes them, whether to this server or to
