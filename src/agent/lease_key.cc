@@ -279,11 +279,11 @@ bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {
 
 bool is_exposed(const EngineContext& ctx, const Agent& a, const RemoteRegion& region) noexcept {
   const LeaseGranted* const lease = find_exposure(a, region.rkey);
-  if (lease == nullptr) return ctx.registrations->opens(region);
+  if (lease == nullptr) return ctx.registrations->opens(region, registrations_of(a));
   const memory::KeyTarget& target = lease->target;
   const std::uint64_t offset = region.address - reinterpret_cast<std::uint64_t>(target.data);
-  return lease->state == State::open && offset <= target.bytes &&
-         region.length <= target.bytes - offset;
+  return lease->state == State::open && allows(target.access, region.access) &&
+         offset <= target.bytes && region.length <= target.bytes - offset;
 }
 
 }  // namespace spinwire::agent

@@ -1,6 +1,6 @@
 // Operations whose stages are timed, for EngineParts::latencies: one in observability.sample. A
-// sampled operation has a callback of the library, which runs the application's. Cold: the count of
-// operations is EngineContext::is_sample_due().
+// sampled operation has a callback of the library, which runs the application's. Cold.
+// EngineContext::is_sample_due() counts operations on the hot path.
 #pragma once
 
 #include <array>

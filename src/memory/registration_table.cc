@@ -85,6 +85,7 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     entry.own = own.get();
+    entry.access = access;
     add_key(*index);
     own->table = this;
     own->entry = *index;
@@ -132,6 +133,7 @@ Result<RemoteRegion> RegistrationTable::expose_bytes(ibv_qp* qp, std::span<std::
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     entry.exposure = true;
+    entry.access = access;
     entry.owner = owner;
     entry.held = held;
     entry.of_device = held == nullptr;
@@ -238,11 +240,14 @@ bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
   return state != State::pending;
 }
 
-bool RegistrationTable::opens(const RemoteRegion& region) const noexcept {
+bool RegistrationTable::opens(const RemoteRegion& region, const Group* group) const noexcept {
   const std::uint32_t found = keys_.find(region.rkey);
   if (found == kNone || entries_.at(found).state != State::live) return false;
-  // A peer's key can have the same number: the bytes decide.
   const Entry& entry = entries_.at(found);
+  if (entry.group != group || region.access == Access::local ||
+      !allows(entry.access, region.access))
+    return false;
+  // A peer's key can have the same number: the bytes decide.
   const std::uint64_t begin =
       entry.zero_based ? 0 : reinterpret_cast<std::uint64_t>(entry.mr->addr);
   const std::uint64_t offset = region.address - begin;

@@ -122,9 +122,9 @@ class RegistrationTable {
   /// Whether the access has ended that made revoke(rkey, kLibrary) return would_block; if it has,
   /// the table forgets the key. Makes no control verb: poll_revocations() does.
   bool has_ended(std::uint32_t rkey) noexcept;
-  /// Whether a key of this table opens these bytes to peers: an exposure's, or that of registered
-  /// memory. Accepts any region. Hot.
-  [[nodiscard]] bool opens(const RemoteRegion& region) const noexcept;
+  /// Whether a key of the group, or of the engine's domain, opens these bytes to peers with these
+  /// rights: an exposure's, or that of registered memory. Accepts any region.
+  [[nodiscard]] bool opens(const RemoteRegion& region, const Group* group) const noexcept;
 
   /// Ends the oldest registration of a group, with one control verb; false if there is none left.
   /// Registered memory that is still held becomes plain memory. A registration that cannot be
@@ -174,6 +174,7 @@ class RegistrationTable {
     Owner owner = kApplication;     ///< exposures: who may revoke it
     std::uint32_t rkey = 0;
     State state = State::live;
+    Access access = Access::local;  ///< what peers may do
     bool exposure = false;
     bool of_device = false;             ///< an exposure of memory that no block holds
     bool zero_based = false;            ///< peers address its bytes from 0 on

@@ -391,6 +391,16 @@ TEST(EngineTokens, AreMadeOnlyOfMemoryThatThisEndHasOpened) {
       EXPECT_TRUE(refused(server, {region.address + 8, region.length, region.rkey, region.access}));
       EXPECT_TRUE(refused(server, {region.address - 8, region.length, region.rkey, region.access}));
     }
+    if (by == By::own_domain) {
+      Ends other = connect(t.client, t.server);
+      const auto of_engine = other.server.expose(b.slice(), Access::remote_read);
+      ASSERT_TRUE(of_engine);
+      EXPECT_TRUE(refused(other.server, *shared)) << "the key is of another domain";
+      EXPECT_TRUE(refused(server, *of_engine)) << "the key is of another domain";
+      EXPECT_EQ(other.server.revoke(*of_engine), Status::ok);
+      EXPECT_EQ(other.client.close(), Status::ok);
+      ASSERT_TRUE(t.until([&] { return t.server.engine.stats().connections == 1; }));
+    }
     EXPECT_EQ(server.revoke(registered->remote()), Status::invalid_argument);
     const RemoteRegion dropped = registered->remote();
     *registered = {};

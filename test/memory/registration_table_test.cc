@@ -448,26 +448,36 @@ TEST(RegistrationTest, OpensTheBytesOfKeysInForce) {
                     spinwire::MemoryFlags::zero_based);
   EXPECT_EQ(from_zero.address, 0u);
   for (const RemoteRegion& region : {own->remote, of_group->remote, exposed, from_zero}) {
-    EXPECT_TRUE(table.opens(region));
-    EXPECT_TRUE(table.opens(region.slice(8, 8)));
+    const bool grouped = region.rkey == of_group->remote.rkey;
+    const auto opens = [&](const RemoteRegion& r) {
+      return table.opens(r, grouped ? &group : nullptr);
+    };
+    EXPECT_FALSE(table.opens(region, grouped ? nullptr : &group)) << "of another domain";
+    EXPECT_TRUE(opens(region));
+    EXPECT_TRUE(opens(region.slice(8, 8)));
     const auto [address, length, rkey, access, lease, timed, deadline] = region;
-    EXPECT_FALSE(table.opens({address, length, rkey + 1, access}));
-    EXPECT_FALSE(table.opens({address + 1, length, rkey, access}));
-    EXPECT_FALSE(table.opens({address - 1, length, rkey, access}));
-    EXPECT_FALSE(table.opens({address, length + 1, rkey, access}));
+    EXPECT_FALSE(opens({address, length, rkey + 1, access}));
+    EXPECT_FALSE(opens({address + 1, length, rkey, access}));
+    EXPECT_FALSE(opens({address - 1, length, rkey, access}));
+    EXPECT_FALSE(opens({address, length + 1, rkey, access}));
+    EXPECT_FALSE(opens({address, length, rkey, Access::remote_write})) << "another right";
   }
-  EXPECT_FALSE(table.opens({}));
+  const auto local = table.register_memory(bytes, Access::local);
+  EXPECT_FALSE(
+      table.opens({local->remote.address, 8, local->remote.rkey, Access::remote_read}, nullptr))
+      << "no peer may use it";
+  EXPECT_FALSE(table.opens({}, nullptr));
   EXPECT_EQ(table.revoke(own->remote.rkey), Status::invalid_argument);
   const RemoteRegion was_own = own->remote;
   own->whole = {};
-  EXPECT_FALSE(table.opens(was_own));
+  EXPECT_FALSE(table.opens(was_own, nullptr));
   EXPECT_TRUE(table.end_next(group));
-  EXPECT_FALSE(table.opens(of_group->remote));
+  EXPECT_FALSE(table.opens(of_group->remote, &group));
   EXPECT_EQ(table.revoke(exposed.rkey), Status::ok);
-  EXPECT_FALSE(table.opens(exposed));
+  EXPECT_FALSE(table.opens(exposed, nullptr));
   device.busy = {from_zero.rkey};
   EXPECT_EQ(table.revoke(from_zero.rkey), Status::would_block);
-  EXPECT_FALSE(table.opens(from_zero)) << "an access is under way, but the key is closed";
+  EXPECT_FALSE(table.opens(from_zero, nullptr)) << "an access is under way, but the key is closed";
   EXPECT_TRUE(table.audit());
   device.busy.clear();
 }
@@ -485,8 +495,8 @@ TEST(RegistrationTest, RegisteredMemoryWithAReusedKeyIsItsNewUse) {
   std::vector<std::byte> bytes(100);
   const auto own = table.register_memory(bytes, Access::remote_read);
   ASSERT_EQ(own->remote.rkey, former.rkey);
-  EXPECT_TRUE(table.opens(own->remote));
-  EXPECT_FALSE(table.opens(former));
+  EXPECT_TRUE(table.opens(own->remote, nullptr));
+  EXPECT_FALSE(table.opens(former, nullptr));
   EXPECT_EQ(table.revoke(former.rkey), Status::invalid_argument);
   EXPECT_TRUE(table.audit());
 }
