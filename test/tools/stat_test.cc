@@ -298,5 +298,30 @@ TEST_F(ToolsStat, SaysWhichEventsWereDisplaced) {
   EXPECT_GT(all.at("displaced"), 0);
 }
 
+/// An engine that dies while it writes an event leaves it half written: the list has it, with a
+/// question mark.
+TEST_F(ToolsStat, AnEventThatIsHalfWrittenWasNotDisplaced) {
+  const EngineFolder folder;
+  observe_test::PageFileOptions options = observe_test::options_in(folder);
+  options.events = 16;
+  auto page = observe_test::PageFile::create(options);
+  ASSERT_TRUE(page) << page.error().message();
+  const spinwire::Clock clock;
+  spinwire::observe::Recorder recorder(clock);
+  recorder.open(page->all_events(), {});
+  for (int i = 0; i < 3; ++i)
+    recorder.record(spinwire::observe::EventKind::state, {"event ", std::to_string(i)});
+  // The lowest bit of EventRecord::sequence.
+  page->all_events().data[sizeof(spinwire::observe::EventRecord)] ^= std::byte{1};
+  const Outcome text = tools_test::run("spinwire-stat", {"--directory", folder.path(), "--events"});
+  EXPECT_TRUE(has(text.out, "state? ")) << text.out;
+  EXPECT_FALSE(has(text.out, "displaced")) << text.out;
+  const Outcome json =
+      tools_test::run("spinwire-stat", {"--directory", folder.path(), "--events", "--json"});
+  const nlohmann::json all = tools_test::parse_object(json.out).at("engines").at(0);
+  EXPECT_EQ(all.at("recorded"), 3) << json.out;
+  EXPECT_EQ(all.at("displaced"), 0) << json.out;
+}
+
 }  // namespace
 }  // namespace stat_test

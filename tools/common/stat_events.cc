@@ -35,20 +35,21 @@ struct EventCounts {
   std::uint64_t displaced = 0;
 };
 
-/// Events are counted from 1, and the file always has the last one.
+/// Events are counted from 1, and the file always has the last one. One that is being written is in
+/// the file, so it is not displaced.
 EventCounts count_events(const EngineReading& reading) {
   EventCounts counts;
   std::uint64_t kept = 0;
   for (const EngineEvent& event : reading.events) {
-    if (!event.is_consistent) continue;  // its number may be half written
     ++kept;
+    if (!event.is_consistent) continue;  // its number may be half written
     counts.recorded = std::max(counts.recorded, event.number);
   }
   counts.displaced = counts.recorded - std::min(kept, counts.recorded);
   return counts;
 }
 
-/// What the list does not show; empty: it is complete.
+/// Says what the list lacks; empty: it is complete.
 std::string displaced_text(const EngineReading& reading, const EventFilter& filter) {
   const EventCounts counts = count_events(reading);
   if (counts.displaced == 0) return {};
