@@ -11,6 +11,7 @@
 #include "spinwire/spinwire.h"
 #include "tools/certify_programs.h"
 #include "tools/doctor_link.h"
+#include "tools/scripted_peer.h"
 
 namespace tools_test {
 namespace {
@@ -216,6 +217,19 @@ TEST(CertifyPair, AClientChoosesAMeasurementOnly) {
   client.send("id=4\nrequest=start\nmeasurement=3\nprogram=1\n");
   const std::string started = client.receive();
   EXPECT_EQ(started.find("id=4\noperations=40000\nport="), 0u) << started;
+}
+
+/// One more endpoint, as after an answer that came too late: the certification goes on.
+TEST(CertifyPair, IgnoresAnEndpointThatComesTooLate) {
+  const CertifyPrograms programs;
+  const std::string endpoint = frame("error=system\n", 1, kEndpointFrame);
+  const ScriptedPeer peer(
+      frame("engine.port=1\nengine.device=softverbs\nendpoint.exchange=1\ncertify=softverbs\n"),
+      endpoint + endpoint + frame("id=1\nerror=it has read this\n"));
+  const Outcome ran = programs.certify({}, {peer.address()});
+  EXPECT_EQ(ran.code, 2) << ran.err;
+  expect_text(ran, "error    certify      the doctor there runs nothing for this one\n");
+  expect_text(ran, "it has read this");
 }
 
 /// A client that leaves holds up no other one.

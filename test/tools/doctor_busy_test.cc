@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
+#include <list>
 #include <optional>
 #include <string>
 #include <thread>
@@ -83,6 +85,32 @@ TEST_F(Tools, DoctorForgetsAClientThatLeavesWhileItWaits) {
   EXPECT_EQ(server.err(), "");
 }
 
+/// Connections that say nothing hold all places, until their time for that is over.
+TEST_F(Tools, DoctorGivesThePlacesOfSilentClientsToOthers) {
+  DoctorHost there;
+  there.put("probe/first_limit_ms", "300000");
+  there.put("probe/facts_limit_ms", "1000");
+  Serving server(there);
+  const LinkClient first(server.address());
+  first.send("a=b\n");
+  EXPECT_NE(first.receive(), "");
+  std::list<LinkClient> silent;
+  for (int i = 0; i < 63; ++i) silent.emplace_back(server.address());
+  const LinkClient half(server.address());
+  EXPECT_EQ(::send(half.fd(), frame("a=b\n").data(), 14, MSG_NOSIGNAL), 14);
+  const LinkClient next(server.address());
+  next.send("waits=1\n");
+  for (const LinkClient& each : silent) {
+    char end[12];
+    ASSERT_EQ(::recv(each.fd(), end, sizeof end, MSG_WAITALL), 12) << "it has lost its place";
+  }
+  std::string ahead = "none yet";
+  while (!ahead.empty() && ahead != "ahead=1\n") ahead = next.receive(kBusyFrame);
+  EXPECT_EQ(ahead, "ahead=1\n") << "the half of a frame holds no place either";
+  EXPECT_EQ(server.stop(), 0);
+  EXPECT_EQ(server.err(), "");
+}
+
 /// A server that is always busy.
 TEST_F(Tools, DoctorDoesNotWaitForever) {
   DoctorHost host;
@@ -107,6 +135,20 @@ TEST_F(Tools, DoctorPrintsNoTextOfABusyServer) {
   EXPECT_EQ(o.err.find("evil"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("to be served before it: 7\n"), std::string::npos) << o.err;
   EXPECT_NE(o.out.find("9.9.9 there"), std::string::npos) << o.out;
+}
+
+/// A server that says something else in each frame fills no terminal.
+TEST_F(Tools, DoctorPrintsOneLineASecondOfABusyServer) {
+  std::string bytes;
+  for (int i = 0; i < 2000; ++i) bytes += frame(i % 2 ? "ahead=1\n" : "ahead=2\n", 1, kBusyFrame);
+  const DoctorHost host;
+  const ScriptedPeer peer(bytes + frame("spinwire=9.9.9\n"));
+  const auto began = Clock::now();
+  const Outcome o = compare(host, peer.address());
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(Clock::now() - began).count();
+  EXPECT_NE(o.out.find("9.9.9 there"), std::string::npos) << o.out;
+  EXPECT_GE(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+  EXPECT_LE(std::count(o.err.begin(), o.err.end(), '\n'), 1 + seconds) << o.err;
 }
 
 /// Each frame of a busy server gives it new time: together they come for longer than the limit of

@@ -12,13 +12,13 @@ namespace spinwire::doctor {
 
 struct Certification {
   std::string device;
-  int port = 0;            ///< of the device; 0: the programs choose
+  int port = 0;            ///< the device's; 0: the programs choose
   int gid_index = -1;      ///< negative: the programs choose
-  std::string address;     ///< of the device's port; empty: loopback
+  std::string address;     ///< the port's; empty: loopback
   std::string programs;    ///< the folder of the programs; empty: that of this one
-  std::string config;      ///< of spinwire-perf; empty: the defaults
+  std::string config;      ///< for spinwire-perf; empty: the defaults
   std::string tests{"*"};  ///< GoogleTest filter of the engine's and the calls' tests
-  int slowness = 1;        ///< of the device, by which the tests multiply their times
+  int slowness = 1;        ///< the device's, by which the tests multiply their times
   int test_seconds = 150;  ///< for one test; on an adapter the longest take seconds
   double minutes = 60;     ///< for everything
   /// A socket to a client. When it has closed, the tests end. Negative: none.
@@ -38,7 +38,7 @@ inline SteadyTime::duration part_of_time(const Certification& what, double part)
 /// Whether this host has the device, with the port. If not, that is a finding.
 bool find_device(const Certification& what, Findings& findings);
 
-/// Paths of the programs, and what is missing.
+/// Finds the programs, and reports a missing one.
 class Programs {
  public:
   explicit Programs(const std::string& folder);
@@ -63,7 +63,7 @@ struct TestPart {
   std::vector<std::string> tests;
   std::chrono::seconds test_limit;  ///< for one test
 };
-/// Runs the tests until the deadline, and adds what came of them. A test that hangs or dies fails
+/// Runs the tests until the deadline, and adds their outcome. A test that hangs or dies fails
 /// alone.
 void run_tests(const TestPart& part, SteadyTime deadline, Findings& findings);
 /// The tests of a GoogleTest program. Errors: those of output_of().

@@ -134,7 +134,7 @@ Result<Command> perftest_command(const Certification& what, const Programs& prog
   }
   std::vector<std::string>& words = command.words;
   words.insert(words.end(), {"-d", what.device, "-F", "-p", std::to_string(port)});
-  // The embedded device shows such programs its first port alone.
+  // softverbs shows such programs its first port alone.
   if (what.port > 0 && what.device != "softverbs")
     words.insert(words.end(), {"-i", std::to_string(what.port)});
   if (what.gid_index >= 0) words.insert(words.end(), {"-x", std::to_string(what.gid_index)});

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 
 namespace spinwire::doctor {
@@ -199,8 +200,12 @@ Result<Link> Link::listen(const std::string& address, int port) {
 }
 
 int Link::accept(Limit limit) const {
-  if (!wait_for(fd_, POLLIN, LinkClock::now() + limit)) return -1;
-  return ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  const auto end = LinkClock::now() + limit;
+  if (!wait_for(fd_, POLLIN, end)) return -1;
+  const int client = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  // Without a free descriptor the client stays in the queue, so the next wait would be none.
+  if (client < 0) std::this_thread::sleep_until(end);
+  return client;
 }
 
 Result<void> Link::send(LinkKind kind, std::string_view text, Limit limit) {

@@ -69,7 +69,7 @@ class Link {
   static Result<Link> connect(const std::string& host, int port, Limit limit);
   /// Listens at an address of this host. Errors: invalid_argument, in_use, system.
   static Result<Link> listen(const std::string& address, int port);
-  /// The next client; none after `limit`.
+  /// The next client; negative, after `limit`: none came, or none can be taken now.
   [[nodiscard]] int accept(Limit limit) const;
 
   /// Errors: timed_out, peer_lost.

@@ -411,6 +411,7 @@ void measure(const Subject& subject, const Config& config, Encounter& encounter,
                  fact(theirs, "engine.error"), "spinwire-doctor  # there");
     return;
   }
+  OutOfBandEvents events;  // before the engine, whose callbacks use it
   auto engine = Engine::open(config);
   if (!engine) {
     findings.add("engine", Severity::error, "this host's engine does not open",
@@ -427,7 +428,7 @@ void measure(const Subject& subject, const Config& config, Encounter& encounter,
   }
   const std::string address = fmt::format("{}:{}", host, *port);
   // Before all ways that wait for a port: the other doctor leaves an engine that does not connect.
-  const OutOfBandTrial trial = try_out_of_band(*engine, encounter.link, theirs);
+  const OutOfBandTrial trial = try_out_of_band(*engine, events, encounter.link, theirs);
   const auto measure_others = [&] {
     const Loss loss = measure_datagrams(*engine, address, findings);
     judge_out_of_band(trial, is_lossy(loss) ? kLossRemedy : nullptr, findings);
@@ -443,11 +444,14 @@ struct FactsLimits {
   Link::Limit busy;     ///< while it serves others
 };
 
-/// Waits for the other doctor's facts; says so while it serves others. Errors: those of
-/// Link::receive(); limit (it has served others for too long).
+/// Waits for the other doctor's facts; says so while it serves others, in a line each second at
+/// most, however many frames it sends. Errors: those of Link::receive(); limit (it has served
+/// others for too long).
 Result<std::string> receive_facts(Link& link, const FactsLimits& limits) {
   const SteadyTime end = now() + limits.busy;
-  std::uint32_t told = 0;
+  constexpr auto kLineInterval = std::chrono::seconds(1);
+  std::uint32_t reported = 0;
+  SteadyTime next_line{};
   for (;;) {
     auto frame = link.receive_either(LinkKind::facts, LinkKind::busy, limits.silence);
     if (!frame) return tl::unexpected(frame.error());
@@ -456,8 +460,9 @@ Result<std::string> receive_facts(Link& link, const FactsLimits& limits) {
       return tl::unexpected(
           Error{Status::limit, "wait for the other doctor", "its time for others is over", ""});
     const auto ahead = number_fact(decode_facts(frame->text), kAheadFact, kMostAhead);
-    if (!ahead || *ahead == told) continue;
-    told = *ahead;
+    if (!ahead || *ahead == reported || now() < next_line) continue;
+    reported = *ahead;
+    next_line = now() + kLineInterval;
     (void)tools::fail(fmt::format(
         "the doctor at {} serves another one; this one waits; to be served before it: {}",
         link.peer_host(), *ahead));

@@ -2,41 +2,53 @@
 
 #include <fmt/core.h>
 
-#include <array>
 #include <span>
 #include <utility>
 
 #include "common/spin.h"
+#include "doctor/certify_pair.h"
 
 namespace spinwire::doctor {
 namespace {
 
-/// For our endpoint, for the other doctor's answer, and for the connection and its echo. Together
-/// less than the time that a server gives a client until its engine connects.
+/// For each of four steps: our endpoint is made, is sent, is answered; the connection carries an
+/// echo. With closing these are 18 s at most, of the 20 s from the beginning of its turn that a
+/// server gives a client until its engine connects. A slow exchange of clocks leaves less.
 constexpr Nanoseconds kStepLimit = std::chrono::seconds(4);
-constexpr Nanoseconds kCloseLimit = std::chrono::seconds(10);
+constexpr Nanoseconds kCloseLimit = std::chrono::seconds(2);
+/// For the server until it has joined: its answer comes while the client still waits for one.
+constexpr Nanoseconds kJoinLimit = std::chrono::seconds(3);
+static_assert(kJoinLimit < kStepLimit);
 constexpr Link::Limit kFrameLimit = std::chrono::duration_cast<Link::Limit>(kStepLimit);
 
 /// Our end of the connection. It must stay where it is.
 class OutOfBandClient {
  public:
-  explicit OutOfBandClient(Engine& engine) : engine_(engine) {
+  OutOfBandClient(Engine& engine, OutOfBandEvents& events) : engine_(engine), events_(events) {
     PrepareOptions options;
+    options.timeout = 4 * kStepLimit;  // the steps have limits of their own
     // The other doctor joins before it answers, so an endpoint of an earlier connection is refused.
     options.peer_joins_first = true;
-    options.on_endpoint = [this](Connection, const Endpoint& endpoint) { text_ = endpoint.text(); };
-    options.handlers.on_ready = [this](Connection) { is_ready_ = true; };
-    options.handlers.on_message = [this](Connection, Message&) { has_echo_ = true; };
-    options.handlers.on_closed = [this](Connection, const Error& error) {
-      if (!error_) error_ = error;
+    // `events` outlives a connection that is not closed in time; this object does not.
+    options.on_endpoint = [&events](Connection, const Endpoint& endpoint) {
+      events.endpoint = endpoint.text();
+    };
+    options.handlers.on_ready = [&events](Connection) { events.is_ready = true; };
+    options.handlers.on_message = [&events](Connection, Message& message) {
+      if (!message.is_write())
+        events.echo.assign(reinterpret_cast<const char*>(message.data()), message.size());
+      events.has_echo = true;
+    };
+    options.handlers.on_closed = [&events](Connection, const Error& error) {
+      if (!events.error) events.error = error;
     };
     auto prepared = engine.prepare(options);
     if (!prepared) {
-      error_ = prepared.error();
+      events_.error = prepared.error();
       return;
     }
     connection_ = *prepared;
-    wait_for([this] { return !text_.empty(); }, "no endpoint came");
+    wait_for([this] { return !events_.endpoint.empty(); }, "no endpoint came");
   }
   OutOfBandClient(const OutOfBandClient&) = delete;
   OutOfBandClient& operator=(const OutOfBandClient&) = delete;
@@ -46,39 +58,42 @@ class OutOfBandClient {
                             [this] { return connection_.state() == ConnectionState::closed; });
   }
 
-  [[nodiscard]] const std::string& endpoint() const noexcept { return text_; }
-  [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
+  [[nodiscard]] const std::string& endpoint() const noexcept { return events_.endpoint; }
+  [[nodiscard]] const std::optional<Error>& error() const noexcept { return events_.error; }
 
-  /// Joins the other doctor's endpoint, and waits for the echo of a message.
+  /// Joins the other doctor's endpoint, and waits for the echo of random bytes.
   void connect(const std::string& text) {
     const auto joined =
         Endpoint::parse(text).and_then([this](const Endpoint& e) { return connection_.join(e); });
-    if (!joined) {
-      error_ = joined.error();
+    const auto random = make_nonce();
+    if (!joined || !random) {
+      events_.error = joined ? random.error() : joined.error();
       return;
     }
-    const std::array<std::byte, 64> bytes{};
+    const auto bytes = std::as_bytes(std::span(*random));
     bool is_sent = false;
     wait_for(
         [&] {
-          if (is_ready_ && !is_sent) is_sent = connection_.send_copy(bytes) == Status::ok;
-          return has_echo_;
+          if (events_.is_ready && !is_sent) is_sent = connection_.send_copy(bytes) == Status::ok;
+          return events_.has_echo;
         },
         "no echo came");
+    if (!events_.error && events_.echo != *random)
+      events_.error =
+          Error{Status::protocol, "connect out-of-band", "the echo is not what was sent", ""};
   }
 
  private:
   template <typename Done>
   void wait_for(Done&& done, const char* why) {
-    const bool came = tools::spin_until(engine_, kStepLimit, [&] { return error_ || done(); });
-    if (!came && !error_) error_ = Error{Status::timed_out, "connect out-of-band", why, ""};
+    const bool came =
+        tools::spin_until(engine_, kStepLimit, [&] { return events_.error || done(); });
+    if (!came && !events_.error)
+      events_.error = Error{Status::timed_out, "connect out-of-band", why, ""};
   }
 
   Engine& engine_;
-  std::string text_;
-  bool is_ready_ = false;
-  bool has_echo_ = false;
-  std::optional<Error> error_;
+  OutOfBandEvents& events_;
   Connection connection_;
 };
 
@@ -92,12 +107,13 @@ OutOfBandTrial failed(const Error& error) {
 
 }  // namespace
 
-OutOfBandTrial try_out_of_band(Engine& engine, Link& link, const Facts& theirs) {
+OutOfBandTrial try_out_of_band(Engine& engine, OutOfBandEvents& events, Link& link,
+                               const Facts& theirs) {
   if (fact(theirs, kEndpointFact).empty())
     return {Outcome::not_tried,
             "the doctor there exchanges no endpoints: its engine does not "
             "listen, or it is older"};
-  OutOfBandClient client(engine);
+  OutOfBandClient client(engine, events);
   if (client.error()) return failed(*client.error());
   const Facts ours{{"endpoint", client.endpoint()}};
   const auto answer = link.send(LinkKind::endpoint, encode_facts(ours), kFrameLimit).and_then([&] {
@@ -140,6 +156,7 @@ bool OutOfBandServer::take(Engine& engine, Link& client, Link::Limit limit) {
   }
   peer_ = *peer;
   PrepareOptions options;
+  options.timeout = kJoinLimit;
   options.on_endpoint = [this](Connection connection, const Endpoint&) { join(connection); };
   // From now on the device takes what the client sends.
   options.handlers.on_ready = [this](Connection connection) {

@@ -24,16 +24,27 @@ namespace spinwire::doctor {
 /// knows no such frames.
 inline constexpr const char* kEndpointFact = "endpoint.exchange";
 
-/// What came of a connection by exchanged endpoints.
+/// The outcome of a connection by exchanged endpoints.
 struct OutOfBandTrial {
   enum class Outcome : std::uint8_t { works, fails, not_tried };
   Outcome outcome = Outcome::not_tried;
   std::string evidence;
 };
 
-/// Exchanges endpoints with the other doctor, connects, and waits for an echo. Within seconds.
-[[nodiscard]] OutOfBandTrial try_out_of_band(Engine& engine, Link& link, const Facts& theirs);
-/// Adds what came of it. `loss_remedy` is the command for a network that loses packets; null: it
+/// Events of the client's connection.
+struct OutOfBandEvents {
+  std::string endpoint;  ///< ours; empty until it is ready
+  bool is_ready = false;
+  bool has_echo = false;
+  std::string echo;
+  std::optional<Error> error;
+};
+
+/// Exchanges endpoints with the other doctor, connects, and waits for an echo. Within 18 s. The
+/// engine's callbacks use `events`, which must outlive it.
+[[nodiscard]] OutOfBandTrial try_out_of_band(Engine& engine, OutOfBandEvents& events, Link& link,
+                                             const Facts& theirs);
+/// Adds the outcome. `loss_remedy` is the command for a network that loses packets; null: it
 /// loses none.
 void judge_out_of_band(const OutOfBandTrial& trial, const char* loss_remedy, Findings& findings);
 

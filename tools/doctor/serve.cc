@@ -29,6 +29,8 @@ constexpr Link::Limit kStopInterval{100};
 /// until its engine has connected, with all questions before, the second until the client is done.
 constexpr Link::Limit kFirstLimit{20000};
 constexpr Link::Limit kServeLimit{60000};
+/// For the facts of a client that waits for its turn. Clients send them first.
+constexpr Link::Limit kFactsLimit{5000};
 
 /// The two deadlines of a client.
 struct ClientTime {
@@ -90,16 +92,16 @@ class MeasuredEngine {
     const tools::Deadline to_connect(engine_->clock(), until(time.to_connect, kFirstLimit));
     const tools::Deadline end(engine_->clock(), until(time.end, kServeLimit));
     Idler idler(IdleStrategy::yield);
-    while (goes_on(client, time) && !end.passed() && (is_connected() || !to_connect.passed()) &&
-           !tools::stop_requested()) {
+    while (exchange_endpoints(client, time) && !end.passed() &&
+           (is_connected() || !to_connect.passed()) && !tools::stop_requested()) {
       for (int i = 0; i < 256; ++i) (void)idler.idle(*engine_, tools::drive(*engine_));
     }
   }
 
  private:
-  /// Takes a client's endpoint, and answers it. False: the client sends something else, has closed,
-  /// or breaks the protocol.
-  bool goes_on(Link& client, const ClientTime& time) {
+  /// Receives a client's endpoint when it comes, and answers it when ours is known. False: the
+  /// client sends something else, has closed, or breaks the protocol.
+  bool exchange_endpoints(Link& client, const ClientTime& time) {
     const Link::Limit limit = until(is_connected() ? time.end : time.to_connect, kAnswerLimit);
     const auto next = client.next_kind();
     if (next &&
@@ -211,7 +213,7 @@ Result<void> serve(const Subject& subject, const Config& config, const std::stri
   fmt::print("listening on {}\n", bound);
   std::fflush(stdout);
   const std::string host = bound.substr(0, bound.rfind(':'));
-  WaitingRoom room(*listener);
+  WaitingRoom room(*listener, Link::Limit(subject.host.limit_ms("facts", kFactsLimit.count())));
   while (!tools::stop_requested()) {
     auto client = room.next(kStopInterval);
     if (!client) continue;

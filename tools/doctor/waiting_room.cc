@@ -1,18 +1,21 @@
 #include "doctor/waiting_room.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <chrono>
+#include <exception>
 #include <string>
 #include <utility>
 
 namespace spinwire::doctor {
 namespace {
 
-constexpr Link::Limit kLookInterval{100};
+constexpr Link::Limit kRoundInterval{100};
 /// A client gives up after 30 s without a frame.
-constexpr auto kTellInterval = std::chrono::seconds(2);
-/// Further clients wait in the kernel, and are told nothing.
+constexpr auto kReportInterval = std::chrono::seconds(2);
+/// Further clients wait in the kernel, and get no reports.
 constexpr std::size_t kMostClients = 64;
 
 bool has_left(const Link& link) {
@@ -20,7 +23,32 @@ bool has_left(const Link& link) {
   return ::poll(&polled, 1, 0) > 0;
 }
 
+/// While it lives, new threads are started without the signals that end the doctor. So the serving
+/// thread gets them, whose waits they interrupt.
+class StopSignalsBlocked {
+ public:
+  StopSignalsBlocked() {
+    sigset_t stops;
+    ::sigemptyset(&stops);
+    ::sigaddset(&stops, SIGINT);
+    ::sigaddset(&stops, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &stops, &before_);
+  }
+  StopSignalsBlocked(const StopSignalsBlocked&) = delete;
+  StopSignalsBlocked& operator=(const StopSignalsBlocked&) = delete;
+  ~StopSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
 }  // namespace
+
+WaitingRoom::WaitingRoom(const Link& listener, Link::Limit facts_limit)
+    : listener_(listener), facts_limit_(facts_limit) {
+  const StopSignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
 
 WaitingRoom::~WaitingRoom() {
   is_over_ = true;
@@ -37,25 +65,33 @@ std::optional<Link> WaitingRoom::next(Link::Limit limit) {
   return link;
 }
 
-void WaitingRoom::run() {
-  bool is_full = false;
+void WaitingRoom::run() noexcept {
   while (!is_over_) {
-    if (is_full) std::this_thread::sleep_for(kLookInterval);
-    const int fd = is_full ? -1 : listener_.accept(kLookInterval);
-    const std::lock_guard lock(mutex_);
-    if (fd >= 0) {
-      clients_.push_back(Client{Link(fd)});
-      came_.notify_one();
+    try {
+      run_round();
+    } catch (const std::exception&) {
+      // There is no memory now. The doctor serves on, and the clients wait.
+      std::this_thread::sleep_for(kRoundInterval);
     }
-    look_after_clients();
-    is_full = clients_.size() >= kMostClients;
   }
 }
 
-void WaitingRoom::look_after_clients() {
+void WaitingRoom::run_round() {
+  if (is_full_) std::this_thread::sleep_for(kRoundInterval);
+  const int fd = is_full_ ? -1 : listener_.accept(kRoundInterval);
+  const std::lock_guard lock(mutex_);
+  if (fd >= 0) {
+    clients_.push_back(Client{Link(fd), now() + facts_limit_});
+    came_.notify_one();
+  }
+  update_clients();
+  is_full_ = clients_.size() >= kMostClients;
+}
+
+void WaitingRoom::update_clients() {
   std::uint32_t ahead = is_serving_ ? 1 : 0;
   for (auto client = clients_.begin(); client != clients_.end();) {
-    if (tell(*client, ahead)) {
+    if (update_client(*client, ahead)) {
       ++client;
       ++ahead;
     } else {
@@ -64,16 +100,23 @@ void WaitingRoom::look_after_clients() {
   }
 }
 
-bool WaitingRoom::tell(Client& client, std::uint32_t ahead) {
+bool WaitingRoom::update_client(Client& client, std::uint32_t ahead) {
   if (ahead == 0) return true;
   if (has_left(client.link)) return false;
-  if (!client.understands) {
+  if (!client.has_sent_facts) {
     const auto facts = client.link.peek(LinkKind::facts);
-    client.understands = facts && !fact(decode_facts(*facts), kWaitsFact).empty();
+    client.has_sent_facts = facts.has_value();
+    client.understands_busy = facts && !fact(decode_facts(*facts), kWaitsFact).empty();
   }
-  if (!client.understands || (client.ahead == ahead && now() < client.next_report)) return true;
+  if (!client.has_sent_facts && now() >= client.facts_deadline) {
+    // A doctor of another version learns ours from the header.
+    (void)client.link.send(LinkKind::end, "", Link::Limit(0));
+    return false;
+  }
+  if (!client.understands_busy || (client.ahead == ahead && now() < client.next_report))
+    return true;
   client.ahead = ahead;
-  client.next_report = now() + kTellInterval;
+  client.next_report = now() + kReportInterval;
   const Facts said{{kAheadFact, std::to_string(ahead)}};
   return client.link.send(LinkKind::busy, encode_facts(said), Link::Limit(0)).has_value();
 }

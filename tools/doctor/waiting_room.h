@@ -1,5 +1,6 @@
-// The clients of a doctor that serves another one. Each is told so, and how many are before it, if
-// it has said in its facts that it understands that.
+// Clients of a doctor that serves another one. The doctor reports to each how many are served
+// before it, if the client has said in its facts that it understands that. A client that sends no
+// facts loses its place, because places are few.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,8 @@ inline constexpr std::uint32_t kMostAhead = 100000;
 /// Accepts clients in a thread of its own, because what one of them wants may take an hour.
 class WaitingRoom {
  public:
-  explicit WaitingRoom(const Link& listener) : listener_(listener), thread_([this] { run(); }) {}
+  /// `facts_limit`: for a client to send its facts.
+  WaitingRoom(const Link& listener, Link::Limit facts_limit);
   WaitingRoom(const WaitingRoom&) = delete;
   WaitingRoom& operator=(const WaitingRoom&) = delete;
   ~WaitingRoom();
@@ -36,19 +38,25 @@ class WaitingRoom {
  private:
   struct Client {
     Link link;
-    bool understands = false;  ///< busy frames
-    std::uint32_t ahead = 0;   ///< that it was told; 0: nothing yet
+    SteadyTime facts_deadline;
+    bool has_sent_facts = false;
+    bool understands_busy = false;
+    std::uint32_t ahead = 0;  ///< as last reported; 0: not yet
     SteadyTime next_report{};
   };
 
-  void run();
-  /// Tells the clients what has changed, and drops those that have left.
-  void look_after_clients();
-  /// False: the client has left, or takes nothing any more.
-  static bool tell(Client& client, std::uint32_t ahead);
+  void run() noexcept;
+  /// Accepts a client, or waits for one, and updates all.
+  void run_round();
+  /// Reports to the clients how many are before them, and drops some.
+  void update_clients();
+  /// False: the client has left, takes nothing any more, or has sent no facts in time.
+  static bool update_client(Client& client, std::uint32_t ahead);
 
   const Link& listener_;
-  std::mutex mutex_;  ///< of all below but the thread
+  const Link::Limit facts_limit_;
+  bool is_full_ = false;  ///< the thread's
+  std::mutex mutex_;      ///< guards all below but the thread
   std::condition_variable came_;
   std::list<Client> clients_;
   bool is_serving_ = false;
