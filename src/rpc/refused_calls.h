@@ -2,8 +2,9 @@
 // because it ends the session, or their requests were not sent before the server or the connection
 // was lost. Such a call goes back to the backlog of its session, to its former place in the order,
 // and waits for the next server or connection. Its time-out goes on, and it can be cancelled. It
-// ends as not_connected instead if the session does not reconnect, without memory, or if the
-// session is no longer ready and the call may not wait until it is. Cold.
+// ends instead if the session does not reconnect, without memory, or if the session is no longer
+// ready and the call may not wait until it is: as not_connected, but as peer_lost with a connection
+// that is lost alone. Cold.
 //
 // A refusal may overtake the goodbye. After a refusal the session sends no further calls, and waits
 // for the goodbye, which says whether and when the client may come back. Without a goodbye for

@@ -203,7 +203,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   if (b->is_ending && b->why) status = status_of_calls(b->why);
   if (sole_transport && !why) status = Status::flushed;
   if (wanted && !b->is_ending && (!c.is_leaving || comes_back(c))) keep_unsent_calls(r, c);
-  end_active_calls(r, *b, status, wanted ? Status::not_connected : status);
+  end_active_calls(r, *b, status, status);
   if (sole_transport) {
     if (connection_of(r, session) == b) on_mandatory_connection_lost(r, c, was_ready, why);
     return;
