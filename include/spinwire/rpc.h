@@ -12,9 +12,9 @@
 // If one of the two engines has no datagrams (because of its device or rpc.transport), all calls of
 // the session travel over a connection, with the same limits. The session is ready when its
 // connection is. If the connection is lost, its calls end with peer_lost, and the client makes
-// another connection. Meanwhile further calls wait, and the session stays ready. The session ends
-// with the error of the new connection if that cannot be made, or is lost within
-// connections.close_timeout.
+// another connection. With SessionOptions::reconnect, calls that were not sent wait for it instead.
+// Further calls wait, too, and the session stays ready. The session ends with the error of the new
+// connection if that cannot be made, or is lost within connections.close_timeout.
 //
 // A server that hears nothing from a session for connections.peer_timeout forgets the session; when
 // the client is heard again, the session ends with peer_lost. A client that hears nothing from a

@@ -14,7 +14,7 @@ struct PollSchedule {
   std::uint64_t next_control = 0;      ///< tick of the next control step; kNever in manual mode
   std::uint64_t control_interval = 0;  ///< ticks
 
-  // What the last arm() has left: see wait.cc.
+  // Left by the last arm(): see wait.cc.
   bool is_armed = false;          ///< the engine may be asleep
   bool is_brief = false;          ///< and something is awaited that wakes nobody
   bool is_sleep_refused = false;  ///< the last arm() could not open what wakes the engine
