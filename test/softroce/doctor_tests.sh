@@ -18,6 +18,7 @@ TheDoctorFindsFaultsBetweenHosts() {
   local status=0
   timeout 370 "$vm" --timeout 300 --pair --ready-line 'listening on' --stop-server \
     --env SPINWIRE_SECURITY_OPEN=true --env SPINWIRE_DEVICE_NAME=rxe0 \
+    --env SPINWIRE_QUEUE_PAIR_ACK_TIMEOUT=16 \
     "exec $bin/spinwire-doctor --serve \$SOFTROCE_ADDRESS" \
     "test/softroce/doctor_faults.sh two $bin/spinwire-doctor" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
