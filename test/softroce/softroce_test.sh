@@ -58,5 +58,6 @@ fi
 # Booting leaves a processor idle at times, so two tests run at a time.
 plan_engine_tests >"$work/plan" 2>/dev/null
 run_tests 2 "${chosen[@]}"
-print_engine_table
+print_engine_table | tee "$work/table"
+check_threat_model
 finish
