@@ -36,6 +36,7 @@ enum class MessageKind : std::uint8_t {
   tagged_lease_grant = 14,    ///< a TaggedLeaseGrant follows
   tagged_lease_push = 15,     ///< a TaggedLeaseGrant follows
   lease_denial = 16,          ///< answers a request; a LeaseDenial follows
+  local_offer = 17,           ///< a message to fetch with READs; a LocalOffer follows
 };
 
 namespace message_flag {
@@ -98,6 +99,7 @@ constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted
 }
 
 inline constexpr std::size_t kRendezvousOfferBytes = 24;
+inline constexpr std::size_t kLocalOfferBytes = 28;
 inline constexpr std::size_t kRendezvousAnswerBytes = 8;
 inline constexpr std::size_t kLeaseRequestBytes = 32;
 inline constexpr std::size_t kLeaseGrantBytes = 40;
@@ -107,11 +109,18 @@ inline constexpr std::size_t kTaggedLeaseRequestBytes = kLeaseRequestBytes + 8;
 inline constexpr std::size_t kTaggedLeaseGrantBytes = kLeaseGrantBytes + 8;
 inline constexpr std::size_t kLeaseDenialBytes = 48;
 
+/// Whether the message offers one for the receiver to fetch.
+constexpr bool is_offer(MessageKind kind) noexcept {
+  return kind == MessageKind::rendezvous_offer || kind == MessageKind::local_offer;
+}
+
 /// Bytes that follow the header of a control message with a body; 0 for other kinds.
 constexpr std::size_t body_bytes(MessageKind kind) noexcept {
   switch (kind) {
     case MessageKind::rendezvous_offer:
       return kRendezvousOfferBytes;
+    case MessageKind::local_offer:
+      return kLocalOfferBytes;
     case MessageKind::rendezvous_answer:
       return kRendezvousAnswerBytes;
     case MessageKind::lease_request:

@@ -22,6 +22,20 @@ using RendezvousOfferLayout =
     Layout<&RendezvousOffer::address, &RendezvousOffer::length, &RendezvousOffer::rkey,
            &RendezvousOffer::id, flag<&RendezvousOffer::invalidate, std::uint32_t>>;
 
+/// Offers a message that the receiver may read by the local key of its memory, so that no key has
+/// to be opened. Only between ends of the embedded device, which both can (verbs::kNamedByPeer).
+struct LocalOffer {
+  std::uint64_t address = 0;
+  std::uint32_t length = 0;     ///< bytes, not 0
+  std::uint32_t lkey = 0;       ///< of memory in which these bytes lie
+  std::uint32_t id = 0;         ///< the sender's id, for the answer
+  std::uint32_t immediate = 0;  ///< the message's, if it has one; else 0
+  bool has_immediate = false;
+};
+using LocalOfferLayout =
+    Layout<&LocalOffer::address, &LocalOffer::length, &LocalOffer::lkey, &LocalOffer::id,
+           &LocalOffer::immediate, flag<&LocalOffer::has_immediate, std::uint8_t>, zeros<3>>;
+
 enum class RendezvousVerdict : std::uint8_t {
   received = 0,
   no_room = 1,  ///< no block became free in time
@@ -45,6 +59,17 @@ constexpr std::array<std::byte, kRendezvousOfferBytes> encode(
 constexpr bool decode(std::span<const std::byte> bytes, RendezvousOffer& offer) noexcept {
   return RendezvousOfferLayout::decode(bytes, offer) && offer.length != 0 &&
          offer.address + offer.length > offer.address;
+}
+
+constexpr std::array<std::byte, kLocalOfferBytes> encode(const LocalOffer& offer) noexcept {
+  return LocalOfferLayout::encode(offer);
+}
+/// False if the offer is malformed: of another size, empty, beyond the end of memory, with unknown
+/// flags, or with an immediate that it says it has not.
+constexpr bool decode(std::span<const std::byte> bytes, LocalOffer& offer) noexcept {
+  return LocalOfferLayout::decode(bytes, offer) && offer.length != 0 &&
+         offer.address + offer.length > offer.address &&
+         (offer.has_immediate || offer.immediate == 0);
 }
 
 constexpr std::array<std::byte, kRendezvousAnswerBytes> encode(

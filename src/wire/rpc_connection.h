@@ -29,7 +29,9 @@ struct RpcMessageHeader {
   RpcMessageKind kind = RpcMessageKind::call;
   std::uint8_t status = 0;  ///< for a reply: a Status, and kHasCode
   std::uint32_t size = 0;   ///< bytes of a call's request or a reply's payload
-  // For a call: the memory for its reply. All 0: the reply is a message.
+  // For a call: the memory for its reply. All 0: the reply is a message. Without a key, the client
+  // places a reply there itself, which comes as a message: of the number and the bytes if it is
+  // longer than the eager limit allows with a header, else of a header and the bytes.
   std::uint32_t reply_capacity = 0;  ///< bytes
   std::uint64_t address = 0;
   std::uint32_t rkey = 0;
@@ -49,8 +51,9 @@ constexpr std::array<std::byte, kRpcMessageHeaderBytes> encode(
 
 /// Whether the region for the reply is valid or absent.
 constexpr bool is_valid_reply_region(const RpcMessageHeader& header) noexcept {
-  if (header.reply_capacity == 0) return header.address == 0 && header.rkey == 0;
-  return header.rkey != 0 && header.address + header.reply_capacity > header.address;
+  if (header.reply_capacity == 0 || header.rkey == 0)
+    return header.address == 0 && header.rkey == 0;
+  return header.address + header.reply_capacity > header.address;
 }
 
 /// Checks a whole message. Returns false if it is malformed; the receiver checks the number.

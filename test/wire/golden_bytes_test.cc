@@ -210,6 +210,9 @@ TEST(GoldenBytes, RendezvousMessages) {
   EXPECT_EQ(
       hex(encode(RendezvousOffer{0x1716151413121110, 0x1b1a1918, 0x1f1e1d1c, 0x23222120, true})),
       "101112131415161718191a1b1c1d1e1f2021222301000000");
+  EXPECT_EQ(hex(encode(LocalOffer{0x1716151413121110, 0x1b1a1918, 0x1f1e1d1c, 0x23222120,
+                                  0x27262524, true})),
+            "101112131415161718191a1b1c1d1e1f202122232425262701000000");
   EXPECT_EQ(hex(encode(RendezvousAnswer{0x13121110, RendezvousVerdict::closing})),
             "1011121303000000");
 }

@@ -38,7 +38,8 @@ TEST(RpcLongCallsHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_FALSE(taken({1, 2, call, 1, 0, 0, 0, 0}, 0)) << "a status";
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0x1000, 7}, 0)) << "no room, but a place";
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0, 7}, 0)) << "no room, but a key";
-  EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, 0x1000, 0}, 0)) << "room without a key";
+  EXPECT_TRUE(taken({1, 2, call, 0, 9, 100, 0, 0}, 9)) << "the client places the reply";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, 0x1000, 0}, 0)) << "a place without a key";
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, ~std::uint64_t{0} - 9, 7}, 0)) << "beyond the end";
   EXPECT_TRUE(taken({1, 0, RpcMessageKind::reply, 17, 9, 0, 0, 0}, 9));
   EXPECT_TRUE(taken({1, 0, RpcMessageKind::reply, kStatusCount - 1, 0, 0, 0, 0}, 0));
