@@ -14,6 +14,7 @@ using softverbs::in_place_bytes;
 using softverbs::is_in_place;
 using softverbs::kDirectMessageHeader;
 using softverbs::kMayRunAhead;
+using softverbs::kNamedByPeer;
 using softverbs::kNoCompletion;
 using softverbs::kRecordLines;
 using softverbs::record_of;

@@ -9,6 +9,7 @@
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/rc_link.h"
 #include "softverbs/ud_link.h"
+#include "verbs/direct_messages.h"
 
 namespace forged_rights_test {
 namespace {
@@ -50,9 +51,10 @@ class AttackByForgedRights : public testing::Test {
   ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset) {
     return one_sided(opcode, offset, key_);
   }
-  ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset, std::uint32_t key) {
+  ibv_wc_status one_sided(ibv_wr_opcode opcode, std::size_t offset, std::uint32_t key,
+                          unsigned flags = 0) {
     link_.at_a.clear();
-    Send send(1, link_.a.sge(0, 32), opcode);
+    Send send(1, link_.a.sge(0, 32), opcode, IBV_SEND_SIGNALED | flags);
     send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key);
     must(send.post(link_.qa) == 0, "post");
     must(link_.run(1, 0), "run");
@@ -163,6 +165,25 @@ TEST_F(AttackByForgedRights, AOneSidedWriteOrReadBeyondItsRegion) {
     EXPECT_EQ(one_sided(opcode, 128), IBV_WC_REM_ACCESS_ERR);
     EXPECT_TRUE(all_are(own_, 0));
   }
+}
+
+// By what it writes to a lane, a third process can make one of our contexts name its private memory
+// to the other.
+TEST_F(AttackByForgedRights, AReadOfPrivateMemoryThatThePeerHasNamed) {
+  ibv_mr* const hidden = sv::reg_mr(link_.b.pd, own_.data(), own_.size(), IBV_ACCESS_LOCAL_WRITE);
+  ASSERT_NE(hidden, nullptr);
+  fill(own_, 7);
+  EXPECT_EQ(one_sided(IBV_WR_RDMA_READ, 0, hidden->lkey, spinwire::verbs::kNamedByPeer),
+            IBV_WC_REM_ACCESS_ERR);
+  EXPECT_TRUE(holds(link_.a.bytes(0, own_.size()), 1)) << "nothing was read";
+  // A READ that runs at once is left, and copies nothing.
+  reconnect();
+  Send read(1, link_.a.sge(0, 32), IBV_WR_RDMA_READ, spinwire::verbs::kNamedByPeer);
+  read.to(reinterpret_cast<std::uint64_t>(own_.data()), hidden->lkey);
+  read.wr.sg_list = &read.sge;
+  EXPECT_EQ(sv::direct_messages().run(link_.qa, &read.wr), &read.wr);
+  EXPECT_TRUE(holds(link_.a.bytes(0, own_.size()), 1));
+  EXPECT_EQ(sv::dereg_mr(hidden), 0);
 }
 
 TEST_F(AttackByForgedRights, AOneSidedWriteUnderAnEndedKey) {

@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 8;
+inline constexpr std::uint32_t kSegmentVersion = 9;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 /// The most lanes that the contexts of one process may have in the segment of another process, so
 /// that no process keeps others out: more than the 256 contexts of a program for libibverbs.

@@ -47,6 +47,8 @@ inline constexpr std::uint32_t kDirectMessageHeader = 8;
 /// peer has taken earlier messages. The user sees to it that none of them changes what it reads, or
 /// is sent from where it writes.
 inline constexpr unsigned kMayRunAhead = 0x40;
+/// Another such flag, of a READ: its key is a local one, by which the peer has named its own bytes.
+inline constexpr unsigned kNamedByPeer = 0x20;
 
 struct DirectMessages {
   /// Sends a message, unless work requests wait, the lane has no room, or the peer's queue pair is

@@ -104,12 +104,29 @@ struct Target {
 };
 Target target_of(const SendWr& wr) noexcept { return {wr.remote_address, wr.length, wr.rkey}; }
 
+/// What a READ of bytes that the peer has named needs instead of a right of peers. A peer of our
+/// process can be led to its private memory by what others write to its lanes, so there the memory
+/// has to be shared.
+constexpr std::uint32_t kNamedRight = IBV_ACCESS_LOCAL_WRITE;
+constexpr std::uint32_t kNamedRightHere = kNamedRight | kMapped;
+
+/// The right that a READ or WRITE needs.
+inline std::uint32_t right_for(const Qp& qp, bool read, unsigned flags) noexcept {
+  if (!read) return IBV_ACCESS_REMOTE_WRITE;
+  // Programs know no such flag.
+  const bool named =
+      (flags & kNamedByPeer) != 0 && context_of(qp.context).driving == Driving::by_user;
+  if (!named) return IBV_ACCESS_REMOTE_READ;
+  return qp.peer->same_process ? kNamedRightHere : kNamedRight;
+}
+
 /// Resolves the bytes that a work request names, if the remote queue pair grants the rights. Call
 /// it between begin_access() and end_access().
 [[gnu::always_inline]] inline Reached find(const Qp& qp, const QueuePairRights& remote,
                                            const Target& target, std::uint32_t access,
                                            RemoteBytes& bytes) noexcept {
-  if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
+  const std::uint32_t asked = access & ~kNamedRightHere;
+  if ((remote.access.load(std::memory_order_relaxed) & asked) != asked) return Reached::refused;
   if (target.length == 0) return Reached::done;
   bytes = resolve(*qp.peer, remote.pd.load(std::memory_order_relaxed), target.address,
                   target.length, target.key, access, qp.dest_qpn);
@@ -122,6 +139,14 @@ Target target_of(const SendWr& wr) noexcept { return {wr.remote_address, wr.leng
                                                   RemoteBytes& bytes) noexcept {
   const QueuePairRights& remote = *qp.remote_rights;
   return is_served(qp, remote) ? find(qp, remote, target, access, bytes) : Reached::not_ready;
+}
+
+/// Whether what a READ has copied is what the peer has named. If the peer's queue pair has failed
+/// meanwhile, its user may have used the memory again, which no key of a window protects.
+[[gnu::always_inline]] inline bool is_whole(const Qp& qp, std::uint32_t right) noexcept {
+  if ((right & kNamedRight) == 0) return true;
+  std::atomic_thread_fence(std::memory_order_acquire);  // the copy is older than the look
+  return is_served(qp, *qp.remote_rights);
 }
 
 /// Reports a refused request to the responder, whose queue pair fails at its next poll.
@@ -189,11 +214,12 @@ bool read_ahead(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
+  const std::uint32_t right = right_for(qp, true, wr.flags);
   const bool done =
-      find_served(qp, target_of(wr), IBV_ACCESS_REMOTE_READ, bytes) == Reached::done &&
+      find_served(qp, target_of(wr), right, bytes) == Reached::done &&
       (wr.length == 0 || copy_remote(peer, bytes, sges, wr.sge_count, wr.length, Copy::from_peer));
   end_access(peer);
-  return done;
+  return done && is_whole(qp, right);
 }
 
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
@@ -205,14 +231,16 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
-  Reached reached = find_served(qp, target_of(wr),
-                                read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, bytes);
+  const std::uint32_t right = right_for(qp, read, wr.flags);
+  Reached reached = find_served(qp, target_of(wr), right, bytes);
   if (reached == Reached::done && wr.length != 0 &&
       !copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
                    read ? Copy::from_peer : Copy::to_peer)) [[unlikely]] {
     reached = copy_failure();
   }
   end_access(peer);
+  if (!is_whole(qp, right)) [[unlikely]]
+    reached = Reached::not_ready;
   if (reached != Reached::done) [[unlikely]]
     handle_failure(qp, reached);
   return reached == Reached::done;
@@ -238,8 +266,8 @@ namespace {
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
-  bool done = find_served(qp, target, read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE,
-                          bytes) == Reached::done;
+  const std::uint32_t right = right_for(qp, read, request.send_flags);
+  bool done = find_served(qp, target, right, bytes) == Reached::done;
   if (done && bytes.kind == RemoteBytes::Kind::direct) [[likely]] {
     std::byte* const here = pointer(sge.addr);
     // The ranges may overlap if a context is connected to itself.
@@ -248,7 +276,7 @@ namespace {
     done = copy_remote(peer, bytes, &sge, 1, sge.length, read ? Copy::from_peer : Copy::to_peer);
   }
   end_access(peer);
-  return done;
+  return done && is_whole(qp, right);
 }
 
 }  // namespace
