@@ -79,8 +79,8 @@ struct Config {
     std::uint64_t lease_bytes = 16u << 20;  ///< pool of memory exposed to peers; 2 MiB … 1 TiB
     /// Receives rendezvous messages, long calls, and datagrams of more than 4 KiB; 0 … 1 TiB
     std::uint64_t rendezvous_bytes = 66u << 20;
-    /// Memory windows. A rendezvous message or a lease uses one. Without a free window, it needs a
-    /// registration. 0 … 65536
+    /// Memory windows. A lease uses one, and so does a rendezvous message without direct_messages.
+    /// Without a free window, it needs a registration. 0 … 65536
     std::uint32_t windows = 256;
   } memory;
 

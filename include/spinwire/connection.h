@@ -513,7 +513,8 @@ class SPINWIRE_API Connection {
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
   /// Longest message that send() (on a raw connection, send_raw()) accepts: the smaller of both
   /// ends' connections.max_message_bytes. If the peer may not read our memory
-  /// (ConnectionSettings::access), the smaller of both ends' eager_bytes instead. 0 unless ready.
+  /// (ConnectionSettings::access), the smaller of both ends' eager_bytes instead; with direct
+  /// messages that holds only for memory outside the engine's pools. 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Most parts of a gathered send or write: ConnectionSettings::max_send_sge; on a raw connection,
   /// RawSettings::max_send_sge, up to 64. 0 unless ready. Hot.

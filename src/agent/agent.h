@@ -90,6 +90,13 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 }
 /// SendQueue::direct_limit of a ready connection.
 [[nodiscard]] std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcept;
+/// Whether the device reads an offered message without a key, so that a message into named memory
+/// costs less than a WRITE, for which the memory has to be opened.
+[[nodiscard]] bool reads_local_offers(const EngineContext& ctx) noexcept;
+/// Whether long messages in memory of the pools go without a key, and so without a window.
+[[nodiscard]] inline bool offers_locally(const EngineContext& ctx, const Agent& a) noexcept {
+  return ctx.direct != nullptr && a.domain == nullptr;
+}
 /// Longest message, with its header, that the agent's peer may send as a direct message; 0 without
 /// direct messages.
 [[nodiscard]] std::uint32_t longest_in_place(const EngineContext& ctx) noexcept;
@@ -108,6 +115,10 @@ void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::
 /// Builds a control message in the operation's staging room.
 void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
                    const wire::MessageHeader& header, std::span<const std::byte> body) noexcept;
+/// Sends a control message without a work request, if the device can and nothing waits in front of
+/// it. The caller has counted its credit, and publishes it (publish_direct()).
+bool send_control_direct(EngineContext& ctx, Agent& a, const wire::MessageHeader& header,
+                         std::span<const std::byte> body) noexcept;
 /// Appends one of the agent's own operations. False: all records are in use.
 bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
                      std::uint16_t credits = 0) noexcept;
@@ -343,6 +354,8 @@ inline std::uint32_t max_message(const Agent& a) noexcept { return a.max_message
 /// Whether replies to the peer's calls wait. One that gets no credit for them for
 /// connections.peer_timeout is lost.
 inline void set_owes_replies(Agent& a, bool owes) noexcept { a.liveness.owes_replies = owes; }
+/// The connection is a client's, and all that it sends are replies to calls.
+inline void set_serves_calls(Agent& a) noexcept { a.liveness.serves_calls = true; }
 /// Gives the connection to remote calls: these handlers, and messages that come in blocks.
 inline void give_to_calls(Agent& a, const ConnectionHandlers& handlers) noexcept {
   use_handlers(a, handlers);

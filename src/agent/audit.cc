@@ -47,6 +47,7 @@ class AgentAuditor : public base::Auditor {
     check_sends(a);
     check_operations(a);
     check_credits_of(a);
+    check_held(a);
     check_leases_of(a);
     if (a.raw != nullptr) {
       const std::string raw = audit_raw(ctx_, a);
@@ -212,6 +213,16 @@ class AgentAuditor : public base::Auditor {
            a.credit.reserved);
   }
 
+  /// Checks the count of receives that an agent's held messages have.
+  void check_held(const Agent& a) {
+    const std::uint32_t held = held_back(a);
+    expect(a.rendezvous.credited == held, "{} receives are held back, {} counted",
+           a.rendezvous.credited, held);
+    expect(a.credit.reserved + held <= std::max(a.attributes.credits, 1u),
+           "{} receives are kept for the peer, and {} held back, of {}", a.credit.reserved, held,
+           a.attributes.credits);
+  }
+
   /// Checks the agent's counts of leases.
   void check_leases_of(const Agent& a) {
     const LeaseTable& leases = a.leases;
@@ -293,6 +304,7 @@ class AgentAuditor : public base::Auditor {
                     "record {} is free and in use, or free twice", index)) {
           return;
         }
+        expect((index < ctx_.operations.users()) == users, "record {} is in the wrong list", index);
         records_[index] = true;
       }
     }

@@ -264,8 +264,9 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
     return {};
   }
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
-  // The peer READs rendezvous messages, so it needs remote_read.
-  a.max_message = allows(a.attributes.access, Access::remote_read)
+  // The peer READs rendezvous messages, so it needs remote_read, but not for memory of the pools
+  // that goes by a local offer.
+  a.max_message = allows(a.attributes.access, Access::remote_read) || offers_locally(ctx, a)
                       ? std::min(peer.max_message, ctx.config.connections.max_message_bytes)
                       : a.send_queue.max_eager;
   a.credit.granted_to_us = a.credit.send_limit = peer.credits;

@@ -73,7 +73,7 @@ RendezvousSend* find_cancellable_send(const EngineContext& ctx, const Agent& a,
   return t != nullptr && t->agent == &a ? t : nullptr;
 }
 
-constexpr bool is_offer(OperationKind kind) noexcept {
+constexpr bool is_offer_kind(OperationKind kind) noexcept {
   return kind == OperationKind::rendezvous_offer || kind == OperationKind::rendezvous_offer_imm;
 }
 
@@ -91,7 +91,7 @@ bool drop_deferred_offer(EngineContext& ctx, Agent& a, const RendezvousSend& t) 
   Operation* before_bind = nullptr;
   Operation* before = nullptr;
   Operation* op = a.send_queue.deferred;
-  while (op != nullptr && !(is_offer(op->kind) && find_rendezvous_send(ctx, a, *op) == &t)) {
+  while (op != nullptr && !(is_offer_kind(op->kind) && find_rendezvous_send(ctx, a, *op) == &t)) {
     before_bind = before;
     before = op;
     op = op == a.send_queue.deferred_last ? nullptr : op->next();
@@ -189,41 +189,47 @@ void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) n
 
 namespace {
 
-/// The newest rendezvous message that is neither cancelled nor ended.
-OperationId last_rendezvous(const EngineContext& ctx, const Agent& a) noexcept {
+/// The newest rendezvous message that is neither cancelled nor ended; null if there is none.
+const RendezvousSend* last_rendezvous(const Agent& a) noexcept {
   for (const RendezvousSend& t : a.rendezvous.sends) {
-    if (!t.cancelled) return name_of(ctx, t);
+    if (!t.cancelled) return &t;
   }
-  return {};
+  return nullptr;
 }
 
 /// The application's id of an operation; empty for an operation of the agent, and for an offer
 /// whose message has ended.
 OperationId name_of(const EngineContext& ctx, const Agent& a, const Operation& op) noexcept {
   if (is_users(op.kind)) return {op.wr.wr_id};
-  const RendezvousSend* const t = is_offer(op.kind) ? find_rendezvous_send(ctx, a, op) : nullptr;
+  const RendezvousSend* const t =
+      is_offer_kind(op.kind) ? find_rendezvous_send(ctx, a, op) : nullptr;
   return t != nullptr && !t->cancelled ? name_of(ctx, *t) : OperationId{};
 }
 
 }  // namespace
 
 OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept {
+  const RendezvousSend* const sent = last_rendezvous(a);
+  // A message whose offer was not a work request stands behind the newest one of then.
+  const std::uint64_t behind =
+      sent != nullptr && sent->is_direct ? sent->behind : RendezvousSend::kNoRequest;
   const Operation* const last =
       a.send_queue.deferred != nullptr ? a.send_queue.deferred_last : a.send_queue.posted_last;
   if (last != nullptr && (a.send_queue.deferred != nullptr || a.send_queue.posted != nullptr) &&
       is_users(last->kind))
-    return {last->wr.wr_id};
+    return last->wr.wr_id == behind ? name_of(ctx, *sent) : OperationId{last->wr.wr_id};
   // The newest operations may be the agent's own.
   OperationId found;
   const auto look = [&](const Operation& op) {
     if (const OperationId name = name_of(ctx, a, op)) found = name;
+    if (op.wr.wr_id == behind) found = name_of(ctx, *sent);
   };
   for (const Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) look(*op);
   for (const Operation* op = a.send_queue.deferred; op != nullptr;
        op = op == a.send_queue.deferred_last ? nullptr : op->next())
     look(*op);
-  // A message whose offer has completed is older than all operations at the device.
-  return found ? found : last_rendezvous(ctx, a);
+  // Any other message whose offer has completed is older than all operations at the device.
+  return found || sent == nullptr ? found : name_of(ctx, *sent);
 }
 
 }  // namespace spinwire::agent

@@ -23,40 +23,53 @@ void block_application(const EngineContext& ctx, Agent& a, bool blocked) noexcep
   a.send_queue.direct_limit = blocked ? std::uint16_t{0} : max_direct_limit(ctx, a);
 }
 
-void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
+/// Fills in an operation. False: it is not needed, the message has been sent without one.
+bool build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
                    bool wants_credit) noexcept {
   if (message.unbind != nullptr) {
     begin_internal(a, op, OperationKind::rendezvous_unbind, message.unbind->id);
-    return memory::unbind_window(message.unbind->key, op.wr);
+    memory::unbind_window(message.unbind->key, op.wr);
+    return true;
   }
-  begin_internal(a, op, OperationKind::control_message);
   const bool invalidates = message.invalidate != 0 && ctx.clock.now() < message.invalidate_until;
+  a.credit.advertised = a.credit.granted;
+  const wire::MessageHeader header{message.kind,
+                                   wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+                                   static_cast<std::uint16_t>(a.credit.granted), message.size};
+  const std::span<const std::byte> body{message.body.data(), message.size};
+  if (!invalidates && !message.fence && send_control_direct(ctx, a, header, body)) return false;
+  begin_internal(a, op, OperationKind::control_message);
   op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
   if (invalidates) op.wr.invalidate_rkey = message.invalidate;
-  a.credit.advertised = a.credit.granted;
-  build_control(ctx, a, op,
-                {message.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-                 static_cast<std::uint16_t>(a.credit.granted), message.size},
-                {message.body.data(), message.size});
+  build_control(ctx, a, op, header, body);
   if (message.fence) op.wr.send_flags |= IBV_SEND_FENCE;
+  return true;
 }
 
-/// Posts a message; an unbinding costs no credit. False: credit or a record is missing.
-bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) noexcept {
+enum class Posted : std::uint8_t { yes, directly, no };
+
+/// Posts a message; an unbinding costs no credit. no: credit or a record is missing.
+Posted post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) noexcept {
   const bool costs_credit = message.unbind == nullptr;
-  if (costs_credit && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a)) return false;
+  if (costs_credit && a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
+    return Posted::no;
   Operation* const op = ctx.operations.acquire_for_agent();
-  if (op == nullptr) return false;
+  if (op == nullptr) return Posted::no;
+  op->kind = OperationKind::control_message;  // to which list it goes back
   bool wants_credit = false;
   if (costs_credit) {
     if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
     a.activity.last_sent = ctx.now;
   }
-  build_message(ctx, a, *op, message, wants_credit);
+  if (!build_message(ctx, a, *op, message, wants_credit)) {
+    ctx.operations.release(*op);
+    queue_flush(ctx, a);  // publishes the message
+    return Posted::directly;
+  }
   append(a, *op);
   queue_flush(ctx, a);
   ++a.control_queue.outstanding;
-  return true;
+  return Posted::yes;
 }
 
 /// The connection with the most waiting messages, of the source with the most.
@@ -117,14 +130,21 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
 
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
   ControlQueue& queue = a.control_queue;
+  std::uint32_t direct = 0;
   while (!a.control_to_send.empty() && can_post(a)) {
-    // The completion of an outstanding message posts further ones. What credit is left meanwhile is
-    // the application's: a peer that keeps answers waiting must not hold it up.
-    if (queue.outstanding >= kControlMessagesAtOnce) break;
-    if (!post_message(ctx, a, *a.control_to_send.front())) {
+    // The completion of an outstanding message posts further ones; after direct ones, which have
+    // none, the next poll does. What credit is left meanwhile is the application's: a peer that
+    // keeps answers waiting must not hold it up.
+    if (queue.outstanding + direct >= kControlMessagesAtOnce) {
+      if (queue.outstanding == 0) wait_for_credit(ctx, a);
+      break;
+    }
+    const Posted posted = post_message(ctx, a, *a.control_to_send.front());
+    if (posted == Posted::no) {
       block_application(ctx, a, true);
       return false;
     }
+    direct += posted == Posted::directly ? 1 : 0;
     ctx.control_messages.release(a.control_to_send.pop_front().index);
     --queue.waiting;
     --a.source->answers;

@@ -23,7 +23,8 @@ struct Agent;
 struct EngineContext;
 struct RendezvousSend;
 
-/// Control messages of one connection that the device may have at once.
+/// Control messages of one connection that the device may have at once, and that one visit sends
+/// without work requests.
 inline constexpr std::uint32_t kControlMessagesAtOnce = 2;
 
 /// Control messages of one connection that may always wait.

@@ -176,21 +176,21 @@ bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
 
 void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept {
   wanted = std::min(wanted, a.attributes.credits);
+  const std::uint32_t has = a.credit.reserved + a.rendezvous.credited;
   if (a.own_queue != kNone) {  // no other connection can use them
     const std::uint32_t most = std::min(wanted, ctx.own_queues->share.credits);
-    const std::uint32_t more = std::max(most, a.credit.reserved) - a.credit.reserved;
-    return reserve_receives(ctx, a, more);
+    return reserve_receives(ctx, a, std::max(most, has) - has);
   }
   const std::uint32_t most = std::min(wanted, ctx.yield_above);
-  if (most <= a.credit.reserved) return;
+  if (most <= has) return;
   // Up to a quarter stays free for future connections.
   const std::uint32_t to_come =
       std::min(ctx.agents.capacity() - ctx.agents.size(), ctx.reservable_receives / 4);
   const std::uint32_t taken = ctx.reserved_receives + to_come;
   const std::uint32_t free = ctx.reservable_receives - std::min(taken, ctx.reservable_receives);
-  const std::uint32_t more = std::min({most - a.credit.reserved, free, share_of_source(ctx, a)});
+  const std::uint32_t more = std::min({most - has, free, share_of_source(ctx, a)});
   reserve_receives(ctx, a, more);
-  ctx.reservations_refused = a.credit.reserved < most;
+  ctx.reservations_refused = has + more < most;
   find_yielding_peers(ctx);
 }
 

@@ -212,6 +212,7 @@ struct Liveness {
   std::uint64_t cell_word = 0;  ///< the credit cell at the last check
   std::uint32_t sent = 0;       ///< Credit::sent at the last check
   bool owes_replies = false;    ///< replies to calls wait for credit, or for room
+  bool serves_calls = false;    ///< what it sends are replies to calls
   Stalls stalls;
   base::Timer timer;  ///< of the next check
 };

@@ -84,9 +84,10 @@ std::uint64_t bytes_with_device(const Agent& a) noexcept {
 }
 
 /// Whether half of the records of offers, or of the windows, are in use: others may soon lack some.
-bool are_offers_short(const EngineContext& ctx) noexcept {
+bool are_offers_short(const EngineContext& ctx, const Agent& a) noexcept {
   const auto& sends = ctx.rendezvous->sends;
-  return 2 * sends.size() >= sends.capacity() || 2 * ctx.windows.free() < ctx.windows.size();
+  return 2 * sends.size() >= sends.capacity() ||
+         (!offers_locally(ctx, a) && 2 * ctx.windows.free() < ctx.windows.size());
 }
 
 /// Bytes of the long messages that the peer has not fetched yet.
@@ -121,7 +122,9 @@ const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noex
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
   if (is_stalled_for_replies(ctx, a, elapsed))
     return "has granted no credit for the replies to its calls";
-  s.offers.check(!a.rendezvous.sends.empty() && are_offers_short(ctx), elapsed);
+  // A client fetches replies by its polls alone, and those that wait hold the handlers' memory.
+  const bool is_due = a.liveness.serves_calls || are_offers_short(ctx, a);
+  s.offers.check(!a.rendezvous.sends.empty() && is_due, elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
   if (s.offers.ticks > timeout + for_block &&
       s.offers.ticks > timeout + for_block + transfer_ticks(ctx, a.rendezvous.sends.back()->length))

@@ -18,9 +18,11 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
   return (a.slow_path & kRendezvousAhead) != 0;
 }
 
-/// Gives the peer more receives, or fewer, if receives are short or it asks for more.
-[[gnu::noinline]] void change_reservation(EngineContext& ctx, Agent& a, bool wants_more) noexcept {
-  if (a.credit.reserved > ctx.yield_above) yield_credit(ctx, a);
+/// Gives the peer more receives, or fewer, if receives are short or it asks for more. A held
+/// message gives none up, because it keeps its own.
+[[gnu::noinline]] void change_reservation(EngineContext& ctx, Agent& a, bool wants_more,
+                                          bool held) noexcept {
+  if (!held && a.credit.reserved > ctx.yield_above) yield_credit(ctx, a);
   if (!wants_more) return;
   if (ctx.direct != nullptr) ctx.direct->prefetch_word(a.qp);  // credit is due after this poll
   reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
@@ -31,10 +33,11 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
 /// messages of a batch. A held message keeps its receive.
 inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
   ++a.credit.received;
-  if (held) [[unlikely]]
+  // A peer all of whose messages are held would otherwise never get more.
+  if (held && !wants_more) [[unlikely]]
     return;
   if (a.credit.reserved > ctx.yield_above || wants_more) [[unlikely]]
-    change_reservation(ctx, a, wants_more);
+    change_reservation(ctx, a, wants_more, held);
 }
 
 void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
@@ -60,10 +63,9 @@ void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
                         const wire::MessageHeader& header, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(ctx, a, wc.byte_len);
   use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0,
-             header.kind == wire::MessageKind::rendezvous_offer || rendezvous_ahead(a));
+             wire::is_offer(header.kind) || rendezvous_ahead(a));
   const std::span<const std::byte> body(block->payload, header.length);
-  if (header.kind == wire::MessageKind::rendezvous_offer)
-    return on_rendezvous_offer(ctx, a, wc, body);
+  if (wire::is_offer(header.kind)) return on_rendezvous_offer(ctx, a, wc, header.kind, body);
   if (header.kind == wire::MessageKind::rendezvous_answer)
     return on_rendezvous_answer(ctx, a, wc, body);
   const bool invalidates = (wc.wc_flags & IBV_WC_WITH_INV) != 0;
@@ -175,8 +177,8 @@ void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
   if (peer_credits(a) == 0) return;
   ++a.credit.received;
   if (!a.rendezvous.sends.empty()) grant_credit(ctx, a);
-  if (a.stage == Stage::up && header.kind == wire::MessageKind::rendezvous_offer)
-    return on_rendezvous_offer(ctx, a, wc, {block->payload, header.length});
+  if (a.stage == Stage::up && wire::is_offer(header.kind))
+    return on_rendezvous_offer(ctx, a, wc, header.kind, {block->payload, header.length});
   if (a.rendezvous.sends.empty()) return;
   if (header.kind == wire::MessageKind::rendezvous_answer)
     on_rendezvous_answer(ctx, a, wc, {block->payload, header.length});

@@ -123,7 +123,7 @@ class OperationPool {
  public:
   /// May throw std::bad_alloc. Set-up.
   OperationPool(std::uint32_t users, std::uint32_t agents)
-      : records_(std::size_t{users} + agents), capacity_(users + agents) {
+      : records_(std::size_t{users} + agents), capacity_(users + agents), users_count_(users) {
     for (std::uint32_t i = capacity_; i != 0; --i) {
       Operation& op = records_[i - 1];
       op.wr.wr_id = std::uint64_t{i - 1} << 1;
@@ -177,6 +177,8 @@ class OperationPool {
         reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.begin());
     return at < capacity_ * sizeof(Operation) && at % sizeof(Operation) == 0;
   }
+  /// The first records are the application's.
+  [[nodiscard]] std::uint32_t users() const noexcept { return users_count_; }
   /// The first free record of the application, or of the agents.
   [[nodiscard]] const Operation* first_free(bool users) const noexcept {
     return users ? users_ : agents_;
@@ -199,6 +201,7 @@ class OperationPool {
   Operation* users_ = nullptr;
   Operation* agents_ = nullptr;
   std::uint32_t capacity_;
+  std::uint32_t users_count_;
 };
 
 }  // namespace spinwire::agent

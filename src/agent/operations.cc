@@ -100,6 +100,21 @@ void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, op);
 }
 
+bool send_control_direct(EngineContext& ctx, Agent& a, const wire::MessageHeader& header,
+                         std::span<const std::byte> body) noexcept {
+  // What is deferred comes first, and the device refuses while work requests wait. The peer of a
+  // connection that closes may be gone, which fails a direct message, and with it the connection.
+  if (a.state != ConnectionState::ready || a.send_queue.deferred != nullptr ||
+      max_direct_limit(ctx, a) == 0)
+    return false;
+  const verbs::Sent sent =
+      ctx.direct->send(a.qp, wire::encode(header), body.data(),
+                       static_cast<std::uint32_t>(body.size()), verbs::kNoCompletion);
+  if (sent == verbs::Sent::refused) return false;
+  ctx.direct_unpublished = true;
+  return true;
+}
+
 bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
                      std::uint16_t credits) noexcept {
   Operation* const acquired = ctx.operations.acquire_for_agent();

@@ -6,6 +6,12 @@
 // The application's own memory, and connections with their own domain, need a registration, made in
 // send(). The receiver's answer is a SEND that invalidates the window.
 //
+// Between ends of the embedded device, no key is opened for a message in the slab: the offer names
+// the slab's local key (wire::LocalOffer), and the READ says that the peer has named it
+// (verbs::kNamedByPeer). Offer and answer are direct messages, if nothing waits in front of them.
+// The device delivers nothing that it has copied from a queue pair which failed meanwhile, because
+// that end uses the memory again.
+//
 // A receiver without a block waits in `buffer_waiters`. Only the first waiter is served, so that
 // short messages cannot take the blocks that a long message needs. The receiver refuses a message
 // after connections.rendezvous_timeout.
@@ -65,6 +71,7 @@ inline constexpr Nanoseconds kOverdueRead = std::chrono::milliseconds(5);
 
 /// A message for the peer to fetch.
 struct RendezvousSend : Cancellation {
+  static constexpr std::uint64_t kNoRequest = ~std::uint64_t{0};
   detail::Block* block = nullptr;  ///< holds a reference
   std::uint32_t length = 0;        ///< bytes
   memory::RemoteKey key;
@@ -72,9 +79,11 @@ struct RendezvousSend : Cancellation {
   bool answered = false;
   bool cancelled = false;                      ///< by the application
   bool never_posted = false;                   ///< cancelled before its offer was posted
+  bool is_direct = false;                      ///< its offer went without a work request
   base::IntrusiveLinks<RendezvousSend> links;  ///< in Rendezvous::sends
   std::uint32_t index = 0;
-  std::uint32_t id = 0;  ///< the send's name in the protocol
+  std::uint32_t id = 0;               ///< the send's name in the protocol
+  std::uint64_t behind = kNoRequest;  ///< of a direct one: the newest work request before it
   Agent* agent = nullptr;
   CompletionCallback done;
 };
@@ -95,6 +104,7 @@ struct RendezvousReceive {
   bool credited = false;  ///< takes one receive from its agent's reserved receives
   // Only for a rendezvous.
   bool invalidate = false;     ///< the answer invalidates the key
+  bool is_local = false;       ///< the key is a local one of the sender
   std::uint64_t remote = 0;    ///< address
   std::uint64_t deadline = 0;  ///< tick; while it waits for a block
   std::uint32_t rkey = 0;
@@ -111,6 +121,7 @@ using AgentQueue = base::IntrusiveQueue<next_in_rendezvous>;
 struct Rendezvous {
   base::IntrusiveList<&RendezvousSend::links> sends;  ///< the newest first
   std::uint32_t send_count = 0;
+  std::uint32_t credited = 0;  ///< receives that the held messages have, of the agent's reserved
   /// Longest message that goes as a direct message instead, bytes; 0: none.
   std::uint32_t longest_direct = 0;
   std::uint32_t longest_in_place = 0;  ///< of the peer's direct messages, with the header
@@ -166,7 +177,7 @@ void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Statu
 // The receiver.
 
 /// Handles an offer, whose credit is counted already.
-void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc, wire::MessageKind kind,
                          std::span<const std::byte> body) noexcept;
 /// Queues an arrival behind a rendezvous. Returns null, and fails the connection, if there is no
 /// record.

@@ -118,13 +118,20 @@ void deliver_receive(EngineContext& ctx, Agent& a, RendezvousReceive& record) no
   if (r.block != nullptr) detail::release(r.block);
 }
 
+/// The receive that a held message has kept may be used again.
+void give_receive_back(Agent& a, const RendezvousReceive& r) noexcept {
+  if (!r.credited) return;
+  ++a.credit.reserved;
+  --a.rendezvous.credited;
+}
+
 /// Delivers the complete records at the front of the queue.
 void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
   auto& receives = a.rendezvous.receives;
   while (!receives.empty() && receives.front()->complete && takes_messages(a)) {
     RendezvousReceive& r = receives.pop_front();
     if (receives.empty()) a.slow_path &= static_cast<std::uint8_t>(~kRendezvousAhead);
-    if (r.credited) ++a.credit.reserved;  // its receive may be used again
+    give_receive_back(a, r);
     deliver_receive(ctx, a, r);
   }
   if (takes_messages(a)) grant_credit(ctx, a);
@@ -150,6 +157,7 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r,
   op->subject = bytes;
   // The sender keeps the message until the answer, which is sent after the READ.
   op->wr.send_flags = ctx.direct != nullptr ? verbs::kMayRunAhead : 0;
+  if (r.is_local) op->wr.send_flags |= verbs::kNamedByPeer;
   op->sges[0] = {reinterpret_cast<std::uint64_t>(r.data + r.requested), bytes, r.block->lkey};
   op->wr.wr.rdma.remote_addr = r.remote + r.requested;
   op->wr.wr.rdma.rkey = r.rkey;
@@ -214,9 +222,27 @@ bool read_next(EngineContext& ctx, Agent& a, RendezvousPool::CountedRead& place)
   return true;
 }
 
-RendezvousReceive receive_of(const wire::RendezvousOffer& offer, const ibv_wc& wc) noexcept {
-  RendezvousReceive r;
+/// Reads an offer of either kind. Returns what is wrong with it; null: nothing.
+const char* read_offer(const EngineContext& ctx, const ibv_wc& wc, wire::MessageKind kind,
+                       std::span<const std::byte> body, RendezvousReceive& r) noexcept {
+  constexpr const char* kMalformed = "it is malformed";
   r.kind = Kind::rendezvous;
+  if (kind == wire::MessageKind::local_offer) {
+    wire::LocalOffer offer;
+    if (!reads_local_offers(ctx))
+      return "it names memory by a local key, which the device does not read";
+    if (!wire::decode(body, offer)) return kMalformed;
+    r.length = offer.length;
+    r.has_immediate = offer.has_immediate;
+    r.immediate = offer.immediate;
+    r.remote = offer.address;
+    r.rkey = offer.lkey;
+    r.id = offer.id;
+    r.is_local = true;
+    return nullptr;
+  }
+  wire::RendezvousOffer offer;
+  if (!wire::decode(body, offer)) return kMalformed;
   r.length = offer.length;
   r.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
   r.immediate = be32toh(wc.imm_data);
@@ -224,10 +250,14 @@ RendezvousReceive receive_of(const wire::RendezvousOffer& offer, const ibv_wc& w
   r.rkey = offer.rkey;
   r.id = offer.id;
   r.invalidate = offer.invalidate;
-  return r;
+  return nullptr;
 }
 
 }  // namespace
+
+bool reads_local_offers(const EngineContext& ctx) noexcept {
+  return ctx.device->provider().direct_messages != nullptr;
+}
 
 Agent*& next_in_rendezvous(Agent& a) noexcept { return a.rendezvous.next; }
 
@@ -248,18 +278,21 @@ RendezvousReceive* queue_receive(EngineContext& ctx, Agent& a,
   a.slow_path |= kRendezvousAhead;
   // A queued message keeps its credit, so the peer has no more messages here than it was granted.
   r.credited = r.kind != Kind::goodbye && a.credit.reserved != 0;
-  if (r.credited) --a.credit.reserved;
+  if (r.credited) {
+    --a.credit.reserved;
+    ++a.rendezvous.credited;
+  }
   return &r;
 }
 
-void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc, wire::MessageKind kind,
                          std::span<const std::byte> body) noexcept {
   const Config::Connections& c = ctx.config.connections;
-  wire::RendezvousOffer offer;
-  if (!wire::decode(body, offer)) return fail_offer(ctx, a, "it is malformed");
-  if (offer.length > c.max_message_bytes || c.max_message_bytes == c.eager_bytes)
+  RendezvousReceive offered;
+  if (const char* const wrong = read_offer(ctx, wc, kind, body, offered); wrong != nullptr)
+    return fail_offer(ctx, a, wrong);
+  if (offered.length > c.max_message_bytes || c.max_message_bytes == c.eager_bytes)
     return fail_offer(ctx, a, "it is longer than connections.max_message_bytes");
-  const RendezvousReceive offered = receive_of(offer, wc);
   if (!takes_messages(a)) return send_answer(ctx, a, offered, RendezvousVerdict::closing);
   RendezvousReceive* const queued = queue_receive(ctx, a, offered);
   if (queued == nullptr) return;
@@ -339,7 +372,7 @@ void drop_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
   Rendezvous& mine = a.rendezvous;
   while (!mine.receives.empty()) {
     RendezvousReceive& r = mine.receives.pop_front();
-    if (r.credited) ++a.credit.reserved;
+    give_receive_back(a, r);
     if (r.block != nullptr) detail::release(r.block);
     ctx.rendezvous->receives.release(r.index);
   }

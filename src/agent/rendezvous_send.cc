@@ -39,13 +39,21 @@ void link(Agent& a, RendezvousSend& t) noexcept {
   ++a.source->offers;
 }
 
+/// Whether the peer reads the message by the local key of its memory, so that no key is opened. Not
+/// the application's own memory: what a peer of this process reads by a local key is memory that is
+/// shared with all peers.
+bool is_named(const EngineContext& ctx, const Agent& a, const Request& r) noexcept {
+  return offers_locally(ctx, a) && r.block->lkey == ctx.device->slab()->lkey;
+}
+
 /// Whether the agent's source has less than its share of the records and, if the message needs one,
 /// of the windows. A peer decides for how long it lets an offer wait.
-bool may_offer(EngineContext& ctx, const Agent& a, const Request& r) noexcept {
+bool may_offer(EngineContext& ctx, const Agent& a, const Request& r, bool named) noexcept {
   const auto& sends = ctx.rendezvous->sends;
   const memory::KeySource keys = ctx.keys();
   std::uint32_t free = sends.capacity() - sends.size();
-  if (a.domain == nullptr && keys.can_bind(*r.block)) free = std::min(free, keys.windows.free());
+  if (a.domain == nullptr && !named && keys.can_bind(*r.block))
+    free = std::min(free, keys.windows.free());
   return has_share(a.source->offers, free);
 }
 
@@ -58,7 +66,7 @@ void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) no
   if (t.due) ctx.cancellations.erase(t);
   const bool ok = status == Status::ok;
   Completion completion;
-  completion.status = t.cancelled ? Status::cancelled : status;
+  completion.status = t.cancelled ? t.status : status;
   completion.bytes = ok && !t.cancelled ? t.length : 0;
   Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
   tally.done += ok ? 1 : 0;
@@ -87,10 +95,12 @@ Status outcome_of(wire::RendezvousVerdict verdict) noexcept {
 
 /// Opens the message to the peer by a window, whose binding precedes the offer, or else by a
 /// registration.
-Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
+Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r,
+                bool named) noexcept {
   const memory::KeySource keys = ctx.keys();
   const memory::KeyTarget target{r.block, r.data, r.size, Access::remote_read};
   t.key = {};
+  if (named) return Status::ok;
   if (a.domain != nullptr || !keys.can_bind(*r.block)) {
     const auto opened = memory::open_key(keys, target, registrations_of(a), t.key);
     if (opened) return Status::ok;
@@ -104,20 +114,48 @@ Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& 
   return Status::ok;
 }
 
-void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSend& t,
-                const Request& r, bool wants_credit) noexcept {
+void begin_offer(Agent& a, Operation& op, OperationKind kind, const RendezvousSend& t) noexcept {
+  op.kind = kind;
+  count_begin(a, kind);
+  op.wr.opcode = opcode_of(kind);
+  op.wr.num_sge = 1;
   op.block = nullptr;
   op.calls_back = false;
-  op.wr.num_sge = 1;
+  op.subject = t.id;
+}
+
+wire::MessageHeader header_of_offer(Agent& a, wire::MessageKind kind, bool wants_credit) noexcept {
+  a.credit.advertised = a.credit.granted;
+  return {kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+          static_cast<std::uint16_t>(a.credit.granted),
+          static_cast<std::uint32_t>(wire::body_bytes(kind))};
+}
+
+/// Fills in the operation of an offer of a message that the peer reads by its local key. False: it
+/// is not needed, the offer has been sent without one.
+bool make_local_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSend& t,
+                      const Request& r, bool has_immediate, bool wants_credit) noexcept {
+  const auto body = wire::encode(wire::LocalOffer{reinterpret_cast<std::uint64_t>(r.data), t.length,
+                                                  r.block->lkey, t.id,
+                                                  has_immediate ? r.immediate : 0, has_immediate});
+  const auto header = header_of_offer(a, wire::MessageKind::local_offer, wants_credit);
+  // What is deferred can be cancelled, and is never sent then.
+  if ((!r.defer || r.is_final) && send_control_direct(ctx, a, header, body)) return false;
+  begin_offer(a, op, OperationKind::rendezvous_offer, t);
+  build_control(ctx, a, op, header, body);
+  return true;
+}
+
+void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSend& t,
+                const Request& r, bool has_immediate, bool wants_credit) noexcept {
   const auto body = wire::encode(wire::RendezvousOffer{
       reinterpret_cast<std::uint64_t>(r.data), t.length, t.key.rkey, t.id, t.key.is_window()});
-  a.credit.advertised = a.credit.granted;
-  build_control(ctx, a, op,
-                {wire::MessageKind::rendezvous_offer,
-                 wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-                 static_cast<std::uint16_t>(a.credit.granted), wire::kRendezvousOfferBytes},
+  begin_offer(a, op,
+              has_immediate ? OperationKind::rendezvous_offer_imm : OperationKind::rendezvous_offer,
+              t);
+  if (has_immediate) op.wr.imm_data = htobe32(r.immediate);
+  build_control(ctx, a, op, header_of_offer(a, wire::MessageKind::rendezvous_offer, wants_credit),
                 body);
-  op.subject = t.id;
 }
 
 }  // namespace
@@ -144,7 +182,9 @@ void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
 
 Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept {
-  if (r.size > a.max_message) return Status::message_too_long;
+  const bool named = is_named(ctx, a, r);
+  const bool may_read = named || allows(a.attributes.access, Access::remote_read);
+  if (r.size > a.max_message || !may_read) return Status::message_too_long;
   if (a.rendezvous.direct_pause == kLacksCredit) {
     a.rendezvous.direct_pause = 0;
     return refuse_for_room(ctx, a, Room::rendezvous);
@@ -152,7 +192,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   if (a.send_queue.used + 2 > send_limit_of(a)) return refuse_for_room(ctx, a, Room::rendezvous);
   if (a.credit.sent == a.credit.send_limit && !count_grants(ctx, a))
     return refuse_for_room(ctx, a, Room::rendezvous);
-  if (!may_offer(ctx, a, r)) return refuse_for_room(ctx, a, Room::rendezvous);
+  if (!may_offer(ctx, a, r, named)) return refuse_for_room(ctx, a, Room::rendezvous);
   RendezvousPool& all = *ctx.rendezvous;
   const std::uint32_t index = all.sends.acquire();
   if (index == base::IndexPool<RendezvousSend>::kNone)
@@ -165,7 +205,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   t.answered = t.cancelled = t.due = t.never_posted = false;
   t.of_send = true;
   if (op != nullptr) op->kind = OperationKind::rendezvous_offer;
-  const Status opened = op == nullptr ? Status::would_block : open_key(ctx, a, t, r);
+  const Status opened = op == nullptr ? Status::would_block : open_key(ctx, a, t, r, named);
   if (opened != Status::ok) {
     if (op != nullptr) ctx.operations.release(*op);
     all.sends.release(index);
@@ -178,12 +218,19 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   bool wants_credit = false;
   if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
   a.activity.last_sent = ctx.now;
-  op->kind = has_immediate ? OperationKind::rendezvous_offer_imm : OperationKind::rendezvous_offer;
-  count_begin(a, op->kind);
   count_begin(a, OperationKind::send);  // the message itself
-  op->wr.opcode = opcode_of(op->kind);
-  if (has_immediate) op->wr.imm_data = htobe32(r.immediate);
-  make_offer(ctx, a, *op, t, r, wants_credit);
+  t.is_direct = false;
+  if (!named) {
+    make_offer(ctx, a, *op, t, r, has_immediate, wants_credit);
+  } else if (!make_local_offer(ctx, a, *op, t, r, has_immediate, wants_credit)) {
+    ctx.operations.release(*op);
+    t.is_direct = true;
+    t.behind = a.send_queue.posted != nullptr ? a.send_queue.posted_last->wr.wr_id
+                                              : RendezvousSend::kNoRequest;
+    if (r.defer) return queue_flush(ctx, a), Status::ok;
+    publish_direct(ctx);
+    return Status::ok;
+  }
   append(a, *op);
   return post(ctx, a, r.defer);
 }

@@ -59,7 +59,9 @@ bool lacks_window(const EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
   const auto& sends = ctx.rendezvous->sends;
   std::uint32_t free = sends.capacity() - sends.size();
-  if (a.domain == nullptr && ctx.windows.size() != 0) free = std::min(free, ctx.windows.free());
+  const bool takes_window =
+      a.domain == nullptr && !offers_locally(ctx, a) && ctx.windows.size() != 0;
+  if (takes_window) free = std::min(free, ctx.windows.free());
   return !has_share(a.source->offers, free);
 }
 

@@ -92,7 +92,8 @@ struct Request {
   const RemoteRegion* remote;  ///< null for messages
   std::uint32_t immediate;
   const CompletionCallback& done;
-  bool defer;  ///< post with the next flush
+  bool defer;             ///< post with the next flush
+  bool is_final = false;  ///< cannot be cancelled, even while it is deferred
 };
 
 /// The header of a message, which carries all credit granted so far.

@@ -162,24 +162,21 @@ std::uint32_t place_of(const spinwire::agent::EngineContext& context, std::uint3
   return place;
 }
 
-// A peer that stays in the midst of a READ holds up a window, and so the queue pair of a connection
-// whose end has taken too long. The connection's record belongs to another one by then.
+// A peer that stays in the midst of a READ holds up the queue pair of a connection whose end has
+// taken too long. The connection's record belongs to another one by then.
 TEST_F(HostileDirect, WhatComesWhileAnEndIsHeldUpReachesNoOtherConnection) {
   spinwire::agent::EngineContext& context = spinwire::detail::core_of(t.node.engine)->context;
   t.begin();
   ASSERT_TRUE(send(data_header(8), 8));
   ASSERT_TRUE(t.until([&] { return t.delivered == 1; }));
   ASSERT_EQ(t.victim.send(t.node.filled(64u << 10, 1)), Status::ok);
-  ASSERT_TRUE(t.until([&] {
-    return !t.peer.heard.empty() &&
-           t.peer.heard.back().header.kind == MessageKind::rendezvous_offer;
-  }));
+  ASSERT_TRUE(t.until(
+      [&] { return !t.peer.heard.empty() && wire::is_offer(t.peer.heard.back().header.kind); }));
   sv::begin_access(*qp().peer);
   const std::uint32_t place = place_of(context, t.victim.endpoint()->qp_num);
   EXPECT_EQ(t.victim.close(), Status::ok);
   advance(context, context.agents.at(place), spinwire::agent::Event::timeout);
   ASSERT_TRUE(t.until([&] { return t.victim.state() == ConnectionState::closed; }));
-  EXPECT_LT(t.node.engine.stats().windows_free, t.windows()) << "the READ holds up a window";
   Ends next = connect(t.friendly, t.node);
   ASSERT_NE(context.queue_pairs[place], nullptr) << "the new connection has the place";
   (void)send(data_header(8), 8);
@@ -190,10 +187,7 @@ TEST_F(HostileDirect, WhatComesWhileAnEndIsHeldUpReachesNoOtherConnection) {
   sv::end_access(*qp().peer);
   t.peer.close();
   EXPECT_EQ(next.client.close(), Status::ok);
-  ASSERT_TRUE(t.until([&] {
-    return t.node.engine.stats().connections == 1 &&
-           t.node.engine.stats().windows_free == t.windows();
-  }));
+  ASSERT_TRUE(t.until([&] { return t.node.engine.stats().connections == 1; }));
   t.finish();
 }
 

@@ -27,13 +27,13 @@ constexpr MessageKind kWithBody[] = {
     MessageKind::lease_push,         MessageKind::lease_call,
     MessageKind::lease_reply,        MessageKind::tagged_lease_request,
     MessageKind::tagged_lease_grant, MessageKind::tagged_lease_push,
-    MessageKind::lease_denial};
+    MessageKind::lease_denial,       MessageKind::local_offer};
 
 std::vector<Bad> bad_headers() {
   std::vector<Bad> all;
   for (std::size_t size = 0; size < wire::kMessageHeaderBytes; ++size)
     all.push_back({"truncated", cut(header(1, 0, 0, 0), size), kNoHeader});
-  for (const int kind : {0, 17, 18, 128, 255})
+  for (const int kind : {0, 18, 19, 128, 255})
     all.push_back({"kind", header(static_cast<std::uint8_t>(kind), 0, 0, 0), kNoHeader});
   for (const int flags : {2, 4, 8, 16, 32, 64, 128, 255})
     all.push_back({"flags", header(1, static_cast<std::uint8_t>(flags), 4, 4), kNoHeader});
@@ -71,6 +71,13 @@ std::vector<Bad> bad_transfers(const Peer& peer) {
   empty.length = 0;
   around.address = ~std::uint64_t{0} - 100;
   longer.length = kLongest + 1;
+  const wire::LocalOffer local = peer.local_offer(5000, 1);
+  wire::LocalOffer local_empty = local, local_around = local, local_longer = local;
+  wire::LocalOffer immediate = local;
+  local_empty.length = 0;
+  local_around.address = ~std::uint64_t{0} - 100;
+  local_longer.length = kLongest + 1;
+  immediate.immediate = 7;
   const auto say = [](MessageKind kind, const auto& body) {
     return message(kind, wire::encode(body));
   };
@@ -80,6 +87,12 @@ std::vector<Bad> bad_transfers(const Peer& peer) {
       {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 20, 2), kWords},
       {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 23, 0x80), kWords},
       {"offer too long", say(MessageKind::rendezvous_offer, longer), "max_message_bytes"},
+      {"local offer of nothing", say(MessageKind::local_offer, local_empty), kWords},
+      {"local offer beyond memory", say(MessageKind::local_offer, local_around), kWords},
+      {"local offer's immediate", say(MessageKind::local_offer, immediate), kWords},
+      {"local offer's flags", with_byte(MessageKind::local_offer, local, 24, 2), kWords},
+      {"local offer's rest", with_byte(MessageKind::local_offer, local, 27, 0x80), kWords},
+      {"local offer too long", say(MessageKind::local_offer, local_longer), "max_message_bytes"},
       {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{65536}),
        kWords},
       {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{0xffffffff}),

@@ -44,6 +44,13 @@ inline Config hostile_config() {
   return c;
 }
 
+/// For what only messages show that are opened by keys.
+inline Config hostile_config_with_keys() {
+  Config c = hostile_config();
+  c.connections.direct_messages = spinwire::DirectPath::off;
+  return c;
+}
+
 /// An engine with an honest connection, and one to a raw peer at a time.
 struct Attacked {
   explicit Attacked(const Config& c = hostile_config()) : node(c), friendly(c) {

@@ -12,6 +12,20 @@ using namespace hostile_peer;  // NOLINT: a test's helpers
 
 class HostileShares : public BesiegedEngine {};
 
+/// Offers open windows, or name memory by its local key.
+class HostileOfferKinds : public HostileShares, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    HostileShares::SetUp();
+    if (GetParam() && !sends_directly()) GTEST_SKIP() << kSoftverbsOnly << "offers without keys";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Of, HostileOfferKinds, testing::Bool(),
+                         [](const auto& of) { return of.param ? "NamedMemory" : "OpenedMemory"; });
+
+/// Records of offers, where windows do not limit them.
+constexpr std::uint32_t kOfferRecords = 256;
+
 TEST_F(HostileShares, AnswersThatNobodyLetsGoEndTheirOwnConnection) {
   Besieged t;
   for (int i = 0; i < 4; ++i) t.add_without_credit();
@@ -93,10 +107,17 @@ TEST_F(HostileShares, APollLooksAtFewConnectionsThatWaitForCredit) {
   t.leave();
 }
 
-/// One peer's messages above the eager limit, until no more are accepted.
-std::uint32_t offer_all(Connection c, const Buffer& message) {
+/// Credit for more offers than there are records of.
+constexpr std::uint32_t kMuchCredit = 300;
+
+/// One peer's messages above the eager limit, until no more are accepted though there is credit.
+std::uint32_t offer_all(Besieged& t, Stranger& s, const Buffer& message) {
   std::uint32_t count = 0;
-  while (c.send(message) == Status::ok) ++count;
+  EXPECT_TRUE(t.until([&] {
+    (void)s.peer.write_granted(Peer::kReceives + kMuchCredit);  // it is alive
+    while (s.victim.send(message) == Status::ok) ++count;
+    return s.victim.snapshot().blocked_by == spinwire::Blocker::windows;
+  }));
   return count;
 }
 
@@ -106,31 +127,45 @@ std::vector<Stranger*> add_some(Besieged& t, bool of_host) {
   return {&t.add_of_host(), &t.add_of_host(), &t.add_of_host()};
 }
 
-class HostileHostShares : public HostileShares, public testing::WithParamInterface<bool> {};
+class HostileHostShares : public HostileShares, public testing::WithParamInterface<bool> {
+ protected:
+  /// Offers open windows, or need none.
+  void offer_more_than_a_share(const Config& config, std::uint32_t all) {
+    Besieged t(config);
+    Buffer message = t.node.filled(100'000, 1);
+    std::uint32_t offered = 0;
+    for (Stranger* const s : add_some(t, GetParam())) offered += offer_all(t, *s, message);
+    EXPECT_GE(offered, all / 2);
+    EXPECT_LE(offered, all * 3 / 4 + 1);
+    const std::uint64_t before = t.friendly.messages;
+    ASSERT_EQ(t.honest.server.send(message), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.friendly.messages == before + 1; }));
+    message.reset();
+    t.leave();
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Connections, HostileHostShares, testing::Bool(),
                          [](const auto& each) { return each.param ? "OfOneHost" : "Single"; });
 
 TEST_P(HostileHostShares, OffersThatNobodyAnswersLeaveSomeForOthers) {
-  Besieged t;
-  Buffer message = t.node.filled(100'000, 1);
-  std::uint32_t offered = 0;
-  for (Stranger* const s : add_some(t, GetParam())) offered += offer_all(s->victim, message);
-  EXPECT_GE(offered, t.windows() / 2);
-  EXPECT_LE(offered, t.windows() * 3 / 4 + 1);
-  const std::uint64_t before = t.friendly.messages;
-  ASSERT_EQ(t.honest.server.send(message), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.friendly.messages == before + 1; }));
-  message.reset();
-  t.leave();
+  const Config config = hostile_config_with_keys();
+  offer_more_than_a_share(config, config.memory.windows);
 }
 
-TEST_F(HostileShares, OffersWaitForAnAnswerNoLongerThanTheTimeout) {
-  Besieged t(short_timeouts());
+TEST_P(HostileHostShares, LocalOffersThatNobodyAnswersLeaveSomeForOthers) {
+  if (!sends_directly()) GTEST_SKIP() << kSoftverbsOnly << "offers without keys";
+  offer_more_than_a_share(hostile_config(), kOfferRecords);
+}
+
+TEST_P(HostileOfferKinds, OffersWaitForAnAnswerNoLongerThanTheTimeout) {
+  Config c = short_timeouts();
+  if (!GetParam()) c.connections.direct_messages = spinwire::DirectPath::off;
+  Besieged t(c);
   Stranger& s = t.add();
   Buffer message = t.node.filled(100'000, 1);
   t.node.closed.clear();
-  (void)offer_all(s.victim, message);
-  expect_lost(t, s, Peer::kReceives, "answered no offer");
+  (void)offer_all(t, s, message);
+  expect_lost(t, s, Peer::kReceives + kMuchCredit, "answered no offer");
   message.reset();
   t.leave();
 }

@@ -12,6 +12,7 @@ using namespace hostile_peer;  // NOLINT: a test's helpers
 TEST_F(HostilePeer, NothingComesWithoutCredit) {
   Attacked t;
   const auto offer = wire::encode(t.peer.offer(5000, 1));
+  const auto local = wire::encode(t.peer.local_offer(5000, 1));
   const auto request = wire::encode(wire::LeaseRequest{64, 1'000'000, 1, 8, 3});
   const std::vector<Bad> all = {
       {"message", header(1, 0, 4, 4), kNoHeader},
@@ -20,6 +21,7 @@ TEST_F(HostilePeer, NothingComesWithoutCredit) {
       {"notice", {}, kNoHeader, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}},
       {"return", header(2, 0, 0, 0), kNoHeader},
       {"offer", message(MessageKind::rendezvous_offer, offer), kNoHeader},
+      {"local offer", message(MessageKind::local_offer, local), kNoHeader},
       {"answer",
        message(MessageKind::rendezvous_answer, wire::encode(wire::RendezvousAnswer{65536})),
        kNoHeader},
@@ -234,30 +236,57 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
   t.finish();
 }
 
+/// What a peer knows of an offer of either kind.
+struct Offered {
+  std::uint32_t id = 0;
+  std::uint32_t key = 0;
+  bool invalidate = false;  ///< the key is a window's
+};
+
 /// The victim offers a rendezvous message, and the peer knows the offer.
-wire::RendezvousOffer offered_by_victim(Attacked& t, std::size_t size = 20000) {
-  wire::RendezvousOffer offer;
+Offered offered_by_victim(Attacked& t, std::size_t size = 20000) {
   const Buffer b = t.node.filled(size, 3);
   EXPECT_EQ(t.node.tally.run([&](auto done) { return t.victim.send(b, done); }), Status::ok);
   EXPECT_TRUE(t.until([&] { return !t.peer.heard.empty(); }));
-  if (!t.peer.heard.empty()) {
-    EXPECT_TRUE(wire::decode(t.peer.heard.back().body, offer));
+  if (t.peer.heard.empty()) return {};
+  const raw_peer::Heard& heard = t.peer.heard.back();
+  wire::LocalOffer local;
+  if (heard.header.kind == MessageKind::local_offer) {
+    EXPECT_TRUE(wire::decode(heard.body, local));
+    return {local.id, local.lkey, false};
   }
-  return offer;
+  wire::RendezvousOffer offer;
+  EXPECT_TRUE(wire::decode(heard.body, offer));
+  return {offer.id, offer.rkey, offer.invalidate};
 }
 Bytes answer_to(std::uint32_t id,
                 wire::RendezvousVerdict verdict = wire::RendezvousVerdict::received) {
   return message(MessageKind::rendezvous_answer, wire::encode(wire::RendezvousAnswer{id, verdict}));
 }
 
-TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
-  Attacked t;
+/// The victim's offers open keys, or name memory by its local key.
+class HostileAnswers : public HostilePeer, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    HostilePeer::SetUp();
+    if (is_local() && !sends_directly()) GTEST_SKIP() << kSoftverbsOnly << "offers without keys";
+  }
+  static bool is_local() { return GetParam(); }
+  static Config config() { return is_local() ? hostile_config() : hostile_config_with_keys(); }
+};
+INSTANTIATE_TEST_SUITE_P(To, HostileAnswers, testing::Bool(), [](const auto& to) {
+  return to.param ? "LocalOffers" : "OffersWithKeys";
+});
+
+TEST_P(HostileAnswers, AreGivenOnce) {
+  Attacked t(config());
   for (const bool invalidates : {true, false}) {
+    if (invalidates && is_local()) continue;  // there is no key
     t.begin();
-    const wire::RendezvousOffer offer = offered_by_victim(t);
+    const Offered offer = offered_by_victim(t);
     const std::uint64_t before = t.node.tally.ended(Status::ok);
-    EXPECT_TRUE(offer.invalidate);
-    const How how = invalidates ? How{IBV_WR_SEND_WITH_INV, 0, offer.rkey} : How{};
+    EXPECT_EQ(offer.invalidate, !is_local());
+    const How how = invalidates ? How{IBV_WR_SEND_WITH_INV, 0, offer.key} : How{};
     ASSERT_TRUE(t.peer.send(answer_to(offer.id), how));
     // If the message leaves the key open, its owner closes it. The message is still an answer.
     ASSERT_TRUE(t.until([&] { return t.node.tally.idle(); }));
@@ -270,10 +299,10 @@ TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
   t.finish();
 }
 
-TEST_F(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
-  Attacked t;
+TEST_P(HostileAnswers, AreRefusedTwiceBeforeTheKeyHasEnded) {
+  Attacked t(config());
   t.begin();
-  const wire::RendezvousOffer offer = offered_by_victim(t);
+  const Offered offer = offered_by_victim(t);
   // The flag that asks for credit brings it for a second message.
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
   ASSERT_TRUE(t.until([&] { return t.peer.granted() > 2; }));
@@ -306,12 +335,15 @@ TEST_F(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
   t.finish();
 }
 
-TEST_F(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
-  Attacked t;
-  for (const int which : {0, 1}) {
+TEST_P(HostileAnswers, ThatInvalidateAnotherKeyEndTheConnection) {
+  Attacked t(config());
+  for (const int which : {0, 1, 2}) {
+    if (which == 2 && !is_local()) continue;  // it is the right one
     t.begin();
-    const wire::RendezvousOffer offer = offered_by_victim(t);
-    const std::uint32_t key = which == 0 ? t.peer.engine().credit_cell_rkey : offer.rkey + 0x100;
+    const Offered offer = offered_by_victim(t);
+    const std::uint32_t key = which == 0   ? t.peer.engine().credit_cell_rkey
+                              : which == 1 ? offer.key + 0x100
+                                           : offer.key;
     ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, key}));
     ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
     EXPECT_NE(t.node.closed[0].status, Status::ok);
@@ -410,12 +442,12 @@ TEST_F(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
   t.finish();
 }
 
-TEST_F(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
-  Attacked t;
+TEST_P(HostileAnswers, MayComeWhileWeCloseAndAllElseIsPassedOver) {
+  Attacked t(config());
   t.begin();
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
   ASSERT_TRUE(t.until([&] { return t.peer.granted() > 8; }));
-  const wire::RendezvousOffer offer = offered_by_victim(t);
+  const Offered offer = offered_by_victim(t);
   EXPECT_EQ(t.victim.close(), Status::ok);  // waits for the answer
   ASSERT_TRUE(t.peer.send(Bytes(3)));
   ASSERT_TRUE(t.peer.send(header(1, 0xff, 4, 4)));
@@ -424,7 +456,8 @@ TEST_F(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
   ASSERT_TRUE(t.peer.send(header(99, 0, 0, 0)));
   t.settle(20);
   EXPECT_EQ(t.victim.state(), ConnectionState::draining);
-  ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, offer.rkey}));
+  const How how = offer.invalidate ? How{IBV_WR_SEND_WITH_INV, 0, offer.key} : How{};
+  ASSERT_TRUE(t.peer.send(answer_to(offer.id), how));
   t.expect_ended(Status::ok, "", 0);
   EXPECT_EQ(t.delivered, 1u);
   EXPECT_EQ(t.node.tally.ended(Status::ok), 1u);

@@ -180,6 +180,11 @@ class Peer {
   [[nodiscard]] wire::RendezvousOffer offer(std::uint32_t length, std::uint32_t id) const {
     return {node_.address(kOffered), length, rkey(), id, false};
   }
+  /// The same, by the local key of the memory.
+  [[nodiscard]] wire::LocalOffer local_offer(std::uint32_t length, std::uint32_t id) const {
+    return {node_.address(kOffered), length, node_.mr->lkey, id, 0, false};
+  }
+  [[nodiscard]] softverbs_test::Node& node() { return node_; }
 
   std::vector<Heard> heard;  ///< since open()
 

@@ -198,6 +198,17 @@ TEST(OperationTimeouts, EndALongMessage) {
   b.finish();
 }
 
+TEST(OperationTimeouts, EndALongMessageThatWasNotPosted) {
+  Bench b;
+  Buffer large = b.client.filled(300'000, 1);
+  b.start([&](auto done) { return b.c().send(large, done, Post::defer); }, 5ms);
+  b.pass(5'300'000);
+  EXPECT_EQ(b.timed_out(), 1u);
+  EXPECT_EQ(b.client.tally.completed, 1u);
+  large.reset();
+  b.finish();
+}
+
 /// The record serves later operations, to which the time-out does not apply.
 TEST(OperationTimeouts, DoNotReachLaterOperations) {
   Bench b;

@@ -16,10 +16,13 @@ using spinwire::OperationId;
 
 constexpr std::size_t kLong = 300'000;
 
-Config cancel_config(std::uint32_t windows) {
+enum class Key : std::uint8_t { window, registration, none };
+
+Config cancel_config(Key key) {
   Config c = small_config();
   c.memory.rendezvous_bytes = 4u << 20;
-  c.memory.windows = windows;
+  c.memory.windows = key == Key::registration ? 0 : 16;
+  if (key != Key::none) c.connections.direct_messages = spinwire::DirectPath::off;
   c.connections.max_message_bytes = 2u << 20;
   c.connections.rendezvous_timeout = 20s * slowness();  // nothing expires unless a test moves time
   return c;
@@ -27,8 +30,8 @@ Config cancel_config(std::uint32_t windows) {
 
 /// A pair with credit for several messages; the server records their sizes.
 struct Bench : Pair {
-  explicit Bench(std::uint32_t windows = 16, const std::uint64_t* ticks = nullptr)
-      : Pair(cancel_config(windows), ticks) {
+  explicit Bench(Key key = Key::window, const std::uint64_t* ticks = nullptr)
+      : Pair(cancel_config(key), ticks) {
     server.on_message = [this](Connection, Message& m) {
       arrived.push_back(m.size());
       right = right && Node::holds(m.bytes(), seed(m.size()));
@@ -65,10 +68,15 @@ struct Bench : Pair {
   bool right = true;
 };
 
-/// With windows, or with registrations.
-class EngineCancelLong : public testing::TestWithParam<std::uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(By, EngineCancelLong, testing::Values(16u, 0u),
-                         [](const auto& by) { return by.param != 0 ? "Window" : "Registration"; });
+/// With windows, with registrations, or without keys.
+class EngineCancelLong : public testing::TestWithParam<Key> {};
+INSTANTIATE_TEST_SUITE_P(By, EngineCancelLong,
+                         testing::Values(Key::window, Key::registration, Key::none),
+                         [](const auto& by) {
+                           return by.param == Key::window         ? "Window"
+                                  : by.param == Key::registration ? "Registration"
+                                                                  : "NoKey";
+                         });
 
 /// A message that ends before the callback of its cancellation takes the callback's turn with it.
 TEST_P(EngineCancelLong, WhatACallbackCancelsIsDueInALaterRun) {
@@ -130,7 +138,7 @@ TEST_P(EngineCancelLong, ADeferredOneIsNeverOffered) {
     EXPECT_EQ(b.c().stats().send_credits, credits - 4 + victims.size());
     const auto of_long =
         std::count_if(victims.begin(), victims.end(), [](auto v) { return v > 0; });
-    if (windows != 0) {
+    if (GetParam() == Key::window) {
       EXPECT_EQ(b.windows_free(), windows - 3 + of_long);
     }
     (void)b.client.engine.poll();
@@ -166,7 +174,7 @@ TEST_P(EngineCancelLong, OneThatWasOfferedKeepsItsMemoryUntilTheAnswer) {
   EXPECT_EQ(b.cancelled(), 1u);
   EXPECT_GE(spinwire::detail::block_of(data)->refs, 2u);
   EXPECT_EQ(b.c().snapshot().messages, 1u);
-  EXPECT_EQ(b.windows_free(), windows - (windows != 0 ? 1 : 0));
+  EXPECT_EQ(b.windows_free(), windows - (GetParam() == Key::window ? 1 : 0));
   b.audit();
   ASSERT_TRUE(b.until([&] { return b.c().stats().outstanding == 0; }));
   EXPECT_EQ(b.client.tally.completed, 1u);
@@ -238,7 +246,7 @@ TEST_P(EngineCancelLong, TheLastOneOfADrainingConnectionLetsItEnd) {
 
 TEST(EngineCancelLong, TheReceiverHasNoRoomAndItEndsOnce) {
   std::uint64_t now = 1'000'000'000;
-  Bench b(16, &now);
+  Bench b(Key::window, &now);
   std::vector<Buffer> kept;  // of the server's pool: nothing is left
   while (Buffer each = b.server.engine.allocate(2u << 20, Pool::rendezvous))
     kept.push_back(std::move(each));

@@ -339,7 +339,9 @@ TEST(EngineLongMessages, LongerThanThePoolAreRefusedAtOnceButMayBePlaced) {
 }
 
 TEST(EngineLongMessages, RefusalsTakeNothing) {
-  Long t;
+  Config config = long_config();
+  config.connections.direct_messages = spinwire::DirectPath::off;  // so that windows are used
+  Long t(config);
   EXPECT_EQ(t.send(4 * kMiB + 1), Status::message_too_long);
   t.warm_up();
   Buffer b = t.client.filled(8192, Long::seed(8192));
@@ -506,7 +508,7 @@ TEST(EngineLongMessages, RefusedAndClosedInOneCallbackAreAnsweredOnce) {
 }
 
 TEST(EngineLongMessages, NeedTheRightToRead) {
-  Long t;
+  Long t(without_direct_messages(long_config()));
   spinwire::ConnectOptions options;
   options.handlers = t.client.handlers();
   options.settings.access = Access::remote_write;
