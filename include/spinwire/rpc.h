@@ -6,8 +6,8 @@
 // Inline calls, whose request fits into a datagram (Session::max_inline_call()), travel as
 // datagrams. Long calls (a longer request, or CallOptions::reply_into) travel over a reliable
 // connection. The session makes this connection for its first long call, and again if it is lost.
-// The server reads long requests, and writes replies to the named memory. Long calls are not
-// ordered with inline ones.
+// The server reads long requests. It writes replies to the named memory, or the client fetches
+// them. Long calls are not ordered with inline ones.
 //
 // If one of the two engines has no datagrams (because of its device or rpc.transport), all calls of
 // the session travel over a connection, with the same limits. The session is ready when its
@@ -212,7 +212,7 @@ class SPINWIRE_API PendingCall {
   Status reply(std::span<const std::byte> bytes) const noexcept;
   /// Replies with these bytes, without a copy. Holds a reference until the client certainly has the
   /// reply: until its next call in the same slot, the session's end, or
-  /// connections.keepalive_interval without a call. Over a connection, until the reply is written.
+  /// connections.keepalive_interval without a call. Over a connection, until the client has it.
   /// An exhausted send pool ends that sooner; see `limit` at Reply::status(). Write to the memory
   /// again once Buffer::unique() of its buffer is true. Ask before the buffer's next use, as in a
   /// loop over a few buffers, allocate one for each reply, or give a callback, below. Errors:
@@ -409,13 +409,13 @@ struct CallOptions {
   /// connection; then the poll() that ends the wait posts it.
   Post post = Post::automatic;
   /// Memory of this engine for a reply of up to its size; none: the reply is a message. The server
-  /// may write to the memory, and its bytes are undefined, until `done` runs. A buffer uses a
-  /// memory window (memory.windows). Registered memory, or a buffer when no window is free, needs a
-  /// registration for each call.
+  /// may write to the memory, and its bytes are undefined, until `done` runs. On adapters a buffer
+  /// uses a memory window (memory.windows). Registered memory, or a buffer when no window is free,
+  /// needs a registration for each call.
   ///
-  /// On softverbs, the server's process may be stopped during a write. If the call then ends with
-  /// cancelled, timed_out, flushed or peer_lost, the server finishes that write when it continues,
-  /// and the library keeps a reference until then. Drop such a buffer; do not use it again.
+  /// On softverbs, memory of more than connections.max_message_bytes is written by the server's
+  /// process, which may be stopped meanwhile. If the call then ends with cancelled, timed_out,
+  /// flushed or peer_lost, the write ends when it continues. Drop such a buffer: do not reuse it.
   std::optional<BufferSlice> reply_into{};
   std::optional<WhenNotReady> when_not_ready{};  ///< none: SessionOptions::when_not_ready
 };

@@ -113,6 +113,9 @@ class RpcAuditor : public base::Auditor {
              "slot {} is free and has a callback, or lacks one", slot);
       expect(active || !(k.key_open || k.request_in_flight || k.reply_message || k.call.reply),
              "slot {} is free and holds memory", slot);
+      expect(!k.placing || (active && k.places_reply), "slot {} places a reply of no call", slot);
+      expect(!active || !(k.places_reply && k.key_open), "slot {} has a key that it needs not",
+             slot);
       expect(!active || a != nullptr, "slot {} has no connection", slot);
       keys_open += k.key_open ? 1 : 0;
     }

@@ -19,6 +19,12 @@ inline Config long_call_config() {
   return c;
 }
 
+/// The client opens the memory of replies to the server, instead of placing them itself.
+inline Config with_reply_keys(Config c) {
+  c.connections.direct_messages = spinwire::DirectPath::off;
+  return c;
+}
+
 enum LongCallMethods : spinwire::Method {
   kBack = 10,  ///< replies with the request's own memory
   kFold = 11,  ///< replies with the request's length and checksum
@@ -58,7 +64,10 @@ inline void serve_long_calls(Engine& engine) {
 struct LongCalls : Calls {
   explicit LongCalls(const Config& c = long_call_config(), const std::uint64_t* ticks = nullptr,
                      std::uint32_t window = 0)
-      : Calls(c, ticks, window) {
+      : LongCalls(c, c, ticks, window) {}
+  LongCalls(const Config& servers, const Config& clients, const std::uint64_t* ticks = nullptr,
+            std::uint32_t window = 0)
+      : Calls(servers, clients, ticks, window) {
     serve_long_calls(server.engine);
   }
   Buffer room(std::size_t size) {

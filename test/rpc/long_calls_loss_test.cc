@@ -1,5 +1,7 @@
 // Long calls that are cancelled, time out, or are lost with their connection, session, engine or
 // peer. Each ends once, and only when its memory is free.
+#include "agent/agent.h"
+#include "base/internals.h"
 #include "rpc/bare_engine.h"
 #include "rpc/long_calls.h"
 
@@ -87,7 +89,7 @@ TEST(RpcLongCallsLoss, ACancelledCallEndsWhenTheServerHasStoppedPulling) {
 }
 
 TEST(RpcLongCallsLoss, OneWithRoomForItsReplyIsCancelledWhenTheServerHasLetGo) {
-  LongCalls t;
+  LongCalls t(with_reply_keys(long_call_config()));
   Buffer b = t.room(kLong);
   ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
@@ -98,6 +100,27 @@ TEST(RpcLongCallsLoss, OneWithRoomForItsReplyIsCancelledWhenTheServerHasLetGo) {
   EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::not_connected);
   settle(t);
   EXPECT_EQ(b.data()[0], std::byte{0xee});
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  b.reset();
+  t.finish_long_calls();
+}
+
+// Nobody but the client itself writes there.
+TEST(RpcLongCallsLoss, TheMemoryOfACancelledCallIsFreeAtOnceWithoutAKey) {
+  LongCalls t;
+  if (!spinwire::agent::reads_local_offers(spinwire::detail::core_of(t.client.engine)->context))
+    GTEST_SKIP() << "the device opens the memory of replies";
+  Buffer b = t.room(kLong);
+  ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  ASSERT_TRUE(until({&t.client}, [&] { return t.all_ended(); })) << "without the server";
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
+  EXPECT_EQ(t.later[0].call.reply(filled(kLong, 9)), Status::ok) << "the server does not know";
+  settle(t);
+  EXPECT_EQ(b.data()[0], std::byte{0xee});
+  EXPECT_EQ(t.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
   EXPECT_EQ(t.client.engine.stats().connected, 1u);
   b.reset();
   t.finish_long_calls();
@@ -147,7 +170,7 @@ TEST(RpcLongCallsLoss, ADeadlineIsACancel) {
 }
 
 TEST(RpcLongCallsLoss, WithoutAnAnswerTheConnectionIsReplaced) {
-  LongCalls t(hasty());
+  LongCalls t(with_reply_keys(hasty()));
   Buffer b = t.room(100);
   ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));

@@ -35,6 +35,7 @@ constexpr spinwire::Method kUnknown = 99;
 constexpr spinwire::Method kWritten =
     50;  ///< replies with kWrittenBytes, longer than an eager message
 constexpr spinwire::Method kOffered = 51;         ///< replies with kOfferedBytes, the same
+constexpr spinwire::Method kPlaced = 52;          ///< the same, for memory without a key
 constexpr std::size_t kWrittenBytes = 1'000'000;  ///< has a second besides the timeout
 constexpr std::size_t kOfferedBytes = 3000;
 constexpr Nanoseconds kTimeout = 2s;
@@ -103,7 +104,7 @@ class RpcOwedReplies : public testing::Test {
     server_ = std::make_unique<Bare>(c, &now_);
     ASSERT_TRUE(server_->core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
     for (const auto& [method, size] :
-         {std::pair(kWritten, kWrittenBytes), {kOffered, kOfferedBytes}})
+         {std::pair(kWritten, kWrittenBytes), {kOffered, kOfferedBytes}, {kPlaced, kOfferedBytes}})
       ASSERT_TRUE(server_->core->serve(
           method, [size = size](Request& r) { EXPECT_EQ(r.reply(Bytes(size)), Status::ok); }));
   }
@@ -156,6 +157,7 @@ class RpcOwedReplies : public testing::Test {
     ASSERT_TRUE(until([&] { return c.peer.granted() > c.sent; }));
     ++c.sent;
     RpcMessageHeader call{number, method, RpcMessageKind::call, 0, 0, 0, 0, 0};
+    if (method == kPlaced) call.reply_capacity = 1u << 20;
     if (method == kWritten) {
       call.reply_capacity = kWrittenBytes;
       call.address = c.peer.offer(0, 0).address;
@@ -174,19 +176,28 @@ class RpcOwedReplies : public testing::Test {
       on_closed_(which, error);
     };
   }
-  void expect_lost(const Client& c) {
-    EXPECT_NE(why_.find("granted no credit for the replies to its calls"), std::string::npos)
-        << why_;
+  void expect_lost(const Client& c,
+                   const char* why = "granted no credit for the replies to its calls") {
+    EXPECT_NE(why_.find(why), std::string::npos) << why_;
     EXPECT_EQ(c.served.state(), ConnectionState::closed);
   }
   /// A long reply that waits for the client to fetch it uses the only credit; another reply waits.
   void call_for_offer(Client& c) {
     call(c, kWindow - 1, kOffered);
     ASSERT_TRUE(until([&] { return c.peer.heard.size() == 1; }));
-    ASSERT_EQ(c.peer.heard[0].header.kind, MessageKind::rendezvous_offer);
+    ASSERT_TRUE(spinwire::wire::is_offer(c.peer.heard[0].header.kind));
     call(c, kWindow);
     ASSERT_TRUE(until([&] { return end_of(c)->waiting == 1; }));
     watch(c);
+  }
+  /// Answers an offer, which is the message with this index.
+  void answer(Client& c, std::size_t heard) {
+    spinwire::wire::LocalOffer offer;
+    const std::span<const std::byte> body = c.peer.heard[heard].body;
+    ASSERT_TRUE(spinwire::wire::decode(body, offer));
+    ASSERT_GT(c.peer.granted(), c.sent++);
+    ASSERT_TRUE(c.peer.send(MessageKind::rendezvous_answer,
+                            spinwire::wire::encode(spinwire::wire::RendezvousAnswer{offer.id})));
   }
   /// The first refusal uses the only credit; the one of the next call waits, in the last slot.
   void call_twice(Client& c) {
@@ -364,15 +375,53 @@ TEST_F(RpcOwedReplies, AnAnswerToAnOfferBeginsTheTimeAnew) {
   Client& c = add();
   call_for_offer(c);
   rest(kTimeout + kBlockTimeout - 200ms);
-  spinwire::wire::RendezvousOffer offer;
-  ASSERT_TRUE(spinwire::wire::decode(std::span<const std::byte>(c.peer.heard[0].body), offer));
-  ASSERT_GT(c.peer.granted(), c.sent++);
-  ASSERT_TRUE(c.peer.send(MessageKind::rendezvous_answer,
-                          spinwire::wire::encode(spinwire::wire::RendezvousAnswer{offer.id})));
+  answer(c, 0);
   rest(kTimeout - 200ms);
   ASSERT_TRUE(c.served.ready()) << why_;
   rest(600ms);
   expect_lost(c);
+}
+
+// Few offers wait, and the client has credit, so that nothing else is short.
+TEST_F(RpcOwedReplies, AClientThatFetchesNoPlacedReplyIsLost) {
+  Client& stuck = add();
+  Client& other = add();
+  ASSERT_TRUE(stuck.grant(8));
+  call(stuck, kWindow - 1, kPlaced);
+  ASSERT_TRUE(until([&] { return stuck.peer.heard.size() == 1; }));
+  ASSERT_TRUE(spinwire::wire::is_offer(stuck.peer.heard[0].header.kind));
+  EXPECT_FALSE(agent_of(stuck)->liveness.owes_replies);
+  watch(stuck);
+  std::uint32_t calls = 0;
+  const auto serve_other = [&] {
+    call(other, kWindow - 1 + calls++ * kWindow);
+    EXPECT_TRUE(until([&] { return other.peer.heard.size() == calls; })) << calls;
+    EXPECT_TRUE(other.grant(1));  // one at a time, as it would return more
+  };
+  serve_other();
+  rest(kTimeout + kBlockTimeout - 200ms);
+  EXPECT_TRUE(stuck.served.ready()) << why_;
+  serve_other();
+  rest(600ms);
+  expect_lost(stuck, "answered no offer of a rendezvous message");
+  serve_other();
+  EXPECT_TRUE(other.served.ready());
+}
+
+TEST_F(RpcOwedReplies, AClientThatFetchesPlacedRepliesSlowlyIsNotLost) {
+  Client& c = add();
+  ASSERT_TRUE(c.grant(8));
+  constexpr std::uint32_t kCalls = 4;
+  for (std::uint32_t i = 0; i < kCalls; ++i) call(c, kWindow + i, kPlaced);
+  ASSERT_TRUE(until([&] { return c.peer.heard.size() == kCalls; }));
+  watch(c);
+  for (std::uint32_t i = 0; i < kCalls; ++i) {
+    rest(kTimeout + kBlockTimeout - 400ms);
+    ASSERT_TRUE(c.served.ready()) << why_;
+    answer(c, i);
+  }
+  rest(2 * kTimeout);
+  EXPECT_TRUE(c.served.ready()) << why_;
 }
 
 // A poll looks at the clock when it begins, so what it sends after a check is older than the check.

@@ -85,7 +85,10 @@ enum Methods : spinwire::Method { kEcho = 1, kLater = 2, kRefuse = 3, kSilent = 
 struct Calls {
   explicit Calls(const Config& c = rpc_config(), const std::uint64_t* ticks = nullptr,
                  std::uint32_t window = 0)
-      : server(c, ticks), client(c, ticks) {
+      : Calls(c, c, ticks, window) {}
+  Calls(const Config& servers, const Config& clients, const std::uint64_t* ticks = nullptr,
+        std::uint32_t window = 0)
+      : server(servers, ticks), client(clients, ticks) {
     server.listen();
     serve();
     session = open(window);

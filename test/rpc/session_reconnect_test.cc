@@ -207,6 +207,45 @@ TEST_F(RpcSessionReconnect, AServerThatClosesItIsCalledAgain) {
   finish();
 }
 
+TEST_F(RpcSessionReconnect, ACallEndsOnceWhileItsReplyIsBeingPlaced) {
+  constexpr std::size_t kLong = 300'000;
+  start();
+  ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));
+  if (client_->core->context.direct == nullptr) GTEST_SKIP() << "replies are written";
+  auto* const block = client_->core->context.arena->allocate(spinwire::memory::PoolId::send, kLong);
+  const Buffer memory = spinwire::detail::make<Buffer>(block, kLong);
+  std::fill_n(memory.data(), kLong, std::byte{0xee});
+  CallOptions into;
+  into.reply_into = memory.slice();
+  ASSERT_EQ(begin(kLater, filled(20, 0), into), Status::ok);
+  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+  spinwire::softverbs::FaultPlan plan;
+  plan.delay_min = plan.delay_max = 20ms;
+  client_->set(plan);
+  EXPECT_EQ(server_->later[0].reply(Bytes(kLong, std::byte{0x33})), Status::ok);
+  server_->later.clear();
+  ASSERT_TRUE(until([&] { return memory.data()[0] == std::byte{0x33}; }, kMillisecond / 10));
+  EXPECT_EQ(memory.data()[kLong - 1], std::byte{0xee}) << "the last part is on its way";
+  EXPECT_EQ(ended_[0].times, 0);
+  ASSERT_NO_FATAL_FAILURE(interrupt());
+  EXPECT_EQ(ended_[0].times, 1);
+  EXPECT_EQ(ended_[0].status, Status::peer_lost);
+  client_->expect_clean();
+  std::fill_n(memory.data(), kLong, std::byte{0x11});
+  client_->set({});
+  start(address_);
+  ASSERT_TRUE(until([&] { return session_.ready(); }, kMillisecond));
+  EXPECT_EQ(memory.data()[0], std::byte{0x11});
+  EXPECT_EQ(memory.data()[kLong - 1], std::byte{0x11});
+  ASSERT_EQ(begin(kLater, filled(20, 1), into), Status::ok);
+  ASSERT_TRUE(until([&] { return server_->later.size() == 1; }));
+  EXPECT_EQ(server_->later[0].reply(Bytes(kLong, std::byte{0x44})), Status::ok);
+  ASSERT_TRUE(until([&] { return ended_[1].times == 1; }));
+  EXPECT_EQ(ended_[1].bytes, Bytes(kLong, std::byte{0x44}));
+  into = {};
+  finish();
+}
+
 TEST_F(RpcSessionReconnect, AForgottenSessionIsOpenedAgain) {
   start();
   ASSERT_NO_FATAL_FAILURE(open(WhenNotReady::wait));

@@ -1,6 +1,6 @@
 // A client's long call, from its header to done(). done() runs when the outcome is known, the
-// request is no longer pulled, and the key of the reply's memory is closed. If the call was
-// cancelled while the server might use that memory, the server must also have confirmed the cancel.
+// request is no longer pulled, the key of the reply's memory is closed, and no reply is on its way
+// there. If the call was cancelled meanwhile, the server must also have confirmed the cancel.
 #include "rpc/transport/connection_call.h"
 
 #include <algorithm>
@@ -36,13 +36,22 @@ Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept
 /// message.
 constexpr std::uint32_t kCopied = 1024;
 
+/// Whether a reply of any length that fits into the call's memory can come as a message, which
+/// costs less than to open the memory where both ends have direct messages.
+bool can_place_reply(const Rpc& r, const agent::Agent& a, const ConnectionClientSlot& k) noexcept {
+  return agent::offers_locally(r.context, a) &&
+         (is_eager(a, k.call.reply.size()) || (agent::max_message(a) > agent::max_eager(a) &&
+                                               k.call.reply.size() <= agent::max_message(a)));
+}
+
 Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
-  if (k.call.reply && !k.key_open) {
+  k.places_reply = k.call.reply && !k.key_open && can_place_reply(r, a, k);
+  if (k.call.reply && !k.key_open && !k.places_reply) {
     if (const Status status = open_reply_key(r, a, k); status != Status::ok) return status;
   }
   RpcMessageHeader header{k.number, k.call.method, RpcMessageKind::call, 0, k.call.size, 0, 0, 0};
+  if (k.call.reply) header.reply_capacity = static_cast<std::uint32_t>(k.call.reply.size());
   if (k.key_open) {
-    header.reply_capacity = static_cast<std::uint32_t>(k.call.reply.size());
     header.address = reinterpret_cast<std::uint64_t>(k.call.reply.data());
     header.rkey = k.rkey;
   }
@@ -91,7 +100,7 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
   const Status status = agent::submit_any<agent::OperationKind::send_imm>(
       r.context, a,
       {payload.block, const_cast<std::byte*>(payload.in.data), k.call.size, nullptr, number, done,
-       true});
+       true, true});
   if (status == Status::ok) {
     k.sent = Sent::all;
     k.request_in_flight = true;
@@ -183,7 +192,7 @@ void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
     if (a != nullptr) (void)agent::close_key(r.context, *a, k.rkey);
     return;
   }
-  if (k.request_in_flight) return;
+  if (k.request_in_flight || k.placing) return;
   if (const Buffer message = std::move(k.reply_message); message) {
     (void)complete_call(r, b, k, detail::block_of(message),
                         message.bytes().subspan(wire::kRpcMessageHeaderBytes));
@@ -199,7 +208,8 @@ void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status stat
   k.size = 0;
   k.code = {};
   k.reply_message = {};
-  const bool may_be_used = k.request_in_flight || (k.key_open && k.sent != Sent::nothing);
+  const bool may_be_used =
+      k.request_in_flight || k.placing || (k.key_open && k.sent != Sent::nothing);
   if (may_be_used && k.cancel == Cancel::none && !k.key_closing) {
     k.cancel = Cancel::due;
     queue_connection(r, b);

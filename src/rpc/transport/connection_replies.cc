@@ -34,25 +34,78 @@ void extend_deadline(const Rpc& r, ConnectionClientSlot& k) noexcept {
   k.call.deadline = std::max(k.call.deadline, r.context.clock.now() + r.timeouts.close);
 }
 
+/// Ends a call whose reply is in its memory.
+void end_in_memory(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k,
+                   std::size_t size) noexcept {
+  k.call.outcome = Status::ok;
+  k.size = static_cast<std::uint32_t>(size);
+  if (k.request_in_flight || k.key_open) extend_deadline(r, k);
+  try_finish(r, b, k);
+}
+
+/// Copies a short reply to the call's memory.
+void copy_reply(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k,
+                std::span<const std::byte> payload) noexcept {
+  if (payload.size() > k.call.reply.size())
+    return fail_protocol(r, a, "a reply that its memory cannot take");
+  if (!payload.empty()) std::memcpy(k.call.reply.data(), payload.data(), payload.size());
+  const std::uint32_t session = b.session;
+  end_in_memory(r, b, k, payload.size());
+  advance_if_ready(r, session);
+}
+
+/// Whether a number that is of no call in a slot was of one before.
+bool was_made(const ConnectionClient& b, std::uint32_t number) noexcept {
+  return static_cast<std::int32_t>(number - b.slots[number & (b.window - 1)].number) < 0;
+}
+
+/// Finds the call that a reply is for; null if it is over, which is no fault of the server's.
+ConnectionClientSlot* find_call_of_reply(Rpc& r, ConnectionClient& b, agent::Agent& a,
+                                         std::uint32_t number) noexcept {
+  if (ConnectionClientSlot* const k = find_call(b, number); k != nullptr) return k;
+  if (was_made(b, number))
+    ++r.stats.late_replies;
+  else
+    fail_protocol(r, a, "a reply to a call that was never made");
+  return nullptr;
+}
+
+/// Handles a reply without a header: a short one, or one that place_reply() has placed.
+void on_bare_reply(Rpc& r, ConnectionClient& b, agent::Agent& a, const Message& m) noexcept {
+  ConnectionClientSlot* const k = find_call_of_reply(r, b, a, *m.immediate());
+  if (k == nullptr) return;
+  if (!k->places_reply || k->sent == Sent::nothing)
+    return fail_protocol(r, a, "a reply that no call waits for");
+  // Another message may arrive before the one that is being placed.
+  const bool is_placed = k->placing && m.data() == k->call.reply.data();
+  if (k->placing && !is_placed) return fail_protocol(r, a, "a second reply");
+  k->placing = false;
+  if (k->cancel != Cancel::none) return;  // the cancel and the reply crossed
+  if (k->call.outcome) {
+    ++r.stats.late_replies;
+    return is_placed ? try_finish(r, b, *k) : void();
+  }
+  if (!is_placed) return copy_reply(r, b, a, *k, m.bytes());
+  const std::uint32_t session = b.session;
+  end_in_memory(r, b, *k, m.size());
+  advance_if_ready(r, session);
+}
+
 /// Handles a reply that came as a message.
 void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMessageHeader& header,
                       Message& m, std::span<const std::byte> payload) noexcept {
-  ConnectionClientSlot* const k = find_call(b, header.number);
-  if (k == nullptr) {
-    const ConnectionClientSlot& next = b.slots[header.number & (b.window - 1)];
-    if (static_cast<std::int32_t>(header.number - next.number) >= 0)
-      return fail_protocol(r, a, "a reply to a call that was never made");
-    ++r.stats.late_replies;
-    return;
-  }
+  ConnectionClientSlot* const k = find_call_of_reply(r, b, a, header.number);
+  if (k == nullptr) return;
   if (k->cancel != Cancel::none) return;  // the cancel and the reply crossed
   const Status status = wire::status_in(header.status);
   if (k->sent == Sent::nothing || (status == Status::ok && k->key_open))
     return fail_protocol(r, a, "a reply to no call, or one that was to be written");
+  if (k->placing) return fail_protocol(r, a, "a second reply");
   if (k->call.outcome) {  // the server refused to pull the request
     ++r.stats.late_replies;
     return;
   }
+  if (status == Status::ok && k->places_reply) return copy_reply(r, b, a, *k, payload);
   k->call.outcome = status;
   if (wire::has_code(header.status)) k->code = header.code;
   if (!k->request_in_flight && !k->key_open) {  // the usual case: complete at once
@@ -74,10 +127,7 @@ void on_reply_write(Rpc& r, ConnectionClient& b, agent::Agent& a, const Message&
       (k->call.outcome && k->cancel == Cancel::none) || m.size() > k->call.reply.size())
     return fail_protocol(r, a, "a write that no call waits for");
   if (k->cancel != Cancel::none) return;  // the write crossed the cancel
-  k->call.outcome = Status::ok;
-  k->size = static_cast<std::uint32_t>(m.size());
-  extend_deadline(r, *k);
-  try_finish(r, b, *k);
+  end_in_memory(r, b, *k, m.size());
 }
 
 /// Handles the server's confirmation of a cancel.
@@ -98,10 +148,10 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
   wake_blocked(r, *b);
   agent::Agent& a = *agent_of(r, *b);
   if (m.is_write()) return on_reply_write(r, *b, a, m);
+  if (m.immediate()) return on_bare_reply(r, *b, a, m);
   RpcMessageHeader header;
   std::span<const std::byte> payload;
-  if (m.immediate() || !wire::decode(m.bytes(), header, payload))
-    return fail_protocol(r, a, "a malformed one");
+  if (!wire::decode(m.bytes(), header, payload)) return fail_protocol(r, a, "a malformed one");
   if (header.kind == RpcMessageKind::reply) return on_reply_message(r, *b, a, header, m, payload);
   if (header.kind == RpcMessageKind::cancelled) return on_cancelled(r, *b, a, header);
   if (header.kind == RpcMessageKind::goodbye)
@@ -109,10 +159,24 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
   fail_protocol(r, a, "one that only clients send");
 }
 
+/// Places a reply in its call's memory. False: no call waits for such a one.
+bool place_reply(Rpc& r, ConnectionClient& b, Offer& offer) noexcept {
+  const std::uint32_t number = *offer.immediate();
+  ConnectionClientSlot* const k = find_call(b, number);
+  const bool is_late = k != nullptr ? k->call.outcome.has_value() : was_made(b, number);
+  if (is_late) ++r.stats.late_replies;
+  if (k == nullptr || is_late || !k->places_reply || k->placing || k->sent == Sent::nothing ||
+      offer.place(k->call.reply) != Status::ok)
+    return false;
+  k->placing = true;
+  return true;
+}
+
 /// Refuses rendezvous messages that exceed the longest reply without named memory.
 void on_client_offer(Rpc& r, std::uint32_t session, const Connection& from, Offer& offer) noexcept {
   ConnectionClient* const b = connection_of(r, session, from);
   if (b != nullptr) wake_blocked(r, *b);
+  if (b != nullptr && offer.immediate()) return place_reply(r, *b, offer) ? void() : offer.refuse();
   if (b == nullptr ||
       offer.size() > wire::kRpcMessageHeaderBytes + std::size_t{wire::kBlockDatagramBytes})
     offer.refuse();
@@ -151,7 +215,7 @@ void end_active_calls(Rpc& r, ConnectionClient& b, Status status, Status unsent)
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if ((ending & bit(slot)) == 0 || !is_active(b, slot)) continue;
     ConnectionClientSlot& k = b.slots[slot];
-    k.key_open = k.request_in_flight = false;
+    k.key_open = k.request_in_flight = k.placing = false;
     k.cancel = Cancel::none;
     if (!k.call.outcome) k.call.outcome = k.sent == Sent::all ? status : unsent;
     try_finish(r, b, k);

@@ -51,13 +51,23 @@ RunningCall find_running(Rpc& r, std::uint32_t session, std::uint32_t number) no
   return {s, agent_of(r, *s->connection), &v};
 }
 
-/// Sends the reply: a WRITE to the client's memory, or a message.
+/// Whether the client places the reply in the memory that it has named.
+bool is_placed_by_client(const ConnectionServerSlot& v) noexcept {
+  return v.named.length != 0 && v.named.rkey == 0;
+}
+
+/// Sends the reply: to the client's memory, by a WRITE or a message of its bytes alone, or as a
+/// message with a header.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
   const BufferSlice reply = v.reply;  // the slot may lose it; see kept_replies.h
   Block* const block = detail::block_of(reply);
-  if (!v.writes_reply) {
+  if (!v.is_bare) {
     return agent::submit_message<false>(r.context, a, block, reply.data(), reply.size(), {}, false,
                                         true);
+  }
+  if (is_placed_by_client(v)) {
+    return agent::submit_any<agent::OperationKind::send_imm>(
+        r.context, a, {block, reply.data(), reply.size(), nullptr, v.number, {}, true, true});
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
       r.context, a, {block, reply.data(), reply.size(), &v.named, v.number, {}, true});
@@ -91,7 +101,7 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
   if (space == nullptr && size != 0) std::memcpy(block->payload + head.size(), data, size);
   v.reply = detail::make<BufferSlice>(block, block->payload, bytes);
   if (space == nullptr) detail::release(block);  // the slice holds it
-  v.writes_reply = false;
+  v.is_bare = false;
   return Status::ok;
 }
 
@@ -123,6 +133,12 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   if (refuses) step = step_of(build_refusal(r, v));
   if (v.state == State::answering) {
     step = step_of(send_reply(r, a, v));
+    if (step == Step::failed && v.is_bare && agent::is_ready(a)) {  // no registration was possible
+      v.reply = {};
+      v.refusal = Status::limit;
+      v.state = State::refusing;
+      return false;
+    }
     if (step != Step::waiting) v.state = State::over;
     // A refusal that waits for room holds no memory: it is built again.
     if (step == Step::waiting && refuses) v.state = State::refusing;
@@ -140,14 +156,14 @@ void advance_or_wait(Rpc& r, ConnectionServer& b, agent::Agent& a,
   wait_for_turn(r, b, false);
 }
 
-/// References the bytes of a reply that is written to the client's memory.
+/// References the bytes of a reply without a header.
 Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, std::size_t size,
                        Block* block) noexcept {
   Block* const copy = block == nullptr ? copy_to_send_block(r, data, size) : nullptr;
   if (block == nullptr && copy == nullptr) return Status::no_buffer;
   v.reply = block != nullptr ? detail::make<BufferSlice>(block, const_cast<std::byte*>(data), size)
                              : detail::make<Buffer>(copy, size).slice();
-  v.writes_reply = true;
+  v.is_bare = true;
   return Status::ok;
 }
 
@@ -190,6 +206,8 @@ void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& 
   ConnectionServerSlot& v = slot_for(*s.connection, header.number);
   const bool ahead = static_cast<std::int32_t>(header.number - v.number) > 0;
   if (v.state != State::none && !ahead) return fail_protocol(r, a, "a call that was there before");
+  if (header.reply_capacity != 0 && header.rkey == 0 && !agent::reads_local_offers(r.context))
+    return fail_protocol(r, a, "memory for a reply without a key, which the device does not write");
   if (header.size > r.context.config.connections.max_message_bytes)
     return fail_protocol(r, a, "a request longer than connections.max_message_bytes");
   v.reply = {};
@@ -303,6 +321,7 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   handlers.on_offer = session_handler<on_server_offer>(r, s.name);
   handlers.on_closed = session_handler<on_server_closed>(r, s.name);
   attach(*b, a, handlers);
+  agent::set_serves_calls(a);
   s.connection = std::move(b);
   s.leaving.is_told = false;
 }
@@ -330,7 +349,9 @@ ReplyPlace reply_place_on_connection(Rpc& r, CallRef call) noexcept {
   const RunningCall running = find_running(r, call.session, call.number);
   if (running.slot == nullptr) return {};
   const std::size_t named = running.slot->named.length;
-  if (named != 0) return {nullptr, 0, std::min<std::size_t>(named, r.context.max_transfer), 0};
+  const std::size_t most = is_placed_by_client(*running.slot) ? agent::max_message(*running.agent)
+                                                              : r.context.max_transfer;
+  if (named != 0) return {nullptr, 0, std::min(named, most), 0};
   ConnectionServer& b = *running.session->connection;
   return {&b.reply_buffers, b.window, longest_reply(*running.session, *running.agent),
           wire::kRpcMessageHeaderBytes};
@@ -347,14 +368,15 @@ Status answer_over_connection(Rpc& r, CallRef call, Status status, const std::by
   const RunningCall running = find_running(r, call.session, call.number);
   if (running.slot == nullptr) return Status::not_connected;
   ConnectionServerSlot& v = *running.slot;
-  const bool write = status == Status::ok && v.named.length != 0;
+  const bool bare = status == Status::ok && v.named.length != 0 &&
+                    !(is_placed_by_client(v) && is_eager(*running.agent, size));
   if (status == Status::ok && size > max_reply(r, call)) return Status::message_too_long;
   Block* const space = find_reserved_reply(r, call, size).block;
   const Status kept =
-      write ? reference_reply(r, v, data, size, block)
-            : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
+      bare ? reference_reply(r, v, data, size, block)
+           : build_reply_message(r, v, status, data, size, block == space ? space : nullptr);
   if (kept != Status::ok)
-    return refuse_reply_for_block(r, write ? std::max<std::size_t>(size, 1) : bytes_of_reply(size));
+    return refuse_reply_for_block(r, bare ? std::max<std::size_t>(size, 1) : bytes_of_reply(size));
   v.state = State::answering;
   advance_or_wait(r, *running.session->connection, *running.agent, v);
   return Status::ok;

@@ -1,7 +1,9 @@
 // Calls over a session's reliable connection, which is made when first needed: calls longer than a
 // datagram, and calls that name memory for their reply. A call is a header and, unless the request
 // is short, a message with the request and the call's number. The reply is a message, or a WRITE
-// with the call's number to the named memory. Cold.
+// with the call's number to the named memory. Where the device reads offered messages without a
+// key, the memory is not opened: a long reply is a message with the call's number, which the client
+// places there. Cold.
 //
 // With Transport::connection all calls use the connection. The connection is made at once, and the
 // session becomes ready with it. The session ends if a lost connection cannot be made again.
@@ -45,9 +47,11 @@ struct ConnectionClientSlot {
   Sent sent = Sent::nothing;
   Cancel cancel = Cancel::none;
   bool request_in_flight = false;     ///< the request's message has not ended
+  bool places_reply = false;          ///< no key opens the reply's memory: place_reply() gives it
+  bool placing = false;               ///< the reply is on its way to its memory
   bool key_open = false;              ///< the reply's memory has a key
   bool key_closing = false;           ///< the key is being closed
-  std::uint32_t size = 0;             ///< written bytes
+  std::uint32_t size = 0;             ///< of the reply in its memory, bytes
   std::optional<std::uint32_t> code;  ///< of the handler's refusal
   Buffer reply_message;               ///< the reply, kept until the request's message ends
   std::uint32_t rkey = 0;
@@ -86,7 +90,7 @@ struct ConnectionServerSlot {
   std::uint32_t number = 0;
   State state = State::none;
   bool cancel_to_confirm = false;  ///< a cancel must be answered
-  bool writes_reply = false;       ///< the reply is written to the client's memory
+  bool is_bare = false;            ///< the reply has no header: it goes to the client's memory
   Method method = 0;
   Status refusal = Status::ok;  ///< while it is being refused
   std::uint32_t size = 0;       ///< of the request
