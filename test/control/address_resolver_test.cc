@@ -369,6 +369,49 @@ TEST_F(ManyAddresses, ARequestThatWaitsForTooLongIsRefused) {
   })) << "the last one is told why";
 }
 
+// Hellos and requests for sessions, each with an address of its own that nobody answers for, arrive
+// at once. On a real device a poll that resolved one would sleep; here the test counts what a poll
+// has the resolver do, which a busy machine does not change.
+TEST_F(ManyAddresses, APollBeginsAndEndsFewWhateverStrangersName) {
+  constexpr std::uint32_t kSources = 24, kAtOnce = 96, kWaves = 5;
+  constexpr std::size_t kMostPerPoll = 2 * ControlPort::kFramesPerPoll;  // one may end another
+  std::uint32_t named = 0;
+  const auto name_one = [&](const UniqueFd& peer) {
+    Endpoint e = endpoint(101, 9);
+    wire::SessionEnd end = session_end(5, 1);
+    e.gid[14] = end.gid[14] = static_cast<std::uint8_t>(named >> 8);
+    e.gid[15] = end.gid[15] = static_cast<std::uint8_t>(named);
+    const bool is_hello = named++ % 2 == 0;
+    say(peer, is_hello ? wire::encode(wire::Hello{e}).bytes()
+                       : wire::encode(wire::OpenSession{end}).bytes());
+  };
+  std::size_t most = 0;
+  std::uint32_t polls = 0;
+  for (std::uint32_t wave = 0; wave < kWaves; ++wave) {
+    peers_.clear();
+    for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+      const std::string source = "127.0.0." + std::to_string(2 + i % kSources) + ":0";
+      peers_.push_back(loopback::plain_client(address_, source.c_str()));
+    }
+    for (int i = 0; i < 100; ++i) wide_.step();  // all are accepted, and the last wave has left
+    for (const UniqueFd& peer : peers_) name_one(peer);
+    for (int i = 0; i < 20; ++i, ++polls) {
+      const std::size_t before = resolver_.begun.size() + resolver_.cancelled.size();
+      wide_.port.poll();
+      most = std::max(most, resolver_.begun.size() + resolver_.cancelled.size() - before);
+      wide_.pass(1ms);
+    }
+  }
+  std::printf("a poll has begun and ended up to %zu\n", most);
+  std::fflush(stdout);
+  EXPECT_LE(most, kMostPerPoll);
+  // What is begun is limited, however many are named.
+  EXPECT_GE(resolver_.begun.size(), kOfAll.at_once * 3 / 4) << "no attack";
+  const auto intervals = static_cast<std::size_t>(polls * 1ms / kOfAll.interval);
+  EXPECT_LE(resolver_.begun.size(), kOfAll.burst + intervals + 1);
+  EXPECT_FALSE(listener_->handshake) << "an owner has seen an address that nobody answers for";
+}
+
 TEST_F(AddressResolution, APeerThatClosesMeanwhileLeavesItsPlace) {
   ResolverRecord& resolver = record(server_.port);
   {
