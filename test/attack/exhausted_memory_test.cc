@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdio>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "attack/victim.h"
+#include "engine/failed_allocations.h"
 #include "engine/zero_cost.h"
 
 namespace attack_test {
@@ -31,7 +34,7 @@ Config hungry_config() {
 }
 
 /// Serves calls and sends messages back. Commands: a digit N, to fail every N-th allocation (0:
-/// none); p, to poll many times and say so; q, to end.
+/// none) and, for 0, to say how many have failed; p, to poll many times and say so; q, to end.
 int serve(int in, int out) {
   Node node(hungry_config());  // no handlers of its own, which would allocate
   ListenOptions options;
@@ -44,7 +47,7 @@ int serve(int in, int out) {
   for (char told = 0; told != 'q'; told = command(in)) {
     if (told >= '0' && told <= '9') {
       zero_cost_test::fail_every = static_cast<std::uint32_t>(told - '0');
-      if (told == '0') write_line(out, "there is memory");
+      if (told == '0') write_line(out, std::to_string(zero_cost_test::failed_allocations));
     }
     if (told == 'p') {
       for (int i = 0; i < 20'000; ++i) (void)node.engine.poll();
@@ -150,7 +153,11 @@ TEST_P(AttackOnMemory, EndsNoProcess) {
   third.kill(SIGKILL);
   attack();
   victim_.tell('0');
-  ASSERT_EQ(victim_.line(), "there is memory") << "it has died";
+  const std::string failed = victim_.line();
+  ASSERT_NE(failed, "") << "it has died";
+  std::printf("%s allocations failed\n", failed.c_str());
+  std::fflush(stdout);
+  EXPECT_GT(std::stoul(failed), 0u) << "no attack: memory never ran out";
   Child last([&](int, int out) { return use(address_, out); });
   EXPECT_EQ(last.line(), "begun");
   EXPECT_EQ(last.line(), "ready");
@@ -159,7 +166,10 @@ TEST_P(AttackOnMemory, EndsNoProcess) {
   EXPECT_EQ(victim_.wait(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(OneOf, AttackOnMemory, testing::Range('1', ':'));
+// One of them alone runs also on Soft-RoCE, where each takes up to a minute.
+INSTANTIATE_TEST_SUITE_P(OneOfThree, AttackOnMemory, testing::Values('3'));
+INSTANTIATE_TEST_SUITE_P(OneOf, AttackOnMemory,
+                         testing::Values('1', '2', '4', '5', '6', '7', '8', '9'));
 
 #else
 
