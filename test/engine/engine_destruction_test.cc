@@ -125,7 +125,13 @@ TEST(EngineDestruction, MemoryRegionOutlivesItsEngine) {
     Node node;
     region = node.engine.register_memory(heap, Access::local).value();
   }
-  std::memset(region.slice().data(), 3, region.slice().size());
+  ASSERT_TRUE(region);
+  const spinwire::BufferSlice whole = region.slice();
+  ASSERT_EQ(whole.size(), heap.size());
+  EXPECT_EQ(whole.data(), heap.data());
+  region = MemoryRegion();  // the slice keeps it
+  std::memset(whole.data(), 3, whole.size());
+  EXPECT_EQ(heap, std::vector<std::byte>(heap.size(), std::byte{3}));
 }
 
 TEST(EngineListener, DroppedMeansNoMoreConnections) {
