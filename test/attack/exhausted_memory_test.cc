@@ -166,10 +166,7 @@ TEST_P(AttackOnMemory, EndsNoProcess) {
   EXPECT_EQ(victim_.wait(), 0);
 }
 
-// One of them alone runs also on Soft-RoCE, where each takes up to a minute.
-INSTANTIATE_TEST_SUITE_P(OneOfThree, AttackOnMemory, testing::Values('3'));
-INSTANTIATE_TEST_SUITE_P(OneOf, AttackOnMemory,
-                         testing::Values('1', '2', '4', '5', '6', '7', '8', '9'));
+INSTANTIATE_TEST_SUITE_P(OneOf, AttackOnMemory, testing::Range('1', ':'));
 
 #else
 
