@@ -77,6 +77,12 @@ bool is_at_last(Order order) {
          order == Order::connect_among_few_connections;
 }
 
+/// How many attempts of a client with such an order may give way before one succeeds. A busy
+/// machine decides how often: a client that does not run for some milliseconds gives way.
+constexpr std::uint32_t kMostGiveWay = 20;
+/// The same on average. A slow machine has few successes, which vary more.
+const std::uint32_t kMostGiveWayOnAverage = slowness() == 1 ? 1 : 10;
+
 /// The honest client: connects, or opens sessions and calls, so many times.
 class HonestClient {
  public:
@@ -116,11 +122,14 @@ class HonestClient {
         order == Order::connect_without_handshakes || order == Order::connect_without_connections ||
         order == Order::connect_among_few_connections || order == Order::connect_at_last;
     expect_soon(victim_, client, connects ? "connects" : "sessions", [&](Latencies& latencies) {
+      all_gave_way_ = most_gave_way_ = 0;
       connects ? connect(client, order, latencies) : open_sessions(client, order, latencies);
+      if (!is_at_last(order)) return;
+      std::printf("%u attempts gave way, up to %u before a success\n", all_gave_way_,
+                  most_gave_way_);
+      std::fflush(stdout);
+      EXPECT_LE(all_gave_way_, count() * kMostGiveWayOnAverage);
     });
-    if (!is_at_last(order)) return;
-    std::printf("%u attempts gave way\n", gave_way_);
-    std::fflush(stdout);
   }
   /// Whether strangers hold what the order wants: the three quarters of all sessions that one
   /// source may have, the quarter of all connections that may be half-open, all connections but
@@ -137,14 +146,16 @@ class HonestClient {
   }
   template <typename Begin>
   bool tries_again(Order order, Begin&& begin) {
-    if (!is_at_last(order)) return false;
-    ++gave_way_;
+    if (!is_at_last(order) || gave_way_ == kMostGiveWay) return false;
+    most_gave_way_ = std::max(most_gave_way_, ++gave_way_);
+    ++all_gave_way_;
     begin();
     return true;
   }
   void connect(Node& client, Order order, Latencies& latencies) {
     for (std::uint32_t i = 0; i < count(); ++i) {
       Connection c;
+      gave_way_ = 0;
       const auto begin = [&] {
         client.closed.clear();
         c = client.begin(victim_.address());
@@ -155,7 +166,7 @@ class HonestClient {
                           return is_over && (c.ready() || !tries_again(order, begin));
                         });
       if (testing::Test::HasFailure()) return;
-      ASSERT_TRUE(c.ready()) << "connect " << i << ": "
+      ASSERT_TRUE(c.ready()) << "connect " << i << ", after " << gave_way_ << " that gave way: "
                              << (client.closed.empty() ? "" : client.closed.back().message());
       EXPECT_EQ(c.close(), Status::ok);
       ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
@@ -165,6 +176,7 @@ class HonestClient {
   void open_sessions(Node& client, Order order, Latencies& latencies) {
     for (std::uint32_t i = 0; i < count(); ++i) {
       spinwire::Session session;
+      gave_way_ = 0;
       const auto begin = [&] {
         why_.clear();
         call_ = Call::none;
@@ -185,7 +197,8 @@ class HonestClient {
             return call_ == Call::done;
           });
       if (testing::Test::HasFailure()) return;
-      ASSERT_EQ(call_, Call::done) << "session " << i << ": " << why_;
+      ASSERT_EQ(call_, Call::done)
+          << "session " << i << ", after " << gave_way_ << " that gave way: " << why_;
       EXPECT_EQ(session.close(), Status::ok);
     }
   }
@@ -207,7 +220,8 @@ class HonestClient {
   std::string why_;
   Call call_ = Call::none;
   std::uint32_t calls_ = 0;
-  std::uint32_t gave_way_ = 0;  ///< attempts
+  /// Attempts: since the last success, of a round, and the most between two successes of it.
+  std::uint32_t gave_way_ = 0, all_gave_way_ = 0, most_gave_way_ = 0;
   Child child_;
 };
 
