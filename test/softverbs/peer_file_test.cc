@@ -148,8 +148,8 @@ class LeasedPeerFileTest : public PeerFileTest {
 };
 
 TEST_F(LeasedPeerFileTest, IsNotWaitedFor) {
-  // An open() of a leased file waits until the holder gives up the lease. The kernel grants one to a
-  // process that alone has opened the file, and does not count the descriptor of memfd_create().
+  // An open() of a leased file waits until the holder gives up the lease. The kernel grants one to
+  // a process that alone has opened the file, and does not count the descriptor of memfd_create().
   UniqueFd fd = memfd(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   fd = UniqueFd(open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_TRUE(fd) << errno;
