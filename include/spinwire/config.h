@@ -141,8 +141,9 @@ struct Config {
     /// A peer that is silent for this long is lost. A peer that polls is lost, too, if for so long
     ///   - it grants no credit for control messages, or for replies to its calls,
     ///   - it lets no operation complete, or
-    ///   - it answers no offer of a rendezvous message, although half of our windows or of our
-    ///     records of such messages is in use. An offer also has rendezvous_timeout.
+    ///   - it answers no offer of a rendezvous message that is the reply to a call, or while half
+    ///   of
+    ///     our windows or records of such messages is in use. An offer also has rendezvous_timeout.
     /// For each MB under way, it has a second more. 25ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);
     /// Unused credit returns to the engine after this time; 1ms … 1h

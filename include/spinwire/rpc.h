@@ -108,9 +108,9 @@ class SPINWIRE_API Reply {
   ///                     interrupted or could not be opened, or there is no connection for long
   ///                     calls. The call could not wait for the next server (WhenNotReady::fail, no
   ///                     reconnect, or no memory)
-  ///   limit             the handler has run; the server dropped the reply, which did not arrive in
-  ///                     time, because its send pool was used up. is_retryable() is true, but
-  ///                     calling again runs the handler again
+  ///   limit             the handler has run; the server dropped the reply, because its send pool
+  ///                     was used up before it arrived, or its memory could not be registered.
+  ///                     is_retryable() is true, but calling again runs the handler again
   /// A long call whose handler has not run may also end with:
   ///   no_buffer         the server's pool memory.rendezvous_bytes had no block for
   ///                     connections.rendezvous_timeout
@@ -409,13 +409,15 @@ struct CallOptions {
   /// connection; then the poll() that ends the wait posts it.
   Post post = Post::automatic;
   /// Memory of this engine for a reply of up to its size; none: the reply is a message. The server
-  /// may write to the memory, and its bytes are undefined, until `done` runs. On adapters a buffer
-  /// uses a memory window (memory.windows). Registered memory, or a buffer when no window is free,
-  /// needs a registration for each call.
+  /// may write to the memory, and its bytes are undefined, until `done` runs. If the server writes,
+  /// a buffer uses a memory window (memory.windows). Registered memory, or a buffer when no window
+  /// is free, needs a registration for each call. With direct messages, replies are fetched
+  /// instead.
   ///
-  /// On softverbs, memory of more than connections.max_message_bytes is written by the server's
-  /// process, which may be stopped meanwhile. If the call then ends with cancelled, timed_out,
-  /// flushed or peer_lost, the write ends when it continues. Drop such a buffer: do not reuse it.
+  /// On softverbs, a server's process that writes may be stopped meanwhile. If the call then ends
+  /// with cancelled, timed_out, flushed or peer_lost, the server finishes that write when it
+  /// continues, and the library keeps a reference until then. Drop such a buffer; do not use it
+  /// again.
   std::optional<BufferSlice> reply_into{};
   std::optional<WhenNotReady> when_not_ready{};  ///< none: SessionOptions::when_not_ready
 };

@@ -11,7 +11,7 @@
 // pause does no harm. Exceptions from "Hot":
 //   - A rendezvous message, or CallOptions::reply_into, is registered if no memory window can open
 //     it: see memory.windows. A window opens memory of the pools only, and none to a connection
-//     with its own domain. With direct messages, that memory needs none.
+//     with its own domain. With direct messages, messages of the pools need none.
 //   - A session's first long call and its first reserve_reply() at the server allocate.
 //   - The last reference to the memory of a MemoryRegion deregisters it, also in a poll().
 //   - On softverbs, an operation or a call that wakes a sleeping peer makes a system call.

@@ -90,8 +90,7 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 }
 /// SendQueue::direct_limit of a ready connection.
 [[nodiscard]] std::uint16_t max_direct_limit(const EngineContext& ctx, const Agent& a) noexcept;
-/// Whether the device reads an offered message without a key, so that a message into named memory
-/// costs less than a WRITE, for which the memory has to be opened.
+/// Whether the device reads an offered message without a key, whether or not our own offers are so.
 [[nodiscard]] bool reads_local_offers(const EngineContext& ctx) noexcept;
 /// Whether long messages in memory of the pools go without a key, and so without a window.
 [[nodiscard]] inline bool offers_locally(const EngineContext& ctx, const Agent& a) noexcept {

@@ -113,8 +113,9 @@ bool is_stalled_for_replies(EngineContext& ctx, Agent& a, std::uint64_t elapsed)
                        transfer_ticks(ctx, bytes_offered(a));
 }
 
-/// What a peer that polls holds up for too long; null: nothing. It may be slow: what nobody else
-/// needs may take as long as it likes. While it fetches a long message, it grants no credit.
+/// What a peer that polls holds up for too long; null: nothing. It may be slow: what neither others
+/// nor handlers of calls need may take as long as it likes. While it fetches a long message, it
+/// grants no credit.
 const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
   Stalls& s = a.liveness.stalls;
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
@@ -122,8 +123,10 @@ const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noex
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
   if (is_stalled_for_replies(ctx, a, elapsed))
     return "has granted no credit for the replies to its calls";
-  // A client fetches replies by its polls alone, and those that wait hold the handlers' memory.
-  const bool is_due = a.liveness.serves_calls || are_offers_short(ctx, a);
+  // A client fetches replies by its polls alone, and those that wait hold the handlers' memory. Its
+  // answers need credit, which we may lack the receives for.
+  const bool owes = a.liveness.serves_calls && !a.credit.waits_for_receives;
+  const bool is_due = owes || are_offers_short(ctx, a);
   s.offers.check(!a.rendezvous.sends.empty() && is_due, elapsed);
   const std::uint64_t for_block = ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
   if (s.offers.ticks > timeout + for_block &&

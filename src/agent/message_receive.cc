@@ -25,7 +25,7 @@ inline bool rendezvous_ahead(const Agent& a) noexcept {
   if (!held && a.credit.reserved > ctx.yield_above) yield_credit(ctx, a);
   if (!wants_more) return;
   if (ctx.direct != nullptr) ctx.direct->prefetch_word(a.qp);  // credit is due after this poll
-  reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
+  reserve_more_receives(ctx, a, (a.credit.reserved + a.rendezvous.credited) * 2 + 14);
   a.credit.peer_needs_credit = true;
 }
 

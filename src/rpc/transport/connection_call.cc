@@ -39,7 +39,8 @@ constexpr std::uint32_t kCopied = 1024;
 /// Whether a reply of any length that fits into the call's memory can come as a message, which
 /// costs less than to open the memory where both ends have direct messages.
 bool can_place_reply(const Rpc& r, const agent::Agent& a, const ConnectionClientSlot& k) noexcept {
-  return agent::offers_locally(r.context, a) &&
+  const Config::Connections& c = r.context.config.connections;
+  return agent::offers_locally(r.context, a) && c.max_message_bytes > c.eager_bytes &&
          (is_eager(a, k.call.reply.size()) || (agent::max_message(a) > agent::max_eager(a) &&
                                                k.call.reply.size() <= agent::max_message(a)));
 }

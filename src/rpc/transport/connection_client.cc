@@ -247,6 +247,10 @@ std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now
   for (std::uint32_t slot = 0; slot < b->window; ++slot) {
     ConnectionClientSlot& k = b->slots[slot];
     if (!is_active(*b, slot)) continue;
+    // A reply on its way is fetched by our own READs. The agent looks after a server that delays
+    // them.
+    if (now >= k.call.deadline && k.call.outcome && k.placing)
+      k.call.deadline = now + r.timeouts.close;
     if (now >= k.call.deadline) {
       if (k.call.outcome) {  // the server does not release its memory
         if (agent::Agent* const a = agent_of(r, *b); a != nullptr)

@@ -133,7 +133,9 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   if (refuses) step = step_of(build_refusal(r, v));
   if (v.state == State::answering) {
     step = step_of(send_reply(r, a, v));
-    if (step == Step::failed && v.is_bare && agent::is_ready(a)) {  // no registration was possible
+    // Memory outside the pools could not be registered, or the client may not read it.
+    if (step == Step::failed && v.is_bare && agent::is_ready(a)) {
+      ++r.stats.dropped_replies;
       v.reply = {};
       v.refusal = Status::limit;
       v.state = State::refusing;
