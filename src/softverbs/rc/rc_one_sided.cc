@@ -248,11 +248,12 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
 
 namespace {
 
-/// Runs a READ or WRITE of one element. False, and nothing ended: the queue has to run it, and to
-/// report why it fails.
-[[gnu::always_inline]] inline bool run_now(Qp& qp, const ibv_send_wr& request) noexcept {
+/// Runs a READ or WRITE of one element, which needs the right. False, and nothing ended: the queue
+/// has to run it, and to report why it fails.
+template <bool read>
+[[gnu::always_inline]] inline bool run_now(Qp& qp, const ibv_send_wr& request,
+                                           std::uint32_t right) noexcept {
   const ibv_sge& sge = *request.sg_list;
-  const bool read = request.opcode == IBV_WR_RDMA_READ;
   const Context& c = context_of(qp.context);
   const Pd& pd = *static_cast<Pd*>(qp.pd);
   if (read) {
@@ -266,7 +267,6 @@ namespace {
   Peer& peer = *qp.peer;
   begin_access(peer);
   RemoteBytes bytes;
-  const std::uint32_t right = right_for(qp, read, request.send_flags);
   bool done = find_served(qp, target, right, bytes) == Reached::done;
   if (done && bytes.kind == RemoteBytes::Kind::direct) [[likely]] {
     std::byte* const here = pointer(sge.addr);
@@ -276,7 +276,21 @@ namespace {
     done = copy_remote(peer, bytes, &sge, 1, sge.length, read ? Copy::from_peer : Copy::to_peer);
   }
   end_access(peer);
-  return done && is_whole(qp, right);
+  return done;
+}
+
+/// A READ of what the peer has named. Apart, so that other requests do not pay for it.
+[[gnu::noinline]] bool run_named_now(Qp& qp, const ibv_send_wr& request) noexcept {
+  const std::uint32_t right = right_for(qp, true, request.send_flags);
+  return run_now<true>(qp, request, right) && is_whole(qp, right);
+}
+
+bool run_now(Qp& qp, const ibv_send_wr& request) noexcept {
+  if (request.opcode == IBV_WR_RDMA_WRITE)
+    return run_now<false>(qp, request, IBV_ACCESS_REMOTE_WRITE);
+  if ((request.send_flags & kNamedByPeer) != 0) [[unlikely]]
+    return run_named_now(qp, request);
+  return run_now<true>(qp, request, IBV_ACCESS_REMOTE_READ);
 }
 
 }  // namespace
