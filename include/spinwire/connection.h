@@ -362,8 +362,8 @@ class SPINWIRE_API Connection {
   /// closing), no_memory.
   [[nodiscard]] Result<Endpoint> endpoint() const;
 
-  /// Replaces the settings of a connection in on_accept, before its queue pair is made. Set-up.
-  /// Errors:
+  /// Replaces the settings of a connection in on_accept, before its queue pair is made. On RoCE the
+  /// peer's address must be in reach of the listener's port, too. Set-up. Errors:
   ///   invalid_argument  a setting out of range, too late, or the connection has receives already
   ///   limit             the device has less than a setting asks
   ///   no_device         a setting names a port or GID that does not exist

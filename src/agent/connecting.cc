@@ -240,6 +240,11 @@ void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal) {
   fail(ctx, a, std::move(why));
 }
 
+void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome) noexcept {
+  a.setup.address_pending = false;
+  outcome ? advance(ctx, a, Event::endpoint_received) : fail(ctx, a, outcome.error());
+}
+
 void on_cm_disconnected(EngineContext& ctx, Agent& a) {
   if (a.closing) return;
   peer_lost(ctx, a, base::format("the connection to {}", peer_name(a)),
@@ -298,13 +303,8 @@ Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
   set_event_source(a, control::event_source(peer.gid, peer.gid_type));
-  a.setup.address_pending = true;
+  await_address(a);
   return {};
-}
-
-void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome) noexcept {
-  a.setup.address_pending = false;
-  outcome ? advance(ctx, a, Event::endpoint_received) : fail(ctx, a, outcome.error());
 }
 
 Result<Endpoint> own_endpoint(const EngineContext& ctx, const Agent& a) {

@@ -61,6 +61,10 @@ inline bool is_half_open(const Agent& a) noexcept {
 inline bool is_peers_qp(const Agent& a, std::uint32_t qp_num) noexcept {
   return a.peer.queue_pair.qp_num == qp_num;
 }
+/// The port and the GID that it uses.
+inline const verbs::Place& place_of(const Agent& a) noexcept {
+  return a.attributes.queue_pair.place;
+}
 inline std::uint64_t peer_incarnation(const Agent& a) noexcept { return a.peer.incarnation; }
 inline const char* peer_name(const Agent& a) noexcept { return a.peer.name.data(); }
 void name_peer(Agent& a, std::string_view text) noexcept;
@@ -101,13 +105,16 @@ void on_refused(EngineContext& ctx, Agent& a, const wire::Refuse& refusal);
 /// Rdma_cm reports that the peer disconnected.
 void on_cm_disconnected(EngineContext& ctx, Agent& a);
 
+/// An agent that has its peer's endpoint waits for on_address_known() before it uses the address.
+inline void await_address(Agent& a) noexcept { a.setup.address_pending = true; }
+/// The peer's address is resolved, or cannot be.
+void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome) noexcept;
+
 // Out-of-band.
 
 /// Takes the peer's endpoint from the application. Errors: those of Connection::join(). The agent
 /// then waits for on_address_known().
 Result<void> join(EngineContext& ctx, Agent& a, const Endpoint& peer);
-/// The peer's address is resolved, or cannot be.
-void on_address_known(EngineContext& ctx, Agent& a, const Result<void>& outcome) noexcept;
 /// This end's endpoint, for the application. Errors: not_connected.
 Result<Endpoint> own_endpoint(const EngineContext& ctx, const Agent& a);
 /// Delivers the endpoint, or completes the handshake, after a set-up step.

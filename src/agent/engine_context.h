@@ -262,7 +262,7 @@ struct Setup {
   bool was_ready : 1 = false;
   bool out_of_band : 1 = false;         ///< the application exchanges the endpoints
   bool endpoint_delivered : 1 = false;  ///< out-of-band: on_endpoint has run
-  bool address_pending : 1 = false;     ///< out-of-band: the peer's address is being resolved
+  bool address_pending : 1 = false;     ///< the peer's address is being resolved
   bool is_unheard : 1 = false;          ///< in SourceAccount::unheard
   bool gives_way : 1 = false;           ///< to a new peer
   LossProbe probe = LossProbe::none;

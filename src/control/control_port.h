@@ -165,7 +165,8 @@ class ControlPort {
   void take_request(std::unique_ptr<CmRequest> request);
   /// Resolves an address for a connection without a handshake. As AddressResolver::begin();
   /// CmOwner::on_address_resolved() tells later.
-  Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
+  Result<bool> resolve(std::uint64_t subject, const Gid& gid, GidType type,
+                       const verbs::Place* from);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
   /// The client's end of a handshake through rdma_cm. May throw std::bad_alloc.
   [[nodiscard]] std::unique_ptr<CmClient> make_cm_client() {
@@ -274,9 +275,9 @@ class ControlPort {
   void evict(Handshake& h) noexcept;
   /// Resolves the address in the peer's frame. False: Dialogue::on_resolved() reports the outcome,
   /// and the frame stays until then.
-  Result<bool> resolve(Handshake& h, const Endpoint& peer);
+  Result<bool> resolve(Handshake& h, const Endpoint& peer, const verbs::Place* from);
   Result<bool> resolve(Handshake& h, const wire::SessionEnd& peer);
-  Result<bool> resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid, GidType type);
+  Result<bool> resolve(Handshake& h, const Gid& gid, GidType type, const verbs::Place* from);
   void stop_resolving(Handshake& h) noexcept;
   void end_resolution(Handshake& h, bool answered) noexcept;
   /// Whether the listener takes a connection now. False: it is refused, or waits.

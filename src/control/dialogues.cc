@@ -77,8 +77,10 @@ void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   h.takes_application_fields = (hello != nullptr && hello->endpoint.application_fields) ||
                                (open != nullptr && open->end.application_fields);
-  const auto resolved = hello != nullptr  ? port.resolve(h, hello->endpoint)
-                        : join != nullptr ? port.resolve(h, join->endpoint)
+  const std::shared_ptr<ListenerOwner> owner = port.owner_of(listener);
+  const verbs::Place* const from = owner != nullptr ? owner->own_place() : nullptr;
+  const auto resolved = hello != nullptr  ? port.resolve(h, hello->endpoint, from)
+                        : join != nullptr ? port.resolve(h, join->endpoint, nullptr)
                         : open != nullptr ? port.resolve(h, open->end)
                                           : Result<bool>(true);
   if (!resolved) return port.refuse(h, resolved.error());
@@ -196,7 +198,7 @@ void Connect::on_frame(ControlPort& port, Handshake& h) const {
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) return on_refused(port, h, *no);
   const auto* yes = std::get_if<wire::Accept>(&got.body);
   if (yes == nullptr) return;  // the exchange accepts only expected kinds
-  const auto resolved = port.resolve(h, yes->endpoint);
+  const auto resolved = port.resolve(h, yes->endpoint, owner->own_place(subject));
   if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
   if (!*resolved) return;
   h.exchange.expect(wire::kinds(FrameKind::refuse));  // the peer may still give up
@@ -233,7 +235,7 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   if (to == nullptr) return port.refuse(h, nobody_listens());
   h.takes_application_fields = wire::takes_application_fields(h.request->event.data());
   // The kernel's rdma_cm answers whence a request came. It does not resolve what the request names.
-  const auto resolved = port.resolve(h, h.request->gid, GidType::unknown);
+  const auto resolved = port.resolve(h, h.request->gid, GidType::unknown, nullptr);
   if (!resolved) return port.refuse(h, resolved.error());
   if (!*resolved || !port.admit(h, *to, nullptr)) return;
   const HandshakeId id = h.id;

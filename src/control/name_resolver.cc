@@ -1,10 +1,5 @@
 #include "control/name_resolver.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -89,7 +84,7 @@ struct NameResolver::Job {
   std::string name;
   ResolveCallback done;
   Lookup lookup;
-  std::shared_ptr<const base::UniqueFd> event;
+  HelperEvent event;
   Result<Addresses> result;
   std::atomic<bool> is_over{false};  ///< `result` is written
 
@@ -98,10 +93,9 @@ struct NameResolver::Job {
     Job& job = **self;
     job.result =
         base::no_throw("resolve a name", [&] { return resolve_name(job.name, job.lookup); });
-    const std::shared_ptr<const base::UniqueFd> event = job.event;
+    const HelperEvent event = job.event;
     job.is_over.store(true, std::memory_order_release);
-    const std::uint64_t one = 1;
-    (void)!::write(event->get(), &one, sizeof one);
+    raise(event);
     return nullptr;
   }
 };
@@ -112,10 +106,9 @@ NameResolver::~NameResolver() {
 
 Result<void> NameResolver::open() {
   if (event_ != nullptr) return {};
-  base::UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd) return tl::unexpected(system_error("resolve names", "eventfd", errno));
-  if (auto watched = port_.watch(fd.get(), *this); !watched) return watched;
-  event_ = std::make_shared<const base::UniqueFd>(std::move(fd));
+  auto made = open_helper_event("resolve names", port_, *this);
+  if (!made) return tl::unexpected(made.error());
+  event_ = std::move(*made);
   return {};
 }
 
@@ -133,23 +126,16 @@ Result<void> NameResolver::begin(std::string_view name, const ResolveCallback& d
   job->lookup = lookup_;
   job->event = event_;
   auto argument = std::make_unique<std::shared_ptr<Job>>(job);
-  // The application's signals are not for this thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  const int error = ::pthread_create(&thread, nullptr, Job::run, argument.get());
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return tl::unexpected(system_error("resolve a name", "pthread_create", error));
+  const auto thread = start_helper_thread("resolve a name", Job::run, argument.get());
+  if (!thread) return tl::unexpected(thread.error());
   (void)argument.release();
-  ::pthread_detach(thread);
+  ::pthread_detach(*thread);
   jobs_.push_back(std::move(job));
   return {};
 }
 
 void NameResolver::on_readable() {
-  std::uint64_t count = 0;
-  (void)!::read(event_->get(), &count, sizeof count);
+  clear(event_);
   // Callbacks may begin others.
   for (std::size_t i = 0; i < jobs_.size();) {
     if (!jobs_[i]->is_over.load(std::memory_order_acquire)) {

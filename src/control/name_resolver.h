@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "control/helper_thread.h"
 #include "control/owners.h"
 #include "spinwire/resolve.h"
 
@@ -50,7 +50,7 @@ class NameResolver final : public DescriptorOwner {
 
   ControlPort& port_;
   Lookup lookup_ = ::getaddrinfo;
-  std::shared_ptr<const base::UniqueFd> event_;  ///< the threads write to it
+  HelperEvent event_;  ///< the threads raise it
   std::vector<std::shared_ptr<Job>> jobs_;
 };
 

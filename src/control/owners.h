@@ -10,6 +10,7 @@
 #include "control/rdma_cm.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/status.h"
+#include "verbs/opened_device.h"
 #include "wire/handshake.h"
 
 namespace spinwire::control {
@@ -40,6 +41,8 @@ class ConnectionOwner {
   virtual void on_refused(std::uint64_t subject, const wire::Refuse& refusal) = 0;
   /// The stream or the peer's frames failed; the handshake is over.
   virtual void on_failed(std::uint64_t subject, const Error& why) = 0;
+  /// The port and GID of a connection that has others than the engine's; else null.
+  [[nodiscard]] virtual const verbs::Place* own_place(std::uint64_t subject) const noexcept = 0;
 };
 
 /// Opens sessions with servers.
@@ -145,6 +148,8 @@ struct CmHello {
 class ListenerOwner {
  public:
   virtual ~ListenerOwner() = default;
+  /// The port and GID of its connections, if they have others than the engine's; else null.
+  [[nodiscard]] virtual const verbs::Place* own_place() const noexcept = 0;
   /// Precedes on_hello(), on_join_session() and on_cm_hello(). Without room now the port keeps
   /// the request, ends a half-open connection if that is due, and asks again. `endpoint`: the
   /// peer's; null: not known yet. Errors: limit.

@@ -35,6 +35,10 @@ class ApplicationListener final : public control::ListenerOwner {
                       const ListenTerms& terms)
       : connector_(connector), calls_(calls), terms_(terms) {}
 
+  [[nodiscard]] const verbs::Place* own_place() const noexcept override {
+    return connector_.if_own(terms_.attributes.queue_pair.place);
+  }
+
   Result<control::Admission> admit(const control::Address& peer,
                                    const Endpoint* endpoint) override {
     return connector_.admit(peer, endpoint);
@@ -398,8 +402,36 @@ Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control
                                                          const Endpoint& endpoint,
                                                          const ListenTerms& terms) {
   count(agent::subject_of(a), source_of(from, endpoint));
-  return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &terms.options).map([&] {
-    return control::AcceptedConnection{this, agent::subject_of(a)};
+  return agent::accept_peer(context_, a, endpoint, aborted_ ? nullptr : &terms.options)
+      .and_then([&] { return resolve_if_moved(a, endpoint, terms); })
+      .map([&] {
+        return control::AcceptedConnection{this, agent::subject_of(a)};
+      });
+}
+
+Result<void> Connector::resolve_if_moved(Agent& a, const Endpoint& peer, const ListenTerms& terms) {
+  const verbs::Place& place = agent::place_of(a);
+  if (place.is_at(terms.attributes.queue_pair.place)) return {};
+  const auto known = resolve_for(a, peer);
+  if (!known) agent::fail(context_, a, known.error());
+  if (known && !*known) agent::await_address(a);
+  return known.map([](bool) {});
+}
+
+// ---- the port and the GID of connections ----
+
+const verbs::Place* Connector::if_own(const verbs::Place& place) const noexcept {
+  return place.is_at(context_.device->place()) ? nullptr : &place;
+}
+
+const verbs::Place* Connector::own_place(std::uint64_t subject) const noexcept {
+  const Agent* const a = find(subject);
+  return a != nullptr ? if_own(agent::place_of(*a)) : nullptr;
+}
+
+Result<bool> Connector::resolve_for(const Agent& a, const Endpoint& peer) {
+  return base::no_throw("resolve an address", [&] {
+    return port_.resolve(agent::subject_of(a), peer.gid, peer.gid_type, if_own(agent::place_of(a)));
   });
 }
 

@@ -73,12 +73,15 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void on_confirmed(std::uint64_t subject) override;
   void on_refused(std::uint64_t subject, const wire::Refuse& refusal) override;
   void on_failed(std::uint64_t subject, const Error& why) override;
+  [[nodiscard]] const verbs::Place* own_place(std::uint64_t subject) const noexcept override;
   // control::CmOwner, in rdma_cm_connections.cc
   void on_cm_event(std::uint64_t subject, const control::CmEvent& event) override;
   // in out_of_band.cc
   void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override;
 
   // For listeners.
+  /// Null if the engine uses this port and GID itself.
+  [[nodiscard]] const verbs::Place* if_own(const verbs::Place& place) const noexcept;
   /// Implements ListenerOwner::admit().
   Result<control::Admission> admit(const control::Address& peer, const Endpoint* endpoint);
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake,
@@ -99,7 +102,7 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void count(std::uint64_t subject, const control::Address& source, bool ending = false) noexcept;
 
  private:
-  [[nodiscard]] agent::Agent* find(std::uint64_t subject) noexcept {
+  [[nodiscard]] agent::Agent* find(std::uint64_t subject) const noexcept {
     return context_.find(static_cast<std::uint32_t>(subject),
                          static_cast<std::uint32_t>(subject >> 32));
   }
@@ -128,6 +131,11 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// Counts an inbound connection and shows it to the application.
   Result<control::AcceptedConnection> introduce(agent::Agent& a, const control::Address& from,
                                                 const Endpoint& endpoint, const ListenTerms& terms);
+  /// on_accept may have given the connection another port or GID than its listener's, from which
+  /// the peer's address is not known yet.
+  Result<void> resolve_if_moved(agent::Agent& a, const Endpoint& peer, const ListenTerms& terms);
+  /// As control::AddressResolver::begin(), from the connection's port and GID.
+  Result<bool> resolve_for(const agent::Agent& a, const Endpoint& peer);
   [[nodiscard]] Result<ListenTerms> terms_of(const char* asked, const ListenOptions& options,
                                              bool through_cm) const;
   Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,

@@ -5,12 +5,14 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "base/error.h"
 #include "base/internals.h"
 #include "base/log_message.h"
 #include "base/units.h"
+#include "control/cm_resolver.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
 #include "engine/pool_sizes.h"
@@ -123,8 +125,12 @@ void EngineCore::resolve_addresses() {
   std::copy_n(place.gid.raw, gid.size(), gid.begin());
   control.set_reach(context.device->provider().reaches_other_hosts, gid);
   if (place.gid_type != GidType::roce_v1 && place.gid_type != GidType::roce_v2) return;
-  control.set_resolver(std::make_unique<control::CmAddressResolver>(
-      control, gid, place.gid_type, ::if_nametoindex(context.device->info().netdev.c_str())));
+  const auto wait = [device = context.device.get()](const verbs::Place& from,
+                                                    const control::Gid& peer) {
+    return device->wait_for_neighbour(from, std::bit_cast<ibv_gid>(peer));
+  };
+  control.set_resolver(std::make_unique<control::CmResolver>(
+      control, place, ::if_nametoindex(context.device->info().netdev.c_str()), wait));
 }
 
 Result<void> EngineCore::open_memory(const OpenOptions& options) {

@@ -86,6 +86,19 @@ Result<ibv_ah*> Device::create_ah(const QueuePairOptions& options, const RemoteQ
   return ah;
 }
 
+int Device::wait_for_neighbour(const Place& from, const ibv_gid& gid) noexcept {
+  QueuePairOptions options;
+  options.place = from;
+  RemoteQueuePair remote;
+  remote.gid = gid;
+  ibv_ah_attr attr = address_of(options, remote);
+  errno = 0;
+  ibv_ah* const ah = provider().create_ah(queue_pd(), &attr);
+  if (ah == nullptr) return errno != 0 ? errno : EIO;
+  (void)provider().destroy_ah(ah);
+  return 0;
+}
+
 void Device::destroy_ah(ibv_ah* ah) noexcept { (void)provider().destroy_ah(ah); }
 
 bool Device::peer_has_ended(const ibv_ah* ah) const noexcept {

@@ -40,6 +40,11 @@ struct Place {
   std::uint16_t lid = 0;
   std::uint32_t mtu = 0;    ///< active, bytes
   std::uint32_t pkeys = 0;  ///< entries in the table of partition keys
+
+  /// Whether both are the same port and GID of one device.
+  [[nodiscard]] bool is_at(const Place& other) const noexcept {
+    return port == other.port && gid_index == other.gid_index;
+  }
 };
 
 /// Fewest scatter/gather elements of a send work request: a header and a payload.
@@ -203,6 +208,9 @@ class Device {
   bool restart_sends(ibv_qp* qp) noexcept;
   Result<ibv_ah*> create_ah(const QueuePairOptions& options, const RemoteQueuePair& remote);
   void destroy_ah(ibv_ah* ah) noexcept;
+  /// Waits until the kernel knows the neighbour at `gid`, as seen from `from`. Returns 0 or an
+  /// errno value. Any thread.
+  int wait_for_neighbour(const Place& from, const ibv_gid& gid) noexcept;
   /// Whether the device knows that the peer's process has ended.
   [[nodiscard]] bool peer_has_ended(const ibv_ah* ah) const noexcept;
 

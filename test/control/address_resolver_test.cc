@@ -17,12 +17,15 @@ struct ResolverRecord : control::AddressResolver {
   std::vector<Resolution> begun;
   std::vector<Resolution> cancelled;
   Gid last{};
+  int port = 0;        ///< of the last; 0: the engine's
   bool knows = false;  ///< whether it has the address already
   bool has_route = true;
   bool has_memory = true;
 
-  Result<bool> begin(const Resolution& what, const Gid& gid, GidType) override {
+  Result<bool> begin(const Resolution& what, const Gid& gid, GidType,
+                     const verbs::Place* from) override {
     if (!has_memory) throw std::bad_alloc();
+    port = from != nullptr ? from->port : 0;
     last = gid;
     if (!has_route) return tl::unexpected(unreachable());
     if (!knows) begun.push_back(what);
@@ -62,6 +65,42 @@ TEST_F(AddressResolution, AnOwnerSeesAHelloWhenItsAddressIsResolved) {
   ASSERT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
   server_.port.on_resolved(resolver.begun[0], {});  // a second answer has no effect
   EXPECT_EQ(resolver.begun.size(), 1u);
+}
+
+verbs::Place place_on_port(std::uint8_t port) {
+  verbs::Place place;
+  place.port = port;
+  return place;
+}
+
+TEST_F(AddressResolution, AnAddressIsSeenFromThePortThatTheConnectionUses) {
+  ResolverRecord& servers = record(server_.port);
+  ResolverRecord& clients = record(client_.port);
+  listener_->place = place_on_port(2);
+  client_owner_.place = place_on_port(3);
+  hello();
+  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
+  EXPECT_EQ(servers.port, 2);
+  server_.port.on_resolved(servers.begun[0], {});
+  server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+  ASSERT_TRUE(until([&] { return clients.begun.size() == 1; }));
+  EXPECT_EQ(clients.port, 3);
+}
+
+// Its connection, and its datagrams, use the engine's.
+TEST_F(AddressResolution, ASessionsAddressIsSeenFromTheEnginesPort) {
+  ResolverRecord& servers = record(server_.port);
+  listener_->place = place_on_port(2);
+  const auto joined = client_.port.join_session(server_address(), client_owner_, {1, 2});
+  ASSERT_TRUE(joined);
+  client_.port.assign(*joined, 12);
+  client_.port.ask(*joined, endpoint(102, kClientIncarnation));
+  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
+  EXPECT_EQ(servers.port, 0);
+  ASSERT_TRUE(client_.port.open_session(server_address(), session_end(5, 1), client_owner_, 13)
+                  .has_value());
+  ASSERT_TRUE(until([&] { return servers.begun.size() == 2; }));
+  EXPECT_EQ(servers.port, 0);
 }
 
 TEST_F(AddressResolution, AnUnreachableAddressIsRefusedAndTheOwnerHearsNothing) {

@@ -18,6 +18,7 @@
 namespace control_port_test {
 
 namespace control = spinwire::control;
+namespace verbs = spinwire::verbs;
 namespace wire = spinwire::wire;
 using namespace std::chrono_literals;
 using control::ControlPort;
@@ -88,6 +89,10 @@ struct Owner : control::ConnectionOwner,
     add("failed", subject);
     error = why;
   }
+  std::optional<verbs::Place> place;  ///< of its connections; none: the engine's
+  [[nodiscard]] const verbs::Place* own_place(std::uint64_t) const noexcept override {
+    return place ? &*place : nullptr;
+  }
   void on_opened(std::uint64_t subject, HandshakeId handshake,
                  const wire::SessionEnd& end) override {
     add("opened", subject);
@@ -145,7 +150,11 @@ struct ListenerRecord : control::ListenerOwner {
   spinwire::PrivateData cm_given;               ///< to that client
   spinwire::PrivateData cm_data;                ///< for clients
   std::optional<Error> cm_refusal;              ///< of clients
+  std::optional<verbs::Place> place;            ///< of its connections; none: the engine's
 
+  [[nodiscard]] const verbs::Place* own_place() const noexcept override {
+    return place ? &*place : nullptr;
+  }
   Result<control::AcceptedConnection> take(HandshakeId id) {
     handshake = id;
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});

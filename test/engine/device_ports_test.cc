@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/engine_core.h"
@@ -157,6 +159,119 @@ TEST_F(EnginePorts, APortThatFailsTakesItsConnectionsAndOthersTakeOver) {
   server.closed.clear();
   data.reset();
   finish(client, server);
+}
+
+// ---- addresses that the verbs would wait for ----
+
+/// Records what a control port wants to have resolved, and answers when the test says so. Softverbs
+/// resolves nothing itself.
+struct Resolutions {
+  explicit Resolutions(Node& node) : port(spinwire::detail::core_of(node.engine)->control) {
+    port.set_resolver(std::make_unique<Resolver>(*this));
+  }
+  void end(const Result<void>& outcome) { port.on_resolved(begun.back(), outcome); }
+
+  struct Resolver : spinwire::control::AddressResolver {
+    explicit Resolver(Resolutions& to) : all(to) {}
+    Result<bool> begin(const spinwire::control::Resolution& what, const spinwire::control::Gid&,
+                       spinwire::GidType, const spinwire::verbs::Place* from) override {
+      all.begun.push_back(what);
+      all.ports.push_back(from != nullptr ? from->port : 0);
+      return all.ports.back() == all.known_from;
+    }
+    void cancel(const spinwire::control::Resolution&) noexcept override {}
+    Resolutions& all;
+  };
+  spinwire::control::ControlPort& port;
+  std::vector<spinwire::control::Resolution> begun;
+  std::vector<int> ports;  ///< that were to be left by; 0: the engine's
+  int known_from = -1;     ///< addresses are known from this port already
+};
+
+tl::unexpected<Error> nobody_answers() {
+  return tl::unexpected(Error{Status::peer_lost, "reach", "nobody answers there", ""});
+}
+
+TEST_F(EnginePorts, AnAddressIsResolvedFromThePortThatIsUsed) {
+  Node server, client;
+  Resolutions servers(server), clients(client);
+  spinwire::ListenOptions terms;
+  terms.handlers = server.handlers();
+  terms.settings = at_port(2);
+  const auto listener = server.engine.listen("127.0.0.1:0", terms);
+  ASSERT_TRUE(listener) << listener.error().message();
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.settings = at_port(2);
+  auto made = client.engine.connect(listener->address(), options);
+  ASSERT_TRUE(made) << made.error().message();
+  const auto both = [&](auto&& done) { return until({&client, &server}, done); };
+  ASSERT_TRUE(both([&] { return servers.begun.size() == 1; }));
+  servers.end({});
+  ASSERT_TRUE(both([&] { return clients.begun.size() == 1; }));
+  clients.end({});
+  ASSERT_TRUE(both([&] { return made->ready() && server.ready.size() == 1; }));
+  EXPECT_EQ(servers.ports, std::vector<int>{2});
+  EXPECT_EQ(clients.ports, std::vector<int>{2});
+  finish(client, server);
+}
+
+// The address was resolved from the listener's port before.
+TEST_F(EnginePorts, AnAddressIsResolvedAgainWhereOnAcceptChoosesAnotherPort) {
+  bool moves = true;
+  Node server, client;
+  server.listen();
+  server.on_accept = [&moves](Connection c) {
+    if (std::exchange(moves, false)) (void)c.configure(at_port(2));
+  };
+  Resolutions servers(server);
+  servers.known_from = 0;
+  for (const bool answers : {true, false}) {
+    servers.begun.clear();
+    servers.ports.clear();
+    ConnectOptions options;
+    options.handlers = client.handlers();
+    auto made = client.engine.connect(server.listener.address(), options);
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(until({&client, &server}, [&] { return servers.begun.size() == 2; }));
+    EXPECT_EQ(servers.ports, (std::vector<int>{0, 2}));
+    const spinwire::control::Resolution second = servers.begun.back();
+    (void)connect(client, server);  // one that came later
+    EXPECT_FALSE(made->ready()) << "the server waits for the address";
+    servers.begun.push_back(second);
+    const std::size_t ready = server.ready.size(), closed = client.closed.size();
+    moves = true;
+    answers ? servers.end({}) : servers.end(nobody_answers());
+    ASSERT_TRUE(until({&client, &server}, [&] {
+      return answers ? made->ready() && server.ready.size() == ready + 1
+                     : client.closed.size() == closed + 1;
+    }));
+    if (answers) continue;
+    EXPECT_NE(client.closed.back().found.find("nobody answers there"), std::string::npos)
+        << client.closed.back().message();
+  }
+  finish(client, server);
+}
+
+TEST_F(EnginePorts, OutOfBandAnAddressIsResolvedFromThePortThatIsUsed) {
+  Node node;
+  Resolutions resolver(node);
+  spinwire::PrepareOptions options;
+  options.handlers = node.handlers();
+  options.settings = at_port(2);
+  std::optional<spinwire::Endpoint> ours;
+  options.on_endpoint = [&ours](Connection, const spinwire::Endpoint& e) { ours = e; };
+  auto made = node.engine.prepare(options);
+  ASSERT_TRUE(made) << made.error().message();
+  ASSERT_TRUE(until({&node}, [&] { return ours.has_value(); }));
+  spinwire::Endpoint peer = *ours;
+  ++peer.qp_num;
+  ASSERT_TRUE(made->join(peer));
+  EXPECT_EQ(resolver.ports, std::vector<int>{2});
+  resolver.end(nobody_answers());
+  ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
+  EXPECT_NE(node.closed[0].found.find("nobody answers there"), std::string::npos)
+      << node.closed[0].message();
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ class Resolver final : public control::AddressResolver {
  public:
   enum class Mode : std::uint8_t { knows, asks, has_no_route, count };
 
-  Result<bool> begin(const control::Resolution& what, const std::array<std::uint8_t, 16>&,
-                     GidType) override {
+  Result<bool> begin(const control::Resolution& what, const control::Gid&, GidType,
+                     const verbs::Place*) override {
     if (mode == Mode::has_no_route) return tl::unexpected(unreachable());
     if (mode == Mode::knows) return true;
     for (const auto& each : pending) expect(each.handshake != what.handshake, "resolved once");
@@ -120,6 +120,9 @@ class Owner final : public control::ConnectionOwner,
     expect(r.kind == Kind::connect || r.kind == Kind::accept, "a connection is refused");
     expect(refusal.status != Status::ok, "a refusal has a reason");
     end(r);
+  }
+  [[nodiscard]] const verbs::Place* own_place(std::uint64_t) const noexcept override {
+    return nullptr;
   }
   void on_failed(std::uint64_t subject, const Error& why) override {
     Record& r = called(subject);
@@ -318,6 +321,11 @@ class Owner final : public control::ConnectionOwner,
     explicit Door(Owner& to) : owner(to) {}
     Owner& owner;
     std::uint64_t calls = 0;
+    verbs::Place place;
+
+    [[nodiscard]] const verbs::Place* own_place() const noexcept override {
+      return calls % 2 == 0 ? nullptr : &place;
+    }
 
     template <typename T>
     T counted(T result) {  // touches the object after the call

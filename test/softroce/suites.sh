@@ -338,16 +338,24 @@ CallsWithoutDatagrams() {
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
 }
 
-# Strangers give addresses that answer no ARP. The verbs that need ARP would block poll().
-StrangersHoldNoPoll() {
-  local status=0
+# Strangers give addresses that answer no ARP. The verbs that need ARP would block poll(). Threads resolve
+# where rdma_cm cannot: without it, and from a GID of a connection's own.
+strangers_hold_no_poll() {
+  local where=$1 serve=$2 status=0
   # shellcheck disable=SC2016
-  timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
-    "$bin/softroce-unresolved-addresses serve \$SOFTROCE_ADDRESS" \
+  timeout 300 "$vm" --timeout 240 --pair --ready-line serving "$serve" \
     "$bin/softroce-unresolved-addresses attack \$SOFTROCE_PEER" >"$dir/out" 2>&1 || status=$?
-  expect_equal 'exit status' $status 0
+  expect_equal "exit status $where" $status 0
   expect_text output 'afterwards: connected and answered' "$dir/out"
+  echo "$where:"
   grep -hE 'longest poll|answered after' "$dir/out"
+}
+
+StrangersHoldNoPoll() {
+  local serve="exec $bin/softroce-unresolved-addresses serve \$SOFTROCE_ADDRESS"
+  strangers_hold_no_poll 'through rdma_cm' "$serve"
+  strangers_hold_no_poll 'without rdma_cm' "rm /dev/infiniband/rdma_cm && $serve"
+  strangers_hold_no_poll 'from another GID' "ip address add 10.77.0.3/24 dev eth0 && $serve 10.77.0.3"
 }
 
 # The peer's machine dies as well, which the tool reports as a failure of its own. Our machine may also

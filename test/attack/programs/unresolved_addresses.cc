@@ -1,14 +1,16 @@
-// softroce-unresolved-addresses serve ADDRESS: serves calls and connections on port 7471 until a
-// client tells it to end. Prints the longest poll of each phase, how many system calls a poll made,
-// and how often and for how long polls slept; fails if they slept more often under attack than
-// before, or if in each attack a poll slept for longer than a millisecond, or ran for several times
-// as long as any before; and if a poll under attack made more system calls than fit into a
-// millisecond. An emulated machine cannot tell the time that a poll ran from the time that its host
-// took from it, so that no bound on the time itself would hold.
+// softroce-unresolved-addresses serve ADDRESS [ANOTHER]: serves calls and connections on port 7471
+// until a client tells it to end; with ANOTHER, connections use the GID of that address. Prints the
+// longest poll of each phase, how many system calls a poll made, and how often and for how long
+// polls slept; fails if they slept more often under attack than before, or if in each attack a poll
+// slept for longer than a millisecond, or ran for several times as long as any before; and if a
+// poll under attack made more system calls than fit into a millisecond. An emulated machine cannot
+// tell the time that a poll ran from the time that its host took from it, so that no bound on the
+// time itself would hold.
 //
 // softroce-unresolved-addresses attack ADDRESS: strangers name RDMA addresses that answer no ARP,
 // in several attacks; an honest engine connects and calls meanwhile, and again once the strangers
 // are refused.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/perf_event.h>
 #include <sys/mount.h>
@@ -50,6 +52,8 @@ constexpr int kMostTimesAsLong = 4;  // a poll under attack runs
 // Of a poll under attack: ten for each of the 16 frames that it takes. One that does not sleep
 // takes a few microseconds at most.
 constexpr std::uint64_t kMostSystemCalls = 160;
+// Where threads resolve, each has its stack, its signals and its start besides.
+constexpr std::uint64_t kMostWithThreads = 320;
 
 /// What this thread has done so far.
 struct Times {
@@ -136,13 +140,29 @@ struct Sleeps {
   }
 };
 
-int serve(const std::string& address) {
+/// The index of the GID that is this IPv4 address, mapped to IPv6.
+std::uint32_t gid_index_of(const std::string& address) {
+  const auto wanted = must(control::Address::parse(address + ":1"), "the other address").as_v6();
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    std::ifstream entry("/sys/class/infiniband/rxe0/ports/1/gids/" + std::to_string(i));
+    std::string text;
+    std::array<std::uint8_t, 16> gid{};
+    if (entry >> text && ::inet_pton(AF_INET6, text.c_str(), gid.data()) == 1 && gid == wanted)
+      return i;
+  }
+  must(false, "rxe0 has no GID for " + address);
+  return 0;
+}
+
+int serve(const std::string& address, const std::string& another) {
   Engine engine = must(Engine::open(calls_config()), "open");
   const auto served = engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); });
   must(served.has_value(), served ? "" : served.error().message());
   std::size_t order = 0;
   ListenOptions options;
   options.handlers.on_message = [&order](Connection, Message& m) { order = m.size(); };
+  if (!another.empty()) options.settings.gid_index = gid_index_of(another);
+  const bool by_threads = !another.empty() || ::access("/dev/infiniband/rdma_cm", F_OK) != 0;
   const Listener listener = must(engine.listen(address + kPort, options), "listen");
   std::puts("serving");
   std::fflush(stdout);
@@ -188,7 +208,7 @@ int serve(const std::string& address) {
     }
     must(order < kAttacked || shows_one_kind(most),
          "polls slept too often without an attack: more strangers are needed");
-    must(order < kAttacked || calls <= kMostSystemCalls,
+    must(order < kAttacked || calls <= (by_threads ? kMostWithThreads : kMostSystemCalls),
          "strangers made a poll do more than fits into a millisecond");
     must(order < kAttacked || now.count <= most + kByChance,
          "strangers made polls sleep more often");
@@ -285,6 +305,8 @@ int attack(const std::string& host) {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  must(argc == 3, "usage: softroce-unresolved-addresses serve|attack ADDRESS");
-  return std::string_view(argv[1]) == "serve" ? serve(argv[2]) : attack(argv[2]);
+  must(argc == 3 || argc == 4,
+       "usage: softroce-unresolved-addresses serve|attack ADDRESS [ANOTHER]");
+  return std::string_view(argv[1]) == "serve" ? serve(argv[2], argc == 4 ? argv[3] : "")
+                                              : attack(argv[2]);
 }

@@ -1,0 +1,31 @@
+// Threads that wait for something in place of a poll, and how they wake the poll. Cold.
+#pragma once
+
+#include <pthread.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "base/unique_fd.h"
+#include "control/owners.h"
+
+namespace spinwire::control {
+
+class ControlPort;
+
+/// Starts a thread that takes no signals: the application's are not for it. The caller joins or
+/// detaches it. `stack_bytes`: 0 for the system's default. Errors: limit, no_memory, system.
+Result<pthread_t> start_helper_thread(const char* asked, void* (*run)(void*), void* argument,
+                                      std::size_t stack_bytes = 0);
+
+/// The descriptor that helper threads write to. They share it, so that it outlives its owner.
+using HelperEvent = std::shared_ptr<const base::UniqueFd>;
+
+/// Makes the descriptor, which `port` watches for `owner` until unwatch(). Errors: limit,
+/// no_memory, system.
+Result<HelperEvent> open_helper_event(const char* asked, ControlPort& port, DescriptorOwner& owner);
+/// Any thread.
+void raise(const HelperEvent& event) noexcept;
+void clear(const HelperEvent& event) noexcept;
+
+}  // namespace spinwire::control
