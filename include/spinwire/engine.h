@@ -137,9 +137,9 @@ class SPINWIRE_API Engine {
   Engine& operator=(Engine&&) noexcept;
   /// Ends all connections and sessions at once: each outstanding operation and call ends as
   /// `flushed`, and each on_closed runs. The captures of callbacks must still be valid. Memory that
-  /// buffers still hold is freed when they are dropped. Waits briefly for peers that are in the
-  /// middle of an access; on softverbs also for up to 5 s until no other thread of the process
-  /// copies to or from this engine's memory. Set-up.
+  /// buffers still hold is freed when they are dropped. Waits briefly for peers amid an access, on
+  /// softverbs for up to 5 s until no other thread of the process copies to or from this engine's
+  /// memory, and on RoCE for up to 3 s if threads resolve peers' addresses. Set-up.
   ///
   /// An engine that one of its callbacks destroys or replaces ends when the poll(),
   /// poll_control(), arm(), wait() or visit_served_sessions() that runs the callback returns, or

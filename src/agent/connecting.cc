@@ -130,6 +130,12 @@ Result<void> configure(EngineContext& ctx, Agent& a, const ConnectionSettings& s
                      to_string(a.attributes.queue_pair.place.gid_type)),
         "give a place with a GID of the peer's type");
   }
+  const bool moves = !attributes->queue_pair.place.is_at(place_of(a));
+  if (moves && !is_peers_qp(a, 0) && !a.setup.in_accept) {
+    return base::fail(Status::invalid_argument, kAsked,
+                      "its peer's address was resolved for its former port or GID",
+                      "choose a port or GID in on_accept, or before join()");
+  }
   if (a.raw != nullptr && a.raw->accepted != a.raw->completed) {
     return base::fail(Status::invalid_argument, kAsked, "it has receives already",
                       "configure it before post_receive()");
@@ -208,11 +214,28 @@ Result<void> receive_endpoint(EngineContext& ctx, Agent& a, const Result<Endpoin
   return taken;
 }
 
+namespace {
+
+/// While on_accept runs, which may throw.
+class InAccept {
+ public:
+  explicit InAccept(Agent& a) noexcept : agent_(a) { agent_.setup.in_accept = true; }
+  InAccept(const InAccept&) = delete;
+  InAccept& operator=(const InAccept&) = delete;
+  ~InAccept() { agent_.setup.in_accept = false; }
+
+ private:
+  Agent& agent_;
+};
+
+}  // namespace
+
 Result<void> accept_peer(EngineContext& ctx, Agent& a, const Endpoint& peer,
                          const ListenOptions* options) {
   auto good = accept_endpoint(ctx, a, peer);
   if (good && options != nullptr) {
     use_handlers(a, options->handlers);
+    const InAccept inside(a);
     if (options->on_accept) options->on_accept(handle(ctx, a));
   }
   if (is_ending(a)) {

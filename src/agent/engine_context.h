@@ -265,6 +265,7 @@ struct Setup {
   bool address_pending : 1 = false;     ///< the peer's address is being resolved
   bool is_unheard : 1 = false;          ///< in SourceAccount::unheard
   bool gives_way : 1 = false;           ///< to a new peer
+  bool in_accept : 1 = false;           ///< its on_accept runs
   LossProbe probe = LossProbe::none;
   std::unique_ptr<EndpointExchange> endpoints;  ///< out-of-band: not null
   std::unique_ptr<CmLink> cm;                   ///< if through rdma_cm

@@ -30,9 +30,13 @@ Error unreachable(const Gid& gid, int error) noexcept {
 Result<bool> ControlPort::resolve(Handshake& h, const Gid& gid, GidType type,
                                   const verbs::Place* from) {
   if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
+  h.is_seen_from_elsewhere = from != nullptr;
   // A peer that names the address it comes from, or one that has answered, leaves no unknown
-  // neighbour behind; where another port is used, one at most.
-  if (h.inbound && !is_of_peer_or_ours(h, gid) && !answered_.contains(gid)) {
+  // neighbour behind.
+  const bool is_known = is_of_peer_or_ours(h, gid) ||
+                        (from == nullptr && answered_.contains(gid)) ||
+                        (from != nullptr && gid == std::bit_cast<Gid>(from->gid));
+  if (h.inbound && !is_known) {
     auto charged = base::no_throw("resolve an address", [&]() -> Result<bool> {
       return resolution_limits_.try_begin(h.source);
     });
@@ -44,7 +48,7 @@ Result<bool> ControlPort::resolve(Handshake& h, const Gid& gid, GidType type,
     h.is_charged = true;
   }
   auto begun = base::no_throw("resolve an address", [&]() -> Result<bool> {
-    return resolver_->begin({h.id, 0}, gid, type, from);
+    return resolver_->begin({h.id, 0, h.inbound ? h.source : Source{}}, gid, type, from);
   });
   if (!begun || *begun) {
     end_resolution(h, true);
@@ -72,10 +76,30 @@ Result<bool> ControlPort::resolve(Handshake& h, const wire::SessionEnd& peer) {
   return resolve(h, peer.gid, peer.gid_type, nullptr);
 }
 
+Result<bool> ControlPort::resolve_request(Handshake& h) {
+  const CmRequest& request = *h.request;
+  verbs::Place place;
+  place.gid_index = -1;  // not known
+  if (request.id) place.gid = request.id.own_gid();
+  const bool is_elsewhere = request.id && std::bit_cast<Gid>(place.gid) != own_address_;
+  return resolve(h, request.gid, GidType::unknown, is_elsewhere ? &place : nullptr);
+}
+
 Result<bool> ControlPort::resolve(std::uint64_t subject, const Gid& gid, GidType type,
                                   const verbs::Place* from) {
   if (resolver_ == nullptr) return true;
   return resolver_->begin({{}, subject}, gid, type, from);
+}
+
+Result<bool> ControlPort::resolve_again(HandshakeId id, const Endpoint& peer,
+                                        const verbs::Place* from) {
+  Handshake* const h = find(id);
+  if (h == nullptr) return true;
+  h->address = AddressState::unknown;
+  auto known = resolve(*h, peer.gid, peer.gid_type, from);
+  if (h->held_for != HeldFor::resolution) return known;
+  unhold(*h);  // the connection has its record already, and does not wait
+  return tl::unexpected(too_many_addresses());
 }
 
 void ControlPort::end_resolution(Handshake& h, bool answered) noexcept {
@@ -98,9 +122,10 @@ void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcom
     if (h == nullptr || h->address != AddressState::pending) return;
     h->address = AddressState::resolved;
     update_eviction(*h);
-    end_resolution(*h, outcome.has_value());
-    if (!outcome) answered_.remove(h->resolving);
-    if (outcome && h->inbound) answered_.add(h->source, h->resolving);
+    const bool is_silent = !outcome && outcome.error().status == Status::peer_lost;
+    end_resolution(*h, !is_silent);
+    if (!h->is_seen_from_elsewhere && is_silent) answered_.remove(h->resolving);
+    if (!h->is_seen_from_elsewhere && outcome && h->inbound) answered_.add(h->source, h->resolving);
     watch(*h);
     std::visit(
         [&](auto& dialogue) {

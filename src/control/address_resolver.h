@@ -21,7 +21,10 @@ class ControlPort;
 struct Resolution {
   HandshakeId handshake;
   std::uint64_t subject = 0;
-  friend bool operator==(const Resolution&, const Resolution&) noexcept = default;
+  Source source{};  ///< an inbound peer's; none: an outbound connection's
+  friend bool operator==(const Resolution& a, const Resolution& b) noexcept {
+    return a.handshake == b.handshake && a.subject == b.subject;
+  }
 };
 
 /// The error for an address that was not resolved; with an errno value, for its reason.
@@ -33,7 +36,8 @@ class AddressResolver {
   virtual ~AddressResolver() = default;
   /// Begins a resolution. True: a verb may use the address now. False: ControlPort::on_resolved()
   /// reports the outcome. `type`: unknown for that of our device. `from`: the port and GID that are
-  /// used; null: the engine's. Errors: peer_lost if there is no route; limit, no_memory, system.
+  /// used; null: the engine's. Its GID index is below 0 if only the GID is known. Errors: peer_lost
+  /// if there is no route; limit, no_memory, system.
   virtual Result<bool> begin(const Resolution& what, const Gid& gid, GidType type,
                              const verbs::Place* from) = 0;
   /// Drops a resolution whose outcome is not needed any more.

@@ -51,19 +51,20 @@ Result<bool> CmResolver::open() {
 Result<bool> CmResolver::begin(const Resolution& what, const Gid& gid, GidType type,
                                const verbs::Place* from) {
   const verbs::Place& place = from != nullptr ? *from : own_;
+  const bool by_threads = from != nullptr && from->gid_index >= 0;
+  const GidType ours = by_threads ? from->gid_type : own_.gid_type;
   // The owner refuses a GID of another type. A link-local GID of RoCEv1 contains the Ethernet
   // address.
-  if (type != GidType::unknown && type != place.gid_type) return true;
-  if (gid == gid_of(place) || (place.gid_type == GidType::roce_v1 && is_link_local(gid)))
-    return true;
-  if (from != nullptr) return threads_.begin(what, gid, type, from);
+  if (type != GidType::unknown && type != ours) return true;
+  if (gid == gid_of(place) || (ours == GidType::roce_v1 && is_link_local(gid))) return true;
+  if (by_threads) return threads_.begin(what, gid, type, from);
   const auto opened = open();
   if (!opened) return tl::unexpected(opened.error());
   if (!*opened) return threads_.begin(what, gid, type, &own_);
   const std::uint64_t key = ++last_key_;
   Pending& pending = pending_[key] = {0, what, gid};
   const auto id = channel_.resolve(key, Address::from_v6(gid, interface_),
-                                   Address::from_v6(gid_of(own_), interface_), kResolutionTime);
+                                   Address::from_v6(gid_of(place), interface_), kResolutionTime);
   if (!id) {
     pending_.erase(key);
     return tl::unexpected(unreachable(gid, id.error().found));

@@ -167,6 +167,10 @@ class ControlPort {
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Gid& gid, GidType type,
                        const verbs::Place* from);
+  /// For the owner of an inbound handshake, inside of its on_hello() or later: the connection uses
+  /// another port or GID than its listener. False: ConnectionOwner::on_address_resolved() reports
+  /// the outcome. Errors also: limit.
+  Result<bool> resolve_again(HandshakeId id, const Endpoint& peer, const verbs::Place* from);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
   /// The client's end of a handshake through rdma_cm. May throw std::bad_alloc.
   [[nodiscard]] std::unique_ptr<CmClient> make_cm_client() {
@@ -278,6 +282,8 @@ class ControlPort {
   Result<bool> resolve(Handshake& h, const Endpoint& peer, const verbs::Place* from);
   Result<bool> resolve(Handshake& h, const wire::SessionEnd& peer);
   Result<bool> resolve(Handshake& h, const Gid& gid, GidType type, const verbs::Place* from);
+  /// The same for the address in a request through rdma_cm, from the GID that the request names.
+  Result<bool> resolve_request(Handshake& h);
   void stop_resolving(Handshake& h) noexcept;
   void end_resolution(Handshake& h, bool answered) noexcept;
   /// Whether the listener takes a connection now. False: it is refused, or waits.

@@ -30,11 +30,7 @@ Error held_too_long(const Handshake& h) {
             "nobody has answered there within the handshake time-out",
             "see that the peer's RDMA interface is up, and try again"};
   }
-  if (h.held_for == HeldFor::resolution) {
-    return {Status::limit, "resolve the peer's address",
-            "too many addresses that were named from there do not answer",
-            "see that the peer's RDMA interface is up, and try again"};
-  }
+  if (h.held_for == HeldFor::resolution) return too_many_addresses();
   if (h.held_for == HeldFor::challenge) {
     return {Status::limit, "challenge the client's address",
             "too many addresses that were named from there do not answer challenges",
@@ -47,6 +43,12 @@ Error held_too_long(const Handshake& h) {
 }
 
 }  // namespace
+
+Error too_many_addresses() {
+  return {Status::limit, "resolve the peer's address",
+          "too many addresses that were named from there do not answer",
+          "see that the peer's RDMA interface is up, and try again"};
+}
 
 Error refused_by_application(std::string asked, const wire::Refuse& refusal) {
   Error why{refusal.status, std::move(asked), refusal.message(),
@@ -142,7 +144,7 @@ void Incoming::give_up(ControlPort& port, Handshake& h) {
 }
 
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
-  if (h.held_for != HeldFor::nothing) return port.refuse(h, held_too_long(h));
+  if (h.is_paused()) return port.refuse(h, held_too_long(h));
   port.count_refusal(h.peer(), "it said nothing valid within the handshake time-out");
   if (!port.is_unproved(h)) {
     base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
@@ -223,6 +225,11 @@ void Accept::on_frame(ControlPort& port, Handshake& h) const {
              "the peer's confirmation names another incarnation of this engine", "reconnect"});
 }
 
+void Accept::on_resolved(ControlPort&, Handshake&, const Result<void>& outcome) const {
+  const Accept now = *this;
+  now.owner->on_address_resolved(now.subject, outcome);
+}
+
 CmHello CmRequest::hello() const noexcept {
   static const PrivateData kNone;
   return {event, client != nullptr ? client->private_data() : kNone,
@@ -235,7 +242,7 @@ void CmIncoming::resume(ControlPort& port, Handshake& h) const {
   if (to == nullptr) return port.refuse(h, nobody_listens());
   h.takes_application_fields = wire::takes_application_fields(h.request->event.data());
   // The kernel's rdma_cm answers whence a request came. It does not resolve what the request names.
-  const auto resolved = port.resolve(h, h.request->gid, GidType::unknown, nullptr);
+  const auto resolved = port.resolve_request(h);
   if (!resolved) return port.refuse(h, resolved.error());
   if (!*resolved || !port.admit(h, *to, nullptr)) return;
   const HandshakeId id = h.id;

@@ -44,6 +44,8 @@ struct SessionReference {
 
 /// The peer has closed the stream, for dialogues without a closed_error() of their own.
 Error closed_early();
+/// The peer's source, or all together, have too many addresses resolved.
+Error too_many_addresses();
 
 /// Inbound: waits for the first frame, which contains the peer's request.
 struct Incoming {
@@ -100,6 +102,7 @@ struct Accept : ConnectionDialogue {
 
   [[nodiscard]] bool waits_for_peer() const noexcept { return answered; }
   void on_frame(ControlPort& port, Handshake& h) const;
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 };
 
 /// Inbound, through rdma_cm: a request that the listener's owner has not taken yet.
@@ -241,6 +244,7 @@ struct Handshake {
   bool is_authenticated = false;             ///< the peer has proved a key: counted in proved_
   bool is_failure_counted = false;           ///< its missing proof is counted already
   bool takes_application_fields = false;     ///< inbound: the peer does; see wire::feature
+  bool is_seen_from_elsewhere = false;       ///< its address, not from the engine's port and GID
   std::array<std::uint8_t, 16> resolving{};  ///< the address, while it is pending or challenged
   std::unique_ptr<CmRequest> request;        ///< if through rdma_cm; the exchange is idle then
   std::uint64_t waits_since = 0;  ///< ControlPort::heard_time_ at the dialogue's last step

@@ -59,7 +59,7 @@ bool ControlPort::waits_for_peer(const Handshake& h) noexcept {
 /// What the rules depend on, beside the source and the time.
 HandshakeGroup ControlPort::group_of(const Handshake& h) noexcept {
   const bool waits_for_us =
-      !waits_for_peer(h) || (h.address == AddressState::pending && h.is_authenticated);
+      h.address == AddressState::pending ? h.is_authenticated : !waits_for_peer(h);
   return {.waits_for = waits_for_us                        ? WaitsFor::us
                        : h.held_for == HeldFor::connection ? WaitsFor::room
                        : is_connection(h)                  ? WaitsFor::confirmation

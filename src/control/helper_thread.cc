@@ -1,30 +1,78 @@
 #include "control/helper_thread.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "control/control_port.h"
 
 namespace spinwire::control {
 
+namespace {
+
+/// Of a thread to be. No real-time priority, since the loop of its caller may never leave the
+/// processor.
+class Attributes {
+ public:
+  Attributes() noexcept {
+    ::pthread_attr_init(&attributes_);  // cannot fail on Linux
+    ::pthread_attr_setinheritsched(&attributes_, PTHREAD_EXPLICIT_SCHED);
+  }
+  Attributes(const Attributes&) = delete;
+  Attributes& operator=(const Attributes&) = delete;
+  ~Attributes() { ::pthread_attr_destroy(&attributes_); }
+
+  [[nodiscard]] int set_stack(std::size_t bytes) noexcept {
+    return bytes != 0 ? ::pthread_attr_setstacksize(&attributes_, bytes) : 0;
+  }
+  /// Any processor but the caller's.
+  void avoid_own_processor() noexcept {
+    const int ours = ::sched_getcpu();
+    if (ours < 0 || ours >= CPU_SETSIZE) return;
+    cpu_set_t others;
+    std::memset(&others, 0xff, sizeof others);
+    CPU_CLR(static_cast<std::size_t>(ours), &others);
+    ::pthread_attr_setaffinity_np(&attributes_, sizeof others, &others);
+  }
+  [[nodiscard]] int create(pthread_t& thread, void* (*run)(void*), void* argument) const noexcept {
+    return ::pthread_create(&thread, &attributes_, run, argument);
+  }
+
+ private:
+  pthread_attr_t attributes_;
+};
+
+/// 0 or an errno value.
+int create(pthread_t& thread, void* (*run)(void*), void* argument,
+           std::size_t stack_bytes) noexcept {
+  Attributes all;
+  int error = all.set_stack(stack_bytes);
+  all.avoid_own_processor();
+  if (error == 0) error = all.create(thread, run, argument);
+  if (error != EINVAL) return error;
+  // There is no other processor, or the stack is too small.
+  Attributes few;
+  error = few.set_stack(stack_bytes);
+  if (error == 0) error = few.create(thread, run, argument);
+  return error == EINVAL ? Attributes().create(thread, run, argument) : error;
+}
+
+}  // namespace
+
 Result<pthread_t> start_helper_thread(const char* asked, void* (*run)(void*), void* argument,
                                       std::size_t stack_bytes) {
-  pthread_attr_t attributes;
-  int error = ::pthread_attr_init(&attributes);
-  if (error != 0) return tl::unexpected(system_error(asked, "pthread_attr_init", error));
-  if (stack_bytes != 0) error = ::pthread_attr_setstacksize(&attributes, stack_bytes);
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t thread{};
-  if (error == 0) error = ::pthread_create(&thread, &attributes, run, argument);
+  const int error = create(thread, run, argument, stack_bytes);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_attr_destroy(&attributes);
   if (error != 0) return tl::unexpected(system_error(asked, "pthread_create", error));
   return thread;
 }

@@ -41,6 +41,8 @@ class ConnectionOwner {
   virtual void on_refused(std::uint64_t subject, const wire::Refuse& refusal) = 0;
   /// The stream or the peer's frames failed; the handshake is over.
   virtual void on_failed(std::uint64_t subject, const Error& why) = 0;
+  /// The address of ControlPort::resolve_again() is resolved. Errors: peer_lost, limit.
+  virtual void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) = 0;
   /// The port and GID of a connection that has others than the engine's; else null.
   [[nodiscard]] virtual const verbs::Place* own_place(std::uint64_t subject) const noexcept = 0;
 };

@@ -2,13 +2,14 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log_message.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
@@ -18,6 +19,25 @@ constexpr const char* kAsked = "resolve a peer's RDMA address";
 /// A verb needs little; programs may lock all their memory, stacks too.
 constexpr std::size_t kStackBytes = 256 << 10;
 
+/// Whether the error says something of the peer. After any other, a verb that uses the address will
+/// say what is wrong.
+bool is_about_peer(int error) noexcept {
+  switch (error) {
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case EDESTADDRREQ:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Whether the device has no address handles: rdma-core's hns has none on HIP08, and sets no errno.
+bool has_no_handles(int error) noexcept {
+  return error == EIO || error == EOPNOTSUPP || error == ENOSYS;
+}
+
 }  // namespace
 
 struct ThreadedResolver::Job {
@@ -25,8 +45,10 @@ struct ThreadedResolver::Job {
   std::vector<Resolution> waiting;  ///< for the outcome
   Gid gid;
   verbs::Place from;
+  Source counted_for{};  ///< in running_of_; none for outbound ones
   bool is_started = false;
   int error = 0;                     ///< errno value
+  std::optional<Error> failure;      ///< there was no thread
   std::atomic<bool> is_over{false};  ///< `error` is written; the thread touches this no more
 
   Job(ThreadedResolver& of, const Resolution& what, const Gid& to, const verbs::Place& leaves)
@@ -39,6 +61,11 @@ struct ThreadedResolver::Job {
     job.is_over.store(true, std::memory_order_release);
     raise(event);
     return nullptr;
+  }
+  [[nodiscard]] Result<void> outcome() const {
+    if (failure) return tl::unexpected(*failure);
+    if (is_about_peer(error)) return tl::unexpected(unreachable(gid, error));
+    return {};
   }
 
  private:
@@ -56,12 +83,15 @@ struct ThreadedResolver::Job {
 };
 
 ThreadedResolver::ThreadedResolver(ControlPort& port, WaitForNeighbour wait)
-    : port_(port), wait_(std::move(wait)), process_(::getpid()) {}
+    : port_(port), wait_(std::move(wait)) {
+  // Opened at once, so that no peer makes us open anything. A failure is retried when needed.
+  (void)open();
+}
 
 ThreadedResolver::~ThreadedResolver() {
   is_closing_ = true;
-  if (event_ != nullptr) port_.unwatch(event_->get());
-  if (process_ != ::getpid()) return;
+  if (event_ == nullptr) return;
+  port_.unwatch(event_->get());
   for (const auto& job : jobs_) {
     while (job->is_started && !job->is_over.load(std::memory_order_acquire)) {
       pollfd raised{event_->get(), POLLIN, 0};
@@ -71,35 +101,27 @@ ThreadedResolver::~ThreadedResolver() {
   }
 }
 
-Result<void> ThreadedResolver::start(Job& job) {
-  const auto thread = start_helper_thread(kAsked, Job::run, &job, kStackBytes);
-  if (!thread) return tl::unexpected(thread.error());
-  ::pthread_detach(*thread);
-  job.is_started = true;
-  ++running_;
+Result<void> ThreadedResolver::open() {
+  if (event_ != nullptr) return {};
+  auto made = open_helper_event(kAsked, port_, *this);
+  if (!made) return tl::unexpected(made.error());
+  event_ = std::move(*made);
   return {};
 }
 
 Result<bool> ThreadedResolver::begin(const Resolution& what, const Gid& gid, GidType,
                                      const verbs::Place* from) {
-  if (event_ == nullptr) {
-    auto made = open_helper_event(kAsked, port_, *this);
-    if (!made) return tl::unexpected(made.error());
-    event_ = std::move(*made);
-  }
+  if (is_unable_) return true;
+  if (auto opened = open(); !opened) return tl::unexpected(opened.error());
   const auto same = std::find_if(jobs_.begin(), jobs_.end(), [&](const auto& job) {
-    return job->gid == gid && job->from.is_at(*from);
+    return job->gid == gid && job->from.is_at(*from) && !job->is_over.load();
   });
   if (same != jobs_.end()) {
     (*same)->waiting.push_back(what);
-    return false;
+  } else {
+    jobs_.push_back(std::make_unique<Job>(*this, what, gid, *from));
   }
-  auto job = std::make_unique<Job>(*this, what, gid, *from);
-  jobs_.reserve(jobs_.size() + 1);
-  if (running_ < kMost) {
-    if (auto started = start(*job); !started) return tl::unexpected(started.error());
-  }
-  jobs_.push_back(std::move(job));
+  start_waiting();
   return false;
 }
 
@@ -111,6 +133,53 @@ void ThreadedResolver::cancel(const Resolution& what) noexcept {
   }
 }
 
+bool ThreadedResolver::has_room(const Source& source) const noexcept {
+  if (running_ >= kMost) return false;
+  if (source == Source{}) return true;
+  const auto found = running_of_.find(source);
+  return running_inbound_ < kMostInbound &&
+         (found == running_of_.end() || found->second < kMostOfSource);
+}
+
+void ThreadedResolver::start_waiting() {
+  for (const auto& job : jobs_) {
+    if (running_ == kMost) return;
+    if (job->is_started || job->is_over.load(std::memory_order_relaxed)) continue;
+    // A peer that names the address first does not make others wait for a thread of its own.
+    const auto first = std::find_if(job->waiting.begin(), job->waiting.end(),
+                                    [this](const auto& what) { return has_room(what.source); });
+    if (first == job->waiting.end()) continue;
+    job->counted_for = first->source;
+    if (!start(*job)) return;
+  }
+}
+
+bool ThreadedResolver::start(Job& job) noexcept {
+  const bool is_inbound = job.counted_for != Source{};
+  auto thread = base::no_throw(kAsked, [&]() -> Result<pthread_t> {
+    if (is_inbound) ++running_of_[job.counted_for];
+    return start_helper_thread(kAsked, Job::run, &job, kStackBytes);
+  });
+  if (thread) {
+    ::pthread_detach(*thread);
+    job.is_started = true;
+    ++running_;
+    if (is_inbound) ++running_inbound_;
+    return true;
+  }
+  if (is_inbound) uncount(job.counted_for);
+  if (running_ != 0) return false;  // it waits until one of these ends
+  job.failure = std::move(thread.error());
+  job.is_over.store(true, std::memory_order_relaxed);
+  raise(event_);
+  return false;
+}
+
+void ThreadedResolver::uncount(const Source& source) noexcept {
+  const auto found = running_of_.find(source);
+  if (found != running_of_.end() && --found->second == 0) running_of_.erase(found);
+}
+
 ThreadedResolver::Job* ThreadedResolver::find_over() const noexcept {
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
     return job->is_over.load(std::memory_order_acquire);
@@ -119,19 +188,14 @@ ThreadedResolver::Job* ThreadedResolver::find_over() const noexcept {
 }
 
 void ThreadedResolver::erase(const Job& job) noexcept {
-  if (job.is_started) --running_;
-  std::erase_if(jobs_, [&](const auto& each) { return each.get() == &job; });
-}
-
-void ThreadedResolver::start_waiting() {
-  for (const auto& job : jobs_) {
-    if (running_ == kMost) return;
-    if (job->is_started || job->is_over.load(std::memory_order_relaxed)) continue;
-    if (start(*job)) continue;
-    job->error = EAGAIN;  // no thread: reported like another outcome
-    job->is_over.store(true, std::memory_order_relaxed);
-    raise(event_);
+  if (job.is_started) {
+    --running_;
+    if (job.counted_for != Source{}) {
+      --running_inbound_;
+      uncount(job.counted_for);
+    }
   }
+  std::erase_if(jobs_, [&](const auto& each) { return each.get() == &job; });
 }
 
 void ThreadedResolver::on_readable() {
@@ -139,17 +203,20 @@ void ThreadedResolver::on_readable() {
   clear(event_);
   Job* job = find_over();
   for (int left = kMostPerPoll; job != nullptr && left != 0; --left, job = find_over()) {
+    if (has_no_handles(job->error) && !std::exchange(is_unable_, true)) {
+      base::log(LogLevel::warning, "polls may wait for ARP when peers connect: ibv_create_ah: {}",
+                base::errno_text(job->error));
+    }
     if (job->waiting.empty()) {
       erase(*job);
       continue;
     }
     const Resolution what = job->waiting.front();
     job->waiting.erase(job->waiting.begin());
-    const Gid gid = job->gid;
-    const int error = job->error;
+    const Result<void> outcome = job->outcome();
     if (job->waiting.empty()) erase(*job);
     // The owner may begin or cancel others.
-    port_.on_resolved(what, error == 0 ? Result<void>() : tl::unexpected(unreachable(gid, error)));
+    port_.on_resolved(what, outcome);
   }
   if (job != nullptr) raise(event_);  // the rest in the next poll
   start_waiting();

@@ -1,13 +1,15 @@
 // Resolves addresses by a verb that waits, each in a thread that exists only while it does. Unlike
-// rdma_cm, the verb leaves by the port and the GID that the connection uses. Peers that name the
-// same address share a thread, so that one host cannot hold many by its own. Cold.
+// rdma_cm, the verb leaves by the port and the GID that the connection uses. Cold.
+//
+// Peers that name the same address share a thread. One source (IPv4 address, IPv6 /64) has a part
+// of the threads, and all inbound peers leave some to those that this engine connects to; a thread
+// counts until it ends, also if its peer has left before.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -22,14 +24,14 @@ using WaitForNeighbour = std::function<int(const verbs::Place& from, const Gid& 
 
 class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
  public:
-  /// Threads at once; further resolutions wait for one. More than strangers may have under way
-  /// (ResolutionLimits::kOfAll, and those that they give up), so that others find one.
-  static constexpr std::size_t kMost = 128;
+  static constexpr std::size_t kMost = 128;  ///< threads at once; further resolutions wait
+  static constexpr std::size_t kMostInbound = 112;
+  static constexpr std::size_t kMostOfSource = 16;
 
   ThreadedResolver(ControlPort& port, WaitForNeighbour wait);
   ThreadedResolver(const ThreadedResolver&) = delete;
   ThreadedResolver& operator=(const ThreadedResolver&) = delete;
-  /// Waits for the verbs under way, which use the device: a second at most.
+  /// Waits for the verbs under way, because they use the device.
   ~ThreadedResolver() override;
 
   Result<bool> begin(const Resolution& what, const Gid& gid, GidType type,
@@ -43,19 +45,27 @@ class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
  private:
   struct Job;
 
-  Result<void> start(Job& job);
+  Result<void> open();
+  /// Whether a peer of this source may have one more thread.
+  [[nodiscard]] bool has_room(const Source& source) const noexcept;
+  /// Starts the jobs that may have a thread, the oldest first.
   void start_waiting();
+  /// False: there is no thread.
+  bool start(Job& job) noexcept;
+  void uncount(const Source& source) noexcept;
   /// The oldest that is over; null: there is none.
   [[nodiscard]] Job* find_over() const noexcept;
   void erase(const Job& job) noexcept;
 
   ControlPort& port_;
   const WaitForNeighbour wait_;
-  const pid_t process_;  ///< that has the threads; a forked child has none
   std::atomic<bool> is_closing_{false};
   HelperEvent event_;
   std::vector<std::unique_ptr<Job>> jobs_;  ///< the oldest first
   std::size_t running_ = 0;
+  std::size_t running_inbound_ = 0;
+  SourceCounts running_of_;  ///< of inbound ones
+  bool is_unable_ = false;   ///< the verb does not resolve on this device
 };
 
 }  // namespace spinwire::control

@@ -412,7 +412,7 @@ Result<control::AcceptedConnection> Connector::introduce(Agent& a, const control
 Result<void> Connector::resolve_if_moved(Agent& a, const Endpoint& peer, const ListenTerms& terms) {
   const verbs::Place& place = agent::place_of(a);
   if (place.is_at(terms.attributes.queue_pair.place)) return {};
-  const auto known = resolve_for(a, peer);
+  const auto known = port_.resolve_again(agent::handshake_of(a), peer, if_own(place));
   if (!known) agent::fail(context_, a, known.error());
   if (known && !*known) agent::await_address(a);
   return known.map([](bool) {});
@@ -427,12 +427,6 @@ const verbs::Place* Connector::if_own(const verbs::Place& place) const noexcept 
 const verbs::Place* Connector::own_place(std::uint64_t subject) const noexcept {
   const Agent* const a = find(subject);
   return a != nullptr ? if_own(agent::place_of(*a)) : nullptr;
-}
-
-Result<bool> Connector::resolve_for(const Agent& a, const Endpoint& peer) {
-  return base::no_throw("resolve an address", [&] {
-    return port_.resolve(agent::subject_of(a), peer.gid, peer.gid_type, if_own(agent::place_of(a)));
-  });
 }
 
 }  // namespace spinwire::engine

@@ -134,8 +134,6 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   /// on_accept may have given the connection another port or GID than its listener's, from which
   /// the peer's address is not known yet.
   Result<void> resolve_if_moved(agent::Agent& a, const Endpoint& peer, const ListenTerms& terms);
-  /// As control::AddressResolver::begin(), from the connection's port and GID.
-  Result<bool> resolve_for(const agent::Agent& a, const Endpoint& peer);
   [[nodiscard]] Result<ListenTerms> terms_of(const char* asked, const ListenOptions& options,
                                              bool through_cm) const;
   Result<PrivateData> ask_to_connect(const PeerIdentity& peer, const ListenTerms& terms,

@@ -2,6 +2,7 @@
 // is a recorder; the one with rdma_cm is tested on Soft-RoCE.
 #include "control/address_resolver.h"
 
+#include <bit>
 #include <new>
 
 #include "control/control_port_fixture.h"
@@ -17,8 +18,9 @@ struct ResolverRecord : control::AddressResolver {
   std::vector<Resolution> begun;
   std::vector<Resolution> cancelled;
   Gid last{};
-  int port = 0;        ///< of the last; 0: the engine's
-  bool knows = false;  ///< whether it has the address already
+  int port = 0;         ///< of the last; 0: the engine's
+  int known_from = -1;  ///< addresses are known there already
+  bool knows = false;   ///< whether it has the address already
   bool has_route = true;
   bool has_memory = true;
 
@@ -28,6 +30,7 @@ struct ResolverRecord : control::AddressResolver {
     port = from != nullptr ? from->port : 0;
     last = gid;
     if (!has_route) return tl::unexpected(unreachable());
+    if (port == known_from) return true;
     if (!knows) begun.push_back(what);
     return knows;
   }
@@ -101,6 +104,77 @@ TEST_F(AddressResolution, ASessionsAddressIsSeenFromTheEnginesPort) {
                   .has_value());
   ASSERT_TRUE(until([&] { return servers.begun.size() == 2; }));
   EXPECT_EQ(servers.port, 0);
+}
+
+/// Has the listener's owner choose port 2 when it takes a peer.
+void move_to_port_2(ListenerRecord& listener, ControlPort& port, std::vector<Result<bool>>& known) {
+  listener.inside = [&listener, &port, &known] {
+    const verbs::Place place = place_on_port(2);
+    known.push_back(port.resolve_again(listener.offered, listener.client, &place));
+  };
+}
+
+TEST_F(AddressResolution, AnOwnerThatChoosesAnotherPortHasTheAddressResolvedAgain) {
+  ResolverRecord& servers = record(server_.port);
+  std::vector<Result<bool>> known;
+  move_to_port_2(*listener_, server_.port, known);
+  hello();
+  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
+  server_.port.on_resolved(servers.begun[0], {});
+  ASSERT_EQ(servers.begun.size(), 2u);
+  EXPECT_EQ(servers.port, 2);
+  ASSERT_TRUE(known[0]);
+  EXPECT_FALSE(*known[0]);
+  EXPECT_FALSE(server_owner_.saw("resolved 77"));
+  server_.port.on_resolved(servers.begun[1], {});
+  EXPECT_TRUE(server_owner_.saw("resolved 77"));
+  server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+  EXPECT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
+}
+
+TEST_F(AddressResolution, AnOwnerHearsThatAPeerIsOutOfReachOfTheOtherPort) {
+  ResolverRecord& servers = record(server_.port);
+  std::vector<Result<bool>> known;
+  move_to_port_2(*listener_, server_.port, known);
+  hello();
+  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
+  server_.port.on_resolved(servers.begun[0], {});
+  server_.port.on_resolved(servers.begun.back(), tl::unexpected(ResolverRecord::unreachable()));
+  EXPECT_TRUE(server_owner_.saw("not resolved 77"));
+  server_.port.drop(listener_->handshake);
+}
+
+// Nobody may answer there, though somebody does at the listener's port.
+TEST_F(AddressResolution, ThosePendingAtAnotherPortGiveWayToNewPeers) {
+  ResolverRecord& servers = record(server_.port);
+  std::vector<Result<bool>> known;
+  move_to_port_2(*listener_, server_.port, known);
+  std::vector<UniqueFd> strangers;
+  for (std::size_t i = 1; i <= 4; ++i) {
+    strangers.push_back(plain_peer());
+    say(strangers.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    ASSERT_TRUE(until([&] { return servers.begun.size() == 2 * i - 1; }));
+    server_.port.on_resolved(servers.begun.back(), {});
+    ASSERT_EQ(servers.begun.size(), 2 * i);
+  }
+  server_.pass_with_polls(100ms);
+  listener_->inside = nullptr;
+  servers.knows = true;
+  hello();
+  ASSERT_TRUE(until([&] { return listener_->client.incarnation == kClientIncarnation; }));
+  EXPECT_EQ(servers.cancelled.size(), 1u);
+  EXPECT_TRUE(server_owner_.saw("failed 77"));
+}
+
+TEST_F(AddressResolution, APeerWhoseAddressIsNotResolvedInTimeIsToldSo) {
+  ResolverRecord& resolver = record(server_.port);
+  hello();
+  ASSERT_TRUE(until([&] { return resolver.begun.size() == 1; }));
+  server_.pass(600ms);
+  ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
+  EXPECT_NE(client_owner_.error.found.find("nobody has answered there"), std::string::npos)
+      << client_owner_.error.found;
+  EXPECT_EQ(resolver.cancelled.size(), 1u);
 }
 
 TEST_F(AddressResolution, AnUnreachableAddressIsRefusedAndTheOwnerHearsNothing) {
@@ -202,8 +276,7 @@ TEST_F(AddressResolution, AHandshakeThatEndsMeanwhileIsCancelled) {
   hello();
   ASSERT_TRUE(until([&] { return resolver.begun.size() == 1; }));
   server_.pass(600ms);  // the handshake timeout without an owner
-  server_.step();
-  EXPECT_EQ(server_.port.handshakes(), 0u);
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
   ASSERT_EQ(resolver.cancelled.size(), 1u);
   EXPECT_EQ(resolver.cancelled[0].handshake, resolver.begun[0].handshake);
   server_.port.on_resolved(resolver.begun[0], {});
@@ -290,6 +363,44 @@ TEST_F(ManyAddresses, OneThatHasAnsweredIsNotLimited) {
   EXPECT_TRUE(name(200));
   wide_.port.on_resolved(resolver_.begun.back(), tl::unexpected(ResolverRecord::unreachable()));
   EXPECT_FALSE(name(200)) << "it answers no more";
+}
+
+// It is another neighbour there, and may not answer.
+TEST_F(ManyAddresses, OneThatHasAnsweredIsLimitedAtAnotherPort) {
+  peers(1, "127.0.0.2:0");
+  end({});
+  listener_->place = place_on_port(2);
+  peers(kOfSource.at_once + 4, "127.0.0.2:0");
+  EXPECT_EQ(resolver_.begun.size(), 1 + kOfSource.at_once);
+  fail();
+  listener_->place.reset();
+  const std::size_t before = resolver_.begun.size();
+  peers(kOfSource.at_once + 4, "127.0.0.3:0");
+  EXPECT_EQ(resolver_.begun.size(), before + kOfSource.at_once + 4) << "it has answered here";
+}
+
+TEST_F(ManyAddresses, TheListenersOwnIsNotLimited) {
+  verbs::Place place = place_on_port(2);
+  place.gid = std::bit_cast<ibv_gid>(endpoint(101, 9).gid);
+  listener_->place = place;
+  peers(kOfSource.at_once + 4, "127.0.0.2:0");
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.at_once + 4);
+}
+
+TEST_F(ManyAddresses, ThoseOfAnotherPortThatTheOwnerChoosesAreLimited) {
+  std::vector<Result<bool>> known;
+  const verbs::Place place = place_on_port(2);
+  peers(1, "127.0.0.2:0");
+  end({});
+  listener_->inside = [&] {
+    known.push_back(wide_.port.resolve_again(listener_->offered, listener_->client, &place));
+  };
+  resolver_.known_from = 0;
+  peers(kOfSource.at_once + 1, "127.0.0.2:0");
+  ASSERT_EQ(known.size(), kOfSource.at_once + 1);
+  ASSERT_FALSE(known.back());
+  EXPECT_EQ(known.back().error().status, Status::limit) << known.back().error().message();
+  listener_->inside = nullptr;
 }
 
 TEST(AnsweredAddresses, OneSourceReplacesItsOwn) {

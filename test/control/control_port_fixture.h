@@ -90,6 +90,9 @@ struct Owner : control::ConnectionOwner,
     error = why;
   }
   std::optional<verbs::Place> place;  ///< of its connections; none: the engine's
+  void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override {
+    add(outcome ? "resolved" : "not resolved", subject);
+  }
   [[nodiscard]] const verbs::Place* own_place(std::uint64_t) const noexcept override {
     return place ? &*place : nullptr;
   }

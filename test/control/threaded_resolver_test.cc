@@ -1,14 +1,16 @@
 // Addresses that threads resolve. A function of the test's own stands in for the verb that waits.
 #include "control/threaded_resolver.h"
 
+#include <sched.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <fstream>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "control/control_port_fixture.h"
@@ -17,6 +19,7 @@ namespace control_port_test {
 namespace {
 
 using control::Gid;
+using control::Source;
 using control::ThreadedResolver;
 
 /// Stands in for the verb: waits until it may answer.
@@ -60,9 +63,9 @@ class Neighbours {
   std::set<std::pair<int, int>> seen_;
 };
 
-class ThreadedResolution : public ControlPortTest {
+class ThreadsThatResolve : public ControlPortTest {
  protected:
-  ThreadedResolution() {
+  ThreadsThatResolve() {
     place_.port = 2;
     listener_->place = place_;
     auto made = std::make_unique<ThreadedResolver>(
@@ -71,13 +74,16 @@ class ThreadedResolution : public ControlPortTest {
     resolver_ = made.get();
     server_.port.set_resolver(std::move(made));
   }
-  ~ThreadedResolution() override { neighbours_.answer(0); }
+  ~ThreadsThatResolve() override {
+    neighbours_.answer(0);
+    server_.port.set_resolver(nullptr);  // waits for the threads
+  }
 
   bool begin(std::uint64_t subject) { return begin(subject, subject); }
-  bool begin(std::uint64_t subject, std::uint64_t address) {
+  bool begin(std::uint64_t subject, std::uint64_t address, const Source& source = {}) {
     Gid gid{};
     gid[15] = static_cast<std::uint8_t>(address);
-    const auto known = resolver_->begin({{}, subject}, gid, GidType::roce_v2, &place_);
+    const auto known = resolver_->begin({{}, subject, source}, gid, GidType::roce_v2, &place_);
     EXPECT_TRUE(known) << known.error().message();
     return known && !*known;
   }
@@ -87,7 +93,7 @@ class ThreadedResolution : public ControlPortTest {
   ThreadedResolver* resolver_ = nullptr;
 };
 
-TEST_F(ThreadedResolution, APollGoesOnWhileAThreadWaits) {
+TEST_F(ThreadsThatResolve, APollGoesOnWhileAThreadWaits) {
   hello();
   ASSERT_TRUE(until([&] { return resolver_->running() == 1; }));
   neighbours_.wait_for(1);
@@ -100,7 +106,7 @@ TEST_F(ThreadedResolution, APollGoesOnWhileAThreadWaits) {
   EXPECT_EQ(neighbours_.begun(), 1);
 }
 
-TEST_F(ThreadedResolution, WhereNobodyAnswersItAsksTwice) {
+TEST_F(ThreadsThatResolve, WhereNobodyAnswersItAsksTwice) {
   neighbours_.answer(ETIMEDOUT);
   hello();
   ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
@@ -110,7 +116,7 @@ TEST_F(ThreadedResolution, WhereNobodyAnswersItAsksTwice) {
   EXPECT_FALSE(listener_->handshake);
 }
 
-TEST_F(ThreadedResolution, WhatHasNoRouteIsAskedForOnce) {
+TEST_F(ThreadsThatResolve, WhatHasNoRouteIsAskedForOnce) {
   neighbours_.answer(ENETUNREACH);
   hello();
   ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
@@ -119,7 +125,7 @@ TEST_F(ThreadedResolution, WhatHasNoRouteIsAskedForOnce) {
   EXPECT_EQ(neighbours_.begun(), 1);
 }
 
-TEST_F(ThreadedResolution, APeerThatLeavesEndsNoThreadAndIsForgotten) {
+TEST_F(ThreadsThatResolve, APeerThatLeavesEndsNoThreadAndIsForgotten) {
   const HandshakeId id = hello();
   ASSERT_TRUE(until([&] { return resolver_->running() == 1; }));
   client_.port.drop(id);
@@ -140,7 +146,7 @@ struct Outcomes : control::CmOwner {
   }
 };
 
-TEST_F(ThreadedResolution, ThoseBeyondTheMostThreadsWaitTheirTurn) {
+TEST_F(ThreadsThatResolve, ThoseBeyondTheMostThreadsWaitTheirTurn) {
   constexpr int kMost = ThreadedResolver::kMost;
   Outcomes outcomes;
   server_.port.set_cm_owner(outcomes);
@@ -156,7 +162,7 @@ TEST_F(ThreadedResolution, ThoseBeyondTheMostThreadsWaitTheirTurn) {
   EXPECT_EQ(resolver_->running(), 0u);
 }
 
-TEST_F(ThreadedResolution, APollTakesFewOfMany) {
+TEST_F(ThreadsThatResolve, APollTakesFewOfMany) {
   Outcomes outcomes;
   server_.port.set_cm_owner(outcomes);
   for (std::uint64_t i = 1; i <= 100; ++i) ASSERT_TRUE(begin(i));
@@ -171,22 +177,82 @@ TEST_F(ThreadedResolution, APollTakesFewOfMany) {
   }));
 }
 
-TEST_F(ThreadedResolution, ThePortWaitsForThreadsThatUseItsDevice) {
+/// Whether the thread sleeps.
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  return text.find(") S ") != std::string::npos;
+}
+
+TEST_F(ThreadsThatResolve, ThePortWaitsForThreadsThatUseItsDevice) {
   ASSERT_TRUE(begin(1));
   neighbours_.wait_for(1);
+  std::atomic<pid_t> closer_id{0};
   std::atomic<bool> is_gone{false};
   std::thread closer([&] {
+    closer_id = static_cast<pid_t>(::gettid());
     server_.port.set_resolver(nullptr);
     is_gone = true;
   });
-  for (int i = 0; i < 100; ++i) std::this_thread::yield();
+  ASSERT_TRUE(
+      loopback::eventually([&] { return is_gone || (closer_id != 0 && sleeps(closer_id)); }));
   EXPECT_FALSE(is_gone);
   neighbours_.answer(ETIMEDOUT);
   closer.join();
   EXPECT_EQ(neighbours_.begun(), 1) << "it asks no second time";
 }
 
-TEST_F(ThreadedResolution, OneThreadResolvesAnAddressThatManyName) {
+TEST_F(ThreadsThatResolve, ASourceHasItsShareOfThem) {
+  Outcomes outcomes;
+  server_.port.set_cm_owner(outcomes);
+  constexpr std::uint64_t kShare = ThreadedResolver::kMostOfSource;
+  for (std::uint64_t i = 1; i <= kShare + 3; ++i) ASSERT_TRUE(begin(i, i, Source{1}));
+  EXPECT_EQ(resolver_->running(), kShare);
+  ASSERT_TRUE(begin(100, 100, Source{2}));
+  EXPECT_EQ(resolver_->running(), kShare + 1) << "another source is not concerned";
+  // Neither is one that names what a stranger has named before.
+  ASSERT_TRUE(begin(101, kShare + 3, Source{2}));
+  EXPECT_EQ(resolver_->running(), kShare + 2);
+  // Those whose peers have left count until their threads end.
+  for (std::uint64_t i = 1; i <= kShare; ++i) resolver_->cancel({{}, i});
+  ASSERT_TRUE(begin(102, 102, Source{1}));
+  EXPECT_EQ(resolver_->running(), kShare + 2);
+  neighbours_.answer(0);
+  ASSERT_TRUE(until([&] { return resolver_->running() == 0 && outcomes.known.size() == 6; }));
+}
+
+TEST_F(ThreadsThatResolve, InboundPeersLeaveSomeForOutboundOnes) {
+  Outcomes outcomes;
+  server_.port.set_cm_owner(outcomes);
+  for (std::uint64_t i = 1; i <= 128; ++i)
+    ASSERT_TRUE(begin(i, i, Source{static_cast<std::uint8_t>(1 + i % 16)}));
+  EXPECT_EQ(resolver_->running(), ThreadedResolver::kMostInbound);
+  ASSERT_TRUE(begin(200));
+  EXPECT_EQ(resolver_->running(), ThreadedResolver::kMostInbound + 1);
+  neighbours_.answer(0);
+  ASSERT_TRUE(until([&] { return outcomes.known.size() == 129; }));
+  EXPECT_EQ(neighbours_.begun(), 129);
+}
+
+TEST_F(ThreadsThatResolve, AnErrorThatIsNotThePeersIsLeftToTheVerb) {
+  neighbours_.answer(EINVAL);
+  hello();
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  EXPECT_EQ(neighbours_.begun(), 1);
+  EXPECT_TRUE(begin(1)) << "others are resolved";
+}
+
+TEST_F(ThreadsThatResolve, ADeviceWithoutAddressHandlesIsNotAskedAgain) {
+  neighbours_.answer(EIO);
+  hello();
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  const auto known = resolver_->begin({{}, 1}, Gid{}, GidType::roce_v2, &place_);
+  EXPECT_TRUE(known && *known);
+  EXPECT_EQ(neighbours_.begun(), 1);
+}
+
+TEST_F(ThreadsThatResolve, OneThreadResolvesAnAddressThatManyName) {
   Outcomes outcomes;
   server_.port.set_cm_owner(outcomes);
   for (std::uint64_t i = 1; i <= 40; ++i) ASSERT_TRUE(begin(i, 9));
@@ -207,22 +273,7 @@ TEST_F(ThreadedResolution, OneThreadResolvesAnAddressThatManyName) {
   EXPECT_EQ(resolver_->running(), 0u);
 }
 
-// The threads are its parent's.
-TEST_F(ThreadedResolution, AForkedChildWaitsForNone) {
-  ASSERT_TRUE(begin(1));
-  neighbours_.wait_for(1);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(30);
-    server_.port.set_resolver(nullptr);
-    ::_exit(0);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-}
-
-TEST(HelperThread, TakesNoSignals) {
+TEST(ThreadsThatHelp, TakesNoSignals) {
   sigset_t blocked;
   sigemptyset(&blocked);
   const auto thread = control::start_helper_thread(
@@ -238,7 +289,50 @@ TEST(HelperThread, TakesNoSignals) {
     EXPECT_EQ(sigismember(&blocked, each), 1) << each;
 }
 
-TEST(HelperThread, WithoutRoomForItsStackIsAnError) {
+// A loop that polls with a real-time priority, or alone on its processor, may never leave it.
+TEST(ThreadsThatHelp, LeaveTheProcessorAndThePriorityOfTheCaller) {
+  struct Seen {
+    int policy = -1;
+    cpu_set_t processors;
+  } seen;
+  CPU_ZERO(&seen.processors);
+  cpu_set_t all, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "this machine has one processor";
+  const int ours = ::sched_getcpu();
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<std::size_t>(ours), &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  sched_param urgent{};
+  urgent.sched_priority = 1;
+  const bool is_urgent = ::sched_setscheduler(0, SCHED_FIFO, &urgent) == 0;  // if it is allowed
+  const auto thread = control::start_helper_thread(
+      "wait",
+      [](void* out) -> void* {
+        auto& found = *static_cast<Seen*>(out);
+        found.policy = ::sched_getscheduler(0);
+        ::sched_getaffinity(0, sizeof found.processors, &found.processors);
+        return nullptr;
+      },
+      &seen);
+  sched_param usual{};
+  if (is_urgent) (void)::sched_setscheduler(0, SCHED_OTHER, &usual);
+  ASSERT_TRUE(thread);
+  ::pthread_join(*thread, nullptr);
+  EXPECT_EQ(::sched_setaffinity(0, sizeof all, &all), 0);
+  EXPECT_EQ(seen.policy, SCHED_OTHER);
+  EXPECT_EQ(CPU_COUNT(&seen.processors), CPU_COUNT(&all) - 1);
+  EXPECT_FALSE(CPU_ISSET(static_cast<std::size_t>(ours), &seen.processors));
+}
+
+TEST(ThreadsThatHelp, HaveTheUsualStackIfTheirOwnIsNotAllowed) {
+  const auto thread = control::start_helper_thread(
+      "wait", [](void*) -> void* { return nullptr; }, nullptr, 1);
+  ASSERT_TRUE(thread) << thread.error().message();
+  ::pthread_join(*thread, nullptr);
+}
+
+TEST(ThreadsThatHelp, WithoutRoomForItsStackIsAnError) {
   const auto thread = control::start_helper_thread(
       "wait", [](void*) -> void* { return nullptr; }, nullptr, std::size_t{1} << 46);
   ASSERT_FALSE(thread);

@@ -253,13 +253,31 @@ TEST_F(EnginePorts, AnAddressIsResolvedAgainWhereOnAcceptChoosesAnotherPort) {
   finish(client, server);
 }
 
+TEST_F(EnginePorts, AConnectionWithItsPeersAddressKeepsItsPort) {
+  std::optional<spinwire::Endpoint> theirs;
+  Node node;
+  spinwire::PrepareOptions options;
+  options.on_endpoint = [&theirs](Connection, const spinwire::Endpoint& e) { theirs = e; };
+  const auto other = node.engine.prepare(options);
+  ASSERT_TRUE(other) << other.error().message();
+  ASSERT_TRUE(until({&node}, [&] { return theirs.has_value(); }));
+  auto made = node.engine.prepare({});
+  ASSERT_TRUE(made) << made.error().message();
+  ASSERT_TRUE(made->configure(at_port(2)));
+  ASSERT_TRUE(made->join(*theirs));
+  const auto late = made->configure(at_port(1));
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().status, Status::invalid_argument);
+  EXPECT_NE(late.error().found.find("former port"), std::string::npos) << late.error().message();
+}
+
 TEST_F(EnginePorts, OutOfBandAnAddressIsResolvedFromThePortThatIsUsed) {
+  std::optional<spinwire::Endpoint> ours;
   Node node;
   Resolutions resolver(node);
   spinwire::PrepareOptions options;
   options.handlers = node.handlers();
   options.settings = at_port(2);
-  std::optional<spinwire::Endpoint> ours;
   options.on_endpoint = [&ours](Connection, const spinwire::Endpoint& e) { ours = e; };
   auto made = node.engine.prepare(options);
   ASSERT_TRUE(made) << made.error().message();

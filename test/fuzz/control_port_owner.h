@@ -121,6 +121,9 @@ class Owner final : public control::ConnectionOwner,
     expect(refusal.status != Status::ok, "a refusal has a reason");
     end(r);
   }
+  void on_address_resolved(std::uint64_t, const Result<void>&) override {
+    expect(false, "an owner hears of what it has asked for");
+  }
   [[nodiscard]] const verbs::Place* own_place(std::uint64_t) const noexcept override {
     return nullptr;
   }
