@@ -16,20 +16,26 @@ namespace spinwire::control {
 
 namespace {
 
-/// Of a thread to be. No real-time priority, since the loop of its caller may never leave the
-/// processor.
+/// Whether our thread is bound to one of several processors.
+bool is_bound() noexcept {
+  cpu_set_t ours;
+  return ::sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == 1 &&
+         ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
+}
+
 class Attributes {
  public:
-  Attributes() noexcept {
-    ::pthread_attr_init(&attributes_);  // cannot fail on Linux
-    ::pthread_attr_setinheritsched(&attributes_, PTHREAD_EXPLICIT_SCHED);
-  }
+  Attributes() noexcept { ::pthread_attr_init(&attributes_); }  // cannot fail on Linux
   Attributes(const Attributes&) = delete;
   Attributes& operator=(const Attributes&) = delete;
   ~Attributes() { ::pthread_attr_destroy(&attributes_); }
 
-  [[nodiscard]] int set_stack(std::size_t bytes) noexcept {
-    return bytes != 0 ? ::pthread_attr_setstacksize(&attributes_, bytes) : 0;
+  void set_stack(std::size_t bytes) noexcept {
+    // Fails if it is less than the least; then the default stays.
+    if (bytes != 0) (void)::pthread_attr_setstacksize(&attributes_, bytes);
+  }
+  void set_usual_priority() noexcept {
+    ::pthread_attr_setinheritsched(&attributes_, PTHREAD_EXPLICIT_SCHED);
   }
   /// Any processor but the caller's.
   void avoid_own_processor() noexcept {
@@ -52,14 +58,20 @@ class Attributes {
 int create(pthread_t& thread, void* (*run)(void*), void* argument,
            std::size_t stack_bytes) noexcept {
   Attributes all;
-  int error = all.set_stack(stack_bytes);
-  all.avoid_own_processor();
-  if (error == 0) error = all.create(thread, run, argument);
-  if (error != EINVAL) return error;
-  // There is no other processor, or the stack is too small.
-  Attributes few;
-  error = few.set_stack(stack_bytes);
-  if (error == 0) error = few.create(thread, run, argument);
+  all.set_stack(stack_bytes);
+  // A loop that is bound or urgent may never let the thread run. Only then, because the kernel may
+  // make us wait while it moves the thread.
+  const bool bound = is_bound(), urgent = ::sched_getscheduler(0) != SCHED_OTHER;
+  if (bound) all.avoid_own_processor();
+  if (urgent) all.set_usual_priority();
+  int error = all.create(thread, run, argument);
+  if (error == EINVAL && bound) {  // it may use no other processor
+    Attributes some;
+    some.set_stack(stack_bytes);
+    if (urgent) some.set_usual_priority();
+    error = some.create(thread, run, argument);
+  }
+  // Thread-local variables leave too little of the stack.
   return error == EINVAL ? Attributes().create(thread, run, argument) : error;
 }
 

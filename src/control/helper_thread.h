@@ -13,11 +13,11 @@ namespace spinwire::control {
 
 class ControlPort;
 
-/// Starts a thread that takes no signals, which are the application's, and that leaves the
-/// caller's processor, where a loop polls, if it may use others. It has no real-time priority,
-/// whatever the caller has. The caller joins or detaches it. `stack_bytes`: 0 for the system's
-/// default, which is also taken if thread-local variables leave too little. Errors: limit,
-/// no_memory, system.
+/// Starts a thread that takes no signals, which are the application's. If the caller is bound to
+/// one processor or has a real-time priority, the thread uses other processors and has none,
+/// because the caller's loop may never let it run. The caller joins or detaches it. `stack_bytes`:
+/// 0 for the system's default, which is also taken if thread-local variables leave too little.
+/// Errors: limit, no_memory, system.
 Result<pthread_t> start_helper_thread(const char* asked, void* (*run)(void*), void* argument,
                                       std::size_t stack_bytes = 0);
 
