@@ -106,7 +106,7 @@ def run_job(job, args, results):
     command = [os.path.join(args.bin, job.program), *job.arguments, "--warm-up=0.02", "--slice-ms=2"]
     try:
         for seconds in tries_of(args):
-            done = subprocess.run([*command, f"--secs={seconds}"], capture_output=True, text=True, timeout=60,
+            done = subprocess.run([*command, f"--secs={seconds}"], capture_output=True, text=True, timeout=60 + 2 * seconds,
                                   check=False)
             if done.returncode != 0:
                 raise ValueError(done.stderr.strip().splitlines()[-1] if done.stderr.strip()

@@ -190,10 +190,11 @@ Error set_up_timed_out(const Agent& a) {
       : a.setup.outbound
           ? "see whether the peer polls its engine, or raise connections.connect_timeout"
           : "see what connects there, or raise connections.handshake_timeout";
+  const char* const address = a.setup.address_pending ? ", and nobody answers at its address" : "";
   return {Status::timed_out,
           base::format("{} {} within {} ms", a.setup.outbound ? "connect to" : "shake hands with",
                        a.peer.name.data(), ms),
-          base::format("still {}", to_string(a.state)), remedy};
+          base::format("still {}{}", to_string(a.state), address), remedy};
 }
 
 }  // namespace

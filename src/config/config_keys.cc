@@ -97,7 +97,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(memory, Memory, rendezvous_bytes, bytes, 0, kTiB, "",
                     "pool that receives messages above eager_bytes"),
     SPINWIRE_NUMBER(memory, Memory, windows, integer, 0, 65536, "",
-                    "memory windows, for rendezvous messages and leases in progress"),
+                    "memory windows: for leases, and rendezvous messages without direct_messages"),
 
     SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 16, 32768, "work requests",
                     "send queue of each connection"),

@@ -48,7 +48,8 @@ Result<bool> ControlPort::resolve(Handshake& h, const Gid& gid, GidType type,
     h.is_charged = true;
   }
   auto begun = base::no_throw("resolve an address", [&]() -> Result<bool> {
-    return resolver_->begin({h.id, 0, h.inbound ? h.source : Source{}}, gid, type, from);
+    return resolver_->begin({h.id, 0, h.inbound ? std::optional(h.source) : std::nullopt}, gid,
+                            type, from);
   });
   if (!begun || *begun) {
     end_resolution(h, true);
@@ -95,6 +96,7 @@ Result<bool> ControlPort::resolve_again(HandshakeId id, const Endpoint& peer,
                                         const verbs::Place* from) {
   Handshake* const h = find(id);
   if (h == nullptr) return true;
+  stop_resolving(*h);
   h->address = AddressState::unknown;
   auto known = resolve(*h, peer.gid, peer.gid_type, from);
   if (h->held_for != HeldFor::resolution) return known;

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "control/owners.h"
 #include "control/resolution_limits.h"
@@ -21,7 +22,7 @@ class ControlPort;
 struct Resolution {
   HandshakeId handshake;
   std::uint64_t subject = 0;
-  Source source{};  ///< an inbound peer's; none: an outbound connection's
+  std::optional<Source> source{};  ///< an inbound peer's; none: an outbound connection's
   friend bool operator==(const Resolution& a, const Resolution& b) noexcept {
     return a.handshake == b.handshake && a.subject == b.subject;
   }

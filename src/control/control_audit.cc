@@ -94,16 +94,11 @@ class PortAuditor : public base::Auditor {
   [[nodiscard]] bool has_had_its_time(const Handshake& h, std::uint32_t limit) const {
     return port_.heard_time_ - h.waits_since >= port_.time_of_source(is_heavy(h, limit));
   }
-  /// For its address, too, unless the peer has proved a key.
-  [[nodiscard]] static bool waits_for_peer(const Handshake& h) {
-    return h.address == AddressState::pending ? !h.is_authenticated
-                                              : ControlPort::waits_for_peer(h);
-  }
   template <typename IsEligible>
   [[nodiscard]] const Handshake* search_silent(std::uint32_t limit, IsEligible&& is_eligible) {
     const Handshake* found = nullptr;
     for (const Handshake& h : port_.handshakes_) {
-      if (!h.inbound || !is_eligible(h) || !waits_for_peer(h)) continue;
+      if (!h.inbound || !is_eligible(h) || !ControlPort::may_give_way(h)) continue;
       if (!is_heavy(h, limit) && !has_had_its_time(h, limit)) continue;
       if (found == nullptr || goes_before(h, *found)) found = &h;
     }

@@ -167,8 +167,8 @@ class ControlPort {
   /// CmOwner::on_address_resolved() tells later.
   Result<bool> resolve(std::uint64_t subject, const Gid& gid, GidType type,
                        const verbs::Place* from);
-  /// For the owner of an inbound handshake, inside of its on_hello() or later: the connection uses
-  /// another port or GID than its listener. False: ConnectionOwner::on_address_resolved() reports
+  /// For the owner of an inbound handshake, inside of its on_hello(): the connection uses another
+  /// port or GID than its listener. False: ConnectionOwner::on_address_resolved() reports
   /// the outcome. Errors also: limit.
   Result<bool> resolve_again(HandshakeId id, const Endpoint& peer, const verbs::Place* from);
   void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
@@ -286,6 +286,11 @@ class ControlPort {
   Result<bool> resolve_request(Handshake& h);
   void stop_resolving(Handshake& h) noexcept;
   void end_resolution(Handshake& h, bool answered) noexcept;
+  /// The address that is being resolved has not answered in time.
+  void forget_answered(const Handshake& h) noexcept {
+    if (h.address == AddressState::pending && !h.is_seen_from_elsewhere)
+      answered_.remove(h.resolving);
+  }
   /// Whether the listener takes a connection now. False: it is refused, or waits.
   bool admit(Handshake& h, ListenerOwner& owner, const Endpoint* endpoint);
   void answer_probe(Handshake& h, ListenerId at, std::uint64_t incarnation) noexcept;
@@ -337,6 +342,8 @@ class ControlPort {
 
   // Eviction: handshake_eviction.cc.
   [[nodiscard]] static bool waits_for_peer(const Handshake& h) noexcept;
+  /// Whether it may give way: it waits for its peer, or an unproved peer's address is resolved.
+  [[nodiscard]] static bool may_give_way(const Handshake& h) noexcept;
   [[nodiscard]] static HandshakeGroup group_of(const Handshake& h) noexcept;
   /// To be called when group_of() an inbound handshake, or its waits_since, may have changed.
   void update_eviction(const Handshake& h) noexcept {

@@ -144,7 +144,10 @@ void Incoming::give_up(ControlPort& port, Handshake& h) {
 }
 
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
-  if (h.is_paused()) return port.refuse(h, held_too_long(h));
+  if (h.is_paused()) {
+    port.forget_answered(h);
+    return port.refuse(h, held_too_long(h));
+  }
   port.count_refusal(h.peer(), "it said nothing valid within the handshake time-out");
   if (!port.is_unproved(h)) {
     base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",

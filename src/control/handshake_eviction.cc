@@ -56,11 +56,13 @@ bool ControlPort::waits_for_peer(const Handshake& h) noexcept {
       h.dialogue);
 }
 
+bool ControlPort::may_give_way(const Handshake& h) noexcept {
+  return h.address == AddressState::pending ? !h.is_authenticated : waits_for_peer(h);
+}
+
 /// What the rules depend on, beside the source and the time.
 HandshakeGroup ControlPort::group_of(const Handshake& h) noexcept {
-  const bool waits_for_us =
-      h.address == AddressState::pending ? h.is_authenticated : !waits_for_peer(h);
-  return {.waits_for = waits_for_us                        ? WaitsFor::us
+  return {.waits_for = !may_give_way(h)                    ? WaitsFor::us
                        : h.held_for == HeldFor::connection ? WaitsFor::room
                        : is_connection(h)                  ? WaitsFor::confirmation
                                                            : WaitsFor::peer,
@@ -141,7 +143,7 @@ Handshake* ControlPort::find_half_open_of_own(const Handshake& newcomer) noexcep
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (!handshakes_.in_use(i)) continue;
     Handshake& h = handshakes_.at(i);
-    if (!is_connection(h) || !waits_for_peer(h) || h.counted_for != newcomer.counted_for) continue;
+    if (!is_connection(h) || !may_give_way(h) || h.counted_for != newcomer.counted_for) continue;
     if (oldest == nullptr || h.waits_since < oldest->waits_since) oldest = &h;
   }
   return oldest != nullptr && has_had_its_time(*oldest, options_.half_open) ? oldest : nullptr;

@@ -5,22 +5,29 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
 #include "control/control_port.h"
 
 namespace spinwire::control {
 
 namespace {
 
-/// Whether our thread is bound to one of several processors.
+/// Whether our thread has a real-time priority: one that inherited it, or shared the processor
+/// with it, might never run.
+bool is_urgent() noexcept {
+  const int policy = ::sched_getscheduler(0) & ~SCHED_RESET_ON_FORK;
+  return policy != SCHED_OTHER && policy != SCHED_BATCH && policy != SCHED_IDLE;
+}
+
 bool is_bound() noexcept {
   cpu_set_t ours;
-  return ::sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == 1 &&
-         ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
+  return ::sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == 1;
 }
 
 class Attributes {
@@ -35,7 +42,10 @@ class Attributes {
     if (bytes != 0) (void)::pthread_attr_setstacksize(&attributes_, bytes);
   }
   void set_usual_priority() noexcept {
+    const sched_param usual{};
     ::pthread_attr_setinheritsched(&attributes_, PTHREAD_EXPLICIT_SCHED);
+    ::pthread_attr_setschedpolicy(&attributes_, SCHED_OTHER);
+    ::pthread_attr_setschedparam(&attributes_, &usual);
   }
   /// Any processor but the caller's.
   void avoid_own_processor() noexcept {
@@ -54,25 +64,29 @@ class Attributes {
   pthread_attr_t attributes_;
 };
 
+/// This process may use no other processor. A failed move makes the caller wait for the end of the
+/// thread, so it is not tried again.
+std::atomic<bool> cannot_move{false};
+
 /// 0 or an errno value.
 int create(pthread_t& thread, void* (*run)(void*), void* argument,
            std::size_t stack_bytes) noexcept {
-  Attributes all;
-  all.set_stack(stack_bytes);
-  // A loop that is bound or urgent may never let the thread run. Only then, because the kernel may
-  // make us wait while it moves the thread.
-  const bool bound = is_bound(), urgent = ::sched_getscheduler(0) != SCHED_OTHER;
-  if (bound) all.avoid_own_processor();
-  if (urgent) all.set_usual_priority();
-  int error = all.create(thread, run, argument);
-  if (error == EINVAL && bound) {  // it may use no other processor
-    Attributes some;
-    some.set_stack(stack_bytes);
-    if (urgent) some.set_usual_priority();
-    error = some.create(thread, run, argument);
+  const bool urgent = is_urgent();
+  const auto try_to = [&](bool moves, std::size_t stack) {
+    Attributes attributes;
+    attributes.set_stack(stack);
+    if (urgent) attributes.set_usual_priority();
+    if (moves) attributes.avoid_own_processor();
+    return attributes.create(thread, run, argument);
+  };
+  const bool moves = urgent && is_bound() && !cannot_move;
+  int error = try_to(moves, stack_bytes);
+  if (error == EINVAL && moves) {
+    cannot_move = true;
+    error = try_to(false, stack_bytes);
   }
-  // Thread-local variables leave too little of the stack.
-  return error == EINVAL ? Attributes().create(thread, run, argument) : error;
+  // Thread-local variables may leave too little of the stack.
+  return error == EINVAL ? try_to(false, 0) : error;
 }
 
 }  // namespace
@@ -85,8 +99,10 @@ Result<pthread_t> start_helper_thread(const char* asked, void* (*run)(void*), vo
   pthread_t thread{};
   const int error = create(thread, run, argument, stack_bytes);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return tl::unexpected(system_error(asked, "pthread_create", error));
-  return thread;
+  if (error == 0) return thread;
+  return base::fail_errno(error == ENOMEM ? Status::no_memory : Status::limit, asked,
+                          "pthread_create", error,
+                          "raise the limit of threads (ulimit -u, TasksMax=, pids.max)");
 }
 
 Result<HelperEvent> open_helper_event(const char* asked, ControlPort& port,

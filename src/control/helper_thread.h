@@ -13,11 +13,12 @@ namespace spinwire::control {
 
 class ControlPort;
 
-/// Starts a thread that takes no signals, which are the application's. If the caller is bound to
-/// one processor or has a real-time priority, the thread uses other processors and has none,
-/// because the caller's loop may never let it run. The caller joins or detaches it. `stack_bytes`:
-/// 0 for the system's default, which is also taken if thread-local variables leave too little.
-/// Errors: limit, no_memory, system.
+/// Starts a thread that takes no signals, which are the application's. If the caller has a
+/// real-time priority, the thread has none; if the caller is also bound to one processor, the
+/// thread uses the others, because the caller's loop may never let it run. A thread that lands
+/// where another such loop runs waits for that one. The caller joins or detaches the thread.
+/// `stack_bytes`: 0 for the system's default, which is also taken if thread-local variables leave
+/// too little. Errors: limit, no_memory, system.
 Result<pthread_t> start_helper_thread(const char* asked, void* (*run)(void*), void* argument,
                                       std::size_t stack_bytes = 0);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -33,10 +34,12 @@ bool is_about_peer(int error) noexcept {
   }
 }
 
-/// Whether the device has no address handles: rdma-core's hns has none on HIP08, and sets no errno.
-bool has_no_handles(int error) noexcept {
-  return error == EIO || error == EOPNOTSUPP || error == ENOSYS;
-}
+/// Whether the device has no address handles, as hns of rdma-core on HIP08.
+bool has_no_handles(int error) noexcept { return error == EOPNOTSUPP || error == ENOSYS; }
+
+/// Other errors come at once. A verb that has waited for so long has waited for the peer, whatever
+/// it says.
+constexpr std::chrono::milliseconds kWaited{500};
 
 }  // namespace
 
@@ -45,7 +48,7 @@ struct ThreadedResolver::Job {
   std::vector<Resolution> waiting;  ///< for the outcome
   Gid gid;
   verbs::Place from;
-  Source counted_for{};  ///< in running_of_; none for outbound ones
+  std::optional<Source> counted_for;  ///< in running_of_; none for outbound ones
   bool is_started = false;
   int error = 0;                     ///< errno value
   std::optional<Error> failure;      ///< there was no thread
@@ -72,13 +75,19 @@ struct ThreadedResolver::Job {
   /// The kernel gives up after a second and one request (rdma_resolve_ip of ib_core), which may be
   /// lost: so a second one, as through rdma_cm.
   [[nodiscard]] int wait() const noexcept {
+    const int first = wait_once();
+    return first == ETIMEDOUT && !resolver.is_closing_.load() ? wait_once() : first;
+  }
+  [[nodiscard]] int wait_once() const noexcept {
+    const auto begun = std::chrono::steady_clock::now();
+    int found = 0;
     try {
-      const int first = resolver.wait_(from, gid);
-      const bool again = first == ETIMEDOUT && !resolver.is_closing_.load();
-      return again ? resolver.wait_(from, gid) : first;
+      found = resolver.wait_(from, gid);
     } catch (...) {
       return ENOMEM;
     }
+    if (found == 0 || is_about_peer(found)) return found;
+    return std::chrono::steady_clock::now() - begun >= kWaited ? ETIMEDOUT : found;
   }
 };
 
@@ -133,10 +142,10 @@ void ThreadedResolver::cancel(const Resolution& what) noexcept {
   }
 }
 
-bool ThreadedResolver::has_room(const Source& source) const noexcept {
+bool ThreadedResolver::has_room(const std::optional<Source>& source) const noexcept {
   if (running_ >= kMost) return false;
-  if (source == Source{}) return true;
-  const auto found = running_of_.find(source);
+  if (!source) return true;
+  const auto found = running_of_.find(*source);
   return running_inbound_ < kMostInbound &&
          (found == running_of_.end() || found->second < kMostOfSource);
 }
@@ -155,9 +164,9 @@ void ThreadedResolver::start_waiting() {
 }
 
 bool ThreadedResolver::start(Job& job) noexcept {
-  const bool is_inbound = job.counted_for != Source{};
+  const bool is_inbound = job.counted_for.has_value();
   auto thread = base::no_throw(kAsked, [&]() -> Result<pthread_t> {
-    if (is_inbound) ++running_of_[job.counted_for];
+    if (is_inbound) ++running_of_[*job.counted_for];
     return start_helper_thread(kAsked, Job::run, &job, kStackBytes);
   });
   if (thread) {
@@ -167,7 +176,7 @@ bool ThreadedResolver::start(Job& job) noexcept {
     if (is_inbound) ++running_inbound_;
     return true;
   }
-  if (is_inbound) uncount(job.counted_for);
+  if (is_inbound) uncount(*job.counted_for);
   if (running_ != 0) return false;  // it waits until one of these ends
   job.failure = std::move(thread.error());
   job.is_over.store(true, std::memory_order_relaxed);
@@ -190,9 +199,9 @@ ThreadedResolver::Job* ThreadedResolver::find_over() const noexcept {
 void ThreadedResolver::erase(const Job& job) noexcept {
   if (job.is_started) {
     --running_;
-    if (job.counted_for != Source{}) {
+    if (job.counted_for) {
       --running_inbound_;
-      uncount(job.counted_for);
+      uncount(*job.counted_for);
     }
   }
   std::erase_if(jobs_, [&](const auto& each) { return each.get() == &job; });
@@ -203,7 +212,8 @@ void ThreadedResolver::on_readable() {
   clear(event_);
   Job* job = find_over();
   for (int left = kMostPerPoll; job != nullptr && left != 0; --left, job = find_over()) {
-    if (has_no_handles(job->error) && !std::exchange(is_unable_, true)) {
+    has_worked_ = has_worked_ || job->error == 0;
+    if (has_no_handles(job->error) && !has_worked_ && !std::exchange(is_unable_, true)) {
       base::log(LogLevel::warning, "polls may wait for ARP when peers connect: ibv_create_ah: {}",
                 base::errno_text(job->error));
     }

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "control/address_resolver.h"
@@ -47,7 +48,7 @@ class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
 
   Result<void> open();
   /// Whether a peer of this source may have one more thread.
-  [[nodiscard]] bool has_room(const Source& source) const noexcept;
+  [[nodiscard]] bool has_room(const std::optional<Source>& source) const noexcept;
   /// Starts the jobs that may have a thread, the oldest first.
   void start_waiting();
   /// False: there is no thread.
@@ -65,7 +66,8 @@ class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
   std::size_t running_ = 0;
   std::size_t running_inbound_ = 0;
   SourceCounts running_of_;  ///< of inbound ones
-  bool is_unable_ = false;   ///< the verb does not resolve on this device
+  bool has_worked_ = false;  ///< the verb has resolved an address
+  bool is_unable_ = false;   ///< it does not on this device
 };
 
 }  // namespace spinwire::control

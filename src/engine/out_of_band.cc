@@ -40,7 +40,9 @@ Result<Connection> Connector::prepare(const PrepareOptions& options) {
 Result<void> Connector::join(Agent& a, const Endpoint& peer) {
   if (auto joined = agent::join(context_, a, peer); !joined) return joined;
   const std::uint64_t subject = agent::subject_of(a);
-  const auto resolved = port_.resolve(subject, peer.gid, peer.gid_type, if_own(agent::place_of(a)));
+  const auto resolved = base::no_throw("resolve an address", [&] {
+    return port_.resolve(subject, peer.gid, peer.gid_type, if_own(agent::place_of(a)));
+  });
   if (!resolved || *resolved) on_address_resolved(subject, resolved.map([](bool) {}));
   return {};
 }

@@ -94,7 +94,7 @@ int Device::wait_for_neighbour(const Place& from, const ibv_gid& gid) noexcept {
   ibv_ah_attr attr = address_of(options, remote);
   errno = 0;
   ibv_ah* const ah = provider().create_ah(queue_pd(), &attr);
-  if (ah == nullptr) return errno != 0 ? errno : EIO;
+  if (ah == nullptr) return errno != 0 ? errno : EOPNOTSUPP;
   (void)provider().destroy_ah(ah);
   return 0;
 }

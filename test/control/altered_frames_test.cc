@@ -2,6 +2,7 @@
 // connection: neither end hears of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -70,6 +71,26 @@ TEST_F(AlteredFrames, ABitOfEachByteCounts) {
       });
       if (HasFailure()) return;
     }
+  }
+}
+
+// What both ends offer is sealed but for the versions, which the first frames say in the clear, and
+// which their proof covers.
+TEST_F(AlteredFrames, ADowngradeIsNotHeard) {
+  constexpr std::size_t kVersions = 4, kFeatures = 12;  // in the header
+  use(kKey);
+  for (const std::size_t frame : {0u, 1u}) {
+    SCOPED_TRACE("frame " + std::to_string(frame));
+    expect_unheard(frame, [](Bytes bytes) {  // from version 0 on
+      std::fill_n(bytes.begin() + kVersions, 2, std::byte{});
+      return bytes;
+    });
+    expect_unheard(frame, [](Bytes bytes) {
+      EXPECT_TRUE(std::all_of(bytes.begin() + kFeatures, bytes.begin() + kFeatures + 4,
+                              [](std::byte b) { return b == std::byte{}; }));
+      bytes[kFeatures] = std::byte{0xff};
+      return bytes;
+    });
   }
 }
 
