@@ -106,22 +106,41 @@ TEST_F(AddressResolution, ASessionsAddressIsSeenFromTheEnginesPort) {
   EXPECT_EQ(servers.port, 0);
 }
 
-/// Has the listener's owner choose port 2 when it takes a peer.
-void move_to_port_2(ListenerRecord& listener, ControlPort& port, std::vector<Result<bool>>& known) {
-  listener.inside = [&listener, &port, &known] {
-    const verbs::Place place = place_on_port(2);
-    known.push_back(port.resolve_again(listener.offered, listener.client, &place));
-  };
-}
+/// Peers whose listener's owner chooses port 2 when it takes them.
+class MovedPeers : public AddressResolution {
+ protected:
+  void move_to_port_2(std::vector<Result<bool>>& known) {
+    listener_->inside = [this, &known] {
+      const verbs::Place place = place_on_port(2);
+      known.push_back(server_.port.resolve_again(listener_->offered, listener_->client, &place));
+    };
+  }
+  /// The client's address is resolved at the listener's port, and is being resolved at the other.
+  bool moves(ResolverRecord& servers, std::vector<Result<bool>>& known) {
+    move_to_port_2(known);
+    hello();
+    if (!until([&] { return servers.begun.size() == 1; })) return false;
+    server_.port.on_resolved(servers.begun[0], {});
+    return servers.begun.size() == 2;
+  }
+  /// The same for strangers from this address.
+  void strangers(int count, const char* from, ResolverRecord& servers) {
+    for (int i = 0; i < count; ++i) {
+      const std::size_t before = servers.begun.size();
+      strangers_.push_back(plain_peer(from));
+      say(strangers_.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+      ASSERT_TRUE(until([&] { return servers.begun.size() == before + 1; }));
+      server_.port.on_resolved(servers.begun.back(), {});
+      ASSERT_EQ(servers.begun.size(), before + 2);
+    }
+  }
+  std::vector<UniqueFd> strangers_;
+};
 
-TEST_F(AddressResolution, AnOwnerThatChoosesAnotherPortHasTheAddressResolvedAgain) {
+TEST_F(MovedPeers, AnOwnerThatChoosesAnotherPortHasTheAddressResolvedAgain) {
   ResolverRecord& servers = record(server_.port);
   std::vector<Result<bool>> known;
-  move_to_port_2(*listener_, server_.port, known);
-  hello();
-  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
-  server_.port.on_resolved(servers.begun[0], {});
-  ASSERT_EQ(servers.begun.size(), 2u);
+  ASSERT_TRUE(moves(servers, known));
   EXPECT_EQ(servers.port, 2);
   ASSERT_TRUE(known[0]);
   EXPECT_FALSE(*known[0]);
@@ -132,31 +151,21 @@ TEST_F(AddressResolution, AnOwnerThatChoosesAnotherPortHasTheAddressResolvedAgai
   EXPECT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));
 }
 
-TEST_F(AddressResolution, AnOwnerHearsThatAPeerIsOutOfReachOfTheOtherPort) {
+TEST_F(MovedPeers, AnOwnerHearsThatAPeerIsOutOfReachOfTheOtherPort) {
   ResolverRecord& servers = record(server_.port);
   std::vector<Result<bool>> known;
-  move_to_port_2(*listener_, server_.port, known);
-  hello();
-  ASSERT_TRUE(until([&] { return servers.begun.size() == 1; }));
-  server_.port.on_resolved(servers.begun[0], {});
+  ASSERT_TRUE(moves(servers, known));
   server_.port.on_resolved(servers.begun.back(), tl::unexpected(ResolverRecord::unreachable()));
   EXPECT_TRUE(server_owner_.saw("not resolved 77"));
   server_.port.drop(listener_->handshake);
 }
 
 // Nobody may answer there, though somebody does at the listener's port.
-TEST_F(AddressResolution, ThosePendingAtAnotherPortGiveWayToNewPeers) {
+TEST_F(MovedPeers, GiveWayToNewPeers) {
   ResolverRecord& servers = record(server_.port);
   std::vector<Result<bool>> known;
-  move_to_port_2(*listener_, server_.port, known);
-  std::vector<UniqueFd> strangers;
-  for (std::size_t i = 1; i <= 4; ++i) {
-    strangers.push_back(plain_peer());
-    say(strangers.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
-    ASSERT_TRUE(until([&] { return servers.begun.size() == 2 * i - 1; }));
-    server_.port.on_resolved(servers.begun.back(), {});
-    ASSERT_EQ(servers.begun.size(), 2 * i);
-  }
+  move_to_port_2(known);
+  strangers(4, nullptr, servers);
   server_.pass_with_polls(100ms);
   listener_->inside = nullptr;
   servers.knows = true;
@@ -164,6 +173,25 @@ TEST_F(AddressResolution, ThosePendingAtAnotherPortGiveWayToNewPeers) {
   ASSERT_TRUE(until([&] { return listener_->client.incarnation == kClientIncarnation; }));
   EXPECT_EQ(servers.cancelled.size(), 1u);
   EXPECT_TRUE(server_owner_.saw("failed 77"));
+}
+
+// A newcomer whose source has its share of connections.
+TEST_F(MovedPeers, GiveWayToANewcomerOfTheirSource) {
+  ResolverRecord& servers = record(server_.port);
+  std::vector<Result<bool>> known;
+  move_to_port_2(known);
+  strangers(2, nullptr, servers);
+  server_.pass_with_polls(100ms);
+  listener_->inside = nullptr;
+  servers.knows = true;
+  listener_->has_room = false;
+  listener_->needs_own_source = "127.0.0.1";
+  listener_->asked.clear();
+  hello();
+  ASSERT_TRUE(until([&] { return !listener_->asked.empty(); }));
+  server_.pass_with_polls(100ms);
+  EXPECT_TRUE(until([&] { return server_owner_.saw("failed 77"); }));
+  EXPECT_GE(servers.cancelled.size(), 1u) << "its address is not resolved any further";
 }
 
 TEST_F(AddressResolution, APeerWhoseAddressIsNotResolvedInTimeIsToldSo) {

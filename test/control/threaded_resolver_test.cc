@@ -90,6 +90,15 @@ class ThreadsThatResolve : public ControlPortTest {
     return known && !*known;
   }
 
+  /// The client is told so when the verb ends with this error.
+  void expect_refusal(int error, const char* text) {
+    neighbours_.answer(error);
+    hello();
+    ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
+    EXPECT_NE(client_owner_.error.found.find(text), std::string::npos) << client_owner_.error.found;
+    EXPECT_FALSE(listener_->handshake);
+  }
+
   Neighbours neighbours_;
   verbs::Place place_;
   ThreadedResolver* resolver_ = nullptr;
@@ -109,21 +118,12 @@ TEST_F(ThreadsThatResolve, APollGoesOnWhileAThreadWaits) {
 }
 
 TEST_F(ThreadsThatResolve, WhereNobodyAnswersItAsksTwice) {
-  neighbours_.answer(ETIMEDOUT);
-  hello();
-  ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
-  EXPECT_NE(client_owner_.error.found.find("nobody answers there"), std::string::npos)
-      << client_owner_.error.found;
+  expect_refusal(ETIMEDOUT, "nobody answers there");
   EXPECT_EQ(neighbours_.begun(), 2);
-  EXPECT_FALSE(listener_->handshake);
 }
 
 TEST_F(ThreadsThatResolve, WhatHasNoRouteIsAskedForOnce) {
-  neighbours_.answer(ENETUNREACH);
-  hello();
-  ASSERT_TRUE(until([&] { return client_owner_.saw("refused 11"); }));
-  EXPECT_NE(client_owner_.error.found.find("ENETUNREACH"), std::string::npos)
-      << client_owner_.error.found;
+  expect_refusal(ENETUNREACH, "ENETUNREACH");
   EXPECT_EQ(neighbours_.begun(), 1);
 }
 
