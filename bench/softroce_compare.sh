@@ -6,7 +6,8 @@
 #
 #   RUNS=15        runs of each program and test; the machine's speed varies over seconds
 #   LATENCY=40000, RATE=40000       operations per run
-#   COMPARE='send write rate'
+#   COMPARE='send write rate'       tests; SIZE bytes instead of those below: send:4096
+#   COMPARE=sizes                   send, write and rate for sizes from 8 bytes to 1 MiB
 #   CONF=          configuration of spinwire-perf (conf/softroce.toml)
 #
 # Tests:
@@ -16,6 +17,7 @@
 #           well, and spinwire-perf lat --op pong.
 #   rate    Messages of 64 bytes in one direction, 128 outstanding, in million/s: ib_send_bw and
 #           spinwire-perf rate with a window of 128.
+# Runs with longer messages have fewer operations, and above 4 KiB 16 messages outstanding.
 # spinwire-perf checks all data, perftest none. Each run is compared with the run of perftest right
 # before or after it. The median of the ratios decides: latency at most 1.05, rate at least 0.95.
 # Exit status 1: a limit is missed.
@@ -27,6 +29,12 @@ latency=${LATENCY:-40000}
 rate=${RATE:-40000}
 conf=${CONF:-conf/softroce.toml}
 tests=${COMPARE:-send write rate}
+if [[ "$tests" == sizes ]]; then
+  tests=
+  for size in 8 64 512 1024 4096 16384 65536 1048576; do
+    tests+="${tests:+ }send:$size write:$size rate:$size"
+  done
+fi
 
 # ---- in the machine -----------------------------------------------------------------------------
 
@@ -77,32 +85,46 @@ both() {
   ((run % 2 == 0)) || theirs=$(perftest $1)
 }
 
-# Prints TEST THEIRS OURS and the minima of both, in us per round trip.
+# operations COUNT SIZE: about as many bytes as COUNT operations of 2 KiB, but not fewer than 50.
+operations() {
+  local count=$(($1 * 2048 / (2048 + $2)))
+  echo $((count > 50 ? count : 50))
+}
+
+# compare_latency TEST PROGRAM OP SIZE: prints TEST THEIRS OURS and the minima of both, in us per
+# round trip.
 compare_latency() {
-  local test=$1 theirs ours typical least
+  local test=$1 theirs ours typical least count
+  count=$(operations "$latency" "$4")
   # Few receives, so that a receive is still in the cache when it is used again.
   export SPINWIRE_QUEUES_RECEIVE_DEPTH=64 SPINWIRE_CONNECTIONS_CREDITS=32
-  both "$2 -s 32 -n $latency" "lat --op $3 -s 32 -n $latency"
+  both "$2 -s $4 -n $count" "lat --op $3 -s $4 -n $count"
   read -r typical least < <(awk '{print 2 * $5, 2 * $3}' <<<"$theirs")
   awk -v t="$test" -v a="$typical" -v b="$(field p50_ns <<<"$ours")" -v c="$least" \
     -v d="$(field min_ns <<<"$ours")" 'BEGIN {print t, a, b / 1e3, c, d / 1e3}'
 }
 
+# compare_rate TEST SIZE
 compare_rate() {
-  local theirs ours
+  local theirs ours count window=128
+  count=$(operations "$rate" "$2")
+  (($2 <= 4096)) || window=16
   # perftest posts 512 receives for its one peer, so that bursts do not wait for credit.
   export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
-  both "ib_send_bw -s 64 -n $rate" "rate --op send -s 64 -w 128 -n $rate"
-  echo "rate $(awk '{print $5}' <<<"$theirs") $(field rate_mops <<<"$ours")"
+  both "ib_send_bw -s $2 -n $count -t $window" "rate --op send -s $2 -w $window -n $count"
+  # Of long messages perftest's table shows too few digits of the rate, but enough of the MiB/s.
+  echo "$1 $(awk -v size="$2" '{print $4 * 1.048576 / size}' <<<"$theirs") $(field rate_mops <<<"$ours")"
 }
 
 one_run() {
-  local test
+  local test size
   for test in $tests; do
+    size=${test#*:}
+    [[ "$size" != "$test" ]] || size=$([[ "$test" == rate ]] && echo 64 || echo 32)
     case "$test" in
-      send) compare_latency send ib_send_lat send ;;
-      write) compare_latency write ib_write_lat pong ;;
-      rate) compare_rate ;;
+      send | send:*) compare_latency "$test" ib_send_lat send "$size" ;;
+      write | write:*) compare_latency "$test" ib_write_lat pong "$size" ;;
+      rate | rate:*) compare_rate "$test" "$size" ;;
       *) echo "no such test: $test" >&2 && return 1 ;;
     esac
   done
@@ -134,7 +156,7 @@ tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" \
   }
   function line(test, what, unit, theirs, ours, ratio,   middle) {
     middle = column(test, ratio)
-    printf "%-6s %-18s %9.2f %9.2f %-9s ratio %.3f (%.3f to %.3f)", test, what,
+    printf "%-13s %-18s %9.4g %9.4g %-9s ratio %.3f (%.3f to %.3f)", test, what,
       column(test, theirs), column(test, ours), unit, middle, work[1], work[n[test]]
     return middle
   }
@@ -145,14 +167,14 @@ tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" \
     if (NF > 4) value[$1, "least", i] = $5 / $4
   }
   END {
-    printf "\n%-25s %9s %9s\n", "medians of " runs " runs", "perftest", "spinwire"
+    printf "\n%-32s %9s %9s\n", "medians of " runs " runs", "perftest", "spinwire"
     count = split(tests, test)
     for (t = 1; t <= count; ++t) {
       if (n[test[t]] < runs) {
         print "runs of " test[t] " are missing"
         exit 1
       }
-      if (test[t] == "rate") {
+      if (test[t] ~ /^rate/) {
         good = line("rate", "messages", "million/s", 2, 3, "ratio") >= 0.95
         print good ? "  as wanted (0.95)" : "  LESS than 0.95"
       } else {
