@@ -121,9 +121,9 @@ bool send_control_direct(EngineContext& ctx, Agent& a, const wire::MessageHeader
 /// Appends one of the agent's own operations. False: all records are in use.
 bool submit_internal(EngineContext& ctx, Agent& a, OperationKind kind,
                      std::uint16_t credits = 0) noexcept;
-/// Posts the agent's deferred operations with one doorbell. Always ok: operations that the device
-/// refuses end with that error.
-Status flush(EngineContext& ctx, Agent& a) noexcept;
+/// Posts the agent's deferred operations with one doorbell. Operations that the device refuses end
+/// with that error.
+void flush(EngineContext& ctx, Agent& a) noexcept;
 /// Runs deferred READs and WRITEs at once, where the device can: ran_operations.cc. The rest stays
 /// deferred.
 void run_deferred(EngineContext& ctx, Agent& a) noexcept;
@@ -155,7 +155,8 @@ inline void flush_queued_agents(EngineContext& ctx) noexcept {
 inline Status flush_application(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.queued_agents != 0 && a.raw != nullptr) [[unlikely]]
     post_raw_receives_now(ctx, a);
-  return flush(ctx, a);
+  flush(ctx, a);
+  return Status::ok;
 }
 inline void flush_application(EngineContext& ctx) noexcept {
   if (ctx.queued_agents != 0 && ctx.raw != nullptr) [[unlikely]]
@@ -289,8 +290,11 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept;
 void on_early_message(EngineContext& ctx, Agent& a) noexcept;
 /// Reports the end to the application, and frees the record.
 void finish(EngineContext& ctx, Agent& a) noexcept;
-/// Installs the handlers that set_handlers() has left, because an old one may have been running.
-inline void install_next_handlers(Agent& a) noexcept {
+/// Installs the handlers that set_handlers() has left, because an old one may have been running. To
+/// be called before each callback.
+inline void use_next_handlers(Agent& a) noexcept {
+  if ((a.slow_path & kHandlersReplaced) == 0) [[likely]]
+    return;
   use_handlers(a, a.next_handlers);
   a.slow_path &= static_cast<std::uint8_t>(~kHandlersReplaced);
 }

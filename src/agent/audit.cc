@@ -203,10 +203,10 @@ class AgentAuditor : public base::Auditor {
            a.credit.granted);
     expect(!a.credit.by_messages.ask_due || a.credit.in_end_of_poll_list || a.stage != Stage::up ||
                a.goodbye_sent || a.credit.by_messages.ask_outstanding ||
-               a.control_queue.waits_for_credit,
+               a.control_counts.waits_for_credit,
            "no poll will ask the peer for credit");
     expect(a.control_to_send.empty() || a.stage != Stage::up || a.credit.in_end_of_poll_list ||
-               a.control_queue.waits_for_credit || a.control_queue.outstanding != 0,
+               a.control_counts.waits_for_credit || a.control_counts.outstanding != 0,
            "no poll will post its control messages");
     expect(peer_credits(a) <= a.credit.reserved,
            "the peer has {} credits, {} receives are kept for it", peer_credits(a),
@@ -436,7 +436,7 @@ class AgentAuditor : public base::Auditor {
       s.own_queues += a.own_queue != kNone ? 1 : 0;
       s.offers += a.rendezvous.send_count;
       s.reads += a.rendezvous.reads_outstanding;
-      s.answers += a.control_queue.waiting;
+      s.answers += a.control_counts.waiting;
       s.unheard_count += a.setup.is_unheard ? 1 : 0;
       s.giving_way += a.setup.gives_way ? 1 : 0;
       for (const LeaseGranted& each : a.leases.granted) {

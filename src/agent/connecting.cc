@@ -402,7 +402,7 @@ void begin_end(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcept {
   if (a.stage == Stage::up && a.raw == nullptr) {
     // Saves the peer from waiting for its time-out. close() may have queued it already.
     if (sends_goodbye) (void)send_goodbye(ctx, a);
-    (void)flush(ctx, a);
+    flush(ctx, a);
   }
   close(ctx, a);
   if (a.qp != nullptr) (void)ctx.device->to_error(a.qp);

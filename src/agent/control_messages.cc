@@ -68,14 +68,14 @@ Posted post_message(EngineContext& ctx, Agent& a, const ControlMessage& message)
   }
   append(a, *op);
   queue_flush(ctx, a);
-  ++a.control_queue.outstanding;
+  ++a.control_counts.outstanding;
   return Posted::yes;
 }
 
 /// The connection with the most waiting messages, of the source with the most.
 Agent& find_longest_queue(EngineContext& ctx, Agent& first) noexcept {
   const auto key = [](const Agent& a) {
-    return std::pair(a.source->answers, a.control_queue.waiting);
+    return std::pair(a.source->answers, a.control_counts.waiting);
   };
   Agent* found = &first;
   for (Agent& a : ctx.agents) {
@@ -89,7 +89,7 @@ void fail_stuck(EngineContext& ctx, Agent& a) noexcept {
   fail_protocol(ctx, a,
                 {Status::protocol, "answer the peer",
                  base::format("{} answers wait for credit, and the peer grants none",
-                              a.control_queue.waiting),
+                              a.control_counts.waiting),
                  base::kProtocolRemedy});
 }
 
@@ -108,12 +108,12 @@ std::uint32_t acquire_record(EngineContext& ctx, Agent& a) noexcept {
 }  // namespace
 
 bool can_queue_control(const Agent& a) noexcept {
-  return a.control_queue.waiting < kControlMessagesPerAgent / 2;
+  return a.control_counts.waiting < kControlMessagesPerAgent / 2;
 }
 
 void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept {
   // A correct peer has no more requests outstanding than it left us credit to answer.
-  ControlQueue& queue = a.control_queue;
+  ControlCounts& queue = a.control_counts;
   const std::uint32_t limit = kControlMessagesPerAgent + 4 * a.attributes.credits +
                               a.rendezvous.send_count +
                               2 * (a.leases.granted_count + a.leases.held_count);
@@ -129,7 +129,7 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
 }
 
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
-  ControlQueue& queue = a.control_queue;
+  ControlCounts& queue = a.control_counts;
   std::uint32_t direct = 0;
   while (!a.control_to_send.empty() && can_post(a)) {
     // The completion of an outstanding message posts further ones; after direct ones, which have
@@ -156,16 +156,16 @@ bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
 
 void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
   (void)post_control_messages(ctx, a);
-  (void)flush(ctx, a);
+  flush(ctx, a);
 }
 
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
-  --a.control_queue.outstanding;
+  --a.control_counts.outstanding;
   if (!a.control_to_send.empty()) visit_at_end_of_poll(ctx, a);
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {
-  ControlQueue& queue = a.control_queue;
+  ControlCounts& queue = a.control_counts;
   while (!a.control_to_send.empty())
     ctx.control_messages.release(a.control_to_send.pop_front().index);
   a.source->answers -= std::exchange(queue.waiting, 0u);

@@ -55,7 +55,7 @@ ControlMessage make_control_message(wire::MessageKind kind,
 }
 
 /// What is known of the messages in Agent::control_to_send.
-struct ControlQueue {
+struct ControlCounts {
   std::uint32_t waiting = 0;      ///< messages in the queue
   std::uint8_t outstanding = 0;   ///< messages with the device
   bool waits_for_credit = false;  ///< the agent is in EngineContext::credit_waiters

@@ -209,7 +209,7 @@ bool write_credit(EngineContext& ctx, Agent& a) noexcept {
 void write_first_word(EngineContext& ctx, Agent& a) noexcept {
   if (store_in_cell(ctx, a)) return;
   if (write_credit(ctx, a)) {
-    (void)flush(ctx, a);
+    flush(ctx, a);
   } else {
     a.credit.write_again = true;
     visit_at_end_of_poll(ctx, a);
@@ -222,14 +222,14 @@ void visit_at_end_of_poll(EngineContext& ctx, Agent& a) noexcept {
   ctx.end_of_poll_list.add(a);
 }
 
-Agent*& next_credit_waiter(Agent& a) noexcept { return a.control_queue.next_waiter; }
+Agent*& next_credit_waiter(Agent& a) noexcept { return a.control_counts.next_waiter; }
 
 void wait_for_credit(EngineContext& ctx, Agent& a) noexcept {
-  if (!std::exchange(a.control_queue.waits_for_credit, true)) ctx.credit_waiters.push_back(a);
+  if (!std::exchange(a.control_counts.waits_for_credit, true)) ctx.credit_waiters.push_back(a);
 }
 
 void stop_waiting_for_credit(EngineContext& ctx, Agent& a) noexcept {
-  if (std::exchange(a.control_queue.waits_for_credit, false)) ctx.credit_waiters.erase(a);
+  if (std::exchange(a.control_counts.waits_for_credit, false)) ctx.credit_waiters.erase(a);
 }
 
 void visit_listed_agents(EngineContext& ctx) noexcept {
@@ -238,7 +238,7 @@ void visit_listed_agents(EngineContext& ctx) noexcept {
   ctx.end_of_poll_list.cut(0);
   for (std::uint32_t i = 0; i < kCreditWaitersPerPoll && !ctx.credit_waiters.empty(); ++i) {
     Agent& a = ctx.credit_waiters.pop_front();
-    a.control_queue.waits_for_credit = false;
+    a.control_counts.waits_for_credit = false;
     visit_at_end_of_poll(ctx, a);
   }
 }

@@ -97,12 +97,12 @@ struct Tally {
 };
 
 /// Bits of Agent::slow_path: why messages cannot go straight to the handler.
-inline constexpr std::uint8_t kHandlersReplaced =
-    1;  ///< `next_handlers` take effect before the next callback
+/// `next_handlers` take effect before the next callback.
+inline constexpr std::uint8_t kHandlersReplaced = 1;
+/// An earlier rendezvous message is being fetched.
+inline constexpr std::uint8_t kRendezvousAhead = 2;
 inline constexpr std::uint8_t kNotReady = 4;    ///< the state is not `ready`
 inline constexpr std::uint8_t kNeedsBlock = 8;  ///< the handler needs messages in a block
-inline constexpr std::uint8_t kRendezvousAhead =
-    2;  ///< an earlier rendezvous message is being fetched
 
 /// Credit that was found in our cell since a poll: see kMostFromCell.
 struct TakenFromCell {
@@ -341,7 +341,7 @@ struct alignas(128) Agent {
   ConnectionHandlers handlers;
   Liveness liveness;
   Rendezvous rendezvous;
-  ControlQueue control_queue;
+  ControlCounts control_counts;
   LeaseTable leases;
   RoomWait room;
   RanLink ran;

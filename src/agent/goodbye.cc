@@ -39,7 +39,7 @@ void close_at_once(EngineContext& ctx, Agent& a, const Goodbye& goodbye) noexcep
     a.goodbyes.ours = wire::encode(goodbye);
     if (a.stage == Stage::up && a.raw == nullptr) {
       (void)send_goodbye(ctx, a);
-      (void)flush(ctx, a);
+      flush(ctx, a);
     }
   }
   if (!is_ending(a)) return close(ctx, a);

@@ -108,7 +108,7 @@ LeaseVerdict check_limits(const EngineContext& ctx, const Agent& a,
 bool may_grant(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r,
                std::uint64_t& tag) noexcept {
   tag = r.tag;
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (!a.handlers.on_memory_request) return true;
   const LeaseOptions options{allowed_rights(ctx, a, r.access), duration_of(r.time), r.alignment,
                              r.tag};
@@ -306,7 +306,7 @@ void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
   complete_grant(lease, verdict_of(lease.how));
   drop_lease_granted(ctx, lease);
   if (reply_to && a.stage == Stage::up) send_reply(ctx, a, *reply_to, LeaseVerdict::granted);
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (reports_return && a.handlers.on_returned) a.handlers.on_returned(handle(ctx, a), returned);
 }
 

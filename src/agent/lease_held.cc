@@ -231,7 +231,7 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
   if (grant.verdict != LeaseVerdict::granted)
     return fail_lease_protocol(ctx, a, "it leases nothing");
   LeaseVerdict verdict = LeaseVerdict::granted;
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (!a.handlers.on_lease) {
     verdict = LeaseVerdict::unwanted;
   } else if (duration_of(grant.time) <= ctx.config.leases.guard) {

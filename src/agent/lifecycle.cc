@@ -362,7 +362,7 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
   await_peer(ctx, a);
   if (a.setup.outbound && a.raw == nullptr) write_first_word(ctx, a);
   ++(a.setup.outbound ? ctx.stats.connected : ctx.stats.accepted);
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
 }
 
@@ -387,7 +387,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   stop_waiting_for_credit(ctx, a);
   stop_waiting_for_room(ctx, a);
   forget_ran_operations(ctx, a);
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (can_reconnect(ctx, a)) return back_off(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);

@@ -4,7 +4,7 @@
 //                       word in the peer's credit cell: completion_errors.cc. Or it reports the
 //                       peer's end before a direct message was taken: end_lost_connections()
 //   the liveness timer  has not heard the peer's process for connections.peer_timeout, or finds
-//                       that the peer holds up what others share: find_stall()
+//                       that the peer holds up what others share: count_stalls()
 //   a lease             has no answer from the peer in time: lease_expiry.cc
 //   rdma_cm             says that the peer disconnected: on_cm_disconnected()
 //
@@ -37,8 +37,9 @@ Nanoseconds check_interval(const EngineContext& ctx, const Agent& a) noexcept {
   return a.raw != nullptr ? least / 2 : std::min(least / 2, std::max(keepalive, Nanoseconds(1)));
 }
 
-/// Whether the peer's process was heard since the last check.
-bool hears_peer(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
+/// Notes a new word in our credit cell. Returns whether the peer's process was heard since the last
+/// check.
+bool note_if_heard(EngineContext& ctx, Agent& a, std::uint64_t now) noexcept {
   const std::uint64_t check = a.liveness.last_check;
   if (a.raw != nullptr)
     return idle(a) || std::max(a.activity.last_heard, a.liveness.last_completion) >= check;
@@ -61,10 +62,10 @@ std::uint64_t elapsed_since_check(const EngineContext& ctx, const Agent& a,
                   2 * ctx.clock.ticks(check_interval(ctx, a)));
 }
 
-/// Whether the peer has been silent for peer_timeout.
-bool is_peer_silent(EngineContext& ctx, Agent& a, std::uint64_t now,
-                    std::uint64_t elapsed) noexcept {
-  a.liveness.silent_ticks = hears_peer(ctx, a, now) ? 0 : a.liveness.silent_ticks + elapsed;
+/// Counts the time without a sign of the peer. Returns whether it has reached peer_timeout.
+bool count_silence(EngineContext& ctx, Agent& a, std::uint64_t now,
+                   std::uint64_t elapsed) noexcept {
+  a.liveness.silent_ticks = note_if_heard(ctx, a, now) ? 0 : a.liveness.silent_ticks + elapsed;
   return a.liveness.silent_ticks > ctx.clock.ticks(ctx.config.connections.peer_timeout);
 }
 
@@ -97,10 +98,10 @@ std::uint64_t bytes_offered(const Agent& a) noexcept {
   return bytes;
 }
 
-/// Whether the peer has granted no credit for replies to its calls for too long. A client cannot
-/// give credit back before it has the whole of a long reply: a WRITE is limited as an operation,
-/// and a long message has time to be fetched.
-bool is_stalled_for_replies(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+/// Counts the time in which the peer grants no credit for replies to its calls. Returns whether it
+/// is too long. A client cannot give credit back before it has the whole of a long reply: a WRITE
+/// is limited as an operation, and a long message has time to be fetched.
+bool count_stall_for_replies(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
   Stall& s = a.liveness.stalls.replies;
   // Not the time of the last message: that is when its poll began, which may be before the check.
   if (std::exchange(a.liveness.sent, a.credit.sent) != a.credit.sent) s.on_progress();
@@ -113,15 +114,16 @@ bool is_stalled_for_replies(EngineContext& ctx, Agent& a, std::uint64_t elapsed)
                        transfer_ticks(ctx, bytes_offered(a));
 }
 
-/// What a peer that polls holds up for too long; null: nothing. It may be slow: what neither others
+/// Counts the time in which a peer that polls holds something up. Returns what it holds up for too
+/// long; null: nothing. It may be slow: what neither others
 /// nor handlers of calls need may take as long as it likes. While it fetches a long message, it
 /// grants no credit.
-const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+const char* count_stalls(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
   Stalls& s = a.liveness.stalls;
   const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.peer_timeout);
   s.answers.check(!a.control_to_send.empty() && a.rendezvous.sends.empty(), elapsed);
   if (s.answers.ticks > timeout) return "has granted no credit for the answers that it waits for";
-  if (is_stalled_for_replies(ctx, a, elapsed))
+  if (count_stall_for_replies(ctx, a, elapsed))
     return "has granted no credit for the replies to its calls";
   // A client fetches replies by its polls alone, and those that wait hold the handlers' memory. Its
   // answers need credit, which we may lack the receives for.
@@ -142,8 +144,8 @@ const char* find_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noex
 
 /// Ends the connection if its peer polls, but holds up what it shares with others. Returns whether
 /// it has ended.
-bool ends_for_stall(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
-  const char* const stall = find_stall(ctx, a, elapsed);
+bool end_if_stalled(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcept {
+  const char* const stall = count_stalls(ctx, a, elapsed);
   if (stall == nullptr) return false;
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
@@ -210,8 +212,8 @@ void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   start_liveness_checks(ctx, a);
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t elapsed = elapsed_since_check(ctx, a, now);
-  const bool is_silent = is_peer_silent(ctx, a, now, elapsed);
-  const bool ended = !is_silent && a.raw == nullptr && ends_for_stall(ctx, a, elapsed);
+  const bool is_silent = count_silence(ctx, a, now, elapsed);
+  const bool ended = !is_silent && a.raw == nullptr && end_if_stalled(ctx, a, elapsed);
   a.liveness.last_check = now;
   if (is_silent) return report_silent_peer(ctx, a);
   if (was_heard(a)) stop_awaiting_peer(ctx, a);

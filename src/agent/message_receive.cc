@@ -155,8 +155,7 @@ void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
   ++a.activity.messages_received;
   a.activity.bytes_received += message.size();
-  if ((a.slow_path & kHandlersReplaced) != 0) [[unlikely]]
-    install_next_handlers(a);
+  use_next_handlers(a);
   if (a.on_message) a.on_message(handle(ctx, a), message);
 }
 
@@ -282,7 +281,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
   a.handlers.on_offer(handle(ctx, a), offer);
   if (!takes_messages(a) || detail::Internals::is_refused(offer)) return;
   const BufferSlice& to = detail::Internals::destination(offer);
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (!to) return deliver_in_place(ctx, a, data - wire::kMessageHeaderBytes, wc);
   std::memcpy(to.data(), data, size);
   Message message = detail::make<Message>(nullptr, to.data(), size, 0, false, false);
@@ -312,7 +311,7 @@ void offer_in_place(EngineContext& ctx, Agent& a, const std::byte* data,
     return;
   }
   use_credit(ctx, a, wire::wants_credit(header), false);
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (a.handlers.on_offer) return offer_in_place(ctx, a, at + wire::kMessageHeaderBytes, wc);
   deliver_in_place(ctx, a, at, wc);
 }

@@ -280,11 +280,10 @@ bool send_long_direct(EngineContext& ctx, Agent& a, Block* block, const std::byt
   return sent;
 }
 
-Status flush(EngineContext& ctx, Agent& a) noexcept {
+void flush(EngineContext& ctx, Agent& a) noexcept {
   flush_one(ctx, a);
   await_ran_operations(ctx);
   publish_direct(ctx);
-  return Status::ok;
 }
 
 void flush_listed_agents(EngineContext& ctx) noexcept {

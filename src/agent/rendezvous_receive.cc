@@ -186,7 +186,7 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
 
 /// Asks the application for a destination.
 void call_on_offer(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
-  if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+  use_next_handlers(a);
   if (!a.handlers.on_offer) return;
   Offer offer = detail::make<Offer>(&ctx, &a, r.length,
                                     r.has_immediate ? std::optional(r.immediate) : std::nullopt);

@@ -73,7 +73,7 @@ void run_room_callbacks(EngineContext& ctx) noexcept {
       ctx.room_waiters.push_back(a);
     } else {
       a.room = {};
-      if ((a.slow_path & kHandlersReplaced) != 0) install_next_handlers(a);
+      use_next_handlers(a);
       if (a.handlers.on_writable) a.handlers.on_writable(handle(ctx, a));
     }
     if (is_last) break;

@@ -88,7 +88,7 @@ ConnectionSnapshot snapshot(const EngineContext& ctx, const Agent& a) noexcept {
   now.writes = outstanding(a, kWrites);
   now.reads = outstanding(a, kReads);
   now.atomics = outstanding(a, kAtomics);
-  now.control = outstanding(a, {OperationKind::rendezvous_bind}) + a.control_queue.waiting +
+  now.control = outstanding(a, {OperationKind::rendezvous_bind}) + a.control_counts.waiting +
                 outstanding(a, is_agents_own);
   now.leased_out = a.leases.granted_count;
   now.leased_out_bytes = a.leases.granted_bytes;

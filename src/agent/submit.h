@@ -194,8 +194,7 @@ inline void begin_internal(Agent& a, Operation& op, OperationKind kind,
 }
 
 inline Status post(EngineContext& ctx, Agent& a, bool defer) noexcept {
-  if (!defer) return flush(ctx, a);
-  queue_flush(ctx, a);
+  defer ? queue_flush(ctx, a) : flush(ctx, a);
   return Status::ok;
 }
 

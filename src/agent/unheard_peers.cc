@@ -138,7 +138,7 @@ void give_way(EngineContext& ctx, Agent& a) noexcept {
   a.cause = std::move(why);
   a.goodbyes.ours = wire::encode(Goodbye{GoodbyeReason::overloaded, kComeBackAfter});
   (void)send_goodbye(ctx, a);
-  (void)flush(ctx, a);
+  flush(ctx, a);
   close(ctx, a);
   a.setup.deadline = ctx.clock.now() + ctx.clock.ticks(kTimeForGoodbye);
   ctx.timers.reschedule(a.setup.timer, a.setup.deadline);

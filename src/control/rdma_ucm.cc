@@ -80,7 +80,7 @@ int run(int fd, Command command, const Body& body, std::size_t answer = 0) noexc
 
 std::uint64_t address_of(void* answer) noexcept { return reinterpret_cast<std::uintptr_t>(answer); }
 
-Status kind_of(int error) noexcept {
+Status status_of(int error) noexcept {
   switch (error) {
     case ENOENT:
     case ENODEV:
@@ -103,7 +103,7 @@ Result<UcmChannel> UcmChannel::open() {
   made.fd_ = base::UniqueFd(::open(ucm::kDevice, O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!made) {
     const int error = errno;
-    return base::fail_errno(ucm::kind_of(error), "open rdma_cm", ucm::kDevice, error,
+    return base::fail_errno(ucm::status_of(error), "open rdma_cm", ucm::kDevice, error,
                             "load the kernel module rdma_ucm (modprobe rdma_ucm) and see that "
                             "/dev/infiniband/rdma_cm may be opened");
   }
@@ -113,7 +113,7 @@ Result<UcmChannel> UcmChannel::open() {
 Result<std::uint32_t> UcmChannel::resolve(std::uint64_t key, const Address& to, const Address& from,
                                           Nanoseconds timeout) {
   const auto refused = [](const char* command, int error) {
-    return base::fail_errno(ucm::kind_of(error), "resolve an address", command, error,
+    return base::fail_errno(ucm::status_of(error), "resolve an address", command, error,
                             "give an address of a network that an RDMA device is on");
   };
   ucm::Created made{};

@@ -13,7 +13,7 @@ AcceptedConnections::AcceptedConnections(const Config::Connections& limits)
     : maximum_(limits.maximum),
       half_open_share_(config::half_open_connections(limits)),
       share_(limits.maximum, limits.maximum_per_source),
-      records_(limits.maximum, Record{Part::none, {}, sources_.end()}) {}
+      records_(limits.maximum, Record{Phase::none, {}, sources_.end()}) {}
 
 Result<void> AcceptedConnections::check_share(const control::Address& source,
                                               std::uint32_t free) const {
@@ -46,18 +46,18 @@ Result<control::Admission> AcceptedConnections::admit(const control::Address& so
   return control::Admission{false, unready_.ending};
 }
 
-std::uint32_t* AcceptedConnections::count_of(Unready& of, Part part) noexcept {
-  return part == Part::half_open ? &of.half_open : part == Part::ending ? &of.ending : nullptr;
+std::uint32_t* AcceptedConnections::count_of(Unready& of, Phase phase) noexcept {
+  return phase == Phase::half_open ? &of.half_open : phase == Phase::ending ? &of.ending : nullptr;
 }
 
-void AcceptedConnections::enter(Record& record, Part part) noexcept {
+void AcceptedConnections::enter(Record& record, Phase phase) noexcept {
   const auto move = [&](Unready& of) {
-    if (std::uint32_t* const before = count_of(of, record.part); before != nullptr) --*before;
-    if (std::uint32_t* const after = count_of(of, part); after != nullptr) ++*after;
+    if (std::uint32_t* const before = count_of(of, record.phase); before != nullptr) --*before;
+    if (std::uint32_t* const after = count_of(of, phase); after != nullptr) ++*after;
   };
   move(unready_);
   if (record.source != sources_.end()) move(record.source->second.unready);
-  record.part = part;
+  record.phase = phase;
 }
 
 void AcceptedConnections::add(std::uint64_t subject, const control::Address& source) noexcept {
@@ -76,27 +76,27 @@ void AcceptedConnections::add(std::uint64_t subject, const control::Address& sou
     record.source = of;
     return {};
   });
-  enter(record, Part::half_open);
+  enter(record, Phase::half_open);
 }
 
 void AcceptedConnections::on_ready(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
-  if (record.part == Part::half_open) enter(record, Part::ready);
+  if (record.phase == Phase::half_open) enter(record, Phase::ready);
 }
 
 void AcceptedConnections::on_ending(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
-  if (record.part == Part::half_open) enter(record, Part::ending);
+  if (record.phase == Phase::half_open) enter(record, Phase::ending);
 }
 
 void AcceptedConnections::on_giving_way(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
-  if (record.part == Part::ready) enter(record, Part::ending);
+  if (record.phase == Phase::ready) enter(record, Phase::ending);
 }
 
 void AcceptedConnections::remove(std::uint64_t subject) noexcept {
   Record& record = record_of(subject);
-  enter(record, Part::none);
+  enter(record, Phase::none);
   share_.remove(record.place);
   const auto of = std::exchange(record.source, sources_.end());
   if (of != sources_.end() && --of->second.connections == 0) sources_.erase(of);

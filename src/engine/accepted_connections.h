@@ -51,19 +51,19 @@ class AcceptedConnections {
   [[nodiscard]] std::uint32_t ending() const noexcept { return unready_.ending; }
 
  private:
-  enum class Part : std::uint8_t { none, half_open, ending, ready };
+  enum class Phase : std::uint8_t { none, half_open, ending, ready };
   struct OfSource {
     Unready unready;
     std::uint32_t connections = 0;
   };
   using Sources = std::map<control::Source, OfSource>;
   struct Record {
-    Part part = Part::none;
+    Phase phase = Phase::none;
     control::SourceShare::Place place;
     Sources::iterator source;  ///< the end for a peer on this host
   };
-  void enter(Record& record, Part part) noexcept;
-  static std::uint32_t* count_of(Unready& of, Part part) noexcept;
+  void enter(Record& record, Phase phase) noexcept;
+  static std::uint32_t* count_of(Unready& of, Phase phase) noexcept;
   Record& record_of(std::uint64_t subject) noexcept {
     return records_[static_cast<std::uint32_t>(subject)];
   }

@@ -61,7 +61,7 @@ class ApplicationListener final : public control::ListenerOwner {
                                                    const wire::SessionEnd& client) override {
     if (auto open = connector_.check_accepting(); !open) return tl::unexpected(open.error());
     if (calls_ == nullptr || !rpc::serves(*calls_)) return no_method();
-    const auto ours = connector_.accept_session(handshake, peer, client, terms_);
+    const auto ours = connector_.ask_about_session(handshake, peer, client, terms_);
     if (!ours) return tl::unexpected(ours.error());
     // The callback may have begun to drain the engine.
     if (auto open = connector_.check_accepting(); !open) return tl::unexpected(open.error());
@@ -362,10 +362,10 @@ Result<PrivateData> Connector::ask_to_connect(const PeerIdentity& peer, const Li
   return ask_to_accept(terms.options.on_connect_request, peer, terms.private_data, carries_data);
 }
 
-Result<PrivateData> Connector::accept_session(control::HandshakeId handshake,
-                                              const control::Address& peer,
-                                              const wire::SessionEnd& client,
-                                              const ListenTerms& terms) {
+Result<PrivateData> Connector::ask_about_session(control::HandshakeId handshake,
+                                                 const control::Address& peer,
+                                                 const wire::SessionEnd& client,
+                                                 const ListenTerms& terms) {
   if (aborted_) return terms.private_data;
   const control::AddressText address = peer.text();
   return ask_to_accept(

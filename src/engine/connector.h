@@ -94,9 +94,11 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   Result<control::AcceptedConnection> accept_cm(control::HandshakeId handshake, control::CmId& id,
                                                 const control::CmHello& hello,
                                                 const PrivateData& ours, const ListenTerms& terms);
-  /// What the application says to a peer that asks for a session. Errors: refused.
-  Result<PrivateData> accept_session(control::HandshakeId handshake, const control::Address& peer,
-                                     const wire::SessionEnd& client, const ListenTerms& terms);
+  /// Asks the application whether to accept a peer that asks for a session. Answers what to give to
+  /// it. Errors: refused.
+  Result<PrivateData> ask_about_session(control::HandshakeId handshake,
+                                        const control::Address& peer,
+                                        const wire::SessionEnd& client, const ListenTerms& terms);
   /// Counts a connection that another part has accepted, for its source. `ending`: it has failed
   /// since, and its record is not free yet.
   void count(std::uint64_t subject, const control::Address& source, bool ending = false) noexcept;

@@ -12,7 +12,7 @@ namespace spinwire::engine {
 class MemoryAccesses {
  public:
   /// Whether an access has any of the bytes that excludes another of this kind.
-  [[nodiscard]] bool conflict(std::span<const std::byte> bytes, bool exclusive) const noexcept {
+  [[nodiscard]] bool has_conflict(std::span<const std::byte> bytes, bool exclusive) const noexcept {
     return std::any_of(all_.begin(), all_.end(), [&](const Access& each) {
       return (each.exclusive || exclusive) && each.bytes.data() < bytes.data() + bytes.size() &&
              bytes.data() < each.bytes.data() + each.bytes.size();

@@ -75,12 +75,12 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
       continue;
     }
     if (!can_send(r, c)) break;
-    const bool waits_otherwise = w.waits_until_ready != waits;
+    const bool overrides_session = w.waits_until_ready != waits;
     const std::uint32_t slot = occupy_slot(c, w, i);
     ClientSlot& k = c.slots[slot];
     send_request(r, c, k, slot, header_of(c, k), r.context.now);
-    if (waits_otherwise) [[unlikely]]
-      k.flags |= kWaitsOtherwise;
+    if (overrides_session) [[unlikely]]
+      k.flags |= kOverridesSession;
   }
   if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);
 }

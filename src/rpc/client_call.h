@@ -97,11 +97,11 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
   return call.size > kSlotPayloadBytes && call.size > c.max_inline_call;
 }
 
-/// Sends a call as a datagram. The backlog must be empty and can_send() true. `waits_otherwise`:
-/// see kWaitsOtherwise. Errors: no_buffer.
+/// Sends a call as a datagram. The backlog must be empty and can_send() true. `overrides_session`:
+/// see kOverridesSession. Errors: no_buffer.
 [[gnu::always_inline]] inline Status send_call(Rpc& r, ClientSession& c, const CallRequest& call,
                                                const ReplyCallback& done,
-                                               bool waits_otherwise) noexcept {
+                                               bool overrides_session) noexcept {
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
   if (!store_call(r, c, call, done, k)) [[unlikely]]
@@ -114,8 +114,8 @@ inline bool has_backlog(const ClientSession& c) noexcept { return c.backlog_coun
                                static_cast<std::uint16_t>(call.size),
                                0};
   send_request(r, c, k, slot, header, call.now);
-  if (waits_otherwise) [[unlikely]]
-    k.flags |= kWaitsOtherwise;
+  if (overrides_session) [[unlikely]]
+    k.flags |= kOverridesSession;
   return Status::ok;
 }
 

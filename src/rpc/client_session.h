@@ -93,7 +93,7 @@ inline bool waits_until_ready(const ClientSession& c, std::optional<WhenNotReady
   return asked.value_or(c.when_not_ready) == WhenNotReady::wait;
 }
 /// Whether CallOptions::when_not_ready of a call differs from the session's.
-inline bool waits_otherwise(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
+inline bool overrides_session(const ClientSession& c, std::optional<WhenNotReady> asked) noexcept {
   return asked && *asked != c.when_not_ready;
 }
 /// Whether a call that cannot be sent now may wait.

@@ -53,8 +53,8 @@ std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
   return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_rtt, 2 * c.min_rtt) : r.target_rtt;
 }
 
-/// Whether the path has become longer, judged by the last reply.
-bool has_path_changed(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
+/// Takes the shortest delay of late for the path's, once it lasts. Returns whether it has done so.
+bool follow_path(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
   const std::uint64_t now = r.context.now;
   if (c.recent_min_rtt == ~std::uint64_t{0}) c.slow_since = now;
   c.recent_min_rtt = std::min(c.recent_min_rtt, delay);
@@ -86,8 +86,7 @@ void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t ser
       server_time == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, server_time));
   if (server_time != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);
   const std::uint64_t target_rtt = target_of(r, c);
-  const bool slow =
-      delay > target_rtt && !(flow.cwnd <= kCwndPerCall && has_path_changed(r, c, delay));
+  const bool slow = delay > target_rtt && !(flow.cwnd <= kCwndPerCall && follow_path(r, c, delay));
   if (!slow) c.recent_min_rtt = ~std::uint64_t{0};
   if (!slow || flow.cwnd < kCwndPerCall) {
     grow(flow);

@@ -9,25 +9,25 @@ namespace spinwire::rpc {
 
 SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  SourceFilter origin;
-  origin.qp_num = peer.qp_num;
-  origin.lid = peer.lid;
+  SourceFilter filter;
+  filter.qp_num = peer.qp_num;
+  filter.lid = peer.lid;
   const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
                     std::equal(kMapped.begin(), kMapped.end(), peer.gid.begin());
   if (ipv4) {
     // Only the last 20 bytes are valid, the IPv4 header (RoCEv2 annex, A17.4.5.2). Its source is at
     // offset 12, the upper half of the word that begins 4 bytes before.
-    origin.second_at = 28;
-    origin.masks = {0, ~std::uint64_t{0} << 32};
+    filter.second_at = 28;
+    filter.masks = {0, ~std::uint64_t{0} << 32};
     std::uint32_t address = 0;
     std::memcpy(&address, peer.gid.data() + 12, sizeof address);
-    origin.words = {0, std::uint64_t{address} << 32};
+    filter.words = {0, std::uint64_t{address} << 32};
   } else {
-    origin.second_at = 16;
-    origin.masks = {~std::uint64_t{0}, ~std::uint64_t{0}};
-    std::memcpy(origin.words.data(), peer.gid.data(), sizeof origin.words);
+    filter.second_at = 16;
+    filter.masks = {~std::uint64_t{0}, ~std::uint64_t{0}};
+    std::memcpy(filter.words.data(), peer.gid.data(), sizeof filter.words);
   }
-  return origin;
+  return filter;
 }
 
 namespace {

@@ -62,7 +62,7 @@ std::uint64_t time_without_goodbye(const Rpc& r, const ClientSession& c) noexcep
 
 bool wait_again(Rpc& r, ClientSession& c, std::uint32_t slot) noexcept {
   ClientSlot& k = c.slots[slot];
-  const bool waits = waits_until_ready(c, {}) != ((k.flags & kWaitsOtherwise) != 0);
+  const bool waits = waits_until_ready(c, {}) != ((k.flags & kOverridesSession) != 0);
   if (!waits || k.outcome || !may_find_server(r, c)) return false;
   await_next_server(r, c);
   if (c.backlog == nullptr && !allocate_backlog(r, c)) return false;

@@ -53,7 +53,7 @@ inline constexpr std::uint8_t kNotSent = UINT8_MAX;
 // ClientSlot::flags.
 inline constexpr std::uint8_t kOnSessionTimer = 1;  ///< due before the retransmission timer
 /// CallOptions::when_not_ready of the call differs from the session's.
-inline constexpr std::uint8_t kWaitsOtherwise = 2;
+inline constexpr std::uint8_t kOverridesSession = 2;
 
 /// A client's slot: one of the calls that a session may have in flight.
 struct alignas(64) ClientSlot {
@@ -65,7 +65,7 @@ struct alignas(64) ClientSlot {
   ReplyCallback done;
   std::uint32_t id = 0;      ///< CallId::number
   std::uint8_t resends = 0;  ///< times sent again, or kNotSent
-  std::uint8_t flags = 0;    ///< kOnSessionTimer, kWaitsOtherwise
+  std::uint8_t flags = 0;    ///< kOnSessionTimer, kOverridesSession
   std::optional<Status>
       outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;

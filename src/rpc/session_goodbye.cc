@@ -81,7 +81,7 @@ std::uint64_t continue_leaving(Rpc& r, ServerSession& s, std::uint64_t now) noex
 
 void send_last_goodbye(Rpc& r, const ServerSession& s, const Goodbye& goodbye) noexcept {
   if (is_reachable(s)) send_session_datagram(r, s, RpcKind::closed, wire::encode(goodbye));
-  agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
+  agent::Agent* const a = agent_of(r, s.connection);
   if (a != nullptr && !agent::is_ending(*a)) agent::close_at_once(r.context, *a, goodbye);
 }
 

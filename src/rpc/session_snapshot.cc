@@ -11,7 +11,7 @@ namespace {
 
 /// Of a session whose calls all travel over its connection.
 SessionBlocker blocker_on_connection(const Rpc& r, const ClientSession& c) noexcept {
-  const agent::Agent* const agent = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
+  const agent::Agent* const agent = agent_of(r, c.connection);
   if (agent == nullptr) return SessionBlocker::connection;
   const Blocker blocker = agent::snapshot(r.context, *agent).blocked_by;
   // Windows only matter for requests above the eager limit.
@@ -38,7 +38,7 @@ Nanoseconds since_last_heard(const Rpc& r, const ClientSession& c) noexcept {
   const std::uint64_t now = r.context.now;
   const std::uint64_t heard = last_heard_from(c);
   const Nanoseconds since = r.context.clock.duration(heard != 0 && heard < now ? now - heard : 0);
-  const agent::Agent* const agent = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
+  const agent::Agent* const agent = agent_of(r, c.connection);
   if (agent == nullptr) return since;
   return std::min(since, agent::snapshot(r.context, *agent).since_last_heard);
 }

@@ -423,14 +423,14 @@ TEST_F(EngineDirectCredit, MessagesWaitForControlMessagesThatLackCredit) {
       spinwire::agent::make_control_message(wire::MessageKind::lease_request,
                                             wire::encode(request)));
   for (int i = 0; i < 10; ++i) (void)core_.poll();
-  ASSERT_EQ(a.control_queue.waiting, 1u);
+  ASSERT_EQ(a.control_counts.waiting, 1u);
   EXPECT_EQ(a.send_queue.direct_limit, 0u);
   // The server's message brings credit, but the control message goes first.
   server_.on_message = [&](Connection from, Message&) { (void)from.send_copy(bytes_of(8, 1)); };
   ASSERT_TRUE(until([&] { return in_callback != Status::system; }));
   EXPECT_EQ(in_callback, Status::would_block);
   ASSERT_TRUE(
-      until([&] { return a.control_queue.waiting == 0 && a.send_queue.direct_limit != 0; }));
+      until([&] { return a.control_counts.waiting == 0 && a.send_queue.direct_limit != 0; }));
 }
 
 /// An exchange of direct messages of all sizes, half of which are kept for a while.

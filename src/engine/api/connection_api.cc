@@ -51,7 +51,7 @@ std::string_view to_string(Blocker blocker) noexcept {
 }
 
 void Connection::prefetch() const noexcept {
-  if (const EngineCore* const core = engine::core_of(slot_); core != nullptr)
+  if (const EngineCore* const core = engine::checked_core_of(slot_); core != nullptr)
     agent::prefetch(core->context, index_);
 }
 

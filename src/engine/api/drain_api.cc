@@ -36,18 +36,18 @@ Result<void> Engine::drain(Nanoseconds timeout, const DrainOptions& options) {
 }
 
 bool Engine::draining() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr && core->drain.is_under_way();
 }
 
 bool Engine::drained() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr && core->drain.is_over();
 }
 
 std::uint32_t Engine::visit_served_sessions(std::uint32_t from, std::uint32_t most,
                                             const ServedSessionVisitor& visitor) const {
-  EngineCore* const core = engine::core_of(slot_);
+  EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr || core->calls == nullptr || !visitor || most == 0) return 0;
   const rpc::Rpc& r = *core->calls;
   const std::uint32_t capacity = r.servers.capacity();
@@ -68,7 +68,7 @@ std::uint32_t Engine::visit_served_sessions(std::uint32_t from, std::uint32_t mo
 }
 
 Status ServedSession::close(const Goodbye& goodbye, Nanoseconds timeout) const noexcept {
-  EngineCore* const core = engine::core_of(slot_);
+  EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr) return engine::diagnose(slot_);
   rpc::Rpc& r = *core->calls;
   rpc::ServerSession* const s = rpc::find_served(r, name_, generation_);
@@ -95,7 +95,7 @@ Result<int> with_listener(const detail::EngineSlot* slot, control::ListenerId id
                           Run&& run) {
   if (const Status why = engine::diagnose(slot); why != Status::not_connected)
     return engine::misused(why, asked);
-  EngineCore* const core = engine::core_of(slot);
+  EngineCore* const core = engine::checked_core_of(slot);
   if (core == nullptr || !core->control.listens(id)) {
     return base::fail(Status::not_connected, asked, "it does not listen",
                       "use a listener that Engine::listen() has given");

@@ -217,23 +217,23 @@ Result<void> Engine::audit() const {
 
 const Config& Engine::config() const noexcept {
   static const Config none;
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? core->context.config : none;
 }
 const Clock& Engine::clock() const noexcept {
   static const Clock real = Clock::real();
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? core->context.clock : real;
 }
 std::string_view Engine::device_name() const noexcept { return device().name; }
 const DeviceInfo& Engine::device() const noexcept {
   static const DeviceInfo none;
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? core->context.device->info() : none;
 }
 
 EngineStats Engine::stats() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr) return {};
   EngineStats stats = agent::stats(core->context);
   engine::add_control_counters(core->control, stats);
@@ -241,19 +241,19 @@ EngineStats Engine::stats() const noexcept {
 }
 
 EngineSnapshot Engine::snapshot() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? engine::snapshot(*core) : EngineSnapshot{};
 }
 
 std::string Engine::describe() const noexcept try {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? engine::describe(*core) : std::string();
 } catch (const std::exception&) {
   return {};
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? engine::memory_stats(*core, pool) : MemoryStats{};
 }
 
@@ -270,15 +270,15 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 }
 Listener::~Listener() {
   // In a forked child, the socket still belongs to the parent.
-  if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
+  if (EngineCore* const core = engine::checked_core_of(slot_); core != nullptr)
     core->control.stop_listening({index_, generation_});
 }
 Listener::operator bool() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr && core->control.listens({index_, generation_});
 }
 std::string Listener::address() const noexcept try {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? core->control.address_of({index_, generation_}) : std::string();
 } catch (const std::bad_alloc&) {
   return {};

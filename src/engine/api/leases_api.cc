@@ -23,7 +23,7 @@ using engine::with_agent;
 namespace {
 
 LeaseHeld* find(const detail::EngineSlot* slot, std::uint32_t lease) noexcept {
-  EngineCore* const core = engine::core_of(slot);
+  EngineCore* const core = engine::checked_core_of(slot);
   return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
 }
 
@@ -241,7 +241,7 @@ Result<RegionToken> Connection::token(const RemoteRegion& region, Nanoseconds va
 }
 
 Nanoseconds Connection::time_left(const RemoteRegion& region) const noexcept {
-  EngineCore* const core = engine::core_of(slot_);
+  EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr || !region) return Nanoseconds{0};
   if (region.lease != 0) {
     const LeaseHeld* const h = find(slot_, region.lease);

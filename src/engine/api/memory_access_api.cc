@@ -32,7 +32,7 @@ agent::MemoryUse use_of(EngineCore& core, std::span<const std::byte> bytes) noex
 /// Why the access cannot be given; null: it can.
 const char* obstacle(EngineCore& core, std::span<const std::byte> bytes, bool exclusive) noexcept {
   if (bytes.empty()) return "there are no bytes";
-  if (core.accesses.conflict(bytes, exclusive)) return "another access has some of the bytes";
+  if (core.accesses.has_conflict(bytes, exclusive)) return "another access has some of the bytes";
   const agent::MemoryUse use = use_of(core, bytes);
   if (use == agent::MemoryUse::changed) return "an operation is changing the bytes";
   return exclusive && use == agent::MemoryUse::read ? "an operation is reading the bytes" : nullptr;
@@ -59,7 +59,7 @@ void MemoryAccess::begin_checked(const Engine& engine, const BufferSlice& memory
 }
 
 void MemoryAccess::end_checked() noexcept {
-  EngineCore* const core = engine::core_of(std::exchange(slot_, nullptr));
+  EngineCore* const core = engine::checked_core_of(std::exchange(slot_, nullptr));
   if (core == nullptr) return;
   const bool exclusive = core->accesses.remove(id_);
   if (!checked_) return;

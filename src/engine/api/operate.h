@@ -12,7 +12,7 @@
 namespace spinwire::engine {
 
 /// The engine of a handle; null if the call is not on the engine's thread.
-inline detail::EngineCore* core_of(const detail::EngineSlot* slot) noexcept {
+inline detail::EngineCore* checked_core_of(const detail::EngineSlot* slot) noexcept {
   return slot != nullptr && base::OwnerGuard::is_owned(*slot) ? detail::core_at(slot) : nullptr;
 }
 

@@ -49,7 +49,7 @@ Result<Session> Engine::open_session(std::string_view address, const SessionOpti
 }
 
 RpcStats Engine::rpc_stats() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr && core->calls != nullptr ? rpc::stats(*core->calls) : RpcStats{};
 }
 
@@ -61,7 +61,7 @@ namespace {
   return rpc::find_session(*core.calls, id);
 }
 rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noexcept {
-  EngineCore* const core = engine::core_of(slot);
+  EngineCore* const core = engine::checked_core_of(slot);
   return core != nullptr ? locate(*core, id) : nullptr;
 }
 
@@ -156,7 +156,7 @@ template <bool may_sample>
   if (rpc::has_backlog(*c) || !rpc::can_send(r, *c)) [[unlikely]]
     return begin_blocked_call(*core, *c, asked, options, done, polling);
   const Status status =
-      rpc::send_call(r, *c, asked, done, rpc::waits_otherwise(*c, when_not_ready(options)));
+      rpc::send_call(r, *c, asked, done, rpc::overrides_session(*c, when_not_ready(options)));
   if (status == Status::ok) [[likely]]
     post(*core, options != nullptr ? options->post : Post::automatic, polling);
   return status;
@@ -217,7 +217,7 @@ PeerIdentity Session::peer_identity() const noexcept {
 }
 
 ServedSession PendingCall::session() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? rpc::served_session(*core->calls, call_) : ServedSession{};
 }
 
@@ -225,7 +225,7 @@ namespace {
 
 const rpc::ServerSession* locate_served(const detail::EngineSlot* slot, std::uint32_t name,
                                         std::uint32_t generation) noexcept {
-  const EngineCore* const core = engine::core_of(slot);
+  const EngineCore* const core = engine::checked_core_of(slot);
   return core != nullptr ? rpc::find_served(*core->calls, name, generation) : nullptr;
 }
 
@@ -275,7 +275,7 @@ CallId Session::accepted_call() const noexcept {
 }
 
 void Session::prefetch() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr || core->calls == nullptr) return;
   rpc::prefetch_session(*core->calls, id_);
 }
@@ -362,14 +362,14 @@ Status PendingCall::reply(const BufferSlice& bytes,
 }
 
 std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr) return {};
   return rpc::reserve_reply(*core->calls, call_, size);
 }
 
 Status PendingCall::commit_reply(std::size_t size) const noexcept {
   rpc::ReservedReply written;
-  if (const EngineCore* const core = engine::core_of(slot_); core != nullptr) {
+  if (const EngineCore* const core = engine::checked_core_of(slot_); core != nullptr) {
     written = rpc::find_reserved_reply(*core->calls, call_, size);
     if (written.block == nullptr)
       return max_reply() == 0 ? Status::not_connected : Status::invalid_argument;
@@ -378,7 +378,7 @@ Status PendingCall::commit_reply(std::size_t size) const noexcept {
 }
 
 std::size_t PendingCall::max_reply() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? rpc::max_reply(*core->calls, call_) : 0;
 }
 

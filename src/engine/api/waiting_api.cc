@@ -39,7 +39,7 @@ Result<int> Engine::fd() {
 }
 
 Nanoseconds Engine::next_deadline() const noexcept {
-  const EngineCore* const core = engine::core_of(slot_);
+  const EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr ? core->next_deadline() : Nanoseconds(0);
 }
 
@@ -82,14 +82,14 @@ Result<Timer> Engine::every(Nanoseconds interval, const TimerCallback& callback)
 }
 
 Status Timer::cancel() noexcept {
-  EngineCore* const core = engine::core_of(slot_);
+  EngineCore* const core = engine::checked_core_of(slot_);
   if (core == nullptr) return engine::diagnose(slot_);
   return core->application_timers.cancel({index_, generation_}) ? Status::ok
                                                                 : Status::not_connected;
 }
 
 bool Timer::scheduled() const noexcept {
-  EngineCore* const core = engine::core_of(slot_);
+  EngineCore* const core = engine::checked_core_of(slot_);
   return core != nullptr && core->application_timers.is_scheduled({index_, generation_});
 }
 

@@ -233,7 +233,7 @@ void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlo
   const Advanced advanced = advance_call(r, b, a, k);
   if (advanced.step == Step::waiting) wait_for_turn(r, b, advanced.has_sent);
   if (advanced.step == Step::failed) queue_connection(r, b);
-  (void)agent::flush(r.context, a);
+  agent::flush(r.context, a);
 }
 
 void post_calls(Rpc& r, ConnectionClient& b) noexcept {
@@ -241,7 +241,7 @@ void post_calls(Rpc& r, ConnectionClient& b) noexcept {
     queue_connection(r, b);
     return false;
   });
-  if (agent::Agent* const a = agent_of(r, b); a != nullptr) (void)agent::flush(r.context, *a);
+  if (agent::Agent* const a = agent_of(r, b); a != nullptr) agent::flush(r.context, *a);
 }
 
 }  // namespace spinwire::rpc

@@ -58,7 +58,7 @@ void ConnectionDeleter::operator()(ConnectionClient* connection) const noexcept 
 
 std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
   const agent::EngineContext& ctx = r.context;
-  const agent::Agent* const a = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
+  const agent::Agent* const a = agent_of(r, c.connection);
   std::uint32_t connection = ctx.config.connections.max_message_bytes;
   if (!allows(ctx.attributes.access, Access::remote_read))
     connection = ctx.config.connections.eager_bytes;

@@ -338,12 +338,12 @@ void release_server_connection(Rpc& r, ServerSession& s) noexcept {
 }
 
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept {
-  const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
+  const agent::Agent* const a = agent_of(r, s.connection);
   return a != nullptr && agent::is_ready(*a);
 }
 
 bool was_heard_by_connection(const Rpc& r, const ServerSession& s) noexcept {
-  const agent::Agent* const a = s.connection != nullptr ? agent_of(r, *s.connection) : nullptr;
+  const agent::Agent* const a = agent_of(r, s.connection);
   return a != nullptr && agent::was_peer_heard(*a);
 }
 

@@ -119,6 +119,11 @@ inline bool is_backlog_full(const Rpc& r, const ClientSession& c, std::uint32_t 
 inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
   return agent::find(r.context, e.agent);
 }
+/// The agent of a session's connection; null if there is none.
+template <typename End>
+agent::Agent* agent_of(const Rpc& r, const std::unique_ptr<End, ConnectionDeleter>& e) noexcept {
+  return e != nullptr ? agent_of(r, *e) : nullptr;
+}
 /// Whether a handle names the connection of an end.
 bool is_connection_of(const Rpc& r, const ConnectionEnd& e, const Connection& named) noexcept;
 /// Gives an end its agent.

@@ -124,17 +124,17 @@ std::byte* DatagramPort::copy_to_spare(Block& spare, const verbs::DirectBatch& b
 }
 
 namespace {
-/// A lane without room: sends to it go by work requests.
-verbs::DirectLane closed;
+/// Stands in for the lane of a peer that has none. It never has room, so sends go by work requests.
+verbs::DirectLane lane_without_room;
 }  // namespace
 
 bool DatagramPort::reaches_directly(const verbs::DatagramAddress& to) noexcept {
-  return to.lane != &closed;
+  return to.lane != &lane_without_room;
 }
 
 void DatagramPort::resolve(verbs::DatagramAddress& to) noexcept {
   verbs::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
-  to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
+  to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &lane_without_room;
 }
 
 void DatagramPort::post_receives_up_to(std::uint32_t count) noexcept {
