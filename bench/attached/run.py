@@ -209,7 +209,7 @@ def count_instructions(args, with_tool):
     """Returns the instructions of the engines' loop, and the screens that were drawn meanwhile."""
     command = pinned(args.cpu, [
         "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no",
-        "--toggle-collect=*spinwire::bench::measured*",
+        "--toggle-collect=*spinwire::bench::counted*",
         program(args, "count-message-echo"), "32", str(args.operations)])
     text, errors, screens = run_attached(args, command, with_tool)
     lines = [line for line in errors.splitlines() if "Collected : " in line]

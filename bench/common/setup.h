@@ -76,16 +76,30 @@ class Pair {
   std::uint32_t ready_ = 0;
 };
 
-/// Calls `work` `count` times. tools/dev/check_counts.sh counts only what runs inside this
-/// function, so it must not be inlined.
-template <typename Work>
 #if defined(__clang__)
-__attribute__((noinline))
+#define BENCH_APART __attribute__((noinline))
 #else
-__attribute__((noipa))
+#define BENCH_APART __attribute__((noipa))
 #endif
-void measured(std::uint64_t times, Work& work) {
+
+/// Calls `work` `times` times. The only call, so that the compiler inlines `work` here.
+template <typename Work>
+BENCH_APART void repeat(std::uint64_t times, Work& work) {
   for (; times != 0; --times) work();
+}
+
+/// tools/dev/check_counts.sh counts only what runs inside this function, so it must not be inlined.
+template <typename Work>
+BENCH_APART void counted(std::uint64_t times, Work& work) {
+  repeat(times, work);
+}
+
+/// Calls `work` `times` times uncounted, so that caches and pools are as in a long run, and as
+/// often counted.
+template <typename Work>
+void measured(std::uint64_t times, Work& work) {
+  repeat(times, work);
+  counted(times, work);
 }
 
 /// The number of operations to do: the last argument of a counting program.

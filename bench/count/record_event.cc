@@ -57,7 +57,7 @@ class Events {
 };
 
 /// The recorder is cold, and so would be code that calls it: the compiler would take the loop out
-/// of bench::measured. It does not know what this points to.
+/// of bench::counted. It does not know what this points to.
 void (Events::*volatile record)(std::uint32_t, std::uint32_t,
                                 std::uint32_t) noexcept = &Events::record;
 

@@ -70,7 +70,8 @@ int main(int argc, char** argv) {
   } else if (what == "engine") {
     const auto work = [&] { sum += pair.near.snapshot().stats.connections; };
     bench::measured(operations, work);
-    if (sum != operations * count) bench::give_up("a snapshot lacks connections");
+    if (sum != 2 * operations * count)  // half of them were not counted
+      bench::give_up("a snapshot lacks connections");
   } else {
     bench::give_up("no such snapshot");
   }

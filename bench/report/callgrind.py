@@ -34,7 +34,6 @@ def folder_of(path):
     return "system libraries"
 
 
-def per_operation(once, twice, operations):
-    """Returns the instructions of an operation from runs with N and with 2N of them."""
-    return {folder: (twice[folder] - once[folder]) / operations for folder in twice
-            if twice[folder] - once[folder] >= operations / 20}
+def per_operation(counts, operations):
+    """Returns the instructions of an operation, without folders that have next to none."""
+    return {folder: count / operations for folder, count in counts.items() if count >= operations / 20}

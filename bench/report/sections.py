@@ -156,16 +156,14 @@ def measure_stages(programs, extent):
     with tempfile.TemporaryDirectory() as folder:
         for name in extent.stages:
             program, *arguments = STAGES[name]
-            counts = []
-            for operations in (STAGE_OPERATIONS, 2 * STAGE_OPERATIONS):
-                out = os.path.join(folder, "out")
-                valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}",
-                            "--compress-strings=no", "--compress-pos=no", "--collect-atstart=no",
-                            "--toggle-collect=*spinwire::bench::measured*"]
-                programs.wait(programs.start(program, [*arguments, operations], under=valgrind), 120)
-                with open(out, encoding="utf-8") as file:
-                    counts.append(callgrind.by_folder(file.read()))
-            found[name] = callgrind.per_operation(*counts, STAGE_OPERATIONS)
+            out = os.path.join(folder, "out")
+            valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}",
+                        "--compress-strings=no", "--compress-pos=no", "--collect-atstart=no",
+                        "--toggle-collect=*spinwire::bench::counted*"]
+            programs.wait(programs.start(program, [*arguments, STAGE_OPERATIONS], under=valgrind), 120)
+            with open(out, encoding="utf-8") as file:
+                counts = callgrind.by_folder(file.read())
+            found[name] = callgrind.per_operation(counts, STAGE_OPERATIONS)
     return found
 
 

@@ -2,9 +2,8 @@
 # Counts the instructions of one operation and compares them with bench/instructions.txt, which describes
 # its format. On a shared machine a time is noise; a count is not.
 #
-# Each command runs under callgrind with N and with 2N operations. The cost of one operation is the
-# difference divided by N. Only code inside bench::measured counts, so set-up does not. Two commands run
-# at a time, which changes no count.
+# Each command runs under callgrind with N operations, after as many that do not count: only code inside
+# bench::counted does. Two commands run at a time, which changes no count.
 #
 #   tools/dev/check_counts.sh [BIN]            compare, with programs from BIN (build/bin) and BIN/../unobserved/bin
 #   tools/dev/check_counts.sh --record [BIN]   write what was counted into the file
@@ -27,7 +26,7 @@ count() {
   local log total
   log=$(mktemp "$tmp/log.XXXXXX")
   if ! timeout -k 5 300 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
-    --collect-atstart=no --toggle-collect='*spinwire::bench::measured*' "$bin/$1" "${@:2}" \
+    --collect-atstart=no --toggle-collect='*spinwire::bench::counted*' "$bin/$1" "${@:2}" \
     >"$log.out" 2>"$log"; then
     echo "check_counts: '$*' failed under callgrind:" >&2
     tail -n 20 "$log.out" "$log" >&2
@@ -35,7 +34,7 @@ count() {
   fi
   total=$(sed -n 's/.*Collected : \([0-9]*\).*/\1/p' "$log" | tail -n 1)
   if [[ -z "$total" || "$total" == 0 ]]; then
-    echo "check_counts: '$*': bench::measured did not run" >&2
+    echo "check_counts: '$*': bench::counted did not run" >&2
     return 1
   fi
   echo "$total"
@@ -44,7 +43,7 @@ count() {
 # Prints the instructions of one operation, with one decimal; of `cost`, the difference to the program that does
 # not observe the hot path, for each of SHARES equal parts.
 count_one() {
-  local first second observed unobserved shares
+  local total observed unobserved shares
   if [[ "$1" == cost ]]; then
     shares=$2
     shift 2
@@ -52,9 +51,8 @@ count_one() {
     awk -v a="$observed" -v b="$unobserved" -v n="$shares" 'BEGIN { printf "%.1f", (a - b) / n }'
     return
   fi
-  first=$(count "$@" "$operations") || return 1
-  second=$(count "$@" $((2 * operations))) || return 1
-  awk -v a="$first" -v b="$second" -v n="$operations" 'BEGIN { printf "%.1f", (b - a) / n }'
+  total=$(count "$@" "$operations") || return 1
+  awk -v total="$total" -v n="$operations" 'BEGIN { printf "%.1f", total / n }'
 }
 
 # Fails for a program without a line in the table: its count would never be checked.
