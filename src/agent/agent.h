@@ -290,13 +290,12 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept;
 void on_early_message(EngineContext& ctx, Agent& a) noexcept;
 /// Reports the end to the application, and frees the record.
 void finish(EngineContext& ctx, Agent& a) noexcept;
+[[gnu::cold]] void install_next_handlers(Agent& a) noexcept;
 /// Installs the handlers that set_handlers() has left, because an old one may have been running. To
 /// be called before each callback.
 inline void use_next_handlers(Agent& a) noexcept {
-  if ((a.slow_path & kHandlersReplaced) == 0) [[likely]]
-    return;
-  use_handlers(a, a.next_handlers);
-  a.slow_path &= static_cast<std::uint8_t>(~kHandlersReplaced);
+  if ((a.slow_path & kHandlersReplaced) != 0) [[unlikely]]
+    install_next_handlers(a);
 }
 
 /// This end of the handshake.

@@ -366,6 +366,11 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
 }
 
+void install_next_handlers(Agent& a) noexcept {
+  use_handlers(a, a.next_handlers);
+  a.slow_path &= static_cast<std::uint8_t>(~kHandlersReplaced);
+}
+
 void on_early_message(EngineContext& ctx, Agent& a) noexcept {
   // An out-of-band peer may send as soon as this end can receive.
   if (a.setup.out_of_band && a.stage == Stage::rts) (void)run_setup_step(ctx, a);
