@@ -110,6 +110,8 @@ Status send_by_request(EngineContext& ctx, Agent& a, const Gathered& r,
   op->length = bytes;
   op->header_in_headroom = false;
   set_callback(*op, r.done);
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, *op);
   std::byte* const at = staging_of(ctx, *op);
   wire::put(data_header(a, bytes, count_message(ctx, a)), at);
   op->sges[0] = {reinterpret_cast<std::uint64_t>(at), wire::kMessageHeaderBytes,
@@ -265,6 +267,8 @@ Status write_gathered(EngineContext& ctx, Agent& a, const Gathered& r,
   if (op == nullptr) return refuse_for_room(ctx, a, Room::operation);
   begin_write(ctx, a, *op, OperationKind::write_gathered, r.parts, bytes, target);
   set_callback(*op, r.done);
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, *op);
   append_with_own_key(ctx, a, *op);
   return post(ctx, a, r.defer);
 }
@@ -291,6 +295,8 @@ Status write_and_send(EngineContext& ctx, Agent& a, const Gathered& r, const Rem
   append_with_own_key(ctx, a, write);
   Operation& op = *ctx.operations.acquire();
   begin_notice(ctx, a, op, write, block, notice, r.done);
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, op);
   append_with_own_key(ctx, a, op);
   return post(ctx, a, r.defer);
 }

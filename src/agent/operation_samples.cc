@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/agent.h"
 #include "agent/engine_context.h"
 
 namespace spinwire::agent {
@@ -11,18 +12,26 @@ namespace {
 using observe::TimedStage;
 using observe::TimedWork;
 
-TimedWork work_of(OperationKind kind) noexcept {
-  switch (kind) {
+TimedWork work_of(const Agent& a, const Operation& op) noexcept {
+  switch (op.kind) {
     case OperationKind::write:
     case OperationKind::write_imm:
+    case OperationKind::write_gathered:
+    case OperationKind::raw_write_imm:
       return TimedWork::write;
     case OperationKind::read:
       return TimedWork::read;
     case OperationKind::compare_swap:
     case OperationKind::fetch_add:
       return TimedWork::atomic;
+    case OperationKind::notice:
+      return TimedWork::write_and_send;
+    case OperationKind::raw_send:
+    case OperationKind::raw_send_imm:
+      return TimedWork::raw_send;
     default:
-      return TimedWork::message;
+      // The embedded device also carries messages above the limit without a rendezvous.
+      return op.length > a.send_queue.max_eager ? TimedWork::long_message : TimedWork::message;
   }
 }
 
@@ -50,6 +59,27 @@ void end_sample(EngineContext& ctx, std::uint32_t index, const Completion& compl
   if (calls_back) done(completion);
 }
 
+/// A free record for work that begins now; null: too many are in use.
+OperationSample* take_sample(EngineContext& ctx, const Agent& a, TimedWork work) noexcept {
+  set_next_sample(ctx);
+  if (ctx.operation_samples == nullptr) return nullptr;
+  auto& samples = ctx.operation_samples->samples;
+  const auto free = std::find_if(samples.begin(), samples.end(),
+                                 [](const OperationSample& s) { return s.agent == nullptr; });
+  if (free == samples.end()) return nullptr;
+  free->agent = &a;
+  free->work = work;
+  free->accepted = ctx.clock.now();
+  free->posted = 0;
+  ctx.unposted_sample = &*free;
+  return &*free;
+}
+
+CompletionCallback measuring_callback(EngineContext& ctx, const OperationSample& sample) noexcept {
+  const auto index = static_cast<std::uint32_t>(&sample - ctx.operation_samples->samples.data());
+  return [&ctx, index](const Completion& completion) { end_sample(ctx, index, completion); };
+}
+
 }  // namespace
 
 void open_samples(EngineContext& ctx) {
@@ -73,22 +103,20 @@ void set_next_sample(EngineContext& ctx) noexcept {
 }
 
 void begin_sample(EngineContext& ctx, const Agent& a, Operation& op) noexcept {
-  set_next_sample(ctx);
-  if (ctx.operation_samples == nullptr) return;
-  auto& samples = ctx.operation_samples->samples;
-  const auto free = std::find_if(samples.begin(), samples.end(),
-                                 [](const OperationSample& s) { return s.agent == nullptr; });
-  if (free == samples.end()) return;
-  free->agent = &a;
-  free->calls_back = op.calls_back;
-  if (op.calls_back) free->done = op.done;
-  free->work = work_of(op.kind);
-  free->accepted = ctx.clock.now();
-  free->posted = 0;
-  ctx.unposted_sample = &*free;
+  OperationSample* const sample = take_sample(ctx, a, work_of(a, op));
+  if (sample == nullptr) return;
+  sample->calls_back = op.calls_back;
+  if (op.calls_back) sample->done = op.done;
   op.calls_back = true;
-  const auto index = static_cast<std::uint32_t>(free - samples.begin());
-  op.done = [&ctx, index](const Completion& completion) { end_sample(ctx, index, completion); };
+  op.done = measuring_callback(ctx, *sample);
+}
+
+void begin_long_sample(EngineContext& ctx, const Agent& a, CompletionCallback& done) noexcept {
+  OperationSample* const sample = take_sample(ctx, a, TimedWork::long_message);
+  if (sample == nullptr) return;
+  sample->calls_back = static_cast<bool>(done);
+  if (done) sample->done = done;
+  done = measuring_callback(ctx, *sample);
 }
 
 void note_posted(EngineContext& ctx, const Agent& a) noexcept {

@@ -35,6 +35,9 @@ void set_next_sample(EngineContext& ctx) noexcept;
 /// The operation, which has just begun, is to be sampled. It stays as it is if too many are.
 [[gnu::cold, gnu::noinline]] void begin_sample(EngineContext& ctx, const Agent& a,
                                                Operation& op) noexcept;
+/// As begin_sample() for an operation, for a rendezvous message with this callback.
+[[gnu::cold, gnu::noinline]] void begin_long_sample(EngineContext& ctx, const Agent& a,
+                                                    CompletionCallback& done) noexcept;
 /// Operations of the agent have been posted, and one of EngineContext::unposted_sample may be among
 /// them.
 [[gnu::cold, gnu::noinline]] void note_posted(EngineContext& ctx, const Agent& a) noexcept;

@@ -34,6 +34,8 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   op->header_in_headroom = false;
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, *op);
   count_begin(a, op->kind);
   op->wr.num_sge = static_cast<int>(r.data.size());
   op->wr.opcode = opcode_of(op->kind);
@@ -54,6 +56,8 @@ Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKi
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return refuse_for_room(ctx, a, Room::operation);
   begin<OperationKind::raw_write_imm>(a, *op, r.block, r.size, r.done);
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_sample(ctx, a, *op);
   build_one_sided<OperationKind::write_imm>(a, *op, r);
   op->wr.imm_data = htobe32(r.immediate);
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);

@@ -214,6 +214,8 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   detail::retain(r.block);
   t.block = r.block;
   t.done = r.done;
+  if (ctx.is_sample_due()) [[unlikely]]
+    begin_long_sample(ctx, a, t.done);
   link(a, t);
   bool wants_credit = false;
   if (++a.credit.sent == a.credit.send_limit) wants_credit = !count_header_grants(a);
@@ -227,6 +229,8 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
     t.is_direct = true;
     t.behind = a.send_queue.posted != nullptr ? a.send_queue.posted_last->wr.wr_id
                                               : RendezvousSend::kNoRequest;
+    if (ctx.has_unposted_sample()) [[unlikely]]
+      note_posted(ctx, a);
     if (r.defer) return queue_flush(ctx, a), Status::ok;
     publish_direct(ctx);
     return Status::ok;

@@ -5,8 +5,9 @@
 namespace spinwire::observe {
 
 std::string_view name_of(TimedWork work) noexcept {
-  constexpr std::array<std::string_view, kTimedWorks> kNames = {"message", "write", "read",
-                                                                "atomic",  "call",  "handler"};
+  constexpr std::array<std::string_view, kTimedWorks> kNames = {
+      "message", "write",        "read",           "atomic",  "call",
+      "handler", "long_message", "write_and_send", "raw_send"};
   const auto i = static_cast<std::size_t>(work);
   return i < kNames.size() ? kNames[i] : std::string_view();
 }

@@ -15,13 +15,17 @@
 
 namespace spinwire::observe {
 
+/// Files have the numbers: new kinds come last.
 enum class TimedWork : std::uint8_t {
-  message,
+  message,  ///< up to the eager limit
   write,
   read,
   atomic,
-  call,     ///< of a session opened here
-  handler,  ///< of a served call
+  call,            ///< of a session opened here
+  handler,         ///< of a served call
+  long_message,    ///< above the eager limit
+  write_and_send,  ///< a WRITE and the message behind it
+  raw_send,        ///< of a raw connection
 };
 enum class TimedStage : std::uint8_t {
   total,     ///< accepted until delivered
@@ -29,7 +33,7 @@ enum class TimedStage : std::uint8_t {
   transfer,  ///< posted until the poll that found it completed; of a call, from its acceptance on
   delivery,  ///< from the beginning of that poll until the callback
 };
-inline constexpr std::size_t kTimedWorks = 6;
+inline constexpr std::size_t kTimedWorks = 9;
 inline constexpr std::size_t kStages = 4;
 std::string_view name_of(TimedWork work) noexcept;
 std::string_view name_of(TimedStage stage) noexcept;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/harness.h"
+#include "engine/raw_ends.h"
 #include "observe/engine_folder.h"
 #include "rpc/rpc_ends.h"
 
@@ -20,6 +21,9 @@ using observe::Latencies;
 using observe::TimedStage;
 using observe::TimedWork;
 using rpc_test::Calls;
+using spinwire::Access;
+using spinwire::BufferSlice;
+using spinwire::Pool;
 
 Config sampled(const EngineFolder& folder, std::uint32_t sample,
                Config c = engine_test::small_config()) {
@@ -155,16 +159,179 @@ TEST_F(ObserveLatency, CallsAndHandlersAreMeasuredByMethod) {
   Calls calls(sampled(folder, 1, rpc_test::rpc_config()));
   for (int i = 0; i < 5; ++i) (void)calls.call(rpc_test::kEcho, {});
   (void)calls.call(rpc_test::kCount, {});
-  const std::uint64_t handled = rpc_test::over_connections() ? 0 : 6;
   ASSERT_TRUE(calls.until([&] {
     return samples(find(folder, "call", "total")) == 6 &&
            samples(find(folder, "call", "delivery")) == 6 &&
            samples(find(folder, "call", "total", rpc_test::kEcho)) == 5 &&
            samples(find(folder, "call", "total", rpc_test::kCount)) == 1 &&
-           samples(find(folder, "handler", "total")) == handled &&
-           samples(find(folder, "handler", "total", rpc_test::kEcho)) == handled / 6 * 5;
+           samples(find(folder, "handler", "total")) == 6 &&
+           samples(find(folder, "handler", "total", rpc_test::kEcho)) == 5;
   }));
   calls.finish();
+}
+
+TEST_F(ObserveLatency, CallsOverConnectionsAndTheirHandlersAreMeasuredByMethod) {
+  const EngineFolder folder;
+  Calls calls(sampled(folder, 1, rpc_test::over(spinwire::RpcTransport::connection)));
+  const auto request = rpc_test::filled(1000, 1);
+  for (int i = 0; i < 3; ++i) {
+    const auto ended = calls.call(rpc_test::kEcho, request);
+    ASSERT_EQ(ended.status, Status::ok) << ended.text;
+    EXPECT_EQ(ended.bytes, request);
+  }
+  ASSERT_TRUE(calls.until([&] {
+    return samples(find(folder, "call", "total", rpc_test::kEcho)) == 3 &&
+           samples(find(folder, "handler", "total")) == 3 &&
+           samples(find(folder, "handler", "total", rpc_test::kEcho)) == 3;
+  }));
+  calls.finish();
+}
+
+/// A pair whose operations are all measured, and memory of the server that the client may access.
+struct Measured : Pair {
+  Measured(const EngineFolder& folder, const Config& config)
+      : Pair(sampled(folder, 1, config)), folder_(folder) {
+    target = server.buffer(4096, Pool::lease);
+    const bool atomics = server.engine.device().atomics;
+    region = server.engine
+                 .expose(target.slice(), atomics ? Access::remote_all : Access::remote_read_write)
+                 .value();
+  }
+  /// Runs an operation to its end.
+  template <typename Call>
+  void run(Call&& call) {
+    Status status = Status::would_block;
+    ASSERT_TRUE(until([&] {
+      status = client.tally.run(call);
+      return status != Status::would_block;
+    }));
+    ASSERT_EQ(status, Status::ok);
+    ASSERT_TRUE(until([&] { return client.tally.idle(); }));
+    ASSERT_EQ(client.tally.ended(Status::ok), client.tally.accepted);
+  }
+  /// Waits until so many operations of the kind were measured, with all their stages.
+  void expect(const std::string& work, std::uint64_t count) {
+    for (const char* const stage : {"total", "posting", "transfer", "delivery"}) {
+      ASSERT_TRUE(until([&] { return samples(find(folder_, work, stage)) >= count; }))
+          << work << '.' << stage << ": " << samples(find(folder_, work, stage));
+    }
+    for (const LatencyHistogram& each : find(folder_, work, "total")) {
+      EXPECT_EQ(each.samples, count) << work;
+    }
+  }
+  void finish() {
+    EXPECT_EQ(server.engine.revoke(region), Status::ok);
+    target.reset();
+    Pair::finish();
+  }
+  Buffer target;
+  spinwire::RemoteRegion region;
+
+ private:
+  const EngineFolder& folder_;
+};
+
+Config with_long_messages(bool direct, std::uint32_t windows) {
+  Config c = direct ? engine_test::small_config() : engine_test::without_direct_messages();
+  c.memory.send_bytes = 16u << 20;
+  c.memory.rendezvous_bytes = 8u << 20;
+  c.memory.windows = windows;
+  c.connections.max_message_bytes = 2u << 20;
+  return c;
+}
+
+TEST_F(ObserveLatency, LongMessagesAreMeasuredWhateverWayTheyTake) {
+  const struct {
+    bool direct;
+    std::uint32_t windows;
+  } ways[] = {{true, 16}, {false, 16}, {false, 0}};
+  for (const auto& way : ways) {
+    const EngineFolder folder;
+    Measured p(folder, with_long_messages(way.direct, way.windows));
+    for (const bool takes_directly : {false, true}) {
+      p.server.has_on_offer = !takes_directly;
+      p.ends = engine_test::connect(p.client, p.server);
+      for (const std::size_t size : {std::size_t{70'000}, std::size_t{1} << 20}) {
+        const Buffer b = p.client.filled(size, 1);
+        p.run([&](auto done) { return p.ends.client.send(b, done); });
+        const std::vector<BufferSlice> parts{b.slice(0, 100), b.slice(200, 69'800)};
+        p.run([&](auto done) { return p.ends.client.send(parts, done); });
+      }
+    }
+    p.expect("long_message", 8);
+    EXPECT_EQ(samples(find(folder, "message", "total")), 0u);
+    p.finish();
+  }
+}
+
+TEST_F(ObserveLatency, OperationsOfSeveralPartsAreMeasuredByTheirKind) {
+  for (const bool direct : {false, true}) {
+    const EngineFolder folder;
+    Measured p(folder, with_long_messages(direct, 16));
+    Buffer b = p.client.filled(4096, 1);
+    std::vector<BufferSlice> parts{b.slice(0, 1000), b.slice(1500, 1000), b.slice(3000, 7)};
+    spinwire::Connection& c = p.ends.client;
+    for (int i = 0; i < 3; ++i)
+      p.run([&](auto done) { return c.write_and_send(parts, p.region, b.bytes().first(9), done); });
+    for (int i = 0; i < 2; ++i) p.run([&](auto done) { return c.write(parts, p.region, done); });
+    p.run([&](auto done) { return c.send(parts, done); });
+    p.expect("write_and_send", 3);
+    p.expect("write", 2);
+    p.expect("message", 1);
+    parts.clear();
+    b.reset();
+    p.finish();
+  }
+}
+
+TEST_F(ObserveLatency, OneSidedOperationsAreMeasuredByTheirKind) {
+  const EngineFolder folder;
+  Measured p(folder, engine_test::small_config());
+  Buffer b = p.client.filled(8, 1);
+  spinwire::Connection& c = p.ends.client;
+  const spinwire::RemoteRegion& region = p.region;
+  const bool atomics = p.client.engine.device().atomics;
+  p.run([&](auto done) { return c.write(b.slice(), region, done); });
+  p.run([&](auto done) { return c.write_with_imm(b.slice(), region, 1, done); });
+  for (int i = 0; i < 3; ++i) p.run([&](auto done) { return c.read(b.slice(), region, done); });
+  if (atomics) {
+    const spinwire::RemoteRegion word = region.slice(0, 8);
+    for (int i = 0; i < 2; ++i) p.run([&](auto done) { return c.compare_swap(word, 0, 1, done); });
+    for (int i = 0; i < 2; ++i) p.run([&](auto done) { return c.fetch_add(word, 1, done); });
+  }
+  p.expect("write", 2);
+  p.expect("read", 3);
+  p.expect("atomic", atomics ? 4 : 0);
+  b.reset();
+  p.finish();
+}
+
+TEST_F(ObserveLatency, OperationsOfRawConnectionsAreMeasuredByTheirKind) {
+  const EngineFolder folder;
+  raw_test::RawPair p({}, sampled(folder, 1));
+  const Buffer& data = p.data(100, 1);
+  const Buffer& target = p.at_server(256);
+  const auto region = p.server.engine.expose(target.slice(0, 100), Access::remote_write).value();
+  for (int i = 0; i < 3; ++i) {
+    const Buffer& into = p.at_server(256);
+    ASSERT_EQ(p.at_b.post(p.b, into.slice()), Status::ok);
+    ASSERT_EQ(p.client.tally.run([&](auto done) {
+      return i == 0   ? p.a.send_raw(data.slice(), done)
+             : i == 1 ? p.a.send_raw_with_imm(data.slice(), 7, done)
+                      : p.a.write_with_imm(data.slice(), region, 7, done);
+    }),
+              Status::ok);
+    ASSERT_TRUE(
+        p.until([&] { return p.at_b.ended == p.at_b.accepted() && p.client.tally.idle(); }));
+  }
+  for (const char* const stage : {"total", "posting", "transfer", "delivery"}) {
+    ASSERT_TRUE(p.until([&] {
+      return samples(find(folder, "raw_send", stage)) == 2 &&
+             samples(find(folder, "write", stage)) == 1;
+    })) << stage;
+  }
+  EXPECT_EQ(p.server.engine.revoke(region), Status::ok);
+  p.finish();
 }
 
 TEST_F(ObserveLatency, ManyRefusedCallsLeaveRoomForOthers) {

@@ -9,6 +9,7 @@
 #include "agent/unheard_peers.h"
 #include "base/internals.h"
 #include "base/secret_word.h"
+#include "rpc/call_samples.h"
 #include "rpc/kept_replies.h"
 #include "rpc/reply_buffer.h"
 #include "rpc/room_for_calls.h"
@@ -198,7 +199,11 @@ void run_handler(Rpc& r, const ServerSession& s, ConnectionServerSlot& v, Messag
   Request request = detail::make<Request>(
       detail::make<PendingCall>(r.context.slot, CallRef(session, Transport::connection, number)),
       v.method, detail::block_of(m), const_cast<std::byte*>(data), size);
-  r.handlers[v.method](request);
+  if (is_sample_due(r)) [[unlikely]] {
+    run_sampled_handler(r, request);
+  } else {
+    r.handlers[v.method](request);
+  }
   if (!detail::Internals::is_answered(request)) refuse_call(r, session, number, Status::refused);
   if (detail::Internals::is_kept(request)) (void)m.take();  // the slices now hold the block
 }
