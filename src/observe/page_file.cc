@@ -18,11 +18,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
+#include "base/process_wide.h"
 #include "base/unique_fd.h"
 #include "observe/engine_paths.h"
 #include "observe/page_layout.h"
@@ -47,6 +49,10 @@ const char* remedy_of(int error) noexcept {
       return kRemedy;
   }
 }
+
+/// A fork waits while another thread makes a file: the child would keep its descriptor, or a
+/// mapping not yet kept from children, and with it the lock.
+struct FilesBeingMade : base::ProcessWide {};
 
 /// Tables of rows, of events and of latencies.
 constexpr std::size_t kDescriptors = kTables + kEventSubjects + 2;
@@ -229,6 +235,7 @@ Result<PageFile> PageFile::create(const PageFileOptions& options) {
     (void)remove_dead_engines(kDeadFilesKept, options.directory);
     PageFile file;
     file.lay_out(options);
+    const std::lock_guard lock(base::process_wide<FilesBeingMade>().mutex);
     auto fd = make_file(options.directory, file.size_);
     if (!fd) return tl::unexpected(fd.error());
     void* const data =

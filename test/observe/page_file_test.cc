@@ -13,9 +13,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "observe/engine_folder.h"
@@ -319,6 +322,61 @@ TEST_F(ObservePageFile, AForkedChildDoesNotKeepADeadEngineAlive) {
   ::kill(grandchild, SIGKILL);
   ::close(ends[0]);
   ::close(ends[1]);
+}
+
+/// Children of a thread that forks all the time. They live until the end.
+class Forks {
+ public:
+  Forks() : thread_([this] { run(); }) {}
+  Forks(const Forks&) = delete;
+  Forks& operator=(const Forks&) = delete;
+  ~Forks() { stop(); }
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  void stop() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+    for (const pid_t child : children_) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+    }
+    children_.clear();
+  }
+
+ private:
+  static constexpr std::size_t kMost = 200;
+  void run() {
+    while (!over_ && children_.size() < kMost) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        for (;;) ::pause();
+      }
+      if (child < 0) return;
+      children_.push_back(child);
+      ++count_;
+    }
+  }
+
+  std::vector<pid_t> children_;
+  std::atomic<std::size_t> count_ = 0;
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
+};
+
+TEST_F(ObservePageFile, AChildForkedWhileAFileIsMadeDoesNotKeepItLocked) {
+  const EngineFolder folder;
+  Forks forks;
+  // Most of the forks happen while a file is made, unless they wait.
+  for (std::size_t forked = forks.count(), i = 0; i < 50 || forked < 100; ++i) {
+    auto file = PageFile::create(options_in(folder));
+    ASSERT_TRUE(file) << file.error().message();
+    const int fd = observe::open_file(file->path());
+    ASSERT_GE(fd, 0);
+    file = PageFile();  // its process would have died
+    EXPECT_FALSE(observe::is_locked(fd)) << "file " << i;
+    ::close(fd);
+    forked = forks.count();
+    if (HasFailure()) break;
+  }
 }
 
 TEST_F(ObservePageFile, BytesOfOthersChangeNoWrite) {
