@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,51 +41,92 @@ constexpr std::uint32_t kWritesAtOnce = 8;
 /// Part of a port's rate that large writes reach on a sound link.
 constexpr double kLeastShare = 0.5;
 
-/// A connection to the other doctor's engine. It must stay where it is.
+/// What callbacks of a connection have seen.
+struct ConnectionEvents {
+  std::optional<RemoteRegion> region;
+  std::optional<Error> error;
+  std::uint32_t echoes = 0;
+  std::uint32_t writes_ended = 0;
+  std::optional<Status> failed_write;  ///< the first that failed, or was refused for good
+
+  void take(Message& message) {
+    if (region) {
+      ++echoes;
+    } else if (message.size() == sizeof(RemoteRegion)) {
+      std::memcpy(&region.emplace(), message.data(), sizeof(RemoteRegion));
+    }
+  }
+};
+/// What callbacks of a session have seen.
+struct SessionEvents {
+  bool is_ready = false;
+  std::optional<Error> error;
+  std::uint32_t ended = 0;
+  std::uint32_t answered = 0;
+};
+/// All of them outlive the engine: a connection or session that has not closed in time still has
+/// callbacks.
+struct Events {
+  OutOfBandEvents out_of_band;
+  std::deque<ConnectionEvents> connections;
+  std::deque<SessionEvents> sessions;
+  Nanoseconds echo_limit = kLastLimit;
+  Nanoseconds close_limit = kConnectLimit;
+};
+
+/// A connection to the other doctor's engine.
 class MeasuredConnection {
  public:
-  MeasuredConnection(Engine& engine, const std::string& address, Via via) : engine_(engine) {
+  MeasuredConnection(Engine& engine, Events& events, const std::string& address, Via via)
+      : engine_(engine),
+        events_(events.connections.emplace_back()),
+        echo_limit_(events.echo_limit),
+        close_limit_(events.close_limit) {
+    ConnectionEvents* const seen = &events_;
     ConnectOptions options;
     options.via = via;
     options.timeout = kConnectLimit;
-    options.handlers.on_message = [this](Connection, Message& message) { take(message); };
-    options.handlers.on_closed = [this](Connection, const Error& error) {
-      if (!error_) error_ = error;
+    options.handlers.on_message = [seen](Connection, Message& message) { seen->take(message); };
+    options.handlers.on_closed = [seen](Connection, const Error& error) {
+      if (!seen->error) seen->error = error;
     };
     auto connection = engine.connect(address, options);
     if (!connection) {
-      error_ = connection.error();
+      seen->error = connection.error();
       return;
     }
     connection_ = *connection;
-    (void)tools::spin_until(engine, 2 * kConnectLimit, [this] { return region_ || error_; });
-    if (!region_ && !error_)
-      error_ = Error{Status::timed_out, "connect", "no message came", "try again"};
+    (void)tools::spin_until(engine, 2 * kConnectLimit,
+                            [seen] { return seen->region || seen->error; });
+    if (!seen->region && !seen->error)
+      seen->error = Error{Status::timed_out, "connect", "no message came", "try again"};
   }
   MeasuredConnection(const MeasuredConnection&) = delete;
   MeasuredConnection& operator=(const MeasuredConnection&) = delete;
   ~MeasuredConnection() {
     (void)connection_.close();
-    (void)tools::spin_until(engine_, kConnectLimit,
+    (void)tools::spin_until(engine_, close_limit_,
                             [this] { return connection_.state() == ConnectionState::closed; });
   }
 
-  [[nodiscard]] bool is_ready() const noexcept { return region_ && !error_; }
+  [[nodiscard]] bool is_ready() const noexcept { return events_.region && !events_.error; }
   /// Why it is not ready.
   [[nodiscard]] std::string why() const {
-    return error_ && error_->status != Status::ok ? error_->message() : "the other end closed it";
+    return events_.error && events_.error->status != Status::ok ? events_.error->message()
+                                                                : "the other end closed it";
   }
 
   /// Sends these bytes, and waits until they have come back; false: the connection ended.
   bool echo(std::span<const std::byte> bytes) {
-    const std::uint32_t before = echoes_;
+    const std::uint32_t before = events_.echoes;
     const Status sent = submit([&] { return connection_.send_copy(bytes); });
-    if (sent != Status::ok && !error_)
-      error_ = Error{sent, "send", std::string(to_string(sent)), ""};
-    const bool came =
-        tools::spin_until(engine_, kLastLimit, [&] { return echoes_ != before || error_; });
-    if (!came && !error_) error_ = Error{Status::timed_out, "echo", "no echo came", ""};
-    return !error_;
+    if (sent != Status::ok && !events_.error)
+      events_.error = Error{sent, "send", std::string(to_string(sent)), ""};
+    const bool came = tools::spin_until(engine_, echo_limit_,
+                                        [&] { return events_.echoes != before || events_.error; });
+    if (!came && !events_.error)
+      events_.error = Error{Status::timed_out, "echo", "no echo came", ""};
+    return !events_.error;
   }
 
   /// Median of `round_trips()` round trips of 64 bytes, in microseconds; none if the connection
@@ -113,27 +155,30 @@ class MeasuredConnection {
     const std::uint64_t start = engine_.clock().now();
     const tools::Deadline end(engine_.clock(), kRateLimit);
     const bool in_time = tools::spin_until(engine_, kRateLimit + kLastLimit, [&] {
-      const bool is_over = error_ || w.failure || (w.begun != 0 && end.passed());
-      while (!is_over && w.begun < kWrites && w.begun - w.done < kWritesAtOnce && begin(w, from)) {
+      const bool is_over = events_.error || events_.failed_write || (w.begun != 0 && end.passed());
+      while (!is_over && w.begun < kWrites && w.begun - events_.writes_ended < kWritesAtOnce &&
+             begin(w, from)) {
       }
-      return w.done == w.begun && (w.done == kWrites || is_over);
+      return events_.writes_ended == w.begun && (events_.writes_ended == kWrites || is_over);
     });
     const auto time = engine_.clock().duration(engine_.clock().now() - start).count();
-    if (w.begun == 0 && !w.failure) w.failure = w.refusal;
-    is_stalled_ = !in_time && !error_ && !w.failure;
+    if (w.begun == 0 && !events_.failed_write) events_.failed_write = w.refusal;
+    is_stalled_ = !in_time && !events_.error && !events_.failed_write;
     if (is_stalled_)
-      error_ = Error{Status::timed_out, "write",
-                     fmt::format("of {} writes {} ended in {} s", w.begun, w.done,
-                                 (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
-                     ""};
-    // Completions that are under way refer to `w`.
-    if (w.begun != w.done) (void)connection_.close();
-    while (w.done != w.begun && tools::drive(engine_) >= 0) {
+      events_.error =
+          Error{Status::timed_out, "write",
+                fmt::format("of {} writes {} ended in {} s", w.begun, events_.writes_ended,
+                            (kRateLimit + kLastLimit) / std::chrono::seconds(1)),
+                ""};
+    if (w.begun != events_.writes_ended) {
+      (void)connection_.close();
+      (void)tools::spin_until(engine_, close_limit_,
+                              [&] { return events_.writes_ended == w.begun; });
     }
-    if (w.failure) return fail_write(*w.failure);
-    if (!in_time || error_ || time <= 0) return std::nullopt;
-    writes_ = w.done;
-    return 8.0 * static_cast<double>(w.done) * static_cast<double>(kRegionBytes) /
+    if (events_.failed_write) return fail_write(*events_.failed_write);
+    if (!in_time || events_.error || time <= 0) return std::nullopt;
+    writes_ = events_.writes_ended;
+    return 8.0 * static_cast<double>(events_.writes_ended) * static_cast<double>(kRegionBytes) /
            static_cast<double>(time);
   }
   [[nodiscard]] std::uint32_t writes() const noexcept { return writes_; }
@@ -143,21 +188,20 @@ class MeasuredConnection {
  private:
   struct Writes {
     std::uint32_t begun = 0;
-    std::uint32_t done = 0;
-    std::optional<Status> failure;  ///< of the first that failed, or was refused for good
     std::optional<Status> refusal;  ///< of the last one that has to wait
   };
   /// Begins a write; false: it has to wait, or fails.
   bool begin(Writes& w, const BufferSlice& from) {
-    const Status status =
-        connection_.write(from, region_->slice(0, kRegionBytes), [&w](const Completion& c) {
-          ++w.done;
-          if (c.status != Status::ok && !w.failure) w.failure = c.status;
-        });
+    const Status status = connection_.write(from, events_.region->slice(0, kRegionBytes),
+                                            [seen = &events_](const Completion& c) {
+                                              ++seen->writes_ended;
+                                              if (c.status != Status::ok && !seen->failed_write)
+                                                seen->failed_write = c.status;
+                                            });
     if (status == Status::ok) {
       ++w.begun;
     } else if (status != Status::would_block && status != Status::no_buffer) {
-      w.failure = status;
+      events_.failed_write = status;
     } else {
       w.refusal = status;
     }
@@ -166,16 +210,9 @@ class MeasuredConnection {
   /// A write failed. If that ends the connection, its error says more.
   std::nullopt_t fail_write(Status status) {
     constexpr Nanoseconds kEndLimit = std::chrono::seconds(1);
-    (void)tools::spin_until(engine_, kEndLimit, [this] { return error_.has_value(); });
-    if (!error_) error_ = Error{status, "write", std::string(to_string(status)), ""};
+    (void)tools::spin_until(engine_, kEndLimit, [this] { return events_.error.has_value(); });
+    if (!events_.error) events_.error = Error{status, "write", std::string(to_string(status)), ""};
     return std::nullopt;
-  }
-  void take(Message& message) {
-    if (region_) {
-      ++echoes_;
-    } else if (message.size() == sizeof(RemoteRegion)) {
-      std::memcpy(&region_.emplace(), message.data(), sizeof(RemoteRegion));
-    }
   }
   /// Tries until the library accepts it, refuses it for good, or kMeasureLimit is over. Returns the
   /// last answer.
@@ -190,71 +227,73 @@ class MeasuredConnection {
   }
 
   Engine& engine_;
+  ConnectionEvents& events_;
+  Nanoseconds echo_limit_;
+  Nanoseconds close_limit_;
   Connection connection_;
-  std::optional<RemoteRegion> region_;
-  std::optional<Error> error_;
-  std::uint32_t echoes_ = 0;
   std::size_t round_trips_ = 0;
   std::uint32_t writes_ = 0;
   bool is_stalled_ = false;
 };
 
-/// A session with the other doctor's engine. It must stay where it is.
+/// A session with the other doctor's engine.
 class MeasuredSession {
  public:
-  MeasuredSession(Engine& engine, const std::string& address) : engine_(engine) {
+  MeasuredSession(Engine& engine, Events& events, const std::string& address)
+      : engine_(engine), events_(events.sessions.emplace_back()) {
+    SessionEvents* const seen = &events_;
     SessionOptions options;
     options.timeout = kConnectLimit;
-    options.on_ready = [this](Session) { ready_ = true; };
-    options.on_closed = [this](Session, const Error& error) {
-      if (!error_) error_ = error;
+    options.on_ready = [seen](Session) { seen->is_ready = true; };
+    options.on_closed = [seen](Session, const Error& error) {
+      if (!seen->error) seen->error = error;
     };
     auto session = engine.open_session(address, options);
     if (!session) {
-      error_ = session.error();
+      seen->error = session.error();
       return;
     }
     session_ = *session;
-    (void)tools::spin_until(engine, 2 * kConnectLimit, [this] { return ready_ || error_; });
+    (void)tools::spin_until(engine, 2 * kConnectLimit,
+                            [seen] { return seen->is_ready || seen->error; });
   }
   MeasuredSession(const MeasuredSession&) = delete;
   MeasuredSession& operator=(const MeasuredSession&) = delete;
   ~MeasuredSession() {
     (void)session_.close();
-    (void)tools::spin_until(engine_, kConnectLimit, [this] { return error_.has_value(); });
+    (void)tools::spin_until(engine_, kConnectLimit, [this] { return events_.error.has_value(); });
   }
 
-  [[nodiscard]] bool is_ready() const noexcept { return ready_ && !error_; }
+  [[nodiscard]] bool is_ready() const noexcept { return events_.is_ready && !events_.error; }
   [[nodiscard]] std::string why() const {
-    if (!error_) return "the other end does not answer";
-    return error_->status != Status::ok ? error_->message() : "the other end closed it";
+    if (!events_.error) return "the other end does not answer";
+    return events_.error->status != Status::ok ? events_.error->message()
+                                               : "the other end closed it";
   }
   /// Makes kCalls calls, or fewer in kCallsLimit; true: all were answered.
   bool call() {
     const std::array<std::byte, 48> bytes{};
     const tools::Deadline end(engine_.clock(), kCallsLimit);
     (void)tools::spin_until(engine_, kMeasureLimit, [&] {
-      const bool is_over = error_ || (begun_ != 0 && end.passed());
-      while (begun_ < kCalls && !is_over && session_.call(kEchoMethod, bytes, [this](Reply& reply) {
-        ++ended_;
-        answered_ += reply.status() == Status::ok ? 1 : 0;
-      }) == Status::ok)
+      const bool is_over = events_.error || (begun_ != 0 && end.passed());
+      while (begun_ < kCalls && !is_over &&
+             session_.call(kEchoMethod, bytes, [seen = &events_](Reply& reply) {
+               ++seen->ended;
+               seen->answered += reply.status() == Status::ok ? 1 : 0;
+             }) == Status::ok)
         ++begun_;
-      return ended_ == begun_ && (begun_ == kCalls || is_over);
+      return events_.ended == begun_ && (begun_ == kCalls || is_over);
     });
-    return begun_ != 0 && answered_ == begun_;
+    return begun_ != 0 && events_.answered == begun_;
   }
   [[nodiscard]] std::uint32_t calls() const noexcept { return begun_; }
-  [[nodiscard]] std::uint32_t answered() const noexcept { return answered_; }
+  [[nodiscard]] std::uint32_t answered() const noexcept { return events_.answered; }
 
  private:
   Engine& engine_;
+  SessionEvents& events_;
   Session session_;
-  bool ready_ = false;
-  std::optional<Error> error_;
   std::uint32_t begun_ = 0;
-  std::uint32_t ended_ = 0;
-  std::uint32_t answered_ = 0;
 };
 
 /// The port of a device; null: it is no adapter's.
@@ -286,8 +325,8 @@ bool is_lossy(Loss loss) noexcept { return loss == Loss::some || loss == Loss::m
 constexpr const char* kLossRemedy =
     "ethtool -S INTERFACE | grep -E 'discard|drop'  # on both hosts; and configure PFC or ECN";
 
-void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& theirs, Loss loss,
-                     Findings& findings) {
+void measure_rdma_cm(Engine& engine, Events& events, const std::string& host, const Facts& theirs,
+                     Loss loss, Findings& findings) {
   const auto port = number_fact(theirs, "cm.port", kMostPort);
   if (engine.device_name() == "softverbs") {
     findings.add("rdma_cm", Severity::ok, "softverbs has no rdma_cm", "Engine::device_name()");
@@ -299,7 +338,7 @@ void measure_rdma_cm(Engine& engine, const std::string& host, const Facts& their
     return;
   }
   const std::string address = fmt::format("{}:{}", host, *port);
-  const MeasuredConnection connection(engine, address, Via::rdma_cm);
+  const MeasuredConnection connection(engine, events, address, Via::rdma_cm);
   if (connection.is_ready())
     return findings.add("rdma_cm", Severity::ok, "a connection by rdma_cm works",
                         fmt::format("connect({})", address));
@@ -321,13 +360,14 @@ Loss judge_loss(std::uint64_t lost, std::uint32_t calls, Findings& findings) {
   return many ? Loss::many : Loss::some;
 }
 
-Loss measure_datagrams(Engine& engine, const std::string& address, Findings& findings) {
+Loss measure_datagrams(Engine& engine, Events& events, const std::string& address,
+                       Findings& findings) {
   if (!engine.device().datagrams) {
     findings.add("datagrams", Severity::note, "the device has no datagrams; calls use connections",
                  "DeviceInfo::datagrams");
     return Loss::unknown;
   }
-  MeasuredSession session(engine, address);
+  MeasuredSession session(engine, events, address);
   const bool works = session.is_ready() && session.call();
   if (works) {
     findings.add("datagrams", Severity::ok, "calls over datagrams work",
@@ -372,10 +412,10 @@ void measure_rate(const Port* adapter, MeasuredConnection& connection, Loss loss
 /// link the connection may stall or end, and says less of the cause than calls do. It returns what
 /// measure_datagrams() does.
 template <typename MeasureOthers>
-void measure_connection(const Subject& subject, Engine& engine, const std::string& address,
-                        const Facts& theirs, const std::string& nonce,
+void measure_connection(const Subject& subject, Engine& engine, Events& events,
+                        const std::string& address, const Facts& theirs, const std::string& nonce,
                         MeasureOthers&& measure_others, Findings& findings) {
-  MeasuredConnection connection(engine, address, Via::tcp);
+  MeasuredConnection connection(engine, events, address, Via::tcp);
   if (!connection.is_ready()) {
     findings.add("connection", Severity::error, "no connection after a handshake over TCP",
                  connection.why(),
@@ -411,7 +451,13 @@ void measure(const Subject& subject, const Config& config, Encounter& encounter,
                  fact(theirs, "engine.error"), "spinwire-doctor  # there");
     return;
   }
-  OutOfBandEvents events;  // before the engine, whose callbacks use it
+  Events events;  // before the engine, whose callbacks use it
+  const auto limit = [&](const char* name, Nanoseconds usual) {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(usual).count();
+    return std::chrono::milliseconds(subject.host.limit_ms(name, ms));
+  };
+  events.echo_limit = limit("echo", events.echo_limit);
+  events.close_limit = limit("close", events.close_limit);
   auto engine = Engine::open(config);
   if (!engine) {
     findings.add("engine", Severity::error, "this host's engine does not open",
@@ -428,14 +474,14 @@ void measure(const Subject& subject, const Config& config, Encounter& encounter,
   }
   const std::string address = fmt::format("{}:{}", host, *port);
   // Before all ways that wait for a port: the other doctor leaves an engine that does not connect.
-  const OutOfBandTrial trial = try_out_of_band(*engine, events, encounter.link, theirs);
+  const OutOfBandTrial trial = try_out_of_band(*engine, events.out_of_band, encounter.link, theirs);
   const auto measure_others = [&] {
-    const Loss loss = measure_datagrams(*engine, address, findings);
+    const Loss loss = measure_datagrams(*engine, events, address, findings);
     judge_out_of_band(trial, is_lossy(loss) ? kLossRemedy : nullptr, findings);
-    measure_rdma_cm(*engine, host, theirs, loss, findings);
+    measure_rdma_cm(*engine, events, host, theirs, loss, findings);
     return loss;
   };
-  measure_connection(subject, *engine, address, theirs, nonce, measure_others, findings);
+  measure_connection(subject, *engine, events, address, theirs, nonce, measure_others, findings);
 }
 
 /// How long to wait for the other doctor's facts.

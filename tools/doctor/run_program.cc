@@ -9,11 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "common/cli.h"
@@ -23,28 +25,57 @@ namespace {
 
 constexpr auto kLookAgain = std::chrono::milliseconds(100);
 
-/// In the child: becomes the program.
-[[noreturn]] void become(const Command& command, int output) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::setpgid(0, 0);
-  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  ::dup2(nothing, STDIN_FILENO);
-  ::dup2(output, STDOUT_FILENO);
-  ::dup2(output, STDERR_FILENO);
-  for (const auto& [name, value] : command.environment) ::setenv(name.c_str(), value.c_str(), 1);
-  if (command.cpu >= 0) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(static_cast<std::size_t>(command.cpu), &set);
-    (void)::sched_setaffinity(0, sizeof set, &set);
+/// What the child needs of a command. Made before the fork: another thread may hold a lock of the
+/// heap or of the environment at that moment, and the child would wait for it for ever.
+class Image {
+ public:
+  explicit Image(const Command& command) : words_(command.words), cpu_(command.cpu) {
+    for (char** each = environ; *each != nullptr; ++each) {
+      const std::string_view variable(*each);
+      const auto is_replaced = [&](const auto& added) {
+        return variable.substr(0, variable.find('=')) == added.first;
+      };
+      if (std::none_of(command.environment.begin(), command.environment.end(), is_replaced))
+        variables_.emplace_back(variable);
+    }
+    for (const auto& [name, value] : command.environment) variables_.push_back(name + '=' + value);
+    argv_ = pointers(words_);
+    envp_ = pointers(variables_);
+    CPU_ZERO(&processors_);
+    if (cpu_ >= 0) CPU_SET(static_cast<std::size_t>(cpu_), &processors_);
   }
-  std::vector<char*> words;
-  std::vector<std::string> copies = command.words;
-  for (std::string& word : copies) words.push_back(word.data());
-  words.push_back(nullptr);
-  ::execvp(words[0], words.data());
-  ::_exit(127);
-}
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+  ~Image() = default;
+
+  /// In the child: becomes the program.
+  [[noreturn]] void become(int output) const {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::setpgid(0, 0);
+    const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(nothing, STDIN_FILENO);
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+    if (cpu_ >= 0) (void)::sched_setaffinity(0, sizeof processors_, &processors_);
+    ::execvpe(argv_[0], argv_.data(), envp_.data());
+    ::_exit(127);
+  }
+
+ private:
+  static std::vector<char*> pointers(std::vector<std::string>& texts) {
+    std::vector<char*> all;
+    for (std::string& text : texts) all.push_back(text.data());
+    all.push_back(nullptr);
+    return all;
+  }
+
+  std::vector<std::string> words_;
+  std::vector<std::string> variables_;
+  std::vector<char*> argv_;
+  std::vector<char*> envp_;
+  int cpu_;
+  cpu_set_t processors_{};
+};
 
 std::string quoted(const std::string& word) {
   const bool is_plain = word.find_first_of(" *?:'\"$&|;<>()") == std::string::npos;
@@ -69,9 +100,14 @@ Result<RunningProgram> RunningProgram::start(const Command& command) {
   };
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return refused("pipe2");
+  const Image image(command);
   const pid_t pid = ::fork();
-  if (pid < 0) return refused("fork");
-  if (pid == 0) become(command, ends[1]);
+  if (pid == 0) image.become(ends[1]);
+  if (pid < 0) {
+    auto error = refused("fork");
+    for (const int end : ends) ::close(end);
+    return error;
+  }
   ::setpgid(pid, pid);
   ::close(ends[1]);
   return RunningProgram(pid, ends[0], command.watched_fd);
