@@ -41,6 +41,7 @@ Tests
   lat   Time of single operations; window 1 by default. send: a message and its echo, measured as
         the whole round trip, not half of it. write, read: from posting to completion, also a
         round trip. pong: a write and the server's write back; each end polls its memory.
+        atomic: a fetch-and-add on 8 bytes of the server, from posting to completion.
   rate  Many small operations, in millions per second. Percentiles are of the time from posting
         to completion; the clock is read once per turn of the loop.
   bw    Large operations, in Gbit/s. Percentiles as for rate.
@@ -52,7 +53,8 @@ Tests
         and writes replies into memory that the call names.
 
 Data is checked. Every message, reply and read must have its number in the first and last bytes.
-Warm-up messages are checked as a whole; so is, at the end, all memory that writes and reads used.
+Warm-up messages are checked as a whole; so is, at the end, all memory that writes and reads used. An
+atomic must find how many were there before it.
 The exit code is 1 if anything differs.
 
 With -a, each power of two from 1 to 8 MiB is a measurement of its own, with fewer operations unless
@@ -90,7 +92,8 @@ const std::map<std::string, Post> kPosts{{"defer", Post::defer}, {"now", Post::n
 const std::map<std::string, PerfOp> kOps{{"send", PerfOp::send},
                                          {"write", PerfOp::write},
                                          {"read", PerfOp::read},
-                                         {"pong", PerfOp::pong}};
+                                         {"pong", PerfOp::pong},
+                                         {"atomic", PerfOp::atomic}};
 
 /// Calls above this size in bytes take their default window and count from bw.
 constexpr std::uint64_t kLarge = std::uint64_t{64} << 10;
@@ -116,7 +119,11 @@ PerfOptions options_for(const Arguments& a, std::uint64_t size) {
   const bool bw = o.test == PerfTest::bw;
   const bool rpc = o.test == PerfTest::rpc;
   o.op = rpc ? PerfOp::call : kOps.at(!a.op.empty() ? a.op : bw ? "write" : "send");
-  o.size = size != 0 ? size : !bw ? 32 : o.op == PerfOp::send ? 4096 : 1 << 20;
+  o.size = size != 0                ? size
+           : o.op == PerfOp::atomic ? kAtomicBytes
+           : !bw                    ? 32
+           : o.op == PerfOp::send   ? 4096
+                                    : 1 << 20;
   if (!a.has_reply_size) o.reply_size = o.size;
   const bool is_long = std::max(o.size, rpc ? o.reply_size : 0) > kLarge;
   const bool is_large = (bw && !o.all_sizes) || ((bw || rpc) && is_long);
@@ -142,6 +149,8 @@ std::string misuse(const Arguments& a, const PerfOptions& o, const CLI::App& app
     return "--one-thread measures within this process; do not give a host";
   if (o.op == PerfOp::pong && (o.test != PerfTest::lat || o.window != 1))
     return "--op pong is a test of latency with window 1";
+  if (o.op == PerfOp::atomic && (o.test == PerfTest::bw || o.all_sizes || o.size != kAtomicBytes))
+    return "--op atomic has 8 bytes, and is a test of latency or rate";
   if (o.test == PerfTest::rpc) {
     if (!a.op.empty()) return "--op is for lat, rate and bw; rpc makes remote calls";
     if (o.batch > o.window)
@@ -166,7 +175,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.footer(std::string(kFooter));
   app.add_option("test", a.test, "lat, rate, bw or rpc (lat)")->check(CLI::IsMember(kTests));
   app.add_option("host", o.host, "the server to measure; without one, serve");
-  app.add_option("-o,--op", a.op, "send, write, read or pong (bw: write, others: send)")
+  app.add_option("-o,--op", a.op, "send, write, read, pong or atomic (bw: write, others: send)")
       ->check(CLI::IsMember(kOps));
   app.add_option("-s,--size", o.size, "bytes per operation, e.g. 4KiB (32; bw 1MiB, bw send 4KiB)")
       ->transform(CLI::AsSizeValue(false))

@@ -63,7 +63,7 @@ TEST_F(SlowTools, PerfServesManyClientsAtOnce) {
   Served served;
   const auto sender = served.endless("rate");
   const auto caller = served.endless("rpc");
-  for (const char* op : {"send", "write", "read", "pong"})
+  for (const char* op : {"send", "write", "read", "pong", "atomic"})
     served.expect_measured("lat", {"--op", op});
   served.expect_measured("rpc", {"--window", "1"});
   served.expect_measured("rpc", {"--symmetric", "--sessions", "3", "--window", "8"});

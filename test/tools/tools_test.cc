@@ -37,6 +37,9 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"spinwire-perf", {"lat", "--op", "push", "--one-thread"}},
       {"spinwire-perf", {"rate", "--op", "pong", "--one-thread"}},
       {"spinwire-perf", {"lat", "--op", "pong", "--window", "2", "--one-thread"}},
+      {"spinwire-perf", {"bw", "--op", "atomic", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--op", "atomic", "--size", "4", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--op", "atomic", "--all", "--one-thread"}},
       {"spinwire-perf", {"lat", "--size", "0", "--one-thread"}},
       {"spinwire-perf", {"lat", "--post", "later", "--one-thread"}},
       {"spinwire-perf", {"rate", "--no-prefetch", "--one-thread"}},
@@ -212,6 +215,8 @@ TEST_F(Tools, EveryTestAndOperationReports) {
   for (const char* test : {"lat", "rate", "bw"}) {
     for (const char* op : {"send", "write", "read"}) expect_results(test, op, {});
   }
+  expect_results("lat", "atomic", {});
+  expect_results("rate", "atomic", {"--window", "7"});
 }
 
 // Below 8 bytes the stamp is cut, below 16 there is only one, from 16 on there is a pattern.

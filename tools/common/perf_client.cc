@@ -134,6 +134,9 @@ Status PerfClient::post(std::uint32_t slot) {
     case PerfOp::pong:
       perf_stamp(local.data(), size_, posted_ ^ seed_);
       return server_.write(local, remote_[remote_place_], done, post_);
+    case PerfOp::atomic:
+      return server_.fetch_add(
+          remote_[remote_place_], 1, [this](const Completion& found) { on_found(found); }, post_);
     default:
       // A stamp that the memory does not hold, so that only the READ can bring the right one.
       perf_stamp(local.data(), size_, ~(remote_place_ ^ seed_));
@@ -150,6 +153,15 @@ void PerfClient::on_complete(const Completion& completion) {
   }
   ++completed_;
   if (exact_ && !echoed_) finish_up_to(completed_, clock_.now());
+}
+
+/// An atomic is over. It has found how many were there before it, as they run in their order.
+void PerfClient::on_found(const Completion& completion) {
+  if (completion.status == Status::ok && completion.value != completed_ / remote_places_)
+      [[unlikely]] {
+    if (wrong_++ == 0) first_wrong_ = completed_;
+  }
+  on_complete(completion);
 }
 
 void PerfClient::on_reply(const Message& reply) {
@@ -266,7 +278,10 @@ void PerfClient::on_message(Message& message) {
     if (verdict.good == 0 && fault_.empty()) fault_ = perf_text(verdict.why);
     if (wrong_ != 0 && fault_.empty()) {
       fault_ = fmt::format("{} of {} {} brought wrong data, the first is number {}", wrong_, total_,
-                           echoed_ ? "replies" : "reads", first_wrong_);
+                           echoed_                 ? "replies"
+                           : op_ == PerfOp::atomic ? "atomics"
+                                                   : "reads",
+                           first_wrong_);
     }
     enter(State::closing);
     (void)server_.close();

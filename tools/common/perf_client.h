@@ -55,6 +55,7 @@ class PerfClient {
   void post_more();
   Status post(std::uint32_t slot);
   void on_complete(const Completion& completion);
+  void on_found(const Completion& completion);
   void on_reply(const Message& reply);
   void look_for_write();
   void finish_up_to(std::uint64_t count, std::uint64_t now);
@@ -109,7 +110,7 @@ class PerfClient {
   std::uint32_t idle_turns_ = 0;
   std::uint64_t progress_at_ = 0;  ///< when `progress_` was last seen to change
   std::uint64_t progress_seen_ = 0;
-  std::uint64_t wrong_ = 0;  ///< replies and reads with wrong data
+  std::uint64_t wrong_ = 0;  ///< replies, reads and atomics with wrong data
   std::uint64_t first_wrong_ = 0;
   Status refused_ = Status::ok;  ///< why the library refused an operation
   Status failed_ = Status::ok;   ///< status of an operation that failed

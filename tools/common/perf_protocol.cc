@@ -26,7 +26,8 @@ std::string_view to_string(PerfTest test) noexcept {
 }
 
 std::string_view to_string(PerfOp op) noexcept {
-  constexpr std::array<std::string_view, 5> kNames{"send", "write", "read", "pong", "call"};
+  constexpr std::array<std::string_view, 6> kNames{"send", "write", "read",
+                                                   "pong", "call",  "atomic"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -3,7 +3,7 @@
 //   client                     server
 //   Request (what to measure)  →
 //                              ← Offer (where to write or read, or a refusal)
-//   messages, writes or reads  ⇄ (echoes, if round trips are measured; a write for each write)
+//   the operations             ⇄ (echoes, if round trips are measured; a write for each write)
 //   Finish                     →
 //                              ← Verdict (whether everything arrived as it was sent)
 //
@@ -27,7 +27,9 @@ namespace spinwire::tools {
 static_assert(std::endian::native == std::endian::little);
 
 enum class PerfTest : std::uint8_t { lat, rate, bw, rpc };  // rpc: see perf_rpc.h
-enum class PerfOp : std::uint8_t { send, write, read, pong, call };
+enum class PerfOp : std::uint8_t { send, write, read, pong, call, atomic };
+/// Bytes of an atomic.
+inline constexpr std::uint64_t kAtomicBytes = 8;
 std::string_view to_string(PerfTest test) noexcept;
 std::string_view to_string(PerfOp op) noexcept;
 
@@ -59,7 +61,8 @@ struct PerfRequest {
 
   [[nodiscard]] bool valid() const noexcept {
     return size >= 1 && size <= kLongest && total >= 1 && window >= 1 && window <= kWidest &&
-           test <= PerfTest::bw && op <= PerfOp::pong && (op != PerfOp::pong || valid_pong());
+           test <= PerfTest::bw && (op <= PerfOp::pong || op == PerfOp::atomic) &&
+           (op != PerfOp::pong || valid_pong()) && (op != PerfOp::atomic || size == kAtomicBytes);
   }
   [[nodiscard]] bool valid_pong() const noexcept {
     return test == PerfTest::lat && window == 1 && reply.length >= size;
@@ -70,7 +73,7 @@ struct PerfOffer {
   static constexpr std::uint16_t kKind = 2;
 
   PerfHead head{.kind = kKind};
-  RemoteRegion region;          ///< for writes and reads
+  RemoteRegion region;          ///< for one-sided operations
   std::uint32_t slots = 0;      ///< places in the region, each perf_stride() bytes; 0: refused
   std::array<char, 172> why{};  ///< reason of a refusal
 };

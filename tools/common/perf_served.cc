@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace spinwire::tools {
@@ -193,7 +194,9 @@ void ServedClient::offer_slots(std::uint32_t slots, PerfOffer& offer) {
       if (request_.op == PerfOp::pong) perf_stamp(at, request_.size, ~request_.seed);
     }
   }
-  const Access access = request_.op == PerfOp::read ? Access::remote_read : Access::remote_write;
+  const Access access = request_.op == PerfOp::read     ? Access::remote_read
+                        : request_.op == PerfOp::atomic ? Access::remote_atomic
+                                                        : Access::remote_write;
   auto region = engine_.expose(memory_.slice(), access);
   if (!region) return perf_set_text(offer.why, region.error().message());
   exposed_ = *region;
@@ -202,12 +205,25 @@ void ServedClient::offer_slots(std::uint32_t slots, PerfOffer& offer) {
   offer.slots = slots;
 }
 
+/// Describes the first place that does not hold how many atomics used it; empty if there is none.
+std::string ServedClient::find_wrong_sum() const {
+  for (std::uint64_t i = 0; i < slots_; ++i) {
+    const std::uint64_t expected = request_.total / slots_ + (i < request_.total % slots_ ? 1 : 0);
+    std::uint64_t found = 0;
+    std::memcpy(&found, memory_.data() + i * perf_stride(request_.size), sizeof found);
+    if (found != expected)
+      return fmt::format("place {} holds {} after {} atomics", i, found, expected);
+  }
+  return {};
+}
+
 /// Describes the first fault in the client's data; empty if there is none.
 std::string ServedClient::find_fault() const {
   if (wrong_ != 0) {
     return fmt::format("{} of {} messages differ from what was sent, the first is number {}",
                        wrong_, expected_, first_wrong_);
   }
+  if (request_.op == PerfOp::atomic) return find_wrong_sum();
   if (request_.op != PerfOp::write && request_.op != PerfOp::pong) return {};
   const std::uint64_t used = std::min<std::uint64_t>(slots_, request_.total);
   for (std::uint64_t i = 0; i < used; ++i) {

@@ -59,6 +59,7 @@ class ServedClient {
   void on_finish();
   bool offer_memory(PerfOffer& offer);
   void offer_slots(std::uint32_t slots, PerfOffer& offer);
+  [[nodiscard]] std::string find_wrong_sum() const;
   [[nodiscard]] std::string find_fault() const;
   void reply(Buffer message);
   void look_for_write();
