@@ -158,6 +158,12 @@ CLI::Option* add_certify(CLI::App& app, Options& options) {
   certify->add_option("--minutes", what.minutes, "most time for everything")
       ->check(CLI::Range(0.01, 1440.0))
       ->capture_default_str();
+  certify
+      ->add_option("--runs", what.runs,
+                   "runs of perftest and of spinwire-perf for each figure; fewer if --minutes is "
+                   "short")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
   certify->add_flag("--json", options.json, "print the report as JSON");
   return serves;
 }

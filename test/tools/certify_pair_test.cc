@@ -207,7 +207,7 @@ TEST(CertifyPair, AClientChoosesAMeasurementOnly) {
   client.send("id=1\nrequest=begin\n");
   EXPECT_EQ(client.receive(), "certify=yes\nid=1\n");
   for (const char* wrong :
-       {"measurement=4\nprogram=1", "measurement=0\nprogram=1", "measurement=1\nprogram=3",
+       {"measurement=12\nprogram=1", "measurement=0\nprogram=1", "measurement=1\nprogram=3",
         "program=1", "measurement=1 -x\nprogram=1"}) {
     client.send(std::string("id=2\nrequest=start\n") + wrong + "\n");
     EXPECT_EQ(client.receive(), "error=there is no such measurement\nid=2\n") << wrong;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -69,6 +70,9 @@ import os, socket, sys
 name = os.path.basename(sys.argv[0])
 at = ("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1]))
 words = sys.argv[1:]
+if "FAKE_RECORD" in os.environ:
+    with open(os.environ["FAKE_RECORD"], "a") as record:
+        record.write(" ".join([name] + words) + "\n")
 if name == "spinwire-perf" and os.environ.get("SPINWIRE_DEVICE_PORT") != os.environ.get("FAKE_PORT"):
     sys.exit("port %s is named" % os.environ.get("SPINWIRE_DEVICE_PORT"))
 if "--bind" in words:
@@ -78,12 +82,14 @@ if "localhost" in words or "127.0.0.1" in words:
     if "FAKE_FAULT" in os.environ:
         sys.exit(os.environ["FAKE_FAULT"])
     if name == "spinwire-perf":
-        print('{"p50_ns": %s, "rate_mops": %s}' % (os.environ.get("FAKE_P50", "9000"),
-                                                   os.environ.get("FAKE_RATE", "2.1")))
-    elif name == "ib_send_bw":
-        print(" #bytes #iterations\n 64 40000 0.5 0.5 2.0")
-    else:
-        print(" #bytes #iterations\n 32 20000 4.0 90.0 5.0 5.5 0.3 6.0 7.0")
+        print('{"p50_ns": %s, "rate_mops": %s, "gbit_per_s": %s}'
+              % (os.environ.get("FAKE_P50", "9000"), os.environ.get("FAKE_RATE", "2.1"),
+                 os.environ.get("FAKE_GBIT", "60")))
+    elif name.endswith("_bw"):
+        print(" #bytes #iterations\n 64 40000 0.5 50.0 2.0")
+    else:  # half of a round trip, but the whole time of a READ or an atomic
+        typical = "10.0" if name in ("ib_read_lat", "ib_atomic_lat") else "5.0"
+        print(" #bytes #iterations\n 32 20000 4.0 90.0 %s 5.5 0.3 6.0 7.0" % typical)
 else:
     listener = socket.create_server(at)
     listener.accept()
@@ -95,7 +101,8 @@ class CertifyPrograms {
   CertifyPrograms() {
     write("softverbs-preload", "#!/bin/sh\nexec \"$@\"\n");
     for (const char* name : {"verbs-conformance", "spinwire-tests"}) write(name, kTests);
-    for (const char* name : {"spinwire-perf", "ib_send_lat", "ib_write_lat", "ib_send_bw"})
+    for (const char* name : {"spinwire-perf", "ib_send_lat", "ib_write_lat", "ib_read_lat",
+                             "ib_atomic_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw"})
       write(name, kMeasures);
   }
   /// Replaces one by a program of the project.
@@ -112,6 +119,9 @@ class CertifyPrograms {
     words.insert(words.end(), settings.begin(), settings.end());
     words.insert(words.end(), {bin() + "/spinwire-doctor", "certify", "--device", "softverbs",
                                "--programs", folder_ / "."});
+    // Each measurement starts programs.
+    if (std::find(options.begin(), options.end(), "--runs") == options.end())
+      words.insert(words.end(), {"--runs", "1"});
     words.insert(words.end(), options.begin(), options.end());
     return words;
   }

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tools/certify_programs.h"
 
@@ -12,7 +15,8 @@ namespace {
 
 TEST(Certify, ReportsTheFiguresOfAGoodDevice) {
   const CertifyPrograms programs;
-  const Outcome ran = programs.certify({"FAKE_TESTS=Good.One Calls.Two Other.Three"});
+  const Outcome ran =
+      programs.certify({"FAKE_TESTS=Good.One Calls.Two Other.Three"}, {"--runs", "2"});
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   expect_text(ran, "device softverbs: no departure\n");
   expect_text(ran, "ok       conformance  passed: 3 tests\n");
@@ -22,14 +26,25 @@ TEST(Certify, ReportsTheFiguresOfAGoodDevice) {
   expect_text(ran, "write, round trip of 32 bytes: 9.00 us, ib_write_lat 10.00 us, ratio 0.900\n");
   expect_text(
       ran,
-      "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00 million/s, ratio 1.050\n");
-  expect_text(ran, "medians of 5 runs; ratios 0.900 to 0.900\n");
+      "rate of messages of 64 bytes: 2.10 million/s, ib_send_bw 2.00 million/s, ratio 1.050\n"
+      "         read: medians of 2 runs; ratios 1.050 to 1.050, at least 0.95 wanted\n");
+  expect_text(ran, "medians of 2 runs; ratios 0.900 to 0.900, at most 1.05 wanted\n");
+  expect_text(ran, "read of 32 bytes: 9.00 us, ib_read_lat 10.00 us, ratio 0.900\n");
+  expect_text(ran, "atomic of 8 bytes: 9.00 us, ib_atomic_lat 10.00 us, ratio 0.900\n");
+  for (const auto& [what, program] :
+       {std::pair("messages", "ib_send_bw"), std::pair("writes", "ib_write_bw"),
+        std::pair("reads", "ib_read_bw")}) {
+    for (const char* size : {"64 KiB", "1 MiB"}) {
+      expect_text(ran, std::string(what) + " of " + size + ": 60.00 Gbit/s, " + program +
+                           " 50.00 Gbit/s, ratio 1.200\n");
+    }
+  }
 }
 
 TEST(Certify, NamesEachDepartureAndGoesOn) {
   const CertifyPrograms programs;
   const Words settings{"FAKE_TESTS=A.First A.Fails A.Dies A.Skipped A.Known A.Last Calls.Fails",
-                       "FAKE_P50=12000", "FAKE_RATE=1"};
+                       "FAKE_P50=12000", "FAKE_RATE=1", "FAKE_GBIT=40"};
   const Outcome ran = programs.certify(settings, {});
   EXPECT_EQ(ran.code, 2) << ran.err;
   expect_text(ran, "device softverbs: there are departures\n");
@@ -50,6 +65,51 @@ TEST(Certify, NamesEachDepartureAndGoesOn) {
   expect_text(ran,
               "warning  perftest     rate of messages of 64 bytes: 1.00 million/s, ib_send_bw "
               "2.00 million/s, ratio 0.500, less than 0.95\n");
+  expect_text(ran,
+              "warning  perftest     reads of 1 MiB: 40.00 Gbit/s, ib_read_bw 50.00 Gbit/s, ratio "
+              "0.800, less than 0.95\n");
+}
+
+/// The lines of a file that begin with a name.
+std::vector<std::string> lines_of(const std::string& file, const std::string& name) {
+  std::vector<std::string> found;
+  std::istringstream lines(read_file(file));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(name + ' ')) found.push_back(line);
+  }
+  return found;
+}
+
+TEST(Certify, TellsPerftestPortAndGid) {
+  const CertifyPrograms programs;
+  const Folder folder;
+  const std::string record = folder / "record";
+  const Outcome ran = programs.certify({"FAKE_RECORD=" + record, "FAKE_PORT=1"},
+                                       {"--port", "1", "--gid", "0", "--slowness", "20"});
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  const struct {
+    const char* program;
+    const char* operations;  // of either end, after its port of TCP
+  } expected[] = {
+      {"ib_send_lat", "-i 1 -x 0 -s 32 -n 1000"},
+      {"ib_write_lat", "-i 1 -x 0 -s 32 -n 1000"},
+      {"ib_read_lat", "-i 1 -x 0 -s 32 -n 1000"},
+      {"ib_atomic_lat", "-i 1 -x 0 -A FETCH_AND_ADD -n 1000"},
+      {"ib_send_bw", "-i 1 -x 0 -s 64 -n 2000"},
+      {"ib_send_bw", "-i 1 -x 0 -s 65536 -t 8 --report_gbits -n 200"},
+      {"ib_write_bw", "-i 1 -x 0 -s 1048576 -t 8 --report_gbits -n 64"},
+      {"ib_read_bw", "-i 1 -x 0 -s 1048576 -t 8 --report_gbits -n 64"},
+  };
+  for (const auto& each : expected) {
+    int servers = 0;
+    int clients = 0;
+    for (const std::string& line : lines_of(record, each.program)) {
+      servers += line.ends_with(each.operations) ? 1 : 0;
+      clients += line.ends_with(std::string(each.operations) + " localhost") ? 1 : 0;
+    }
+    EXPECT_EQ(servers, 1) << each.program << ' ' << each.operations << '\n' << read_file(record);
+    EXPECT_EQ(clients, 1) << each.program << ' ' << each.operations << '\n' << read_file(record);
+  }
 }
 
 TEST(SlowCertify, AHangingTestFailsAlone) {
@@ -93,6 +153,15 @@ TEST(SlowCertify, EndsInTime) {
   expect_text(
       ran,
       "run:  spinwire-doctor certify --device DEVICE --minutes MINUTES  # with more minutes\n");
+}
+
+/// Each figure has a share of the time, however many runs are wanted.
+TEST(SlowCertify, MeasuresEachFigureInAShortTime) {
+  const CertifyPrograms programs;
+  const Outcome ran =
+      programs.certify({"FAKE_TESTS=A.First"}, {"--minutes", "0.5", "--runs", "100"});
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  expect_text(ran, "reads of 1 MiB: 60.00 Gbit/s, ib_read_bw 50.00 Gbit/s, ratio 1.200\n");
 }
 
 TEST(Certify, RefusesADeviceThatThisHostLacks) {

@@ -21,6 +21,7 @@ struct Certification {
   int slowness = 1;        ///< the device's, by which the tests multiply their times
   int test_seconds = 150;  ///< for one test; on an adapter the longest take seconds
   double minutes = 60;     ///< for everything
+  int runs = 5;            ///< of perftest and of spinwire-perf, for each measurement, at most
   /// A socket to a client. When it has closed, the tests end. Negative: none.
   int watched_fd = -1;
 };

@@ -10,7 +10,7 @@
 namespace spinwire::doctor {
 
 /// What is measured, from 0; all programs and their arguments are fixed.
-inline constexpr std::uint32_t kMeasurements = 3;
+inline constexpr std::uint32_t kMeasurements = 11;
 /// Operations of a run, at most.
 inline constexpr std::uint32_t kMostOperations = 40000;
 enum class PerfProgram : std::uint8_t { perftest, spinwire };
@@ -57,7 +57,8 @@ class LocalServer : public PerfServer {
   std::optional<RunningProgram> running_;
 };
 
-/// Takes all measurements by both programs, and adds what came of them.
+/// Takes all measurements by both programs, and adds what came of them. Each has a share of the
+/// time, in which its runs are repeated.
 void compare_with_perftest(const Certification& what, const Programs& programs, PerfServer& server,
                            SteadyTime deadline, Findings& findings);
 
