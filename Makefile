@@ -247,7 +247,7 @@ test:
 verify:
 	+@MAKE='$(MAKE)' tools/dev/run_verify.sh
 
-## nightly: tests that take hours (SIM_RUNS=, KILLS=, RESTARTS=, SOAK_SECONDS=, FUZZ_SECONDS=, REPEATS=)
+## nightly: tests that take hours (SIM_RUNS=, KILLS=, RESTARTS=, CERTIFY_MINUTES=, SOAK_SECONDS=, FUZZ_SECONDS=, REPEATS=)
 nightly:
 	+@MAKE='$(MAKE)' tools/dev/run_nightly.sh
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make nightly`: what takes hours. Each stage prints its figures; the first that fails ends the run.
 # The last line is "N passed, N failed". Shorter, for a try: `make nightly SIM_RUNS=1000 FUZZ_SECONDS=10
-# KILLS=50 RESTARTS=5 SOFTROCE_KILLS=10 SOAK_SECONDS=60 REPEATS=1 VERIFIES=0`.
+# KILLS=50 RESTARTS=5 SOFTROCE_KILLS=10 CERTIFY_MINUTES=15 SOAK_SECONDS=60 REPEATS=1 VERIFIES=0`.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 # shellcheck source=tools/dev/stages.sh
@@ -51,6 +51,11 @@ SPINWIRE_TEST_RESTARTS=${RESTARTS:-100} test_stage restarts \
 if has_softroce; then
   SOFTROCE_KILLS=${SOFTROCE_KILLS:-200} test_stage softroce-kills \
     "${make[@]}" test-softroce FILTER=SurvivesKills SOFTROCE_TIMEOUT=7200
+fi
+# As an owner of new hardware does it: all tests, and all figures beside perftest's.
+if has_softroce; then
+  CERTIFY_MINUTES=${CERTIFY_MINUTES:-120} test_stage softroce-certify \
+    "${make[@]}" test-softroce FILTER=IsCertified SOFTROCE_TIMEOUT=$((60 * ${CERTIFY_MINUTES:-120} + 600))
 fi
 SPINWIRE_TEST_SOAK=${SOAK_SECONDS:-7200} test_stage soak \
   "${make[@]}" check-tests FILTER='SlowSoak.*' TEST_TIMEOUT=$((2 * ${SOAK_SECONDS:-7200} + 600))
