@@ -115,11 +115,11 @@ struct EventKindInfo {
 
 /// Latencies of sampled operations or calls; setting observability.sample.
 struct SPINWIRE_API LatencyHistogram {
-  /// "message", "write", "read", "atomic", "call" or "handler"
+  /// "message", "long_message" (above the eager limit), "write", "read", "atomic",
+  /// "write_and_send", "raw_send", "call" or "handler"
   std::string work;
-  /// "total"; of an operation also "posting" (accepted until posted), "transfer" (posted until the
-  /// poll that found it completed; of a call from its acceptance on), "delivery" (from the
-  /// beginning of that poll until the callback)
+  /// "total"; also "posting" (accepted until posted), "transfer" (posted until the poll that found
+  /// it completed; of a call from its acceptance on), "delivery" (from then until the callback)
   std::string stage;
   std::optional<Method> method;  ///< none: all methods
   std::uint64_t samples = 0;     ///< recorded
