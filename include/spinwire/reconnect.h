@@ -57,9 +57,9 @@ struct Reconnect {
   /// Rounds over all addresses and local paths in a row without lasting success; 0: do not
   /// reconnect. The alternatives and paths are then tried only until the first success.
   std::uint32_t attempts = 0;
-  /// Pause before the first round. The pause doubles with each further round up to `max_delay`,
-  /// less a random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h
-  /// each.
+  /// Pause before the first round; it doubles with each round up to `max_delay`, less a random part
+  /// of up to a half. Only a success that lasts for `max_delay` resets it: what is lost sooner has
+  /// used up a round, so a peer that ends all it accepts is not dialled in a loop. 1 us … 1 h each.
   Nanoseconds first_delay = std::chrono::milliseconds(10);
   Nanoseconds max_delay = std::chrono::seconds(5);  ///< longest pause; see first_delay
 };
