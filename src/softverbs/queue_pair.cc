@@ -146,7 +146,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->sq = std::make_unique<SendWr[]>(depth);
   // Memory of elements that are never used is never touched.
   qp->sq_sges = std::make_unique_for_overwrite<ibv_sge[]>(std::size_t{depth} * qp->max_sge);
-  qp->sq_inline = std::make_unique<std::byte[]>(std::size_t{depth} * qp->max_inline);
+  qp->sq_inline = std::make_unique_for_overwrite<std::byte[]>(std::size_t{depth} * qp->max_inline);
   qp->signal_all = init.sq_sig_all != 0 ? IBV_SEND_SIGNALED : 0;
   qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
   if (init.srq == nullptr)
