@@ -100,14 +100,14 @@ class SPINWIRE_API Reply {
   ///   unsupported       the server has no such method
   ///   timed_out         the time-out passed; the handler may have run
   ///   cancelled         by Session::cancel(); the handler may have run
-  ///   flushed           the session was closed; the handler may have run
-  ///   peer_lost         the server, or the connection for long calls, was lost; the handler may
-  ///                     have run
-  ///   not_connected     the handler has not run. The server has refused the call because it ends
-  ///                     the session in order, or the request was never sent: the session was
-  ///                     interrupted or could not be opened, or there is no connection for long
-  ///                     calls. The call could not wait for the next server (WhenNotReady::fail, no
-  ///                     reconnect, or no memory)
+  ///   flushed           the session was closed
+  ///   peer_lost         the server, or the connection for long calls, was lost. After flushed and
+  ///                     peer_lost the handler may have run. A session that was ready, and is not
+  ///                     opened again, ends calls so that were never sent, too
+  ///   not_connected     the handler has not run: the server refused the call because it ends the
+  ///                     session, or it was not sent, as the session was interrupted or could not
+  ///                     be opened, or lacks a connection for long calls. It could not wait for the
+  ///                     next server (WhenNotReady::fail, no reconnect, or no memory)
   ///   limit             the handler has run; the server dropped the reply, because its send pool
   ///                     was used up before it arrived, or its memory could not be registered.
   ///                     is_retryable() is true, but calling again runs the handler again
