@@ -3,8 +3,6 @@
 // are on one thread. With SPINWIRE_DEVICE_ADDRESS, connections of that device are measured, too:
 // the embedded device has no rdma_cm.
 #include <benchmark/benchmark.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/key_file.h"
 #include "common/setup.h"
 #include "spinwire/idler.h"
 #include "spinwire/rpc.h"
@@ -22,6 +21,7 @@ namespace handshake_bench {
 namespace {
 
 using namespace spinwire;
+using bench::KeyFile;
 
 /// The most that a set-up with a key may take of one end: half of the median of both together.
 constexpr double kLimitMicroseconds = 200;
@@ -32,25 +32,6 @@ double processor_microseconds() {
     bench::give_up("the processor time cannot be read");
   return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) / 1e3;
 }
-
-/// A key file, until the engines have read it.
-class KeyFile {
- public:
-  KeyFile() {
-    const int fd = ::mkstemp(path_.data());
-    const std::string text = "bench " + std::string(64, 'a') + '\n';
-    if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-      bench::give_up("a key file cannot be written");
-    ::close(fd);
-  }
-  KeyFile(const KeyFile&) = delete;
-  KeyFile& operator=(const KeyFile&) = delete;
-  ~KeyFile() { ::unlink(path_.c_str()); }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = "/tmp/spinwire-bench-key-XXXXXX";
-};
 
 Config config_with(std::string_view key_file) {
   Config config = bench::hot_path_config();

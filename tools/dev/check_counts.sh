@@ -41,7 +41,7 @@ count() {
 }
 
 # Prints the instructions of one operation, with one decimal; of `cost`, the difference to the program that does
-# not observe the hot path, for each of SHARES equal parts.
+# not observe the hot path, for each of SHARES equal parts; of `few`, with so many times fewer operations.
 count_one() {
   local total observed unobserved shares
   if [[ "$1" == cost ]]; then
@@ -50,6 +50,11 @@ count_one() {
     observed=$(count_one "$@") && unobserved=$(bin=$unobserved_bin count_one "$@") || return 1
     awk -v a="$observed" -v b="$unobserved" -v n="$shares" 'BEGIN { printf "%.1f", (a - b) / n }'
     return
+  fi
+  local operations=$operations
+  if [[ "$1" == few ]]; then
+    operations=$((operations / $2))
+    shift 2
   fi
   total=$(count "$@" "$operations") || return 1
   awk -v total="$total" -v n="$operations" 'BEGIN { printf "%.1f", total / n }'
