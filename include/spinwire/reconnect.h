@@ -51,8 +51,8 @@ struct LocalPath {
 /// Engine::resolve() finds. When a name has moved to others, close, resolve it and connect again.
 ///
 /// An attempt is set-up work: control steps open a socket, exchange the handshake and, for a
-/// connection, make a queue pair. They allocate memory and make system calls. A connection or
-/// session that could reconnect, and is not lost, does neither.
+/// connection, make a queue pair. They allocate memory, as the texts of errors do, and call the
+/// system. Ready connections and sessions, and those that wait for an attempt, do neither.
 struct Reconnect {
   /// Rounds over all addresses and local paths in a row without lasting success; 0: do not
   /// reconnect. The alternatives and paths are then tried only until the first success.
