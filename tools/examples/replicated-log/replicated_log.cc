@@ -99,6 +99,13 @@ Config settings() {
   config.connections.keepalive_interval = 100ms;
   config.connections.peer_timeout = 500ms;
   config.queue_pair.ack_timeout = 8;  // 1 ms: a lease ends soon after its time
+  // Messages and calls are short, and the log is memory of its own. An engine touches all of its
+  // pools when it opens: a node that takes little memory is back soon after a restart.
+  config.connections.max_message_bytes = config.connections.eager_bytes;
+  config.memory.receive_bytes = 12u << 20;
+  config.memory.send_bytes = 4u << 20;
+  config.memory.lease_bytes = 2u << 20;
+  config.memory.rendezvous_bytes = 0;
   return config;
 }
 
