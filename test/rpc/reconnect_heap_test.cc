@@ -74,7 +74,7 @@ class RpcReconnectHeap : public testing::Test {
       return done();
     });
   }
-  void lose_connection() {
+  void drop_connection() {
     const Buffer here = lost_.buffer(64, Pool::lease);
     const RemoteRegion nowhere{0x1000, 64, 0x7777, Access::remote_read};
     EXPECT_EQ(lost_.ready.back().read(here.slice(), nowhere), Status::ok);
@@ -82,7 +82,7 @@ class RpcReconnectHeap : public testing::Test {
     lost_.closed.clear();
     lost_.closed_connections.clear();
   }
-  void lose_session() {
+  void drop_session() {
     (void)lost_.engine.visit_served_sessions(0, 64, [](const spinwire::ServedSessionInfo& s) {
       EXPECT_EQ(s.session.close({spinwire::GoodbyeReason::overloaded, 0ns}), Status::ok);
     });
@@ -90,13 +90,13 @@ class RpcReconnectHeap : public testing::Test {
   /// How often the client takes from the heap or gives back in one cycle: the loss, the pause, the
   /// attempt, and the first message and call. Of fifty cycles the least, because an attempt may
   /// fail.
-  template <typename Lose>
-  std::uint64_t heap_calls_of_a_cycle(Lose&& lose, bool works) {
+  template <typename Drop>
+  std::uint64_t heap_calls_of_a_cycle(Drop&& drop, bool works) {
     std::uint64_t least = ~std::uint64_t{0};
     for (int cycle = -10; cycle < 50; ++cycle) {
       zero_cost_test::heap_calls = 0;
       const int before = losses_;
-      lose();
+      drop();
       EXPECT_TRUE(until([&] { return losses_ > before && is_made(); }, works));
       bool replied = false;
       const auto bytes = std::as_bytes(std::span("x", 1));
@@ -111,10 +111,10 @@ class RpcReconnectHeap : public testing::Test {
     return least;
   }
   /// A cycle takes as much when others work in its polls, and no more than is documented.
-  template <typename Lose>
-  void expect_that_others_take_nothing(Lose&& lose, std::uint64_t most) {
-    const std::uint64_t alone = heap_calls_of_a_cycle(lose, false);
-    const std::uint64_t beside = heap_calls_of_a_cycle(lose, true);
+  template <typename Drop>
+  void expect_that_others_take_nothing(Drop&& drop, std::uint64_t most) {
+    const std::uint64_t alone = heap_calls_of_a_cycle(drop, false);
+    const std::uint64_t beside = heap_calls_of_a_cycle(drop, true);
     EXPECT_LE(alone, most);
     EXPECT_EQ(beside, alone);
     EXPECT_GT(sent_, 1000u);
@@ -135,18 +135,18 @@ constexpr Reconnect kSoon{~0u, 1ms, 2ms};
 
 TEST_F(RpcReconnectHeap, OthersTakeNothingWhileAConnectionIsMadeAgain) {
   ASSERT_NO_FATAL_FAILURE(start(kSoon));
-  expect_that_others_take_nothing([this] { lose_connection(); }, 40);
+  expect_that_others_take_nothing([this] { drop_connection(); }, 40);
 }
 
 TEST_F(RpcReconnectHeap, OthersTakeNothingWhileASessionIsOpenedAgain) {
   ASSERT_NO_FATAL_FAILURE(start(kSoon));
-  expect_that_others_take_nothing([this] { lose_session(); }, 40);
+  expect_that_others_take_nothing([this] { drop_session(); }, 40);
 }
 
 TEST_F(RpcReconnectHeap, APauseTakesNothing) {
   ASSERT_NO_FATAL_FAILURE(start({~0u, 1h, 1h}));
-  lose_connection();
-  lose_session();
+  drop_connection();
+  drop_session();
   ASSERT_TRUE(until([&] { return losses_ == 2; }));
   for (int i = 0; i < 500; ++i) turn(true);
   zero_cost_test::heap_calls = 0;

@@ -91,7 +91,7 @@ class RpcUnsentReplyInto : public RpcSessionReconnect, public testing::WithParam
     client_->expect_clean();
   }
   /// The server dies, or the session cannot be opened.
-  void lose_server() {
+  void drop_server() {
     if (GetParam().place == Place::opening) return hung_.reset();
     server_ = std::move(hung_);
     kill();
@@ -162,7 +162,7 @@ TEST_P(RpcUnsentReplyInto, OfASessionThatIsClosed) {
 }
 
 TEST_P(RpcUnsentReplyInto, OfASessionThatIsLost) {
-  lose_server();
+  drop_server();
   if (waits_for_next()) return expect_reply();
   // A session that was ready, and is not opened again, ends all of its calls alike.
   const bool ends_ready = GetParam().place != Place::opening && GetParam().kind == Kind::ends;
