@@ -59,6 +59,13 @@ struct SimulationOptions {
 /// Number of a node, from 0 in the order of add().
 using NodeId = std::uint32_t;
 
+/// What a port of a node's device does to connections. Datagrams pass in each state.
+enum class PortState : std::uint8_t {
+  up,     ///< carries them
+  down,   ///< its link is down, which the device reports
+  silent  ///< its link is up, but nothing passes, as behind a switch that has failed
+};
+
 /// Counts since the simulation began, over all nodes and their incarnations.
 struct SimulationStats {
   std::uint64_t steps = 0;             ///< calls of step()
@@ -159,6 +166,10 @@ class SPINWIRE_API Simulation {
   [[nodiscard]] Result<void> isolate(NodeId node);
   /// Heals all links. Errors: no_memory.
   [[nodiscard]] Result<void> heal();
+  /// Sets the state of a port of each device on the node's host, 1 or 2. An engine uses port 1,
+  /// unless ConnectOptions::local_paths or SessionOptions::local_paths name others. A node starts
+  /// before its ports get their states. Errors: invalid_argument (no such node or port).
+  [[nodiscard]] Result<void> set_port(NodeId node, std::uint8_t port, PortState state);
   /// Makes the n-th work request that the node posts from now on (counted from 1) fail at its
   /// device: its connection ends, or the datagram is lost. Errors: invalid_argument (dead, or n is
   /// 0).

@@ -152,6 +152,21 @@ void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
   }
 }
 
+void Simulation::State::apply_port(NodeId home, std::uint8_t port) noexcept {
+  const auto found = network_model.ports.find(home);
+  if (found == network_model.ports.end()) return;
+  const PortState state = found->second[port - 1u];
+  using softverbs::LinkState;
+  end_quiet();
+  for (const auto& node : nodes) {
+    if (node->home() != home || !node->engine) continue;
+    (void)softverbs::set_port(node->device(), port,
+                              state == PortState::down ? LinkState::down : LinkState::up);
+    (void)softverbs::set_port_silence(node->device(), port, state == PortState::silent);
+    wake(*node);  // an adapter's event makes its descriptor readable; softverbs has none
+  }
+}
+
 Result<void> Simulation::set_faults(const NetworkFaults& faults) {
   return base::no_throw("set faults of the network", [&]() -> Result<void> {
     if (auto good = sim::check(faults); !good) return good;
@@ -227,6 +242,20 @@ Result<void> Simulation::heal() {
   return base::no_throw("heal the network", [&]() -> Result<void> {
     const std::set<sim::Way> cuts = std::exchange(state_->network_model.cuts, {});
     for (const auto& [a, b] : cuts) state_->apply_link(a, b);
+    return {};
+  });
+}
+
+Result<void> Simulation::set_port(NodeId node, std::uint8_t port, PortState state) {
+  constexpr const char* kAsked = "set the state of a port";
+  return base::no_throw(kAsked, [&]() -> Result<void> {
+    if (node >= size() || port == 0 || port > sim::kPorts)
+      return base::fail(Status::invalid_argument, kAsked,
+                        base::format("port {} of node {} of {}", port, node, size()),
+                        "give a node that exists, and port 1 or 2");
+    const NodeId home = state_->nodes[node]->home();
+    state_->network_model.ports[home][port - 1u] = state;
+    state_->apply_port(home, port);
     return {};
   });
 }

@@ -130,6 +130,7 @@ Result<void> Simulation::State::start_node(NodeId number) {
   for (const auto& other : nodes) {
     if (!network_model.is_up(node.home(), other->home())) apply_link(node.home(), other->home());
   }
+  for (std::uint8_t port = 1; port <= sim::kPorts; ++port) apply_port(node.home(), port);
   return {};
 }
 

@@ -1,6 +1,7 @@
 // State of a simulation: nodes, the network between them, and time. Cold.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,7 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
+inline constexpr std::uint8_t kPorts = 2;  ///< of each device
 
 struct Node {
   Config config;
@@ -77,7 +79,8 @@ class NetworkModel final : public LinkModel {
 
   NetworkFaults everywhere;
   std::map<Way, NetworkFaults> ways;
-  std::set<Way> cuts;  ///< the lower number first
+  std::set<Way> cuts;                                     ///< the lower number first
+  std::map<NodeId, std::array<PortState, kPorts>> ports;  ///< of hosts; without an entry: up
 
  private:
   base::Random random_;
@@ -113,6 +116,8 @@ struct Simulation::State {
   Result<void> apply_way_faults(NodeId from, NodeId to);
   /// Sets the state of the links between the nodes of two hosts, at both ends.
   void apply_link(NodeId a, NodeId b) noexcept;
+  /// Sets the state of a port at all nodes of a host.
+  void apply_port(NodeId home, std::uint8_t port) noexcept;
   [[nodiscard]] softverbs::FaultPlan plan_of(NodeId node);
 
   Status step();

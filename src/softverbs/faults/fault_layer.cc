@@ -299,7 +299,7 @@ void clear_faults(ibv_context* context) noexcept {
   if (c.faults == nullptr) return;
   for_each_queue_pair(c, [](Qp& qp) { qp.faults->link_down = false; });
   c.faults->peers_down.clear();
-  c.faults->ports_down = 0;
+  c.faults->ports_down = c.faults->ports_silent = 0;
   (void)set_links(context, LinkState::up);
   release_all(c);
   uninstall(c);

@@ -102,7 +102,8 @@ struct Faults {
   std::uint64_t order = 0;
   std::vector<Qp*> with_held_work;  ///< connections with waiting work
   bool all_down = false;
-  unsigned ports_down = 0;  ///< a bit for each port
+  unsigned ports_down = 0;    ///< a bit for each port
+  unsigned ports_silent = 0;  ///< a bit for each port: its link is up, but connections get nothing
   std::vector<ibv_gid> peers_down;
   // Waiting datagrams.
   std::vector<HeldDatagram> slots;
@@ -177,6 +178,9 @@ void reserve_datagrams(Faults& faults, std::uint32_t count);
 bool is_down(const Faults& faults, const ibv_gid& peer) noexcept;
 inline bool is_port_down(const Faults& faults, std::uint8_t port) noexcept {
   return (faults.ports_down >> port & 1) != 0;
+}
+inline bool is_port_silent(const Faults& faults, std::uint8_t port) noexcept {
+  return (faults.ports_silent >> port & 1) != 0;
 }
 /// Applies the state of its link to a connection.
 void update_link(Qp& qp) noexcept;

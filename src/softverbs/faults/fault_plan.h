@@ -118,10 +118,10 @@ void clear_faults(ibv_context* context) noexcept;
 [[nodiscard]] std::uint32_t unreported_receives(const ibv_qp& qp,
                                                 bool (*is_receive)(std::uint64_t wr_id)) noexcept;
 
-/// The next four cut or restore a link in both directions; the other end needs no plan. Messages
+/// The next five cut or restore a link in both directions; the other end needs no plan. Messages
 /// sent before still reach the peer, unanswered. While the link is down, nothing passes:
 /// connections retry by their timeouts and retry counts, and end with IBV_WC_RETRY_EXC_ERR;
-/// datagrams are lost. A link is up if none of the four calls has it down. The calls return 0 or
+/// datagrams are lost. A link is up if none of the five calls has it down. The calls return 0 or
 /// an errno value. A context without a plan gets the default one.
 ///
 /// The link of one connection. EINVAL for a datagram queue pair or one that is not connected.
@@ -133,5 +133,8 @@ int set_links(ibv_context* context, LinkState state) noexcept;
 /// The connections through a port, which also changes its state and raises its event. Datagrams
 /// pass. EINVAL if there is no such port.
 int set_port(ibv_context* context, std::uint8_t port, LinkState state) noexcept;
+/// The connections through a port whose link stays up, as behind a switch that has failed: nothing
+/// tells the program. Datagrams pass. EINVAL if there is no such port.
+int set_port_silence(ibv_context* context, std::uint8_t port, bool is_silent) noexcept;
 
 }  // namespace spinwire::softverbs

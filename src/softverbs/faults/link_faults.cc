@@ -69,7 +69,9 @@ void update_link(Qp& qp) noexcept {
   if (qp.peer == nullptr) return;  // not connected, or a datagram queue pair
   QueueFaults& q = *qp.faults;
   const Faults& f = *context_of(qp.context).faults;
-  const bool down = q.link_down || is_port_down(f, qp.attr.port_num) || is_down(f, qp.peer->gid);
+  const std::uint8_t port = qp.attr.port_num;
+  const bool down =
+      q.link_down || is_port_down(f, port) || is_port_silent(f, port) || is_down(f, qp.peer->gid);
   if (down == q.cut) return;
   if (!down) return heal(qp);
   if (qp.state == IBV_QPS_RTR || qp.state == IBV_QPS_RTS) cut(qp);
@@ -146,6 +148,17 @@ int set_port(ibv_context* context, std::uint8_t port, LinkState state) noexcept 
     raise_event(c, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE,
                 reinterpret_cast<void*>(std::uintptr_t{port}));
   }
+  update_links(c);
+  return 0;
+}
+
+int set_port_silence(ibv_context* context, std::uint8_t port, bool is_silent) noexcept {
+  Context& c = context_of(context);
+  if (port == 0 || port > ports_of(c)) return EINVAL;
+  Faults* f = layer_of(context);
+  if (f == nullptr) return ENOMEM;
+  const unsigned bit = 1u << port;
+  f->ports_silent = is_silent ? f->ports_silent | bit : f->ports_silent & ~bit;
   update_links(c);
   return 0;
 }
