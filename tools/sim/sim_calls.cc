@@ -405,7 +405,7 @@ void SimWorld::drop_kept(SimActor& actor, std::size_t leave) {
   for (; actor.kept.size() > leave; actor.kept.pop_front()) {
     const SimKept& k = actor.kept.front();
     if (!holds(k.slice.bytes(), k.number, k.of_reply))
-      fail("the kept bytes of call {} have changed", k.number);
+      fail("the kept bytes of call or lease {} have changed", k.number);
   }
 }
 

@@ -134,6 +134,7 @@ void SimWorld::on_drained(NodeId node, const DrainReport& report) {
   if (std::exchange(actor.is_drained, true)) return fail("node {} is drained twice", node);
   if (sim_.now() > actor.drained_by) fail("node {} is drained too late", node);
   count(SimEvent::drains);
+  audit_timers();  // they run on
   sim_.at(sim_.now() + below(2ms),
           [this, node, incarnation = sim_.incarnation(node)] { leave(node, incarnation); });
   if (!is_whole(report)) {
@@ -154,6 +155,7 @@ void SimWorld::on_drained(NodeId node, const DrainReport& report) {
 /// The process of a drained node ends.
 void SimWorld::leave(NodeId node, std::uint32_t incarnation) {
   if (!is_incarnation(node, incarnation)) return;
+  audit_timers();
   SimActor& actor = actors_[node];
   actor.cut_off_at = kNeverGood;
   // Peers that were about to be refused find no listener, or the end of their half handshake. A

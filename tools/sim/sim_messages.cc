@@ -15,7 +15,9 @@ void SimWorld::listen(NodeId node) {
       .on_message = [this, node](Connection, Message& m) { on_message(node, m); },
       .on_offer = {},
       .on_lease = {},
-      .on_returned = {},
+      .on_memory_request = [this, node](Connection,
+                                        MemoryRequest& r) { on_memory_request(node, r); },
+      .on_returned = [this, node](Connection, const Returned& r) { on_returned(node, r); },
       .on_closed = {},
       .on_interrupted = {}};
   options.handlers = handlers;
@@ -35,14 +37,16 @@ void SimWorld::connect(NodeId from, NodeId to) {
   if (is_leaving(from)) return;
   const auto index = static_cast<std::uint32_t>(links_.size());
   SimLink& l = links_.emplace_back();
-  l.reconnects = has_failovers_ && sim_.chance(0.5);
+  l.reconnects = (has_failovers_ || has_local_paths_) && sim_.chance(has_local_paths_ ? 0.8 : 0.5);
   choose_targets(l, from, to);
+  choose_local_paths(l);
   l.troubled = l.troubled || hosts_[home(from)].shaky ||
                std::any_of(l.targets.begin(), l.targets.end(),
                            [this](const auto& target) { return hosts_[target.first].shaky; });
   ConnectOptions options;
-  options.timeout = l.timeout = 500ms;
+  options.timeout = l.timeout = has_own_ports(l) ? 100ms : 500ms;
   options.alternatives = alternatives(l);
+  options.local_paths = l.local_paths;
   if (l.reconnects) options.reconnect = {10'000, 1ms, 20ms};
   options.handlers.on_ready = [this, index](Connection) { on_link_ready(index); };
   options.handlers.on_interrupted = [this, index](Connection, const Error& why) {
@@ -54,6 +58,7 @@ void SimWorld::connect(NodeId from, NodeId to) {
   auto made = sim_.engine(from).connect(Simulation::address(to), options);
   if (!made) {
     l.over = true;
+    if (is_every_link_down(l) && made.error().status == Status::system) return connect_later(l);
     return fail("connection {}: {}", index, made.error().message());
   }
   l.handle = *made;
@@ -69,6 +74,7 @@ void SimWorld::on_link_ready(std::uint32_t index) {
   ++l.epoch;
   l.sent = 0;
   on_path_ready(l, "connection", index, l.handle.peer());
+  note_port(l, "connection", index, l.handle.local_path());
 }
 
 void SimWorld::on_link_interrupted(std::uint32_t index, const Error& why) {
@@ -94,6 +100,11 @@ void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
          why.message());
   if (why.status == Status::ok && !l.closing && !l.leaving && !l.troubled)
     fail("connection {} closed without a request", index);
+  connect_later(l);
+}
+
+/// Another connection takes the place of one that is over.
+void SimWorld::connect_later(const SimLink& l) {
   if (winding_up_) return;
   const auto again = [this, from = l.from, to = l.to(), incarnation = l.incarnation] {
     if (is_incarnation(from, incarnation) && !winding_up_) connect(from, to);

@@ -94,9 +94,10 @@ Nanoseconds SimWorld::reachable_since(NodeId from, const SimPath& p) const {
   const NodeId here = home(from);
   Nanoseconds earliest = kNeverGood;
   for (const auto& [host, not_before] : p.targets) {
-    if (cuts_.contains(std::minmax(here, host))) continue;
+    const Nanoseconds ports_good = std::max(port_good_since(here, p), peers_port_good_since(host));
+    if (cuts_.contains(std::minmax(here, host)) || ports_good == kNeverGood) continue;
     const auto healed = healed_.find(std::minmax(here, host));
-    Nanoseconds since = std::max({p.down_since, not_before, hosts_[host].good_since,
+    Nanoseconds since = std::max({p.down_since, not_before, ports_good, hosts_[host].good_since,
                                   hosts_[host].paused_until, hosts_[here].paused_until});
     if (healed != healed_.end()) since = std::max(since, healed->second);
     earliest = std::min(earliest, since);
@@ -105,7 +106,8 @@ Nanoseconds SimWorld::reachable_since(NodeId from, const SimPath& p) const {
 }
 
 Nanoseconds SimWorld::longest_absence(const SimPath& p) const {
-  const auto attempts = static_cast<std::int64_t>(p.targets.size()) + 1;
+  const std::size_t paths = std::max<std::size_t>(p.local_paths.size(), 1);
+  const auto attempts = static_cast<std::int64_t>(p.targets.size() * paths) + 1;
   return attempts * p.timeout + 2 * kLongestBackoff + kLongestHoldOff + kLongestClose + slack_;
 }
 
@@ -138,9 +140,11 @@ void SimWorld::watch_reconnects() {
   if (!is_closing_) sim_.at(sim_.now() + 20ms, [this] { watch_reconnects(); });
 }
 
-/// All nodes live, and no link is cut: everything that reconnects is ready again.
+/// All nodes live, and no link is cut: everything is ready again that reconnects and has a port.
 bool SimWorld::await_reconnects() {
-  const auto is_away_now = [this](const SimPath& p) { return is_away(p); };
+  const auto is_away_now = [this](const SimPath& p) {
+    return is_away(p) && reachable_since(p.from, p) != kNeverGood;
+  };
   const auto all_back = [&] {
     return failed() || (std::none_of(sessions_.begin(), sessions_.end(), is_away_now) &&
                         std::none_of(links_.begin(), links_.end(), is_away_now));

@@ -21,7 +21,10 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   s.reconnects = index % 2 == 1;
   s.waits = index % 4 == 1;
   if (s.reconnects) options.reconnect = {10'000, 1ms, 20ms};
-  s.timeout = s.reconnects && !s.connected ? 100ms : 500ms;
+  choose_local_paths(s);
+  s.connected = s.connected || has_own_ports(s);  // datagrams leave by the first port only
+  s.timeout = s.reconnects && (!s.connected || has_own_ports(s)) ? 100ms : 500ms;
+  options.local_paths = s.local_paths;
   options.timeout = s.timeout;
   options.alternatives = alternatives(s);
   if (s.waits) options.when_not_ready = WhenNotReady::wait;
@@ -32,6 +35,7 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   rouse(from);
   if (!opened) {
     s.over = true;
+    if (is_every_link_down(s) && opened.error().status == Status::system) return open_later(s);
     return fail("session {}: {}", index, opened.error().message());
   }
   s.handle = *opened;
@@ -45,6 +49,7 @@ void SimWorld::on_session_ready(std::uint32_t index) {
   if (std::exchange(s.interrupted, false)) count(SimEvent::reopened);
   s.ready = true;
   on_path_ready(s, "session", index, s.handle.peer());
+  note_port(s, "session", index, s.handle.local_path());
   // A node that has given its listener away meanwhile, and may have died since, may serve it.
   s.moved = has_former(s.to()) || s.down_since <= hosts_[s.to()].released_at;
 }
@@ -82,6 +87,11 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
       !(s.closing && !s.ready))
     fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to(),
          why.message());
+  open_later(s);
+}
+
+/// Another session takes the place of one that is over.
+void SimWorld::open_later(const SimSession& s) {
   if (winding_up_) return;
   const auto again = [this, from = s.from, to = s.to(), incarnation = s.incarnation] {
     if (is_incarnation(from, incarnation) && !winding_up_) open_session(from, to);

@@ -60,6 +60,8 @@ void SimWorld::plan_trouble() {
   for (std::uint64_t i = 1 + sim_.random(sim_.random(4)); i != 0; --i) plan_cut(span);
   for (std::uint64_t i = 1 + sim_.random(2); i != 0; --i) plan_pause(span);
   plan_failure(span);
+  if (!has_local_paths_) return;
+  for (std::uint64_t i = 2 + sim_.random(4); i != 0; --i) plan_port(span);
 }
 
 void SimWorld::plan_kill(Nanoseconds within) {
@@ -152,10 +154,10 @@ void SimWorld::mark(NodeId host) {
 }
 
 bool SimWorld::in_trouble(const SimPath& p) const {
-  return !sim_.alive(p.from) ||
+  return !sim_.alive(p.from) || hosts_[home(p.from)].ports != kPortsUp ||
          std::any_of(p.targets.begin(), p.targets.end(), [&](const auto& target) {
            return !sim_.alive(hosts_[target.first].current) ||
-                  hosts_[target.first].has_no_listener ||
+                  hosts_[target.first].has_no_listener || hosts_[target.first].ports != kPortsUp ||
                   cuts_.contains(std::minmax(home(p.from), target.first));
          });
 }
@@ -175,6 +177,8 @@ void SimWorld::end_actor(NodeId node) {
   if (is_leaving(node)) hosts_[home(node)].left_at = sim_.now();
   for (SimSession& s : sessions_) s.over = s.over || s.from == node;
   for (SimLink& l : links_) l.over = l.over || l.from == node;
+  end_timers(node);
+  orphan_leases(node);
   for (SimCall& c : calls_) {
     if (sessions_[c.session].from != node || !c.accepted || c.ended != 0 || c.orphan) continue;
     c.orphan = true;

@@ -40,17 +40,24 @@ enum class SimEvent : std::uint8_t {
   closed,     ///< sessions closed by their own end
   reopened,   ///< sessions that were interrupted, and ready again
   // Events that not every run can contain.
-  drains,        ///< engines whose drain ended
-  whole_drains,  ///< of these, drains that cut nothing off
-  handovers,     ///< listeners taken over by a successor
-  failovers,     ///< sessions and connections that became ready at another address than the last
-  held_off,      ///< that came back to an address that had asked them to wait
-  strangers,     ///< sessions and connections refused for want of the key
-  rotations,     ///< nodes started again with newer keys
-  wakeups,       ///< sleeps of nodes that something ended
-  lapses         ///< listeners that went away for a while
+  drains,         ///< engines whose drain ended
+  whole_drains,   ///< of these, drains that cut nothing off
+  handovers,      ///< listeners taken over by a successor
+  failovers,      ///< sessions and connections that became ready at another address than the last
+  held_off,       ///< that came back to an address that had asked them to wait
+  strangers,      ///< sessions and connections refused for want of the key
+  rotations,      ///< nodes started again with newer keys
+  wakeups,        ///< sleeps of nodes that something ended
+  lapses,         ///< listeners that went away for a while
+  port_failures,  ///< ports of devices whose links went down, or that fell silent
+  port_moves,     ///< sessions and connections that became ready through another port than the last
+  timers,         ///< runs of the application's timers
+  cancelled_timers,
+  renewals,         ///< leases that lasted for longer than one duration, since they were renewed
+  expiries,         ///< leases that ended in their time, without a renewal
+  refused_accesses  ///< with the keys of leases that were over
 };
-inline constexpr std::size_t kSimEvents = 29;
+inline constexpr std::size_t kSimEvents = 36;
 /// The first event that not every run can contain.
 inline constexpr SimEvent kFirstRareEvent = SimEvent::drains;
 [[nodiscard]] const char* name_of(SimEvent event) noexcept;

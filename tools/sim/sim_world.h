@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -26,6 +27,8 @@ inline constexpr Nanoseconds kLongestRetryAfter = 30ms;  ///< of nodes that drai
 /// Until those that were asked to wait come back: a random part is added.
 inline constexpr Nanoseconds kLongestHoldOff = kLongestRetryAfter * 5 / 4;
 
+inline constexpr std::array<PortState, 2> kPortsUp{PortState::up, PortState::up};
+
 enum SimMethod : Method {
   kSimTiny = 1,  ///< too short to carry the call's number; echoes the bytes
   kSimEcho,
@@ -39,7 +42,8 @@ enum SimMethod : Method {
 
 /// A session or connection, and what may have disturbed it.
 struct SimPath {
-  NodeId from = 0;  ///< a node
+  NodeId from = 0;                     ///< a node
+  std::vector<LocalPath> local_paths;  ///< empty: the engine's own port
   /// Hosts, in the order in which they are tried, and until when they asked us to wait; 0: they did
   /// not.
   std::vector<std::pair<NodeId, Nanoseconds>> targets;
@@ -47,6 +51,7 @@ struct SimPath {
   std::uint32_t incarnation = 0;  ///< of the opening node
   Nanoseconds down_since{0};      ///< unless it is ready
   Nanoseconds timeout{0};         ///< of each attempt
+  std::uint32_t port = 0;         ///< local; the last one with which it was ready
   bool reconnects = false;
   bool interrupted = false;  ///< and not ready since
   bool leaving = false;      ///< an end drains, or did
@@ -118,11 +123,62 @@ struct SimKept {
   bool of_reply;
 };
 
+/// A timer of Engine::after() or Engine::every().
+struct SimTimer {
+  NodeId node = 0;
+  std::uint32_t incarnation = 0;
+  Nanoseconds due{0};       ///< of the next run
+  Nanoseconds interval{0};  ///< 0: it runs once
+  Timer handle;
+  std::uint32_t runs = 0;
+  bool is_over = false;       ///< no further run may follow
+  bool is_cancelled = false;  ///< for that reason
+};
+
+/// How far a lease of the workload has come.
+enum class SimLeaseStage : std::uint8_t {
+  requested,
+  held,
+  left,  ///< by its holder: detached
+  over   ///< for its holder
+};
+
+/// Memory that a connection's client has leased from the server.
+struct SimLease {
+  std::uint32_t link = 0;
+  std::uint32_t epoch = 0;  ///< SimLink::epoch
+  std::uint32_t bytes = 0;
+  Nanoseconds duration{0};
+  SimLeaseStage stage = SimLeaseStage::requested;
+  bool is_calm = false;     ///< begun when all trouble was over: nothing excuses its end
+  bool is_renewed = false;  ///< automatically, now
+  bool gives_back = false;  ///< give_back() was called
+  bool was_held = false;    ///< its owner has granted it
+  bool is_counted = false;  ///< in SimEvent::renewals
+  Nanoseconds begun{0};
+  std::uint32_t denial = 0;         ///< the code with which the owner refuses it; 0: it does not
+  Nanoseconds ends_by{kNeverGood};  ///< the owner has its memory again by then
+  RemoteMemory memory;
+  RemoteRegion detached;  ///< with its key
+  // The owner's.
+  NodeId owner = 0;
+  std::uint32_t owner_incarnation = 0;  ///< 0: not granted
+  std::uint32_t returns = 0;
+};
+
+/// An operation on leased memory.
+struct SimAccess {
+  std::uint32_t lease = 0;
+  bool is_late = false;  ///< begun when the owner had its memory again
+  bool ended = false;
+};
+
 struct SimActor {
   Listener listener;
   std::vector<std::uint32_t> sessions;  ///< opened here; some may be over
   std::vector<std::uint32_t> links;
   std::deque<SimKept> kept;
+  std::vector<std::uint32_t> timers;  ///< started here; some may be over
   NodeId host = 0;
   bool dies_in_handler = false;
   bool is_retired = false;  ///< a successor has its listener, or gets it
@@ -149,14 +205,17 @@ struct SimHost {
   bool connects = false;                             ///< its calls use connections only
   int key_file = -1;                                 ///< descriptor
   std::uint32_t key_stage = 0;                       ///< of a rotation
+  std::array<PortState, 2> ports = kPortsUp;         ///< of its devices
+  std::array<Nanoseconds, 2> ports_since{};          ///< when they got these states
 };
 
 /// One run. sim_workload.cc drives it, sim_sessions.cc opens sessions, sim_calls.cc calls and
 /// serves, sim_messages.cc sends, sim_trouble.cc causes faults, sim_departures.cc drains and hands
-/// over, sim_paths.cc judges reconnecting, sim_keys.cc has keys and strangers.
+/// over, sim_paths.cc judges reconnecting, sim_local_paths.cc fails local ports, sim_timers.cc has
+/// timers, sim_leases.cc leases, and sim_keys.cc keys and strangers.
 class SimWorld {
  public:
-  SimWorld(Simulation simulation, const SimWorkload& workload);
+  SimWorld(Simulation simulation, std::uint64_t seed, const SimWorkload& workload);
   SimOutcome run();
 
  private:
@@ -191,6 +250,7 @@ class SimWorld {
   void plan_act(NodeId node);
   void start_actor(NodeId node);
   void choose_features();
+  [[nodiscard]] bool has_by_seed(std::uint64_t feature, std::uint64_t percent) const noexcept;
   void copy_statistics();
   bool goes_on();
   bool settle();
@@ -202,6 +262,7 @@ class SimWorld {
   // Calls.
   void serve(NodeId node);
   void open_session(NodeId from, NodeId to);
+  void open_later(const SimSession& s);
   void on_session_ready(std::uint32_t session);
   [[nodiscard]] static bool is_told_to_move(const SimSession& s, const Error& why);
   void on_session_interrupted(std::uint32_t session, const Error& why);
@@ -248,6 +309,62 @@ class SimWorld {
   void watch_reconnects();
   bool await_reconnects();
 
+  // Local paths.
+  void choose_local_paths(SimPath& p);
+  [[nodiscard]] PortState port_state(NodeId host, std::uint32_t port) const {
+    return hosts_[host].ports[port - 1];
+  }
+  [[nodiscard]] bool has_own_ports(const SimPath& p) const { return !p.local_paths.empty(); }
+  [[nodiscard]] bool is_every_link_down(const SimPath& p) const;
+  /// Since when connections reach a peer of the host through a port there; kNeverGood: they do not.
+  [[nodiscard]] Nanoseconds port_good_since(NodeId host, const SimPath& p) const;
+  [[nodiscard]] Nanoseconds peers_port_good_since(NodeId host) const;
+  void set_port(NodeId host, std::uint8_t port, PortState state);
+  void mark_port(NodeId host, std::uint8_t port);
+  std::pair<NodeId, std::uint8_t> pick_port();
+  void plan_port(Nanoseconds within);
+  void restore_ports();
+  void note_port(SimPath& p, const char* kind, std::uint32_t index, const LocalPath& path);
+  void check_port(const SimPath& p, const char* kind, std::size_t index, std::uint32_t port);
+  void audit_local_paths();
+
+  // Timers.
+  void start_timer(NodeId node, Nanoseconds delay, bool repeats);
+  void start_timers(NodeId node);
+  void act_on_timers(NodeId node);
+  void on_timer(std::uint32_t timer, std::uint32_t runs);
+  void cancel_timer(std::uint32_t timer);
+  [[nodiscard]] Nanoseconds latest_run(const SimTimer& t) const;
+  void end_timers(NodeId node);
+  void audit_timers();
+
+  // Leases.
+  void act_on_leases(std::uint32_t link);
+  bool request_lease(std::uint32_t link, bool is_calm);
+  void on_memory_request(NodeId node, MemoryRequest& request);
+  void on_lease_reply(std::uint32_t lease, LeaseReply& reply);
+  void renew_by_itself(std::uint32_t lease);
+  void on_renewal_end(std::uint32_t lease, Status status);
+  void end_lease(std::uint32_t lease, std::uint64_t how);
+  void use_lease(std::uint32_t lease);
+  void use_key_late(std::uint32_t lease);
+  void on_access_end(std::uint64_t access, Status status);
+  void on_returned(NodeId node, const Returned& returned);
+  void judge_return(const SimLease& lease, std::uint32_t index, ReturnedBy how);
+  void audit_held(SimLease& lease, std::uint32_t index);
+  [[nodiscard]] bool is_link_up(const SimLease& lease) const;
+  [[nodiscard]] bool has_owner(const SimLease& lease) const {
+    return is_incarnation(lease.owner, lease.owner_incarnation);
+  }
+  /// Whether the lease's connection may end without a defect.
+  [[nodiscard]] bool may_link_end(const SimLease& lease) const;
+  [[nodiscard]] bool is_excused(const SimLease& lease) const;
+  [[nodiscard]] Nanoseconds longest_retry() const;
+  void orphan_leases(NodeId node);
+  void audit_leases();
+  bool prove_leases();
+  void judge_leases();
+
   // Departures.
   void add_actor(NodeId host);
   /// Wakes a node for what was started on its engine between polls.
@@ -285,6 +402,7 @@ class SimWorld {
 
   // Messages.
   void connect(NodeId from, NodeId to);
+  void connect_later(const SimLink& l);
   void on_link_ready(std::uint32_t link);
   void on_link_interrupted(std::uint32_t link, const Error& why);
   void listen(NodeId node);
@@ -315,12 +433,16 @@ class SimWorld {
   [[nodiscard]] bool in_trouble(const SimPath& p) const;
 
   const SimWorkload workload_;
+  const std::uint64_t seed_;
   SimOutcome outcome_;
   // Declared before the simulation, as they must outlive its nodes.
   std::deque<SimSession> sessions_;
   std::deque<SimLink> links_;
   std::deque<SimCall> calls_;
   std::deque<SimMessage> messages_;
+  std::deque<SimTimer> timers_;
+  std::deque<SimLease> leases_;  ///< a lease's tag is its index and 1
+  std::deque<SimAccess> accesses_;
   std::deque<SimActor> actors_;  ///< one for each node
   std::deque<SimHost> hosts_;    ///< of the nodes that belong together: neither of strangers
   std::set<std::pair<NodeId, NodeId>> cuts_;                 ///< of hosts
@@ -341,12 +463,15 @@ class SimWorld {
   bool has_failovers_ = false;
   bool has_lapses_ = false;  ///< listeners go away and come back
   bool has_sleepers_ = false;
+  bool has_local_paths_ = false;  ///< ports fail, and sessions and connections name theirs
+  bool has_timers_ = false;
+  bool has_leases_ = false;
   std::uint32_t first_key_stage_ = 0;
   std::vector<int> key_files_;  ///< descriptors
   std::uint64_t tiny_begun_ = 0;
   std::uint64_t tiny_runs_ = 0;
   std::uint64_t unended_ = 0;  ///< calls that have not ended
-  std::uint64_t unsent_ = 0;   ///< messages that have not ended
+  std::uint64_t unsent_ = 0;   ///< messages, and accesses to leases, that have not ended
 };
 
 }  // namespace spinwire::tools
