@@ -31,6 +31,7 @@ namespace wire = spinwire::wire;
 using wire::MessageKind;
 
 inline constexpr std::uint32_t kLongest = 1u << 20;
+inline constexpr std::uint32_t kOfferedBytes = 20000;
 
 inline Config hostile_config() {
   Config c = small_config();
@@ -122,6 +123,22 @@ struct Attacked {
   }
   void expect_refused(const char* words) { expect_ended(Status::protocol, words, 1); }
   [[nodiscard]] std::uint32_t windows() const { return node.engine.config().memory.windows; }
+  /// Makes 20 offers of kOfferedBytes by `offer`, each of which is a message. Finishes.
+  template <typename Offering>
+  void expect_each_delivered(Offering&& offer) {
+    begin();
+    for (std::uint64_t i = 1; i <= 20; ++i) {
+      ASSERT_TRUE(offer());
+      ASSERT_TRUE(until([&] { return delivered == i; }));
+      peer.grant(1);
+      EXPECT_EQ(node.engine.memory_stats(Pool::rendezvous).blocks_used, 0u);
+    }
+    ASSERT_TRUE(until([&] { return peer.heard.size() == 20; }));
+    EXPECT_EQ(bytes, 20u * kOfferedBytes);
+    (void)victim.close();
+    expect_ended(Status::ok, "", 0);
+    finish();
+  }
   void finish() {
     peer.close();
     node.ready.clear();

@@ -371,19 +371,8 @@ TEST_F(HostilePeer, WhatCannotBePulledEndsTheConnection) {
 
 TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
   Attacked t;
-  t.begin();
-  const auto offer = wire::encode(t.peer.offer(20000, 9));
-  for (std::uint64_t i = 1; i <= 20; ++i) {
-    ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, offer));
-    ASSERT_TRUE(t.until([&] { return t.delivered == i; }));
-    t.peer.grant(1);
-    EXPECT_EQ(t.node.engine.memory_stats(Pool::rendezvous).blocks_used, 0u);
-  }
-  ASSERT_TRUE(t.until([&] { return t.peer.heard.size() == 20; }));
-  EXPECT_EQ(t.bytes, 20u * 20000);
-  (void)t.victim.close();
-  t.expect_ended(Status::ok, "", 0);
-  t.finish();
+  const auto offer = wire::encode(t.peer.offer(kOfferedBytes, 9));
+  t.expect_each_delivered([&] { return t.peer.send(MessageKind::rendezvous_offer, offer); });
 }
 
 TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {

@@ -16,6 +16,16 @@ struct ExposedMemory : Pair {
     memory = server.buffer(bytes, Pool::lease);
     region = server.engine.expose(memory.slice(), access).value();
   }
+  /// Sends messages until the client has credit for more than eight, and all have ended.
+  void warm_up() {
+    const Buffer one = client.filled(1, 1);
+    EXPECT_TRUE(until([&] {
+      (void)ends.client.send(one);
+      return ends.client.stats().send_credits > 8;
+    }));
+    EXPECT_TRUE(until([&] { return ends.client.stats().outstanding == 0; }));
+    settle();
+  }
   void finish() {
     EXPECT_EQ(server.engine.revoke(region), Status::ok);
     memory.reset();

@@ -46,13 +46,7 @@ class EngineLocalOffers : public testing::Test {
 struct Behind : ExposedMemory {
   explicit Behind(const std::uint64_t* ticks) : ExposedMemory(local_config(), ticks) {
     expose(8192, Access::remote_read_write);
-    const Buffer one = client.filled(1, 1);
-    EXPECT_TRUE(until([&] {
-      (void)c().send(one);
-      return c().stats().send_credits > 8;
-    }));
-    EXPECT_TRUE(until([&] { return c().stats().outstanding == 0; }));
-    settle();
+    warm_up();
     small = client.filled(64, 1);
     large = client.filled(kLong, 2);
   }

@@ -32,13 +32,7 @@ struct Time {
 struct Bench : Time, ExposedMemory {
   explicit Bench() : ExposedMemory(long_messages(), &ticks) {
     expose(8192, Access::remote_read_write | Access::remote_atomic);
-    const Buffer one = client.filled(1, 1);
-    EXPECT_TRUE(until([&] {
-      (void)c().send(one);
-      return c().stats().send_credits > 8;
-    }));
-    EXPECT_TRUE(until([&] { return c().stats().outstanding == 0; }));
-    settle();
+    warm_up();
     server.on_message = [this](Connection, Message&) { ++arrived; };
   }
   Connection& c() { return ends.client; }
