@@ -291,7 +291,9 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc, wire::M
   RendezvousReceive offered;
   if (const char* const wrong = read_offer(ctx, wc, kind, body, offered); wrong != nullptr)
     return fail_offer(ctx, a, wrong);
-  if (offered.length > c.max_message_bytes || c.max_message_bytes == c.eager_bytes)
+  if (c.max_message_bytes == c.eager_bytes)
+    return fail_offer(ctx, a, "connections.max_message_bytes is no more than eager_bytes here");
+  if (offered.length > c.max_message_bytes)
     return fail_offer(ctx, a, "it is longer than connections.max_message_bytes");
   if (!takes_messages(a)) return send_answer(ctx, a, offered, RendezvousVerdict::closing);
   RendezvousReceive* const queued = queue_receive(ctx, a, offered);

@@ -82,6 +82,19 @@ TEST_P(HostileLocalOffers, OfTheSameMemoryAreMessagesOfTheirOwn) {
   t.expect_each_delivered([&t] { return send(t, t.peer.local_offer(kOfferedBytes, 9)); });
 }
 
+TEST_P(HostileLocalOffers, ToAnEndWithoutRendezvousMessagesEndTheConnection) {
+  Config c = config();
+  c.connections.max_message_bytes = c.connections.eager_bytes;
+  Attacked t(c);
+  for (const std::uint32_t length : {1u, c.connections.eager_bytes, kBytes}) {
+    t.begin();
+    ASSERT_TRUE(send(t, t.peer.local_offer(length, 1)));
+    t.expect_refused("connections.max_message_bytes is no more than eager_bytes");
+    EXPECT_EQ(t.delivered, 0u) << length;
+  }
+  t.finish();
+}
+
 /// How far the peer's first message is.
 struct Progress {
   std::uint32_t requested = 0;

@@ -297,5 +297,23 @@ TEST_F(EngineLocalOffers, ReachAnEndWithItsOwnDomainWhoseOwnHaveKeys) {
   engine_test::finish(client, server);
 }
 
+TEST_F(EngineLocalOffers, ReachNoEndWithoutRendezvousMessages) {
+  Config shorter = local_config();
+  shorter.connections.max_message_bytes = shorter.connections.eager_bytes;
+  for (const bool is_server : {true, false}) {
+    SCOPED_TRACE(is_server);
+    Pair p(is_server ? shorter : local_config(), is_server ? local_config() : shorter);
+    const std::size_t eager = shorter.connections.eager_bytes;
+    for (Connection c : {p.ends.client, p.ends.server}) {
+      Node& from = c == p.ends.client ? p.client : p.server;
+      EXPECT_EQ(c.max_message(), eager);
+      EXPECT_EQ(c.send(from.filled(eager + 1, 1)), Status::message_too_long);
+      EXPECT_EQ(c.send(from.filled(eager, 1)), Status::ok);
+    }
+    ASSERT_TRUE(p.until([&] { return p.client.messages == 1 && p.server.messages == 1; }));
+    p.finish();
+  }
+}
+
 }  // namespace
 }  // namespace local_offers_by_engines_test
