@@ -2,6 +2,7 @@
 // order they arrive beside rendezvous messages.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -23,6 +24,7 @@ namespace {
 
 namespace agent = spinwire::agent;
 using namespace engine_test;  // the names of a test namespace
+using spinwire::BufferSlice;
 using spinwire::CompletionCallback;
 using spinwire::ConnectionHandlers;
 using spinwire::DirectPath;
@@ -372,6 +374,43 @@ TEST_F(EngineLongDirectMessages, NeedBothEndsAndAPoolForThoseThatAreKept) {
     ASSERT_TRUE(t.until([&] { return t.came.size() == 1; }));
     t.finish();
   }
+}
+
+// Otherwise the same message would be taken or refused, depending on the room in the lane.
+TEST_F(EngineLongDirectMessages, OfTheApplicationsOwnMemoryNeedTheRightToRead) {
+  constexpr std::size_t kSize = 8192;
+  std::vector<std::byte> own(kLongest);
+  for (std::size_t i = 0; i < own.size(); ++i)
+    own[i] = Node::pattern(Nodes::seed(kSize), static_cast<std::uint32_t>(i));
+  Config blind = long_config();
+  blind.queue_pair.access = spinwire::Access::remote_write;
+  Nodes t(long_config(), blind);
+  spinwire::MemoryRegion region = *t.client.engine.register_memory(own, spinwire::Access::local);
+  const auto send = [&](std::size_t size) { return t.ends.client.send(region.slice(0, size)); };
+  ASSERT_NO_FATAL_FAILURE(t.send_all(std::vector<std::size_t>(200, 32)));  // warms credit up
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 200; }));
+  EXPECT_TRUE(t.goes_directly(kLongest)) << "memory of the pools";
+  for (const std::size_t size : {kEager + 1, kSize, kLongest})
+    EXPECT_EQ(send(size), Status::message_too_long) << size;
+  narrow_lanes(t.client.engine);
+  std::size_t sent = 201;
+  for (int i = 0; i < 20 && t.ends.client.stats().outstanding == 0; ++i)
+    sent += t.send(kLongest) == Status::ok ? 1u : 0u;
+  EXPECT_NE(t.ends.client.stats().outstanding, 0u) << "one by rendezvous";
+  EXPECT_EQ(send(kSize), Status::message_too_long) << "the lane is full";
+  ASSERT_TRUE(t.until([&] { return t.came.size() == sent; }));
+  // These are copied, and these are short.
+  const std::array<BufferSlice, 2> parts = {region.slice(0, 4000),
+                                            region.slice(4000, kSize - 4000)};
+  ASSERT_TRUE(t.until([&] { return t.ends.client.send(parts) == Status::ok; }));
+  ASSERT_TRUE(t.until([&] { return t.came.size() == sent + 1; }));
+  t.server.on_message = [&](Connection, Message& m) { t.came.push_back(m.size()); };
+  ASSERT_TRUE(t.until([&] { return send(kEager) == Status::ok; }));
+  ASSERT_TRUE(t.until([&] { return t.came.size() == sent + 2; }));
+  EXPECT_EQ(t.came.back(), kEager);
+  ASSERT_TRUE(t.until([&] { return t.ends.client.stats().outstanding == 0; }));
+  region = {};
+  t.finish();
 }
 
 TEST_F(EngineLongDirectMessages, AFailedPeerAndAClosedConnectionLoseNone) {
