@@ -36,6 +36,7 @@ constexpr spinwire::Method kWritten =
     50;  ///< replies with kWrittenBytes, longer than an eager message
 constexpr spinwire::Method kOffered = 51;         ///< replies with kOfferedBytes, the same
 constexpr spinwire::Method kPlaced = 52;          ///< the same, for memory without a key
+constexpr spinwire::Method kKept = 53;            ///< keeps the request, and never replies
 constexpr std::size_t kWrittenBytes = 1'000'000;  ///< has a second besides the timeout
 constexpr std::size_t kOfferedBytes = 3000;
 constexpr Nanoseconds kTimeout = 2s;
@@ -153,10 +154,12 @@ class RpcOwedReplies : public testing::Test {
     return c;
   }
   /// Calls a method that is refused. The calls of a slot have numbers that grow by the window.
-  void call(Client& c, std::uint32_t number, spinwire::Method method = kUnknown) {
+  void call(Client& c, std::uint32_t number, spinwire::Method method = kUnknown,
+            const Bytes& request = {}) {
     ASSERT_TRUE(until([&] { return c.peer.granted() > c.sent; }));
     ++c.sent;
-    RpcMessageHeader call{number, method, RpcMessageKind::call, 0, 0, 0, 0, 0};
+    const auto size = static_cast<std::uint32_t>(request.size());
+    RpcMessageHeader call{number, method, RpcMessageKind::call, 0, size, 0, 0, 0};
     if (method == kPlaced) call.reply_capacity = 1u << 20;
     if (method == kWritten) {
       call.reply_capacity = kWrittenBytes;
@@ -164,8 +167,10 @@ class RpcOwedReplies : public testing::Test {
       call.rkey = c.peer.rkey();
     }
     const auto head = spinwire::wire::encode(call);
+    Bytes body(head.begin(), head.end());
+    body.insert(body.end(), request.begin(), request.end());
     ASSERT_TRUE(
-        c.peer.send(message(MessageKind::data, head, spinwire::wire::message_flag::kWantCredit)));
+        c.peer.send(message(MessageKind::data, body, spinwire::wire::message_flag::kWantCredit)));
   }
   /// Keeps why the connection ends.
   void watch(const Client& c) {
@@ -406,6 +411,43 @@ TEST_F(RpcOwedReplies, AClientThatFetchesNoPlacedReplyIsLost) {
   expect_lost(stuck, "answered no offer of a rendezvous message");
   serve_other();
   EXPECT_TRUE(other.served.ready());
+}
+
+// Its answer needs credit, which we do not grant meanwhile.
+TEST_F(RpcOwedReplies, AClientHasTimeWhileWeLackReceivesForItsAnswers) {
+  std::vector<spinwire::BufferSlice> kept;
+  ASSERT_TRUE(server_->core->serve(kKept, [&kept](Request& r) {
+    (void)r.defer();
+    kept.push_back(r.keep());
+  }));
+  Client& c = add();
+  ASSERT_TRUE(c.grant(8));
+  call(c, kWindow - 1, kPlaced);
+  ASSERT_TRUE(until([&] { return c.peer.heard.size() == 1; }));
+  ASSERT_TRUE(spinwire::wire::is_offer(c.peer.heard[0].header.kind));
+  watch(c);
+  const auto lacks = [&] { return agent_of(c)->credit.waits_for_receives; };
+  memory::Arena& arena = *server_->core->context.arena;
+  const std::size_t bytes = server_->core->context.config.connections.eager_bytes;
+  std::vector<spinwire::detail::Block*> others;
+  while (auto* const block = arena.allocate(memory::PoolId::receive, bytes))
+    others.push_back(block);
+  for (std::uint32_t slot = 0; slot + 1 < kWindow && !lacks(); ++slot) {
+    ASSERT_NO_FATAL_FAILURE(call(c, kWindow + slot, kKept, Bytes(100)));
+    ASSERT_TRUE(until([&] { return kept.size() == slot + 1; }));
+  }
+  ASSERT_TRUE(lacks());
+  rest(2 * (kTimeout + kBlockTimeout));
+  ASSERT_TRUE(c.served.ready()) << why_;
+  EXPECT_TRUE(lacks());
+  kept.clear();
+  for (auto* const block : others) spinwire::detail::release(block);
+  settle();
+  EXPECT_FALSE(lacks());
+  rest(kTimeout + kBlockTimeout - 200ms);
+  ASSERT_TRUE(c.served.ready()) << why_;
+  rest(600ms);
+  expect_lost(c, "answered no offer of a rendezvous message");
 }
 
 TEST_F(RpcOwedReplies, AClientThatFetchesPlacedRepliesSlowlyIsNotLost) {

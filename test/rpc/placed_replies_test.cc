@@ -189,6 +189,28 @@ TEST(RpcPlacedReplies, ACallThatTimesOutEndsWhenItsReplyHasCome) {
   t.finish_held(b);
 }
 
+// The time for a server that does not answer does not count while our own READs take long.
+TEST(RpcPlacedReplies, ACallThatTimesOutWaitsForAReplyThatComesSlowly) {
+  Held t;
+  if (!t.places()) GTEST_SKIP() << kNoPlaces;
+  t.each_turn = [&t] { t.now += 5'000'000; };
+  const Nanoseconds close = t.client.engine.config().connections.close_timeout;
+  Buffer b = t.room(kLong);
+  CallOptions options;
+  options.timeout = 30ms;
+  t.begin_later(b, options);
+  t.delay(3 * close);  // of each of two READs, one after the other
+  Buffer reply = t.server.buffer(kLong);
+  EXPECT_EQ(t.later.back().call.reply(reply.slice()), Status::ok);
+  const std::uint64_t begun = t.now;
+  ASSERT_TRUE(t.until([&] { return t.times != 0; }));
+  EXPECT_GT(t.now - begun, static_cast<std::uint64_t>(Nanoseconds(3 * close).count()));
+  t.expect_over(b, Status::timed_out);
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  reply.reset();
+  t.finish_held(b);
+}
+
 TEST(RpcPlacedReplies, AnAbandonedCallEndsWhenItsReplyCannotCome) {
   enum class Way : std::uint8_t { session_closes, server_ends, connection_is_lost };
   for (const Way way : {Way::session_closes, Way::server_ends, Way::connection_is_lost}) {
