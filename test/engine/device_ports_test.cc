@@ -292,5 +292,31 @@ TEST_F(EnginePorts, OutOfBandAnAddressIsResolvedFromThePortThatIsUsed) {
       << node.closed[0].message();
 }
 
+TEST_F(EnginePorts, AConnectionThatTimesOutSaysThatNobodyAnswersAtItsAddress) {
+  std::uint64_t ticks = 1'000'000'000;
+  for (const bool has_peer : {true, false}) {
+    std::optional<spinwire::Endpoint> ours;
+    Node node(small_config(), &ticks);
+    const Resolutions resolver(node);
+    spinwire::PrepareOptions options;
+    options.handlers = node.handlers();
+    options.timeout = 50ms;
+    options.on_endpoint = [&ours](Connection, const spinwire::Endpoint& e) { ours = e; };
+    auto made = node.engine.prepare(options);
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(until({&node}, [&] { return ours.has_value(); }));
+    ++ours->qp_num;
+    if (has_peer) {
+      ASSERT_TRUE(made->join(*ours));
+    }
+    ticks += 60'000'000;
+    ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
+    EXPECT_EQ(node.closed[0].status, Status::timed_out);
+    const bool says_so =
+        node.closed[0].found.find("nobody answers at its address") != std::string::npos;
+    EXPECT_EQ(says_so, has_peer) << node.closed[0].message();
+  }
+}
+
 }  // namespace
 }  // namespace device_ports_test
