@@ -116,7 +116,8 @@ void ControlPort::stop_resolving(Handshake& h) noexcept {
   if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
 }
 
-void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcome) noexcept {
+void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcome,
+                              bool is_answered) noexcept {
   try {
     if (!what.handshake && cm_owner_ != nullptr)
       return cm_owner_->on_address_resolved(what.subject, outcome);
@@ -125,9 +126,10 @@ void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcom
     h->address = AddressState::resolved;
     update_eviction(*h);
     const bool is_silent = !outcome && outcome.error().status == Status::peer_lost;
-    end_resolution(*h, !is_silent);
+    end_resolution(*h, !is_silent && is_answered);
     if (!h->is_seen_from_elsewhere && is_silent) answered_.remove(h->resolving);
-    if (!h->is_seen_from_elsewhere && outcome && h->inbound) answered_.add(h->source, h->resolving);
+    if (!h->is_seen_from_elsewhere && outcome && is_answered && h->inbound)
+      answered_.add(h->source, h->resolving);
     watch(*h);
     std::visit(
         [&](auto& dialogue) {

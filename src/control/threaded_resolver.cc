@@ -91,8 +91,8 @@ struct ThreadedResolver::Job {
   }
 };
 
-ThreadedResolver::ThreadedResolver(ControlPort& port, WaitForNeighbour wait)
-    : port_(port), wait_(std::move(wait)) {
+ThreadedResolver::ThreadedResolver(ControlPort& port, WaitForNeighbour wait, StartThread start)
+    : port_(port), wait_(std::move(wait)), start_thread_(std::move(start)) {
   // Opened at once, so that no peer makes us open anything. A failure is retried when needed.
   (void)open();
 }
@@ -167,7 +167,7 @@ bool ThreadedResolver::start(Job& job) noexcept {
   const bool is_inbound = job.counted_for.has_value();
   auto thread = base::no_throw(kAsked, [&]() -> Result<pthread_t> {
     if (is_inbound) ++running_of_[*job.counted_for];
-    return start_helper_thread(kAsked, Job::run, &job, kStackBytes);
+    return start_thread_(kAsked, Job::run, &job, kStackBytes);
   });
   if (thread) {
     ::pthread_detach(*thread);
@@ -224,9 +224,12 @@ void ThreadedResolver::on_readable() {
     const Resolution what = job->waiting.front();
     job->waiting.erase(job->waiting.begin());
     const Result<void> outcome = job->outcome();
+    // After an error that says nothing of the peer, the verb may leave an unanswered request
+    // behind.
+    const bool is_answered = job->error == 0;
     if (job->waiting.empty()) erase(*job);
     // The owner may begin or cancel others.
-    port_.on_resolved(what, outcome);
+    port_.on_resolved(what, outcome, is_answered);
   }
   if (job != nullptr) raise(event_);  // the rest in the next poll
   start_waiting();

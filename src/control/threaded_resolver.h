@@ -23,13 +23,18 @@ namespace spinwire::control {
 /// value. Several threads call it at once.
 using WaitForNeighbour = std::function<int(const verbs::Place& from, const Gid& gid)>;
 
+/// start_helper_thread(), or what a test has in its place.
+using StartThread =
+    std::function<Result<pthread_t>(const char*, void* (*)(void*), void*, std::size_t)>;
+
 class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
  public:
   static constexpr std::size_t kMost = 128;  ///< threads at once; further resolutions wait
   static constexpr std::size_t kMostInbound = 112;
   static constexpr std::size_t kMostOfSource = 16;
 
-  ThreadedResolver(ControlPort& port, WaitForNeighbour wait);
+  ThreadedResolver(ControlPort& port, WaitForNeighbour wait,
+                   StartThread start = start_helper_thread);
   ThreadedResolver(const ThreadedResolver&) = delete;
   ThreadedResolver& operator=(const ThreadedResolver&) = delete;
   /// Waits for the verbs under way, because they use the device.
@@ -60,6 +65,7 @@ class ThreadedResolver final : public AddressResolver, public DescriptorOwner {
 
   ControlPort& port_;
   const WaitForNeighbour wait_;
+  const StartThread start_thread_;
   std::atomic<bool> is_closing_{false};
   HelperEvent event_;
   std::vector<std::unique_ptr<Job>> jobs_;  ///< the oldest first

@@ -350,9 +350,9 @@ class ManyAddresses : public AddressResolution {
     for (int i = 0; i < 20; ++i) wide_.step();
   }
   /// Ends what has begun and is not over, and lets others begin.
-  void end(const Result<void>& outcome) {
+  void end(const Result<void>& outcome, bool is_answered = true) {
     for (const std::size_t all = resolver_.begun.size(); over_ < all; ++over_)
-      wide_.port.on_resolved(resolver_.begun[over_], outcome);
+      wide_.port.on_resolved(resolver_.begun[over_], outcome, is_answered);
     for (int i = 0; i < 20; ++i) wide_.step();
   }
   void fail() { end(tl::unexpected(ResolverRecord::unreachable())); }
@@ -459,6 +459,13 @@ TEST_F(ManyAddresses, AnsweredOnesAreNotLimitedPerTime) {
   peers(3 * kOfSource.burst, "127.0.0.2:0");
   for (int i = 0; i < 16; ++i) end({});
   EXPECT_EQ(resolver_.begun.size(), 3 * kOfSource.burst);
+}
+
+TEST_F(ManyAddresses, ThoseThatCouldNotBeAskedCountAsUnanswered) {
+  peers(3 * kOfSource.burst, "127.0.0.2:0");
+  for (int i = 0; i < 16; ++i) end({}, false);
+  EXPECT_EQ(resolver_.begun.size(), kOfSource.burst);
+  EXPECT_TRUE(listener_->handshake) << "the owner tries the verb";
 }
 
 TEST_F(ManyAddresses, ThoseThatEndMeanwhileCountAsUnanswered) {

@@ -71,7 +71,13 @@ class ThreadsThatResolve : public ControlPortTest {
     listener_->place = place_;
     auto made = std::make_unique<ThreadedResolver>(
         server_.port,
-        [this](const verbs::Place& from, const Gid& gid) { return neighbours_.wait(from, gid); });
+        [this](const verbs::Place& from, const Gid& gid) { return neighbours_.wait(from, gid); },
+        [this](const char* asked, void* (*run)(void*), void* argument,
+               std::size_t stack) -> Result<pthread_t> {
+          if (threads_ == 0) return tl::unexpected(Error{Status::limit, asked, "no thread", ""});
+          --threads_;
+          return control::start_helper_thread(asked, run, argument, stack);
+        });
     resolver_ = made.get();
     server_.port.set_resolver(std::move(made));
   }
@@ -100,6 +106,7 @@ class ThreadsThatResolve : public ControlPortTest {
   }
 
   Neighbours neighbours_;
+  std::size_t threads_ = 1000;  ///< that can still be started
   verbs::Place place_;
   ThreadedResolver* resolver_ = nullptr;
 };
@@ -140,13 +147,51 @@ TEST_F(ThreadsThatResolve, APeerThatLeavesEndsNoThreadAndIsForgotten) {
 
 /// Receives outcomes of resolutions without a handshake.
 struct Outcomes : control::CmOwner {
-  std::vector<std::uint64_t> known;
+  std::vector<std::uint64_t> known, failed;
+  Status expected = Status::ok;  ///< of those that fail; ok: none does
   void on_cm_event(std::uint64_t, const control::CmEvent&) override {}
   void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override {
-    EXPECT_TRUE(outcome);
-    known.push_back(subject);
+    EXPECT_EQ(outcome ? Status::ok : outcome.error().status, expected);
+    (outcome ? known : failed).push_back(subject);
   }
 };
+
+TEST_F(ThreadsThatResolve, WithoutAThreadThePeerHearsSoAndItsSourceKeepsItsShare) {
+  Outcomes outcomes;
+  server_.port.set_cm_owner(outcomes);
+  outcomes.expected = Status::limit;
+  threads_ = 0;
+  constexpr std::uint64_t kShare = ThreadedResolver::kMostOfSource;
+  for (std::uint64_t i = 1; i <= kShare; ++i) {
+    ASSERT_TRUE(begin(i, i, Source{1}));
+    ASSERT_TRUE(until([&] { return outcomes.failed.size() == i; }));
+  }
+  EXPECT_EQ(resolver_->running(), 0u);
+  EXPECT_EQ(neighbours_.begun(), 0);
+  outcomes.expected = Status::ok;
+  threads_ = 1;
+  ASSERT_TRUE(begin(100, 100, Source{1}));
+  EXPECT_EQ(resolver_->running(), 1u);
+  neighbours_.answer(0);
+  ASSERT_TRUE(until([&] { return outcomes.known.size() == 1; }));
+}
+
+TEST_F(ThreadsThatResolve, WithoutAnotherThreadAPeerWaitsForOneThatEnds) {
+  Outcomes outcomes;
+  server_.port.set_cm_owner(outcomes);
+  threads_ = 1;
+  ASSERT_TRUE(begin(1));
+  ASSERT_TRUE(begin(2));
+  ASSERT_TRUE(begin(3));
+  EXPECT_EQ(resolver_->running(), 1u);
+  for (int i = 0; i < 20; ++i) server_.step();
+  EXPECT_TRUE(outcomes.known.empty());
+  threads_ = 2;
+  neighbours_.answer(0);
+  ASSERT_TRUE(until([&] { return outcomes.known.size() == 3; }));
+  EXPECT_EQ(neighbours_.begun(), 3);
+  EXPECT_EQ(resolver_->running(), 0u);
+}
 
 TEST_F(ThreadsThatResolve, ThoseBeyondTheMostThreadsWaitTheirTurn) {
   constexpr int kMost = ThreadedResolver::kMost;
@@ -244,6 +289,27 @@ TEST_F(ThreadsThatResolve, AnErrorThatIsNotThePeersIsLeftToTheVerb) {
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(neighbours_.begun(), 1);
   EXPECT_TRUE(begin(1)) << "others are resolved";
+}
+
+TEST_F(ThreadsThatResolve, AnErrorThatIsNotThePeersIsNoAnswer) {
+  constexpr int kBurst = control::ResolutionLimits::kOfSource.burst;
+  neighbours_.answer(EINVAL);
+  for (int i = 1; i <= kBurst; ++i) {
+    const HandshakeId id = hello();
+    ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+    ASSERT_EQ(neighbours_.begun(), i);
+    client_.port.drop(id);
+    ASSERT_TRUE(until([&] { return server_.port.handshakes() == 0; }));
+    listener_->handshake = {};
+  }
+  hello();
+  const std::size_t left = threads_;
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 1; }));
+  for (int i = 0; i < 200; ++i) {
+    client_.step();
+    server_.step();
+  }
+  EXPECT_EQ(threads_, left) << "nobody has answered its source yet";
 }
 
 // The address of the loopback interface is a source like any other.
