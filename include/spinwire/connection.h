@@ -56,7 +56,7 @@ class SPINWIRE_API Connection {
   /// if the peer's pool had no block in time. Errors:
   ///   would_block       no credit, or no room in the send queue, the operations or the windows;
   ///                     see ConnectionHandlers::on_writable
-  ///   message_too_long  longer than max_message()
+  ///   message_too_long  longer than max_message(), or than its lower limit for such memory
   ///   out_of_bounds     a slice without memory; a slice of 0 bytes sends a message without bytes
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
   ///   unsupported       a raw connection
@@ -96,7 +96,7 @@ class SPINWIRE_API Connection {
   /// Sends a message with a 32-bit immediate. Errors:
   ///   would_block       no credit, or no room in the send queue, the operations or the windows;
   ///                     see ConnectionHandlers::on_writable
-  ///   message_too_long  longer than max_message()
+  ///   message_too_long  longer than max_message(), or than its lower limit for such memory
   ///   out_of_bounds     a slice without memory; a slice of 0 bytes sends a message without bytes
   ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
   ///   unsupported       a raw connection
@@ -512,9 +512,9 @@ class SPINWIRE_API Connection {
   /// Whether the state is `ready`, so that operations are accepted.
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
   /// Longest message that send() (on a raw connection, send_raw()) accepts: the smaller of both
-  /// ends' connections.max_message_bytes. If the peer may not read our memory
-  /// (ConnectionSettings::access), the smaller of both ends' eager_bytes instead; with direct
-  /// messages that holds only for memory outside the engine's pools. 0 unless ready.
+  /// ends' connections.max_message_bytes. Without remote_read in ConnectionSettings::access, the
+  /// smaller of both ends' eager_bytes; with direct messages, that is the limit only for a message
+  /// of one part in memory outside the engine's pools (several are copied). 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Most parts of a gathered send or write: ConnectionSettings::max_send_sge; on a raw connection,
   /// RawSettings::max_send_sge, up to 64. 0 unless ready. Hot.
