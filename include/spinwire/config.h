@@ -123,8 +123,8 @@ struct Config {
     /// ends' values counts, wherever these headers name connections.eager_bytes. 256 … 1 MiB - 64
     std::uint32_t eager_bytes = 4096;
     std::uint32_t max_message_bytes = 64u << 20;  ///< longest message; eager_bytes … 1 GiB
-    /// How long a rendezvous message waits for a block of the receiver's pool. Then the receiver
-    /// refuses it. 1ms … 1h
+    /// How long a rendezvous message waits for a block of our pool before we refuse it. The sender
+    /// does not know this time, only its own (see peer_timeout): set both alike. 1ms … 1h
     Nanoseconds rendezvous_timeout = std::chrono::seconds(1);
     /// automatic: short messages go without work requests, and are read where they arrive, where
     /// the device can do that, as softverbs can; credit is stored, too. off: all go by work
@@ -142,8 +142,8 @@ struct Config {
     ///   - it grants no credit for control messages, or for replies to its calls,
     ///   - it lets no operation complete, or
     ///   - it answers no offer of a rendezvous message that is the reply to a call, or while half
-    ///   of
-    ///     our windows or records of such messages is in use. An offer also has rendezvous_timeout.
+    ///     of our windows or records of such messages is in use. An offer also has our
+    ///     rendezvous_timeout, even if the peer's is longer.
     /// For each MB under way, it has a second more. 25ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);
     /// Unused credit returns to the engine after this time; 1ms … 1h

@@ -151,7 +151,8 @@ bool end_if_stalled(EngineContext& ctx, Agent& a, std::uint64_t elapsed) noexcep
       std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
   peer_lost(ctx, a, base::format("stay connected to {}", a.peer.name.data()),
             base::format("the peer polls, but {}, for more than {} ms", stall, ms.count()),
-            "the peer's application keeps all its messages, or the peer is hostile");
+            "the peer's application keeps all its messages, its connections.rendezvous_timeout is "
+            "longer than here, or the peer is hostile");
   return true;
 }
 

@@ -132,7 +132,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, max_message_bytes, bytes, 256, kGiB, "",
                     "longest message"),
     SPINWIRE_NUMBER(connections, Connections, rendezvous_timeout, duration, kMillisecond, kHour, "",
-                    "a rendezvous message waits this long for a block of the receiver"),
+                    "how long a rendezvous message waits for a block; alike at both ends"),
     SPINWIRE_CHOICE(connections, Connections, direct_messages, kAutomaticOrOff,
                     "send short messages without work requests if the device can"),
     SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",
