@@ -363,7 +363,7 @@ compare-softroce: $(BIN)/spinwire-perf
 	@bench/softroce_compare.sh $(BIN)
 
 # Programs that are counted with and without observation of the hot path.
-COST_COUNTS := $(addprefix $(BIN)/count-,idle-poll write message-echo call)
+COST_COUNTS := $(addprefix $(BIN)/count-,idle-poll write one-sided message-echo call)
 cost-counts: $(COST_COUNTS)
 unobserved:
 	+$(Q)$(MAKE) --no-print-directory VARIANT=unobserved cost-counts
