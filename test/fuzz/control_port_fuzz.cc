@@ -341,7 +341,7 @@ class World {
                           detail / 2 % static_cast<std::ptrdiff_t>(resolver_->pending.size());
       const control::Resolution over = *chosen;
       resolver_->pending.erase(chosen);
-      detail % 2 == 0 ? port_.on_resolved(over, {})
+      detail % 2 == 0 ? port_.on_resolved(over, {}, detail < 128)
                       : port_.on_resolved(over, tl::unexpected(Resolver::unreachable()));
     }
   }

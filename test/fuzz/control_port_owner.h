@@ -39,6 +39,8 @@ struct Record {
   bool accepted = false;          ///< connect: after on_accept()
   bool answered = false;          ///< accept: after answer()
   bool confirmed = false;         ///< connect: after confirm()
+  bool is_new = false;            ///< accept: inside of on_hello()
+  bool is_moving = false;         ///< accept: the address is being resolved again
   std::uint64_t answered_at = 0;  ///< tick
   Peer* peer = nullptr;           ///< accept, serve: the client
 };
@@ -57,6 +59,7 @@ enum class Inside : std::uint8_t {
   opens,
   stops_listening,
   confirms,  ///< connect and open
+  moves,     ///< accept: to another port, from which the address is resolved again
   count
 };
 
@@ -121,8 +124,15 @@ class Owner final : public control::ConnectionOwner,
     expect(refusal.status != Status::ok, "a refusal has a reason");
     end(r);
   }
-  void on_address_resolved(std::uint64_t, const Result<void>&) override {
-    expect(false, "an owner hears of what it has asked for");
+  void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override {
+    Record& r = called(subject, Kind::accept);
+    expect(std::exchange(r.is_moving, false), "an owner hears once of what it has asked for");
+    expect(!r.answered, "an owner waits for the address");
+    if (!outcome) {
+      expect(!outcome.error().found.empty(), "a failure has a reason");
+      return refuse(r);
+    }
+    act(&r);
   }
   [[nodiscard]] const verbs::Place* own_place(std::uint64_t) const noexcept override {
     return nullptr;
@@ -255,6 +265,7 @@ class Owner final : public control::ConnectionOwner,
   }
   void answer(Record& r) {
     if (r.kind == Kind::accept) {
+      if (r.is_live && r.is_moving) return;
       if (r.is_live && !r.answered) {
         r.answered = true;
         r.answered_at = now_;
@@ -409,8 +420,11 @@ class Owner final : public control::ConnectionOwner,
     expect(kind == Kind::cm_accept || r.peer != nullptr, "a peer's address");
     expect(kind != Kind::cm_accept || !network_.has_keys, "a request without a key is rejected");
     if (r.peer != nullptr) expect_key(id, *r.peer);
-    if (!act(&r)) return control::AcceptedConnection{this, subject};
-    r.is_live = false;
+    r.is_new = kind == Kind::accept;
+    const bool errs = act(&r);
+    r.is_new = false;
+    if (!errs) return control::AcceptedConnection{this, subject};
+    r.is_live = r.is_moving = false;
     return tl::unexpected(no());
   }
   static Address server() { return MemoryNetwork::address_of(9, 1); }
@@ -455,9 +469,19 @@ class Owner final : public control::ConnectionOwner,
           confirm(*own);
         }
         return false;
+      case Inside::moves:
+        return own != nullptr && !moves(*own);
       default:
         return false;
     }
+  }
+  /// What an owner may do inside of on_hello() alone. False: the port refuses it.
+  bool moves(Record& r) {
+    if (!r.is_new) return true;
+    static const verbs::Place kElsewhere;
+    const auto known = port_.resolve_again(r.id, sample_endpoint(), &kElsewhere);
+    r.is_moving = known && !*known;
+    return known.has_value();
   }
 
   ControlPort& port_;
