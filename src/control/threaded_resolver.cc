@@ -212,7 +212,7 @@ void ThreadedResolver::on_readable() {
   clear(event_);
   Job* job = find_over();
   for (int left = kMostPerPoll; job != nullptr && left != 0; --left, job = find_over()) {
-    has_worked_ = has_worked_ || job->error == 0;
+    has_worked_ = has_worked_ || (job->is_started && job->error == 0);
     if (has_no_handles(job->error) && !has_worked_ && !std::exchange(is_unable_, true)) {
       base::log(LogLevel::warning, "polls may wait for ARP when peers connect: ibv_create_ah: {}",
                 base::errno_text(job->error));
