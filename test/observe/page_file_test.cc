@@ -332,6 +332,8 @@ class Forks {
   Forks& operator=(const Forks&) = delete;
   ~Forks() { stop(); }
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  /// The system has refused a fork.
+  [[nodiscard]] bool have_failed() const noexcept { return have_failed_; }
   void stop() {
     over_ = true;
     if (thread_.joinable()) thread_.join();
@@ -350,7 +352,10 @@ class Forks {
       if (child == 0) {
         for (;;) ::pause();
       }
-      if (child < 0) return;
+      if (child < 0) {
+        have_failed_ = true;
+        return;
+      }
       children_.push_back(child);
       ++count_;
     }
@@ -359,6 +364,7 @@ class Forks {
   std::vector<pid_t> children_;
   std::atomic<std::size_t> count_ = 0;
   std::atomic<bool> over_ = false;
+  std::atomic<bool> have_failed_ = false;
   std::thread thread_;
 };
 
@@ -367,6 +373,8 @@ TEST_F(ObservePageFile, AChildForkedWhileAFileIsMadeDoesNotKeepItLocked) {
   Forks forks;
   // Most of the forks happen while a file is made, unless they wait.
   for (std::size_t forked = forks.count(), i = 0; i < 50 || forked < 100; ++i) {
+    ASSERT_FALSE(forks.have_failed());
+    ASSERT_LT(i, 100'000U) << "the other thread cannot fork";
     auto file = PageFile::create(options_in(folder));
     ASSERT_TRUE(file) << file.error().message();
     const int fd = observe::open_file(file->path());
@@ -376,6 +384,7 @@ TEST_F(ObservePageFile, AChildForkedWhileAFileIsMadeDoesNotKeepItLocked) {
     ::close(fd);
     forked = forks.count();
     if (HasFailure()) break;
+    std::this_thread::yield();
   }
 }
 

@@ -60,7 +60,8 @@ TEST_P(RpcSessionBackoff, BeginsAnewAfterASessionThatLasted) {
     ASSERT_TRUE(until_after_pauses([&] { return interrupted_.size() == 9 + restarts; }));
     const std::uint64_t lost_at = now_;
     ASSERT_TRUE(until_after_pauses([&] { return session_.ready(); }));
-    EXPECT_LE(now_ - lost_at, 12 * kMillisecond) << "the pause before the first round";
+    // Of hundreds of milliseconds if it went on to grow. Time passes while the kernel delivers.
+    EXPECT_LE(now_ - lost_at, 50 * kMillisecond) << "the pause before the first round";
   }
   finish();
 }
