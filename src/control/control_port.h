@@ -171,8 +171,8 @@ class ControlPort {
   /// port or GID than its listener. False: ConnectionOwner::on_address_resolved() reports
   /// the outcome. Errors also: limit.
   Result<bool> resolve_again(HandshakeId id, const Endpoint& peer, const verbs::Place* from);
-  /// `is_answered`: somebody has answered there. False, without an error: the resolver could not
-  /// ask, and leaves it to the verb.
+  /// `is_answered`: unless `outcome` is an error, somebody has answered there. False, without an
+  /// error: the resolver could not ask, and leaves it to the verb.
   void on_resolved(const Resolution& what, const Result<void>& outcome,
                    bool is_answered = true) noexcept;
   /// The client's end of a handshake through rdma_cm. May throw std::bad_alloc.
