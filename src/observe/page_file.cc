@@ -235,7 +235,12 @@ Result<PageFile> PageFile::create(const PageFileOptions& options) {
     (void)remove_dead_engines(kDeadFilesKept, options.directory);
     PageFile file;
     file.lay_out(options);
-    const std::lock_guard lock(base::process_wide<FilesBeingMade>().mutex);
+    auto& being_made = base::process_wide<FilesBeingMade>();
+    if (being_made.atfork_error != 0) {
+      return base::fail_errno(Status::system, "make the engine's file", "pthread_atfork",
+                              being_made.atfork_error, "free memory of this process");
+    }
+    const std::lock_guard lock(being_made.mutex);
     auto fd = make_file(options.directory, file.size_);
     if (!fd) return tl::unexpected(fd.error());
     void* const data =

@@ -163,7 +163,9 @@ void Simulation::State::apply_port(NodeId home, std::uint8_t port) noexcept {
     (void)softverbs::set_port(node->device(), port,
                               state == PortState::down ? LinkState::down : LinkState::up);
     (void)softverbs::set_port_silence(node->device(), port, state == PortState::silent);
-    wake(*node);  // an adapter's event makes its descriptor readable; softverbs has none
+    // An adapter's event makes its descriptor readable; softverbs has none. So silence wakes, too,
+    // and the audit for missed wake-ups sees nothing of that moment.
+    wake(*node);
   }
 }
 
