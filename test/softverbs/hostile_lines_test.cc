@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 
+#include "softverbs/direct_datagram_link.h"
+#include "softverbs/direct_message_link.h"
 #include "softverbs/ud_link.h"
 
 namespace softverbs_test::hostile_lines {
@@ -43,6 +46,105 @@ TEST(SoftverbsHostileLine, AnAcknowledgementGoesNeitherBeyondWhatWasSentNorBack)
   ASSERT_NO_FATAL_FAILURE(acknowledge(link, head + 1));
   EXPECT_EQ(out.head, head + 1);
   EXPECT_TRUE(link.run(1 + std::size(forged) + 1 + 2, 3 + std::size(forged) + 1));
+}
+
+// ---- places in the data -------------------------------------------------------------------------
+
+/// The next peers get narrow lanes: the wide ones are being claimed.
+void take_wide_lanes(const Node& node) {
+  sv::Context& c = node.internals();
+  for (std::uint32_t i = 0; i < sv::kWideLanes; ++i)
+    c.segment->directory[i].state = sv::lane_word(c.pid, sv::LaneState::claimed);
+  c.segment->lanes_used = sv::kWideLanes;
+}
+
+constexpr std::uint32_t kForgedBytes = 100;
+/// The last place in a narrow lane for so many bytes, and some behind it that a wide lane has.
+constexpr std::uint32_t kLastPlace = sv::kLaneData - kForgedBytes;
+constexpr std::uint32_t kBehind[] = {kLastPlace + 1, sv::kLaneData,
+                                     sv::kWideLaneData - kForgedBytes};
+
+/// Writes the next line of a lane like a hostile peer. `word`: without the mark.
+void forge(sv::OutLane& out, std::uint64_t word, std::uint32_t length, std::uint32_t offset,
+           std::uint32_t imm = 0) {
+  sv::Line& line = out.lines[out.tail % sv::kLaneLines];
+  std::memcpy(line.payload + sv::kOffsetAt, &offset, sizeof offset);
+  line.set_trailer(length, out.ack_on_top, imm);
+  line.word.store(sv::lane_mark(out.tail) << 56 | word, std::memory_order_release);
+  ++out.tail;
+}
+/// The word of a packet for a queue pair that expects it.
+std::uint64_t expected_word(const sv::Qp& qp, sv::Packet packet = sv::Packet::send,
+                            std::uint64_t flags = 0) {
+  return sv::packet_kind(packet, flags) << 48 | qp.expected;
+}
+
+/// Two ends, of which b has a narrow lane from a.
+struct NarrowPair {
+  std::uint64_t now = 1'000'000'000;
+  MessageEnd a{&now}, b{&now};
+  explicit NarrowPair(bool in_place) {
+    take_wide_lanes(b.node);
+    connect(a.node, a.qp, b.node, b.qp);
+    if (in_place) b.read_in_place();
+  }
+};
+
+void reject_a_message_behind(std::uint32_t offset, bool in_place) {
+  NarrowPair pair(in_place);
+  MessageEnd& b = pair.b;
+  ASSERT_EQ(b.in().index, sv::kWideLanes);
+  const std::uint64_t number = number_of(1, kForgedBytes);
+  NumberedMessage(number).write(pair.a.out().data + kLastPlace);
+  forge(pair.a.out(), expected_word(b.internals()), kForgedBytes, kLastPlace);
+  b.steps();
+  EXPECT_EQ(b.taken(), Numbers{number});
+  forge(pair.a.out(), expected_word(b.internals()), kForgedBytes, offset);
+  b.steps();
+  EXPECT_EQ(b.taken(), Numbers{});
+  EXPECT_EQ(b.internals().entry->nak, sv::Nak::invalid_request);
+  EXPECT_EQ(state_of(b.qp), IBV_QPS_ERR);
+}
+
+TEST(SoftverbsHostileLine, AMessageBehindTheDataOfANarrowLane) {
+  for (const bool in_place : {false, true}) {
+    for (const std::uint32_t offset : kBehind) {
+      SCOPED_TRACE(testing::Message() << offset << (in_place ? " in place" : ""));
+      ASSERT_NO_FATAL_FAILURE(reject_a_message_behind(offset, in_place));
+    }
+  }
+}
+
+TEST(SoftverbsHostileLine, ADatagramBehindTheDataOfANarrowLane) {
+  std::uint64_t now = 1'000'000'000;
+  DirectEnd a(&now), b(&now);
+  take_wide_lanes(b.node);
+  const Handle to_b(a.node, plain_way(b.node));
+  const Handle to_a(b.node, plain_way(a.node));
+  meet(a.node, b.node);
+  sv::OutLane& out = a.node.internals().peers[0]->out;
+  ASSERT_EQ(out.index, sv::kWideLanes);
+  std::uint64_t number = kLong;
+  while (NumberedDatagram(number).length() != kForgedBytes) ++number;
+  const std::uint64_t word = static_cast<sv::Qp*>(a.qp)->datagram_word | b.qp->qp_num;
+  std::uint64_t malformed = 0;
+  for (const std::uint32_t longest : {std::uint32_t{0}, sv::kLongestDirect}) {  // by receives first
+    SCOPED_TRACE(longest);
+    b.batches.longest = longest;
+    NumberedDatagram(number).write(out.data + kLastPlace);
+    std::memcpy(out.lines[out.tail % sv::kLaneLines].payload, out.data + kLastPlace,
+                sv::kDirectHeader);
+    forge(out, word, kForgedBytes, kLastPlace, kQkey);
+    EXPECT_EQ(b.steps(), Numbers{number});
+    for (const std::uint32_t offset : kBehind) forge(out, word, kForgedBytes, offset, kQkey);
+    EXPECT_EQ(b.steps(), Numbers{});
+    malformed += std::size(kBehind);
+    EXPECT_EQ(dropped(b.node, sv::Drop::malformed), malformed);
+  }
+  EXPECT_EQ(b.by_receives, 1u);
+  ASSERT_TRUE(a.send(to_b, b.qp, number));
+  a.publish();
+  EXPECT_EQ(b.steps(), Numbers{number});
 }
 
 }  // namespace softverbs_test::hostile_lines
