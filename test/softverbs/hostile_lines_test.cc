@@ -7,6 +7,7 @@
 
 #include "softverbs/direct_datagram_link.h"
 #include "softverbs/direct_message_link.h"
+#include "softverbs/lane/attached_peer.h"
 #include "softverbs/ud_link.h"
 
 namespace softverbs_test::hostile_lines {
@@ -145,6 +146,101 @@ TEST(SoftverbsHostileLine, ADatagramBehindTheDataOfANarrowLane) {
   ASSERT_TRUE(a.send(to_b, b.qp, number));
   a.publish();
   EXPECT_EQ(b.steps(), Numbers{number});
+}
+
+// ---- queue pairs of others ----------------------------------------------------------------------
+
+/// A connection of a and b, and c, with which b has another one.
+struct Intrusion {
+  std::uint64_t now = 1'000'000'000;
+  MessageEnd a{&now}, b{&now}, c{&now};
+  explicit Intrusion(bool in_place) {
+    connect(a.node, a.qp, b.node, b.qp);
+    connect(c.node, c.qp, b.node, b.node.make_qp());
+    if (in_place) b.read_in_place();
+  }
+  [[nodiscard]] std::uint32_t answers() const { return b.internals().entry->nak_serial; }
+  /// From now on b's polls read only the lane from c.
+  void put_other_lane_to_sleep() const {
+    sv::InLane& other = *b.internals().peer->in;
+    other.control->asleep = 1;
+    sv::sleep_lane(b.node.internals(), other);
+    ASSERT_EQ(b.node.internals().awake_count, 1u);
+  }
+};
+
+struct ForgedPacket {
+  sv::Packet packet;
+  std::uint64_t flags;
+  std::uint32_t length;
+};
+
+/// c names the connection of a and b in its own lane, with the number that it expects.
+void intrude(const ForgedPacket& as, bool in_place, bool lone) {
+  Intrusion all(in_place);
+  if (lone) {
+    ASSERT_NO_FATAL_FAILURE(all.put_other_lane_to_sleep());
+  }
+  sv::OutLane& out = all.c.out();
+  NumberedMessage(number_of(1, as.length)).write(out.data);
+  std::memcpy(out.lines[out.tail % sv::kLaneLines].payload, out.data, sv::kLinePayload);
+  const std::uint64_t expected = all.b.internals().expected;
+  forge(out, expected_word(all.b.internals(), as.packet, as.flags), as.length, 0);
+  all.b.steps(4);
+  EXPECT_EQ(all.b.taken(), Numbers{});
+  EXPECT_TRUE(all.b.failed.empty());
+  EXPECT_EQ(all.b.internals().expected, expected);
+  EXPECT_EQ(all.answers(), 0u) << "an answer that a would take for its own";
+  EXPECT_EQ(state_of(all.b.qp), IBV_QPS_RTS);
+  EXPECT_EQ(out.control->head, out.tail) << "the line is passed over";
+  // The connection goes on with what its peer sends.
+  ASSERT_TRUE(all.a.send(number_of(2, 32)));
+  all.a.publish();
+  ASSERT_TRUE(until([&] { all.b.step(); }, [&] { return !all.b.order.empty(); }));
+  EXPECT_EQ(all.b.taken(), Numbers{number_of(2, 32)});
+}
+
+TEST(SoftverbsHostileLine, NamesAConnectionOfAnotherPeer) {
+  constexpr std::uint32_t kReference = sizeof(sv::Reference);
+  for (const ForgedPacket& as :
+       {ForgedPacket{sv::Packet::send, 0, 32}, ForgedPacket{sv::Packet::send, 0, kForgedBytes},
+        ForgedPacket{sv::Packet::send, sv::line_flag::kReference, kReference},
+        ForgedPacket{sv::Packet::send_imm, 0, 32}, ForgedPacket{sv::Packet::write_imm, 0, 32},
+        ForgedPacket{sv::Packet::send_inv, 0, 32}}) {
+    for (const bool in_place : {false, true}) {
+      for (const bool lone : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << static_cast<int>(as.packet) << ' ' << as.length << ' ' << as.flags
+                     << (in_place ? " in place" : "") << (lone ? " lone" : ""));
+        ASSERT_NO_FATAL_FAILURE(intrude(as, in_place, lone));
+      }
+    }
+  }
+}
+
+/// A lane whose sender is gone has no peer, nor has a queue pair that is not connected.
+TEST(SoftverbsHostileLine, NamesAQueuePairWithoutAPeer) {
+  Node b;
+  ibv_qp* const idle = b.make_qp();
+  ASSERT_EQ(b.init(idle), 0);
+  sv::Context& c = b.internals();
+  sv::OutLane out;
+  out.lines = c.segment->lanes[0].lines;
+  for (const ibv_qp* const qp : {idle, ready_ud(b, true)}) {
+    forge(out, sv::packet_kind(sv::Packet::send, 0) << 48 | qp->qp_num, 32, 0);
+    forge(out, sv::packet_kind(sv::Packet::write_imm, 0) << 48 | qp->qp_num, 32, 0);
+  }
+  ASSERT_EQ(b.post_recv(1, 0, 64), 0);
+  c.segment->directory[0].sender = sv::make_gid({c.pid, 0xfffff0, 1});
+  c.segment->directory[0].state = sv::lane_word(c.pid, sv::LaneState::active);
+  c.segment->lanes_used = 1;
+  c.segment->doorbells[0] = 1;
+  c.segment->doorbell = 1;
+  sv::control_device(b.context);
+  EXPECT_TRUE(completions(b).empty());
+  EXPECT_EQ(c.segment->lanes[0].control.head, out.tail);
+  for (const ibv_qp* const qp : b.qps)
+    EXPECT_EQ(static_cast<const sv::Qp*>(qp)->entry->nak_serial, 0u);
 }
 
 }  // namespace softverbs_test::hostile_lines
