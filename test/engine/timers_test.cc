@@ -57,6 +57,25 @@ TEST(ApplicationTimers, RepeatAndLeaveOutWhatWasMissed) {
   EXPECT_EQ(runs, 7);
 }
 
+TEST(ApplicationTimers, WithManualControlRunInThePollControlOfTheApplication) {
+  Config config = small_config();
+  config.engine.control = ControlMode::manual;
+  std::uint64_t ticks = 1'000'000'000;
+  Node node(config, &ticks);
+  int once = 0, repeated = 0;
+  ASSERT_TRUE(node.engine.after(10ms, [&once] { ++once; }));
+  ASSERT_TRUE(node.engine.every(10ms, [&repeated] { ++repeated; }));
+  for (int i = 1; i <= 3; ++i) {
+    ticks += 10'200'000;
+    for (int polls = 0; polls < 100; ++polls) (void)node.engine.poll();
+    EXPECT_EQ(node.engine.wait(1h), Status::ok) << "poll_control() is due";
+    EXPECT_EQ(repeated, i - 1);
+    EXPECT_GT(node.engine.poll_control(), 0);
+    EXPECT_EQ(repeated, i);
+    EXPECT_EQ(once, 1);
+  }
+}
+
 TEST(ApplicationTimers, ACallbackKeepsItsOwnState) {
   World w;
   int last = 0;
