@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <optional>
 #include <vector>
 
@@ -80,6 +82,35 @@ TEST(OperationTimeouts, EndADeferredOperationOfEachKind) {
   b.finish();
 }
 
+TEST(OperationTimeouts, EndDeferredGatheredOperations) {
+  Bench b;
+  Buffer mine = b.client.filled(1500, 1);
+  const auto credits = b.c().stats().send_credits;
+  {
+    const std::array<BufferSlice, 2> parts = {mine.slice(0, 100), mine.slice(500, 1000)};
+    const std::array<std::byte, 500> notice{};
+    b.start([&](auto done) { return b.c().send(parts, done, Post::defer); }, 10ms);
+    b.start([&](auto done) { return b.c().write(parts, b.region, done, Post::defer); }, 10ms);
+    b.start(
+        [&](auto done) { return b.c().write_and_send(parts, b.region, notice, done, Post::defer); },
+        10ms);
+  }
+  EXPECT_EQ(b.timed_out(), 0u);
+  EXPECT_FALSE(mine.unique());
+  b.ticks += 10'300'000;
+  (void)b.client.engine.poll_control();
+  EXPECT_EQ(b.timed_out(), 3u);
+  EXPECT_EQ(b.c().stats().outstanding, 0u);
+  EXPECT_TRUE(mine.unique());
+  EXPECT_EQ(b.c().stats().send_credits, credits);
+  b.settle();
+  EXPECT_EQ(b.arrived, 0);
+  EXPECT_EQ(b.c().stats().writes, 0u);
+  EXPECT_EQ(b.client.tally.completed, 3u) << "none ends twice";
+  mine.reset();
+  b.finish();
+}
+
 /// The client's device holds what is posted, until the test lets it go on.
 class HeldOperationTimeouts : public testing::Test {
  protected:
@@ -132,6 +163,37 @@ TEST_F(HeldOperationTimeouts, EndOneOfEachKindAndTheDeviceFinishesIt) {
   EXPECT_TRUE(b_->c().ready());
   memory_.reset();
   into_.reset();
+  b_->finish();
+}
+
+TEST_F(HeldOperationTimeouts, EndGatheredOnesAndTheDeviceFinishesThem) {
+  Buffer mine = b_->client.filled(2000, 1);
+  {
+    const std::array<BufferSlice, 2> parts = {mine.slice(0, 1000), mine.slice(1000, 1000)};
+    const std::array<std::byte, 500> notice{};
+    const RemoteRegion beside = b_->region.slice(4096, 2000);
+    const auto post = [this](auto&& call) { b_->start(call, 10ms); };
+    post([&](auto done) { return b_->c().send(parts, done); });
+    post([&](auto done) { return b_->c().write(parts, b_->region, done); });
+    post([&](auto done) { return b_->c().write_and_send(parts, beside, notice, done); });
+  }
+  b_->pass(9'000'000);
+  EXPECT_EQ(b_->timed_out(), 0u);
+  b_->pass(1'300'000);
+  EXPECT_EQ(b_->timed_out(), 3u);
+  EXPECT_GE(b_->c().stats().outstanding, 3u) << "the device has them";
+  EXPECT_FALSE(mine.unique()) << "the device may read the memory";
+  spinwire::softverbs::clear_faults(device());
+  ASSERT_TRUE(b_->until([&] { return b_->c().stats().outstanding == 0; }));
+  b_->settle();
+  EXPECT_EQ(b_->arrived, 2) << "the message and the notice";
+  EXPECT_TRUE(Node::holds({b_->memory.data(), 2000}, 1));
+  EXPECT_TRUE(Node::holds({b_->memory.data() + 4096, 2000}, 1));
+  EXPECT_EQ(b_->client.tally.completed, 3u) << "none ends twice";
+  EXPECT_TRUE(mine.unique());
+  EXPECT_TRUE(b_->c().ready());
+  mine.reset();
+  memory_.reset();
   b_->finish();
 }
 
