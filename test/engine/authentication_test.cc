@@ -87,6 +87,17 @@ TEST(EngineAuthentication, AServerWithoutAKeyIsNotUsed) {
   expect_strangers(rpc_config(), keyed(file), Status::unauthenticated, Status::unauthenticated);
 }
 
+TEST(EngineAuthentication, OpenHasNoEffectWithAKey) {
+  const KeyFile ours(line("2026", 'a')), theirs(line("2026", 'b'));
+  Config open = keyed(ours);
+  open.security.open = true;
+  expect_strangers(open, rpc_config(), Status::refused, Status::refused);
+  expect_strangers(open, keyed(theirs), Status::unauthenticated, Status::unauthenticated);
+  // A client does not use a server that does not prove the key.
+  expect_strangers(rpc_config(), open, Status::unauthenticated, Status::unauthenticated);
+  expect_strangers(keyed(theirs), open, Status::unauthenticated, Status::unauthenticated);
+}
+
 // The server's file may be changed before the client's, so the client goes on.
 TEST(EngineAuthentication, AClientWithAnotherKeyReconnects) {
   const KeyFile ours(line("new", 'a')), theirs(line("old", 'b'));
