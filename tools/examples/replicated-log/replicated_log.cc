@@ -221,6 +221,8 @@ class Node {
         const auto kind = role_ == Role::candidate ? Vote::ask : Vote::ask_as_leader;
         (void)peer.connection.send_copy(bytes_of(Vote{kind, epoch_, 0, 0, 0}));
       } else {
+        // The tick runs anyway, so the lease keeps most of its time. auto_renew() would ask when
+        // half of it is over, and a peer that is late by the other half would cost us its log.
         (void)peer.log.renew(kLease);
         replicate(peer, true);
       }
@@ -412,8 +414,8 @@ int main(int argc, char** argv) {
   program::log_to_stderr();
   program::catch_stop_signals();
 
-  // On softverbs, nodes lease each other memory that lies in no pool. They are processes of one
-  // user that trust each other.
+  // On softverbs, nodes lease each other memory that lies in no pool: a log is a mapped file, so
+  // that it outlives its process. They are processes of one user that trust each other.
   ::setenv("SOFTVERBS_TRUST_PAGES", "1", 0);
 
   CLI::App app("A node of a replicated log; see the head of its source.", "replicated-log");
